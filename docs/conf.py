@@ -8,7 +8,8 @@ from typing import Any
 FOLDER = Path(__file__).parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent), str(FOLDER.parent / "widgets")]
 
-import house  # noqa: E402 - found by the line above
+import figures  # noqa: E402 - found by the line above
+import house  # noqa: E402
 import reference  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 from sphinx.domains.python import PyObject  # noqa: E402
@@ -58,9 +59,12 @@ def read_markdown(*event: Any) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Write the pages that are made from the code, and know the drawing of the house."""
+    """Write the pages that are made from the code, and know what draws on others."""
     reference.write(FOLDER / "reference")
     app.add_directive("house", house.House)
+    app.add_directive("papers", figures.Papers)
+    app.add_directive("measured", figures.Measured)
+    app.add_directive("verdicts", figures.Verdicts)
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"

@@ -8,10 +8,11 @@ group `gemini_lab.display`:
 """
 
 import sys
+from html import escape
 from importlib.metadata import entry_points
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, in_lines
 
 GROUP: Final = "gemini_lab.display"
 
@@ -50,11 +51,50 @@ def show_in_ipython() -> None:
 
     Where what draws is not installed, or lacks what it needs itself, values stay lines of text.
     """
-    running = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
-    if (shell := running()) is None:
+    if (shell := _shell()) is None:
         return
     for found in entry_points(group=GROUP, name="ipython"):
         try:
             found.load()(shell)
         except ImportError:
             continue
+
+
+def show_below_cell(value: object) -> bool:
+    """Show a value where a cell's output stands; `False` where there are no cells."""
+    if _shell() is None:
+        return False
+    from IPython.display import display  # noqa: PLC0415 - it is there where a shell is
+
+    display(value)
+    return True
+
+
+class Said:
+    """Words as a cell shows them: HTML is broken between words, however narrow the cell is.
+
+    Args:
+        words: A sentence; lines below it are a table, and stay lines.
+    """
+
+    def __init__(self, words: str) -> None:
+        self._sentence, _, self._table = words.partition("\n")
+
+    def __repr__(self) -> str:
+        return "\n".join(filter(None, (in_lines(self._sentence), self._table)))
+
+    def _repr_html_(self) -> str:
+        table = f'<pre style="white-space:pre">{escape(self._table)}</pre>' if self._table else ""
+        sentence = escape(self._sentence)
+        return f'<p style="overflow-wrap:anywhere;max-width:50em">{sentence}</p>{table}'
+
+
+def say(words: str) -> None:
+    """Show words below the cell, or print them where there is none."""
+    if not show_below_cell(Said(words)):
+        print(Said(words) if sys.stdout.isatty() else words)  # noqa: T201 - for who asked
+
+
+def _shell() -> Any:
+    """IPython's shell, if this runs in one."""
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

@@ -5,6 +5,7 @@
     ├── UnsupportedError   the engine or script has something that cannot be protected
     ├── CapacityError      memory, disk or nodes are short
     ├── LaunchError        nodes could not be started
+    │   └── MissingError   for what they need is not there: the same call fails again
     ├── IntegrityError     bytes are not the bytes that were written
     ├── MessageError       another process said something that is no message
     ├── CannotGoOnError    a worker's process cannot be kept: another one starts in its place
@@ -13,6 +14,7 @@
 A message says what was asked, what stood against it (with numbers), and the way out.
 """
 
+import shutil
 import textwrap
 from typing import ClassVar, Final
 
@@ -51,6 +53,12 @@ class LaunchError(GeminiError):
     may_pass = True
 
 
+class MissingError(LaunchError):
+    """A program, a host or a right that nodes need is not there."""
+
+    may_pass = False
+
+
 class IntegrityError(GeminiError):
     """Stored bytes differ from the bytes that were written, or are incomplete."""
 
@@ -68,7 +76,7 @@ class RunFailedError(GeminiError):
 
 
 WIDE: Final = 80
-"""Characters of a line below a cell: JupyterLab breaks longer ones within a word."""
+"""Characters of a line, at most: JupyterLab and terminals break longer ones within a word."""
 
 
 def kind_of(value: object) -> str:
@@ -78,5 +86,6 @@ def kind_of(value: object) -> str:
 
 
 def in_lines(text: str) -> str:
-    """A sentence as a notebook shows it, broken between words."""
-    return textwrap.fill(text, WIDE, break_long_words=False, break_on_hyphens=False)
+    """A sentence as a notebook or a terminal shows it, broken between words."""
+    wide = min(WIDE, shutil.get_terminal_size().columns)
+    return textwrap.fill(text, wide, break_long_words=False, break_on_hyphens=False)

@@ -1,13 +1,23 @@
 """A training job: a script with its arguments, as `python SCRIPT ARGS` would run it."""
 
 import os
+import platform
+import re
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import MAGIC_NUMBER
+from numbers import Real
 from pathlib import Path
+from typing import Final
+from zipfile import is_zipfile
 
 from gemini_lab.errors import ConfigError, kind_of
+
+LONGEST_WORD: Final = 60
+"""With the time before it, it is a name that a store takes, which are 100 characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,29 +44,53 @@ class Job:
     passes_local_rank: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "args", tuple(self.args))
+        if not isinstance(self.script, str | Path):
+            raise ConfigError(f"script= is {kind_of(self.script)}; give a path, or a module's name")
+        if not isinstance(self.env, Mapping):
+            raise ConfigError(f'env= is {kind_of(self.env)}; give a dict such as {{"NAME": "1"}}')
+        if isinstance(self.args, str):
+            raise ConfigError(
+                f"args={self.args!r} is one text; give a list of words, such as {self.args.split()}"
+            )
+        object.__setattr__(self, "script", str(self.script))
+        object.__setattr__(self, "args", tuple(map(_word, self.args or ())))
+        object.__setattr__(self, "env", {name: _word(value) for name, value in self.env.items()})
         object.__setattr__(self, "cwd", str(self.cwd))
 
     def check(self) -> None:
         """Refuse a job that cannot start.
 
         Raises:
-            ConfigError: The script or module is not there.
+            ConfigError: The script or module is not there, cannot be read, or is no Python.
         """
         if self.module:
-            if find_module(self.script, cwd=self.cwd) is None:
+            spec = find_module(self.script, cwd=self.cwd)
+            if spec is None:
                 raise ConfigError(
                     f"there is no module {self.script!r} to run, neither in {self.cwd} nor "
                     "installed; check its name, or the folder"
                 )
-        elif not (Path(self.cwd) / self.script).is_file():
-            raise ConfigError(f"there is no script {self.script!r} in {self.cwd}; check the path")
+            file = Path(spec.origin or "")
+            if file.suffix == ".py":
+                _require_python(file)
+        else:
+            file = Path(self.cwd) / self.script
+            if not file.is_file():
+                raise ConfigError(
+                    f"there is no script {self.script!r} in {self.cwd}; check the path"
+                )
+            _require_python(file)
 
     @property
     def title(self) -> str:
         """The name, or one made from the script's."""
         file = self.script.rpartition(".")[2] if self.module else Path(self.script).stem
         return self.name or file
+
+    @property
+    def word(self) -> str:
+        """The title in a few characters that every folder, store and shell takes as they are."""
+        return re.sub(r"[^\w.-]+", "-", self.title, flags=re.ASCII)[:LONGEST_WORD].strip("-.")
 
 
 def job_of(job: object) -> Job:
@@ -88,3 +122,45 @@ def find_module(name: str, *, cwd: str) -> ModuleSpec | None:
     if spec is None or spec.submodule_search_locations is None:
         return spec
     return PathFinder.find_spec("__main__", list(spec.submodule_search_locations))
+
+
+def _word(argument: object) -> str:
+    """A script's argument as its command line has it.
+
+    Raises:
+        ConfigError: It is no text, number or path.
+    """
+    if isinstance(argument, str | Real | Path):
+        return str(argument)
+    raise ConfigError(
+        "a script's arguments and variables are texts, numbers and paths, and one is "
+        f"{kind_of(argument)}; write it as the command line would"
+    )
+
+
+def _require_python(file: Path) -> None:
+    """Refuse a script that Python cannot read: each worker would find that out, in each try.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    try:
+        source = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the script {file} cannot be read: {error.strerror}; mend its permissions, or name "
+            "another one"
+        ) from error
+    if is_zipfile(file) or source.startswith(MAGIC_NUMBER):  # which Python runs, too
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are said where it runs
+            compile(source, file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f" (line {line})" if line else ""
+        raise ConfigError(
+            f"Python {platform.python_version()} cannot read the script {file}{where}: "
+            f"{getattr(error, 'msg', error)}; correct it there"
+        ) from error

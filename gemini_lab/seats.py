@@ -8,6 +8,7 @@ the arithmetic between the three is here.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.placement import Placement, Risk, plan_placement, propose_placement
@@ -40,16 +41,25 @@ class Seats:
     risk: Risk = field(default_factory=Risk)
 
     def __post_init__(self) -> None:
-        if self.nodes < 1 or self.workers_per_node < 1 or self.standbys < 0:
+        counts = (self.nodes, self.workers_per_node, self.standbys)
+        is_whole = all(isinstance(count, Integral) for count in counts)
+        if not is_whole or self.nodes < 1 or self.workers_per_node < 1 or self.standbys < 0:
             raise ConfigError(
-                "a lab needs at least one node and one worker on it, and no fewer than 0 standbys "
-                f"(got nodes={self.nodes}, workers_per_node={self.workers_per_node}, "
-                f"standbys={self.standbys})"
+                "a lab needs at least one node and one worker on it, and no fewer than 0 standbys, "
+                f"in whole numbers (got nodes={self.nodes!r}, "
+                f"workers_per_node={self.workers_per_node!r}, standbys={self.standbys!r})"
             )
         if self.members and len(self.members) != self.nodes:
             raise ConfigError(f"{self.nodes} positions cannot seat the members {self.members}")
 
     # -- how many --------------------------------------------------------------------------------
+
+    @property
+    def in_words(self) -> str:
+        """How many machines there are to be, for people."""
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        standbys = "1 standby" if self.standbys == 1 else f"{self.standbys} standbys"
+        return f"{nodes} and {standbys}" if self.standbys else nodes
 
     @property
     def world_size(self) -> int:

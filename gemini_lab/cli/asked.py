@@ -11,9 +11,8 @@ from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
 from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.runs import finder_of, parser_of
+from gemini_lab.cli.runs import finder_of, parser_of, same_run
 from gemini_lab.cli.seconds import seconds
-from gemini_lab.errors import ConfigError
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.log.entry import Entry
@@ -50,7 +49,12 @@ def parser_of_asking(name: str, text: str | None, *, wait_s: float) -> argparse.
     """The options of a command that asks something of a run and waits."""
     parser = parser_of(name, text)
     parser.add_argument(
-        "--wait", type=seconds, default=wait_s, help="seconds to wait for it (%(default)s)"
+        "--wait",
+        type=seconds,
+        default=wait_s,
+        metavar="S",
+        help="seconds to wait for it (%(default).0f); what is late is still to come, and ends "
+        f"this with {Exit.LATE:d}",
     )
     return parser
 
@@ -68,16 +72,19 @@ def ask(
         try:
             say(question(run))
             with interrupt_says(lambda: f"{run.name} still does what it was asked for"):
-                return follow(run, heard.get, awaited, wait_s=options.wait)
+                ended = follow(run, heard.get, awaited, wait_s=options.wait)
         finally:
             forget()
+    if ended == Exit.LATE:
+        say(f"look again with: gemini-lab status {same_run(options)}")
+    return ended
 
 
 def follow(run: AttachedRun, get: Get, awaited: Awaited, *, wait_s: float) -> Exit:
-    """Hear a run until what is awaited is decided.
+    """Hear a run until what is awaited is decided, or is late.
 
     Raises:
-        ConfigError: It cannot be done, or nothing was decided in time.
+        ConfigError: It cannot be done.
     """
     give_up_s = time.monotonic() + wait_s
     while time.monotonic() < give_up_s:
@@ -90,7 +97,8 @@ def follow(run: AttachedRun, get: Get, awaited: Awaited, *, wait_s: float) -> Ex
         ended = awaited.hear(event)
         if ended is not None:
             return ended
-    raise ConfigError(awaited.late(run.name, wait_s))
+    say(awaited.late(run.name, wait_s))
+    return Exit.LATE
 
 
 def say(text: str) -> None:

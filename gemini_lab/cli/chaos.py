@@ -14,17 +14,19 @@ from gemini_lab.experiments.chaos.faults import KINDS, USUAL, Schedule
 from gemini_lab.experiments.chaos.means import check, lacking, possible
 from gemini_lab.experiments.chaos.result import Result, summed
 from gemini_lab.lab.config import LabConfig
+from gemini_lab.report.columns import columns
 
 WHAT_HOLDS: Final = """\
-Real faults at random moments of real runs on this machine. What must hold: every loss is that of a
-run without faults, bit by bit; one root agent a term, and one history; training goes on within the
-limit; the log tells all of it; nothing is left at the end. The exit status is 1 where something did
-not hold; the smallest schedule found that shows it is kept, and can be replayed."""
+Real faults at random moments of real runs on this machine. What must hold:
+every loss is that of a run without faults, bit by bit; one root agent a term,
+and one history; training goes on within the limit; the log tells all of it;
+nothing is left at the end. The exit status is 1 where something did not hold;
+the smallest schedule found that shows it is kept, and can be replayed."""
 
 
 def parser() -> argparse.ArgumentParser:
     """The options of `gemini-lab chaos`."""
-    listed = "\n".join(f"  {name:<14}{kind.text}" for name, kind in KINDS.items())
+    listed = columns({name: kind.text for name, kind in KINDS.items()})
     options = argparse.ArgumentParser(
         prog="gemini-lab chaos",
         description=f"{WHAT_HOLDS}\n\nkinds of faults:\n{listed}",

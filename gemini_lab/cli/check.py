@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.cli.seconds import seconds
-from gemini_lab.experiments.check import Checked, Recovered, check_script
+from gemini_lab.experiments.check import Checked, Recovered, check_script, require_room
 from gemini_lab.job import Job
-from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
 from gemini_lab.log.events import DIFFERENCES
+from gemini_lab.log.file import FOLDER_HELP, RUNS_FOLDER
 from gemini_lab.report.twice import FirstDifference
+from gemini_lab.seats import Seats
 from gemini_lab.units import format_seconds
 
 NODES: Final = 2
 ITERATIONS: Final = 18
 LIMIT_S: Final = 1800.0
-WIDTH: Final = 96
+WIDTH: Final = 80
 
 ENDED: Final = (
     "interrupted, so there is no verdict. None of its nodes runs any more; what its runs did is in "
@@ -40,8 +41,11 @@ def command(arguments: list[str]) -> int:
     job = Job(script=options.script, args=options.args, module=options.module)
     job.check()
     tell = partial(print, file=sys.stderr, flush=True)
+    seats = Seats(nodes=options.nodes, standbys=1, workers_per_node=options.workers_per_node)
+    require_room(nodes=options.nodes, iterations=options.iterations)
+    tell(f"starting {seats.in_words}")
     with (
-        interrupt_says(lambda: ENDED.format(Path(options.folder).absolute())),
+        interrupt_says(lambda: ENDED.format(options.folder.absolute())),
         Lab(
             options.nodes, 1, workers_per_node=options.workers_per_node, folder=options.folder
         ) as lab,
@@ -65,10 +69,16 @@ def parser() -> argparse.ArgumentParser:
         "and then a node killed, and compare every loss, gradient norm, batch, random state and "
         "learning rate. What the script writes, it writes twice; its persistent tier is not used.",
     )
-    number = partial(options.add_argument, type=int)
+    number = partial(options.add_argument, type=int, metavar="N")
     number("--nodes", default=NODES, help="machines that train (%(default)s)")
-    number("--workers-per-node", default=1, help="one per GPU (%(default)s)")
-    number("--iterations", default=ITERATIONS, help="to train each time, about (%(default)s)")
+    number(
+        "--workers-per-node",
+        default=1,
+        help="training processes on each, one per GPU (%(default)s)",
+    )
+    number(
+        "--iterations", default=ITERATIONS, help="about how many to train each time (%(default)s)"
+    )
     options.add_argument(
         "--limit",
         type=seconds,
@@ -76,11 +86,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds that each run may take (%(default).0f)",
     )
-    options.add_argument("--folder", default=LabConfig.folder, help="where runs keep their logs")
-    options.add_argument("--json", action="store_true", help="for programs")
-    options.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module")
-    options.add_argument("script")
-    options.add_argument("args", nargs=argparse.REMAINDER)
+    options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
+    options.add_argument("--json", action="store_true", help="the verdict as JSON")
+    options.add_argument("-m", dest="module", action="store_true", help="the script is a module")
+    options.add_argument("script", help="the training script")
+    its = options.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    its.required = False  # by which an error would name it beside the script
     return options
 
 

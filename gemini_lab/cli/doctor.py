@@ -30,6 +30,7 @@ NEEDED_BYTES: Final = 7 * GIB
 NEEDED_PYTHON: Final = (3, 11)
 EMBED: Final = "pip install 'gemini-lab[embedded]'"
 PROBE_S: Final = 20.0
+WIDTH: Final = 80
 State = Literal["ok", "note", "missing"]
 
 
@@ -326,15 +327,13 @@ def ulfm_in(ompi_info: str) -> str:
 def render(findings: Sequence[Finding]) -> str:
     """The findings as a table, and a verdict."""
     width = max(len(finding.name) for finding in findings)
+    indent = " " * (width + 13)
     lines = []
     for finding in findings:
         mark = {"ok": "ok     ", "note": "note   ", "missing": "MISSING"}[finding.state]
-        lines.append(f"  {mark}  {finding.name:<{width}}  {finding.found}")
-        if finding.remedy:
-            indent = " " * (width + 13)
-            lines += textwrap.wrap(
-                finding.remedy, 100, initial_indent=f"{indent}-> ", subsequent_indent=f"{indent}   "
-            )
+        head = f"  {mark}  {finding.name:<{width}}  "
+        lines += _wrapped(finding.found, head, indent)
+        lines += _wrapped(finding.remedy, f"{indent}-> ", f"{indent}   ")
     missing = [finding.name for finding in findings if finding.state == "missing"]
     if missing:
         verdict = f"The main job cannot run here yet: see {', '.join(missing)} above."
@@ -343,10 +342,26 @@ def render(findings: Sequence[Finding]) -> str:
     return "\n".join([*lines, "", verdict])
 
 
+def _wrapped(text: str, first: str, then: str) -> list[str]:
+    """`text` in a terminal's lines; a path stays whole, so that it can be copied."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def command(arguments: Sequence[str]) -> int:
     """Run `gemini-lab doctor`; the exit code is 1 where the main job cannot run."""
-    parser = argparse.ArgumentParser(prog="gemini-lab doctor", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser = argparse.ArgumentParser(
+        prog="gemini-lab doctor",
+        description="Say what is on this machine, and what to do about what is "
+        "not. The exit status is 1 where the main job cannot run.",
+    )
+    parser.add_argument("--json", action="store_true", help="the findings as JSON")
     options = parser.parse_args(arguments)
     findings = examine()
     can_run = all(finding.state != "missing" for finding in findings)

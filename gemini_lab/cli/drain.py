@@ -64,6 +64,6 @@ class Leaving:
     def late(self, _name: str, wait_s: float) -> str:
         """The node keeps its ranks until they can move."""
         return (
-            f"{self.node} still has ranks after {wait_s:.0f} s; they move as soon as they can, and "
-            "the run's log says what is waited for"
+            f"{self.node} still has ranks after {wait_s:.0f} s (--wait); they move as soon as they "
+            "can"
         )

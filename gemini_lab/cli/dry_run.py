@@ -58,8 +58,8 @@ def find_block(job: Job) -> ConfigBlock:
             if block is not None:
                 return ConfigBlock(settings=block, source=f"in {name}, which {where}")
     return ConfigBlock(
-        source="not seen from here: what the script gives to deepspeed.initialize counts, and the "
-        "report has it"
+        source="not seen from here: what the script gives to deepspeed.initialize or to protect "
+        "counts, and the report has it"
     )
 
 
@@ -204,7 +204,7 @@ def _seating(config: LabConfig, seats: Seats, settings: Settings) -> Iterator[st
         else:
             ranks = placed.ranks_at(number)
             kept = sorted({shard for rank in ranks for shard in placed.kept_shards(rank)})
-            role = f"ranks {_span(ranks)}, keeps shards {' '.join(map(str, kept))}"
+            role = f"{_span(ranks)}, keeps shards {' '.join(map(str, kept))}"
         rack = seats.rack_of.get(node_name(number))
         role += f", in rack {rack}" if rack else ""
         yield f"  {node_name(number):<10}{host:<16}{role}".rstrip()
@@ -218,7 +218,7 @@ def _survival(placed: Seats) -> str:
 
 
 def _span(ranks: range) -> str:
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
 
 
 def _shown(name: str, value: SettingValue) -> str:

@@ -11,6 +11,7 @@ class Exit(IntEnum):
     FAILED = 1
     REFUSED = 2
     STOPPED = 3
+    LATE = 4
     AGAIN = 75  # EX_TEMPFAIL of sysexits.h: "the user is invited to try again"
     INTERRUPTED = 130
     TERMINATED = 143

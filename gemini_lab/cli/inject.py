@@ -1,45 +1,75 @@
 """`gemini-lab inject RUN FAILURE [PLACE]`: break something in a live run, from a shell."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Final, get_args
 
-from gemini_lab.injector.failures import FAILURES, Where, read_failure
-from gemini_lab.lab.control import ask
-from gemini_lab.log.file import find_run
-from gemini_lab.recovery.messages import GiveUpProgress, InjectFailure, StopRun
+from gemini_lab.cli.exits import Exit
+from gemini_lab.cli.runs import RUN_HELP, add_finding, finder_of
+from gemini_lab.injector.failures import FAILURES, Failure, Where, read_failure
+from gemini_lab.lab.attached import AttachedRun
+from gemini_lab.report.columns import columns
 
-REQUESTS: Final[dict[str, StopRun | GiveUpProgress]] = {
-    "stop": StopRun(),
-    "give_up_progress": GiveUpProgress(),
+DESCRIPTION: Final = """\
+Break something in a live run, now. PLACE says where: a node's name such as
+node-2, rank-2 (the node that runs rank 2) or root (the root agent's node)."""
+
+REQUESTS: Final = {
+    "stop": "The run ends.",
+    "give_up_progress": "The run waits no more for versions that may come back.",
 }
 """What can be asked of a run beside failures."""
 
 
-def command(arguments: list[str]) -> int:
-    """Ask the lab of a live run to make a failure happen."""
-    parser = argparse.ArgumentParser(prog="gemini-lab inject", description=command.__doc__)
-    parser.add_argument("run", help="the run's folder or name, or 'latest'")
-    parser.add_argument(
-        "failure",
-        choices=[*FAILURES, *REQUESTS],
-        help="what breaks; stop ends the run; give_up_progress has it wait no more for versions "
-        "that may come back",
+def parser() -> argparse.ArgumentParser:
+    """The options of `gemini-lab inject`."""
+    kinds = {name: meaning(kind) for name, kind in FAILURES.items()}
+    options = argparse.ArgumentParser(
+        prog="gemini-lab inject",
+        description=f"{DESCRIPTION}\n\nfailures:\n{columns(kinds)}\n\nwhat breaks nothing:\n"
+        f"{columns(REQUESTS)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("place", nargs="*", help="node-2, rank-2 (the node of that rank) or root")
-    parser.add_argument("--shard", type=int, help="for bit_flip: which shard's replica")
-    parser.add_argument("--where", choices=get_args(Where), help="for wrong_sums: in what")
-    parser.add_argument("--once", action="store_true", help="for wrong_sums: not each time")
-    options = parser.parse_args(arguments)
-    folder = find_run(options.run)
-    if options.failure in REQUESTS:
-        print(ask(folder, REQUESTS[options.failure]))  # noqa: T201
-        return 0
-    failure = read_failure(
-        options.failure,
-        options.place,
-        options.shard,
-        where=options.where,
-        once=options.once,
+    options.add_argument("run", help=RUN_HELP)
+    options.add_argument(
+        "failure", metavar="failure", choices=[*FAILURES, *REQUESTS], help="one of those above"
     )
-    print(ask(folder, InjectFailure(failure=failure.to_json())))  # noqa: T201
-    return 0
+    options.add_argument(
+        "place",
+        nargs="*",
+        help="several for nodes_loss, one or two for link_cut, the rack's name for rack_loss, and "
+        "none for root_loss and store_full",
+    )
+    options.add_argument("--shard", type=int, help="for bit_flip: which shard's replica")
+    options.add_argument("--where", choices=get_args(Where), help="for wrong_sums: in what")
+    options.add_argument("--once", action="store_true", help="for wrong_sums: not each time")
+    add_finding(options)
+    return options
+
+
+def meaning(kind: type[Failure]) -> str:
+    """What a kind of failure is, in a line for people."""
+    return (kind.__doc__ or "").partition("\n")[0].replace("`", "").replace('"', "")
+
+
+def command(arguments: Sequence[str]) -> int:
+    """Ask the owner of a live run to make a failure happen."""
+    options = parser().parse_args(arguments)
+    finder = finder_of(options)
+    run = AttachedRun(finder.name, finder.way, finder.folder)
+    if options.failure == "stop":
+        said = run.stop()
+    elif options.failure == "give_up_progress":
+        said = run.give_up_progress()
+    else:
+        said = run.inject(
+            read_failure(
+                options.failure,
+                options.place,
+                options.shard,
+                where=options.where,
+                once=options.once,
+            )
+        )
+    print(said)  # noqa: T201
+    return Exit.FINISHED

@@ -12,38 +12,50 @@ from typing import Final, NoReturn
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.hangup import on_hangup
 from gemini_lab.cli.system_errors import exit_of, said_of
-from gemini_lab.errors import GeminiError
+from gemini_lab.errors import GeminiError, in_lines
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "quickstart": (
         "gemini_lab.experiments.quickstart:command",
-        "four nodes train, three failures, the same numbers",
+        "see it once: four nodes train, three failures strike",
     ),
     "run": ("gemini_lab.cli.run:command", "run your own script, protected"),
-    "torchrun": ("gemini_lab.cli.torchrun:command", "the same, with torchrun's own arguments"),
+    "torchrun": ("gemini_lab.cli.torchrun:command", "as run does, with torchrun's own arguments"),
     "node": ("gemini_lab.cli.node:command", "make this machine a node of a lab"),
-    "list": ("gemini_lab.cli.runs:list_command", "which runs are under way"),
+    "list": ("gemini_lab.cli.runs:list_command", "name the runs that are under way"),
     "attach": ("gemini_lab.cli.runs:attach_command", "follow a run that is under way"),
-    "status": ("gemini_lab.cli.runs:status_command", "how a run is now, on one screen"),
-    "top": ("gemini_lab.cli.top:command", "the same, live, for as long as it goes on"),
-    "metrics": ("gemini_lab.cli.metrics:command", "a run's metrics, served or sent"),
+    "status": ("gemini_lab.cli.runs:status_command", "say how a run is now, on one screen"),
+    "top": ("gemini_lab.cli.top:command", "as status does, live, for as long as it goes on"),
+    "metrics": ("gemini_lab.cli.metrics:command", "serve or send the metrics of a run"),
     "rewind": ("gemini_lab.cli.rewind:command", "have training take back iterations"),
     "drain": ("gemini_lab.cli.drain:command", "move a node's ranks before its machine goes"),
     "resize": ("gemini_lab.cli.resize:command", "have a run go on with more or fewer nodes"),
     "stop": ("gemini_lab.cli.runs:stop_command", "end a run that is under way"),
-    "check": ("gemini_lab.cli.check:command", "does your script come back bit-identical?"),
+    "check": ("gemini_lab.cli.check:command", "whether your script comes back bit-identical"),
     "inject": ("gemini_lab.cli.inject:command", "break something in a live run"),
-    "report": ("gemini_lab.cli.report:command", "what a run did"),
+    "report": ("gemini_lab.cli.report:command", "tell what a run did"),
     "serve": ("gemini_lab.lab.pages:command", "show a run in the browser, live or afterwards"),
-    "export": ("gemini_lab.storage.export:command", "full fp32 weights from a run"),
+    "export": (
+        "gemini_lab.storage.export:command",
+        "write the full fp32 weights of a run to a file",
+    ),
     "profile": (
         "gemini_lab.experiments.profile_script:command",
-        "when is a script's network idle?",
+        "when the network of a script is idle",
     ),
-    "figures": ("gemini_lab.experiments.figures.command:command", "the paper's figures"),
-    "bench": ("gemini_lab.experiments.bench:command", "measurements with repeats and spread"),
-    "chaos": ("gemini_lab.cli.chaos:command", "random real faults, and what must hold after"),
-    "doctor": ("gemini_lab.cli.doctor:command", "what is there, and what to do about what is not"),
+    "figures": (
+        "gemini_lab.experiments.figures.command:command",
+        "draw the paper's figures beside ours",
+    ),
+    "bench": (
+        "gemini_lab.experiments.bench:command",
+        "measure on this machine, with repeats and spread",
+    ),
+    "chaos": ("gemini_lab.cli.chaos:command", "break real runs at random, and see that all holds"),
+    "doctor": (
+        "gemini_lab.cli.doctor:command",
+        "say what this machine lacks, and what to do about it",
+    ),
 }
 """Name: (`module:function` taking the remaining arguments and returning an exit code, help)."""
 
@@ -55,9 +67,16 @@ STILL_ENDING: Final = (
 def usage() -> str:
     """The help text."""
     lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
-    return (
-        "usage: gemini-lab COMMAND [options]   (gemini-lab COMMAND --help, --version)\n\n"
-        + "\n".join(lines)
+    return "\n".join(
+        [
+            "usage: gemini-lab COMMAND [options]   (gemini-lab COMMAND --help, --version)",
+            "",
+            "Training that loses a machine and goes on within seconds.",
+            "",
+            *lines,
+            "",
+            "A run is named by its folder, by its name below gemini-runs, or by 'latest'.",
+        ]
     )
 
 
@@ -84,16 +103,23 @@ def main(arguments: list[str] | None = None) -> int:
         _forget_unwritten()
         return 128 + signal.SIGPIPE
     except GeminiError as error:
-        print(f"gemini-lab {name}: {error}", file=sys.stderr)  # noqa: T201
+        complain(f"gemini-lab {name}: {error}")
         return Exit.AGAIN if error.may_pass else Exit.REFUSED
     except OSError as error:
-        print(f"gemini-lab {name}: {said_of(error)}", file=sys.stderr)  # noqa: T201
+        complain(f"gemini-lab {name}: {said_of(error)}")
         _forget_unwritten()
         return exit_of(error)
     except KeyboardInterrupt as told:
-        print(f"gemini-lab {name}: {str(told) or 'interrupted'}", file=sys.stderr)  # noqa: T201
+        complain(f"gemini-lab {name}: {str(told) or 'interrupted'}")
         return Exit.INTERRUPTED
     return code
+
+
+def complain(text: str) -> None:
+    """Print what stands against a command; a terminal would break its lines within a word."""
+    if sys.stderr.isatty():
+        text = "\n".join(map(in_lines, text.splitlines()))
+    print(text, file=sys.stderr)  # noqa: T201
 
 
 def _forget_unwritten() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gemini_lab.cli.seconds import seconds
-from gemini_lab.errors import LaunchError
+from gemini_lab.errors import MissingError
 from gemini_lab.launch.boot import agent_environment
 from gemini_lab.launch.join import (
     WAIT_S,
@@ -35,9 +35,14 @@ reads."""
 def parser() -> argparse.ArgumentParser:
     """The options of `gemini-lab node`."""
     options = argparse.ArgumentParser(prog="gemini-lab node", description=DESCRIPTION)
-    options.add_argument("--store", required=True, help="the etcd: host:port[,host:port...]")
+    options.add_argument("--etcd", required=True, metavar="HOST:PORT[,...]", help="the lab's etcd")
     options.add_argument("--lab", required=True, help="the name that `run --join` was given")
-    options.add_argument("--token-file", type=Path, help="file with the lab's token, mode 600")
+    options.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the lab's token, mode 600; by default GEMINI_LAB_TOKEN has it",
+    )
     options.add_argument(
         "--machine",
         default=os.environ.get("SLURM_JOB_ID", ""),
@@ -46,7 +51,11 @@ def parser() -> argparse.ArgumentParser:
         "job's is known",
     )
     options.add_argument(
-        "--wait", type=seconds, default=WAIT_S, help="seconds to wait for the lab (%(default)s)"
+        "--wait",
+        type=seconds,
+        default=WAIT_S,
+        metavar="S",
+        help="seconds to wait for the lab (%(default).0f)",
     )
     options.add_argument(
         "--notice",
@@ -64,11 +73,11 @@ def command(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     check_name(options.lab)
     token = find_token(options.token_file)
-    address = EtcdAddress.parse(options.store)
+    address = EtcdAddress.parse(options.etcd)
     store = EtcdStore(address, prefix_of(options.lab))
     record = find_lab(store, options.lab, wait_s=options.wait, tell=say)
     if (reason := why_blind(record.detached)) is not None:
-        raise LaunchError(reason)
+        raise MissingError(reason)
     check_token(token, options.lab, record)
     first = int(os.environ.get("SLURM_PROCID", "0"))
     name = take_name(store, socket.gethostname(), machine=options.machine, first=first)

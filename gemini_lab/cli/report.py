@@ -3,11 +3,14 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
 from gemini_lab.lab.pages import save_log
-from gemini_lab.log.file import find_log, read_log
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER, find_log, read_log
 from gemini_lab.log.follow import name_of
 from gemini_lab.report.build import load_report, report_of
 from gemini_lab.report.predicted import lines, predict
@@ -19,20 +22,62 @@ from gemini_lab.report.trace import chrome_trace
 
 def command(arguments: Sequence[str]) -> int:
     """Run `gemini-lab report`; the exit code is 1 where a comparison finds a difference."""
-    parser = argparse.ArgumentParser(prog="gemini-lab report", description=__doc__)
-    parser.add_argument(
-        "run", nargs="?", default="latest", help="a run's folder, log or name, or 'latest'"
+    options = _parser().parse_args(arguments)
+    log = find_log(options.run, below=options.folder)
+    beside, learned = None, None
+    if options.compare is not None:
+        beside = find_log(options.compare, below=options.folder)
+    if options.predict:  # empty: with its own times
+        learned = find_log(options.predict, below=options.folder)
+    run = RunReducer(name=name_of(log), keep=FOR_REPORT)
+    run.extend(_entries(log))
+    report = report_of(run)
+    if options.chrome_trace is not None:
+        options.chrome_trace.write_text(json.dumps(chrome_trace(read_log(log))), encoding="utf-8")
+    if options.html is not None:
+        save_log(log, options.html, window=options.window)
+    if options.json:
+        print(json.dumps(report.to_json(), indent=2))  # noqa: T201
+    else:
+        ink = ink_for(sys.stdout.encoding)
+        parts = [render(report, ink=ink), render_spent(spent(run), ink=ink), f"log: {log}"]
+        print("\n\n".join(parts))  # noqa: T201
+    if options.predict is not None:
+        known = RunReducer.load(learned, keep=FOR_REPORT) if learned is not None else None
+        predicted = predict(run, learned=known)
+        print("\n".join(["", "Simulated beside measured", *lines(predicted)]))  # noqa: T201
+    if beside is None:
+        return 0
+    comparison = report.losses_match(load_report(beside))
+    print(f"losses beside {options.compare}: {comparison}", file=sys.stderr)  # noqa: T201
+    return 0 if comparison else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gemini-lab report",
+        description="Tell what a run did. The exit status is 1 where a comparison "
+        "finds a difference.",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--chrome-trace", type=Path, metavar="FILE", help="write a trace, too")
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page with all views, too"
+        "run",
+        nargs="?",
+        default=LATEST,
+        help="a run's folder, its log, its name below --folder, or 'latest', which is the default",
+    )
+    parser.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument(
+        "--chrome-trace", type=Path, metavar="FILE", help="also write a trace for Perfetto"
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write a page with all views"
     )
     parser.add_argument(
         "--window",
         type=_window,
         metavar="FROM:TO",
-        help="seconds since the run's start: that page has each bar of the timeline there; by "
+        help="seconds since the run's start: the page has each bar of the timeline there; by "
         "default the newest ones",
     )
     parser.add_argument("--compare", metavar="RUN", help="are its losses the same, bit by bit?")
@@ -43,33 +88,21 @@ def command(arguments: Sequence[str]) -> int:
         metavar="RUN",
         help="simulate its failures with the times of RUN (or its own), and put both side by side",
     )
-    options = parser.parse_args(arguments)
-    log = find_log(options.run)
-    beside = find_log(options.compare) if options.compare is not None else None
-    learned = find_log(options.predict) if options.predict else None
-    run = RunReducer(name=name_of(log), keep=FOR_REPORT)
-    run.extend(read_log(log))
-    report = report_of(run)
-    if options.chrome_trace is not None:
-        options.chrome_trace.write_text(json.dumps(chrome_trace(read_log(log))), encoding="utf-8")
-    if options.html is not None:
-        save_log(log, options.html, window=options.window)
-    if options.json:
-        text = json.dumps(report.to_json(), indent=2)
-    else:
-        ink = ink_for(sys.stdout.encoding)
-        parts = [render(report, ink=ink), render_spent(spent(run), ink=ink)]
-        text = "\n\n".join([*parts, f"log: {log}"])
-    print(text)  # noqa: T201
-    if options.predict is not None:
-        known = RunReducer.load(learned, keep=FOR_REPORT) if learned is not None else None
-        predicted = predict(run, learned=known)
-        print("\n".join(["", "Simulated beside measured", *lines(predicted)]))  # noqa: T201
-    if beside is None:
-        return 0
-    comparison = report.losses_match(load_report(beside))
-    print(f"losses beside {options.compare}: {comparison}", file=sys.stderr)  # noqa: T201
-    return 0 if comparison else 1
+    return parser
+
+
+def _entries(log: Path) -> Iterator[Entry]:
+    """What a log tells; on a terminal a bar says how far a long one is read."""
+    with tqdm(
+        total=log.stat().st_size,
+        desc=f"reading {name_of(log)}",
+        unit="B",
+        unit_scale=True,
+        delay=2.0,  # seconds; most are read by then
+        leave=False,
+        disable=None,
+    ) as bar:
+        yield from read_log(log, seen=bar.update)
 
 
 def _window(text: str) -> tuple[float, float]:

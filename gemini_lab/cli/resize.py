@@ -63,6 +63,8 @@ class Size:
                 say(f"it trains on with {self._now} nodes: {reason}")
             case ResizeRefused(nodes=self._nodes, reason=reason):
                 raise ConfigError(f"it cannot have {self._nodes} nodes: {reason}")
+            case ResizeRefused(nodes=nodes, reason=reason):  # as many as there were so far
+                say(f"not with {nodes} nodes on the way, it goes back: {reason}")
             case RecoveryFinished(lost_iterations=again):
                 took = f"after {event.duration_s:.1f} s, {again} iterations done again"
                 say(f"training goes on {took}")
@@ -83,6 +85,6 @@ class Size:
     def late(self, name: str, wait_s: float) -> str:
         """It goes on as it is until it can."""
         return (
-            f"{name} still has {self._now} nodes after {wait_s:.0f} s; it has {self._nodes} as "
-            "soon as it can, and its log says what is waited for"
+            f"{name} still has {self._now} nodes after {wait_s:.0f} s (--wait); it goes on with "
+            f"{self._nodes} as soon as it can"
         )

@@ -48,7 +48,7 @@ class GoingBack:
     def late(self, name: str, wait_s: float) -> str:
         """Only the script's loop can go back."""
         return (
-            f"{name} has not gone back after {wait_s:.0f} s; it does so at the end of an "
+            f"{name} has not gone back after {wait_s:.0f} s (--wait); it does so at the end of an "
             "iteration, if its loop is one over protected.steps or protected.epochs, and its "
             "workers were not started anew meanwhile: then ask again"
         )

@@ -18,15 +18,16 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig, LabOptions, config_of
-from gemini_lab.lab.detached import start_detached
+from gemini_lab.lab.detached import check_detached, start_detached
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.metrics import check_places, telling
 from gemini_lab.lab.sinks import HOW
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
+from gemini_lab.log.file import FOLDER_HELP, RUNS_FOLDER
 from gemini_lab.seats import Seats
-from gemini_lab.settings import AUTO, Settings, SettingValue
+from gemini_lab.settings import AUTO, SettingValue
 
 NOTICE_S: Final = 60.0
 TOO_SOON: Final = "interrupted before the run began; what was started for it has ended again"
@@ -56,21 +57,32 @@ class Options(Protocol):
 
 
 def _add_machines(options: Options) -> None:
-    number = partial(options.add_argument, type=int)
+    number = partial(options.add_argument, type=int, metavar="N")
     number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")
     number("--standbys", default=LabConfig.standbys, help="machines that wait (%(default)s)")
     number(
-        "--workers-per-node", default=LabConfig.workers_per_node, help="one per GPU (%(default)s)"
+        "--workers-per-node",
+        default=LabConfig.workers_per_node,
+        help="training processes on each, one per GPU (%(default)s)",
     )
-    options.add_argument("--hostfile", help="MPI hostfile; in a Slurm allocation, its hosts")
-    options.add_argument("--hosts", help="host names, separated by commas")
-    options.add_argument("--racks", help="the rack of each node and standby, separated by commas")
-    options.add_argument("--etcd", help="host:port[,host:port...]; otherwise one is started")
+    options.add_argument(
+        "--hostfile",
+        metavar="FILE",
+        help="hosts, one a line, as for MPI or DeepSpeed; in a Slurm allocation its hosts",
+    )
+    options.add_argument("--hosts", metavar="A,B,...", help="host names, separated by commas")
+    options.add_argument(
+        "--racks", metavar="R,S,...", help="the rack of each node and standby, separated by commas"
+    )
+    options.add_argument(
+        "--etcd", metavar="HOST:PORT[,...]", help="the etcd to use; by default one is started"
+    )
     options.add_argument(
         "--lease",
         type=seconds,
         default=LabConfig.lease_s,
-        help="seconds of silence: lost (%(default)s)",
+        metavar="S",
+        help="a node that is silent for so many seconds is lost (%(default).0f)",
     )
 
 
@@ -86,12 +98,18 @@ def _add_joining(options: Options) -> None:
         help="with --join: starts those that join, and others for lost ones: 'slurm [SBATCH "
         "OPTIONS]' or 'auto-scaling GROUP [REGION]'",
     )
-    options.add_argument("--token-file", type=Path, help="file with the token of those that join")
+    options.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="with --join: file with the lab's token; by default GEMINI_LAB_TOKEN has it",
+    )
     options.add_argument(
         "--wait",
         type=seconds,
         default=LabConfig.wait_s,
-        help="seconds to wait for those that join (%(default)s)",
+        metavar="S",
+        help="with --join: seconds to wait for machines (%(default).0f)",
     )
 
 
@@ -99,10 +117,15 @@ def _add_protection(options: Options) -> None:
     options.add_argument(
         "--replicas",
         type=replicas_of,
+        metavar="M",
         help='copies of each shard, the own included; "auto": as many as the risk asks for',
     )
-    options.add_argument("--persistent-url", help="persistent tier: a folder, s3://... (fsspec)")
-    options.add_argument("--persist-every", type=int, help="iterations between persistent versions")
+    options.add_argument(
+        "--persistent-url", metavar="URL", help="persistent tier: a folder, s3://... (fsspec)"
+    )
+    options.add_argument(
+        "--persist-every", type=int, metavar="N", help="iterations between persistent versions"
+    )
     options.add_argument(
         "--resume", action="store_true", help="go on from what another run left in that tier"
     )
@@ -116,8 +139,10 @@ def _add_protection(options: Options) -> None:
 
 
 def _add_run(options: Options) -> None:
-    options.add_argument("--folder", default=LabConfig.folder, help="where runs keep their logs")
-    options.add_argument("--name", help="of this run; by default the time and the script")
+    options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
+    options.add_argument(
+        "--name", help="what the run is called; by default the time and the script"
+    )
     options.add_argument(
         "--detach",
         action="store_true",
@@ -138,7 +163,9 @@ def _add_run(options: Options) -> None:
         metavar="WHERE",
         help="serve metrics for Prometheus at [ADDRESS:]PORT, or send them to " + HOW,
     )
-    options.add_argument("--scenario", type=Path, help="file with failures to inject on the way")
+    options.add_argument(
+        "--scenario", type=Path, metavar="FILE", help="failures to inject on the way"
+    )
     options.add_argument(
         "--dry-run", action="store_true", help="say all that was decided, and start nothing"
     )
@@ -150,9 +177,10 @@ def _add_script(options: Options) -> None:
         action="store_true",
         help="give the script --local_rank=N, as deepspeed does; by default where it asks for it",
     )
-    options.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module")
-    options.add_argument("script")
-    options.add_argument("args", nargs=argparse.REMAINDER)
+    options.add_argument("-m", dest="module", action="store_true", help="the script is a module")
+    options.add_argument("script", help="the training script")
+    its = options.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    its.required = False  # by which an error would name it beside the script
 
 
 def command(arguments: list[str]) -> int:
@@ -162,54 +190,66 @@ def command(arguments: list[str]) -> int:
 
 def launch(options: argparse.Namespace) -> int:
     """The same, with what `parser` read."""
-    job = Job(
-        script=options.script,
-        args=options.args,
-        module=options.module,
-        passes_local_rank=options.pass_local_rank,
-    )
-    job.check()
+    asked = lab_options(options)
+    config = config_of(asked)
+    wanted = checked(options, config)
+    if options.dry_run:
+        return dry_run(config, wanted)
+    if options.detach:
+        return detach(config, wanted)
+    say_starting(config.seats)
+    with interrupt_says(lambda: TOO_SOON), Lab(**asked) as lab:
+        run = lab.train(
+            wanted.job,
+            scenario=wanted.scenario,
+            name=options.name,
+            resume=options.resume,
+            placement=None,
+            root=None,
+            **wanted.settings,
+        )
+        taken = "" if options.name in {None, run.name} else f" ({options.name} was there already)"
+        print(f"the run's folder is {run.folder}{taken}", flush=True)  # noqa: T201
+        with telling(run, options.metrics):
+            return follow(run, options.notice)
+
+
+def checked(options: argparse.Namespace, config: LabConfig) -> Submission:
+    """What is to run, if it can on such a lab: nothing has been started for it.
+
+    Raises:
+        ConfigError: It cannot.
+        LaunchError: A port for metrics is taken.
+    """
     check_places(options.metrics)
     if options.metrics and options.detach:
         raise ConfigError(
             "--metrics tells them from this command, which --detach ends; leave it out, and start "
             "`gemini-lab metrics RUN` beside the run"
         )
-    settings = settings_of(options)
-    seats = Seats(
-        nodes=options.nodes,
-        standbys=options.standbys,
-        workers_per_node=options.workers_per_node,
+    job = Job(
+        script=options.script,
+        args=options.args,
+        module=options.module,
+        passes_local_rank=options.pass_local_rank,
     )
-    seats.placed(Settings.parse(settings))  # before anything starts
-    scenario = Scenario.load(options.scenario) if options.scenario else None
-    asked = lab_options(options)
-    if options.dry_run or options.detach:
-        config = config_of(asked)
-        wanted = Submission.checked(
-            config,
-            job,
-            scenario=scenario,
-            name=options.name,
-            resume=options.resume,
-            settings=settings,
-            writes=not options.dry_run,
-        )
-        return dry_run(config, wanted) if options.dry_run else detach(config, wanted)
-    with interrupt_says(lambda: TOO_SOON), Lab(**asked) as lab:
-        run = lab.train(
-            job,
-            scenario=scenario,
-            name=options.name,
-            resume=options.resume,
-            placement=None,
-            root=None,
-            **settings,
-        )
-        taken = "" if options.name in {None, run.name} else f" ({options.name} was there already)"
-        print(f"the run's folder is {run.folder}{taken}", flush=True)  # noqa: T201
-        with telling(run, options.metrics):
-            return follow(run, options.notice)
+    wanted = Submission.checked(
+        config,
+        job,
+        scenario=Scenario.load(options.scenario) if options.scenario else None,
+        name=options.name,
+        resume=options.resume,
+        settings=settings_of(options),
+        writes=options.detach and not options.dry_run,
+    )
+    if options.detach:
+        check_detached(config, wanted)
+    return wanted
+
+
+def say_starting(seats: Seats) -> None:
+    """Say what the next seconds are for."""
+    print(f"starting {seats.in_words}", flush=True)  # noqa: T201
 
 
 def lab_options(options: argparse.Namespace) -> LabOptions:
@@ -241,6 +281,7 @@ def dry_run(config: LabConfig, wanted: Submission) -> int:
 
 def detach(config: LabConfig, wanted: Submission) -> int:
     """Start the run, and leave it to its nodes."""
+    say_starting(config.seats)
     with interrupt_says(lambda: TOO_SOON):
         folder = start_detached(config, wanted)
     print(f"the run's folder is {folder}")  # noqa: T201
@@ -256,12 +297,24 @@ def settings_of(options: argparse.Namespace) -> dict[str, SettingValue]:
         "persist_every_iterations": options.persist_every,
     }
     named = dict(setting_of(text) for text in options.set)
-    return named | {name: value for name, value in given.items() if value is not None}
+    said = {name: value for name, value in given.items() if value is not None}
+    if twice := sorted(named.keys() & said.keys()):
+        raise ConfigError(
+            f"{twice[0]} is said twice, by --set and by an option of its own; leave one of them out"
+        )
+    return named | said
 
 
 def replicas_of(text: str) -> int | str:
-    """A number of copies, or that they follow the risk."""
-    return text if text == AUTO else int(text)
+    """A number of copies, or that they follow the risk; an option's `type`."""
+    if text == AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no number of copies; give one, or "{AUTO}"'
+        ) from None
 
 
 def setting_of(text: str) -> tuple[str, SettingValue]:

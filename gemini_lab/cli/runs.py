@@ -4,6 +4,7 @@ A run is named by its folder where this machine sees it, else by its name and it
 """
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -24,11 +25,14 @@ from gemini_lab.lab.detached import end_by_force
 from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.progress import show_progress
 from gemini_lab.lab.watched import watched
-from gemini_lab.log.file import LOG_FILE, RUNS_FOLDER
+from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER
 from gemini_lab.node.control_store import EtcdAddress, StoreUnavailableError
 
 STOP_S: Final = 60.0
 LOOK_S: Final = 0.25
+
+
+RUN_HELP: Final = "a run's folder, its name below --folder, or 'latest'"
 
 
 def parser_of(name: str, text: str | None, *, run: bool = True) -> argparse.ArgumentParser:
@@ -36,34 +40,60 @@ def parser_of(name: str, text: str | None, *, run: bool = True) -> argparse.Argu
     options = argparse.ArgumentParser(prog=f"gemini-lab {name}", description=text)
     if run:
         options.add_argument(
-            "run", nargs="?", default="latest", help="a run's folder, its name, or 'latest'"
+            "run", nargs="?", default=LATEST, help=f"{RUN_HELP}, which is the default"
         )
-        options.add_argument("--token-file", type=Path, help="file with the lab's token")
-    options.add_argument("--store", help="the etcd that knows the run: host:port[,host:port...]")
-    options.add_argument(
-        "--folder", type=Path, default=RUNS_FOLDER, help="where runs keep their logs (%(default)s)"
-    )
+    add_finding(options, token=run)
     return options
+
+
+def add_finding(options: argparse.ArgumentParser, *, token: bool = True) -> None:
+    """The options that say where a run is; `finder_of` reads them."""
+    options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
+    options.add_argument(
+        "--etcd",
+        metavar="HOST:PORT[,...]",
+        help="the run's etcd, where this machine does not see its folder"
+        if token
+        else "name the runs of this etcd",
+    )
+    if token:
+        options.add_argument(
+            "--token-file",
+            type=Path,
+            metavar="FILE",
+            help="with --etcd: file with the lab's token; by default GEMINI_LAB_TOKEN has it",
+        )
 
 
 def finder_of(options: argparse.Namespace) -> Finder:
     """The finder of the run that is asked for."""
     return Finder.of(
-        options.run, below=options.folder, store=options.store, token_file=options.token_file
+        options.run, below=options.folder, store=options.etcd, token_file=options.token_file
     )
+
+
+def same_run(options: argparse.Namespace) -> str:
+    """The words that name the run of `options` to another command."""
+    places = {
+        "--folder": None if options.folder == RUNS_FOLDER else options.folder,
+        "--etcd": options.etcd,
+        "--token-file": options.token_file,
+    }
+    more = [str(word) for pair in places.items() if pair[1] is not None for word in pair]
+    return shlex.join([options.run, *more])
 
 
 def list_command(arguments: Sequence[str]) -> int:
     """Name the runs under way: those of a store, or those whose folders are here."""
     options = parser_of("list", list_command.__doc__, run=False).parse_args(arguments)
     rows = [("NAME", "PHASE", "RECOVERIES", "NODES", "FOLDER")]
-    if options.store is not None:
-        rows += [_row(lab) for lab in labs_in(EtcdAddress.parse(options.store))]
+    if options.etcd is not None:
+        rows += [_row(lab) for lab in labs_in(EtcdAddress.parse(options.etcd))]
     else:
         rows += [_row_of(log.parent) for log in sorted(options.folder.glob(f"*/{LOG_FILE}"))]
     rows = [row for row in rows if any(row)]
     if len(rows) == 1:
-        where = options.store or options.folder.absolute()
+        where = options.etcd or options.folder.absolute()
         print(f"no run is under way in {where}")  # noqa: T201
         return 0
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -141,7 +171,7 @@ def beside_of(finder: Finder) -> dict[str, str]:
     access = finder.opens
     return {
         "owner": _owner(finder),
-        "store": ", ".join(access.etcd.endpoints) if access else "its owner's",
+        "store": ", ".join(access.etcd.endpoints) if access else "its lab's own",
         "folder": str(finder.folder) if finder.folder else "on its nodes",
     }
 
@@ -162,7 +192,11 @@ def stop_command(arguments: Sequence[str]) -> int:
     """End a run and everything that belongs to it; its log and persistent versions stay."""
     parser = parser_of("stop", stop_command.__doc__)
     parser.add_argument(
-        "--wait", type=seconds, default=STOP_S, help="seconds for it to end (%(default)s)"
+        "--wait",
+        type=seconds,
+        default=STOP_S,
+        metavar="S",
+        help="seconds for it to end (%(default).0f)",
     )
     parser.add_argument(
         "--notice", type=seconds, metavar="S", help="save a version first, within so many seconds"
@@ -192,7 +226,11 @@ def stop_command(arguments: Sequence[str]) -> int:
             pass
         time.sleep(LOOK_S)
     if access is None:
-        raise ConfigError(f"{finder.name} has not ended within {options.wait:.0f} s")
+        print(  # noqa: T201
+            f"{finder.name} has not ended within {options.wait:.0f} s (--wait); it was told to.\n"
+            f"look again with: gemini-lab status {same_run(options)}"
+        )
+        return Exit.LATE
     end_by_force(access)
     print(f"{finder.name} did not end by itself; its keys were taken away, which ends its agents")  # noqa: T201
     return 0

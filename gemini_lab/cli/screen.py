@@ -8,12 +8,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gemini_lab.report.recovery import Recovery
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables import NodeRow, SpentRow, Status, leaving_of, losses_of
 from gemini_lab.report.tables.replicas import memory
 from gemini_lab.report.tables.spent import spent
 from gemini_lab.report.tables.status import status
-from gemini_lab.report.values import Recovery
 from gemini_lab.units import format_bytes, format_seconds
 
 RECENT: Final = 64
@@ -45,7 +45,8 @@ def screen(run: RunReducer, now_s: float, beside: dict[str, str]) -> RenderableT
     """
     if run.course.job is None:
         return Text(f"{run.name}: nothing has been told yet")
-    now_s = now_s if run.course.ended_at_s is None else run.course.ended_at_s
+    if run.course.ended_at_s is not None:
+        now_s, beside = run.course.ended_at_s, {**beside, "owner": "none any more"}
     told = status(run, now_s=now_s, losses=losses_of(run))
     parts: list[RenderableType] = [_facts(run, told, now_s, beside), "", _nodes(run, told)]
     recoveries = run.recoveries.recoveries()[-RECOVERIES:]

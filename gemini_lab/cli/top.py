@@ -27,7 +27,11 @@ def command(arguments: Sequence[str]) -> int:
     """
     options = parser_of("top", command.__doc__)
     options.add_argument(
-        "--every", type=seconds, default=EVERY_S, metavar="S", help="seconds (%(default)s)"
+        "--every",
+        type=seconds,
+        default=EVERY_S,
+        metavar="S",
+        help="seconds between two screens (%(default).0f)",
     )
     asked = options.parse_args(arguments)
     finder = finder_of(asked)

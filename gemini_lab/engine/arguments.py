@@ -9,7 +9,7 @@ from torch import nn
 
 from gemini_lab.engine.contract import Engine, Keepable, Stateful, ZeroEngine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.settings import SettingValue
 
 _SCHEDULE = "scheduler"
@@ -51,6 +51,10 @@ def as_engine(
             is_there, "nothing"
         )
         raise ConfigError(f"protect was given {given}; {_WAY_OUT}")
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(
+            f'settings= is {kind_of(settings)}; give a dict such as {{"replicas": 2}}'
+        )
     if isinstance(model, DeepSpeedEngine):
         raise ConfigError("model= is a DeepSpeed engine; give it alone: protect(engine)")
     return TorchEngine(model, optimizer, settings=settings, step=step)
@@ -68,7 +72,7 @@ def with_schedule(
     if scheduler is not None:
         if not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict")):
             raise ConfigError(
-                f"scheduler= is a {type(scheduler).__name__}; give one with `state_dict` and "
+                f"scheduler= is {kind_of(scheduler)}; give one with `state_dict` and "
                 "`load_state_dict`, such as torch's; name several in `also`"
             )
         if _SCHEDULE in named:
@@ -96,12 +100,12 @@ def require_engine(engine: object) -> Engine:
     for kind in type(engine).__mro__:
         if meant := _ADAPTERS.get((kind.__module__.partition(".")[0], kind.__name__)):
             raise ConfigError(
-                f"protect was given a {type(engine).__name__}; call gemini_lab.adapters.{meant} in "
+                f"protect was given {kind_of(engine)}; call gemini_lab.adapters.{meant} in "
                 "its place"
             )
     if isinstance(inner := getattr(engine, "engine", None), DeepSpeedEngine):
         raise ConfigError(
-            f"protect was given a {type(engine).__name__} around a {type(inner).__name__}; give "
+            f"protect was given {kind_of(engine)} around a {type(inner).__name__}; give "
             "its `.engine`"
         )
     if isinstance(engine, nn.Module):
@@ -109,7 +113,7 @@ def require_engine(engine: object) -> Engine:
             f"protect was given a model alone ({type(engine).__name__}); give it with what trains "
             "it: protect(model=model, optimizer=optimizer)"
         )
-    raise ConfigError(f"protect was given a {type(engine).__name__}; {_WAY_OUT}")
+    raise ConfigError(f"protect was given {kind_of(engine)}; {_WAY_OUT}")
 
 
 def require_parts(client_state: object, also: object) -> None:
@@ -120,14 +124,14 @@ def require_parts(client_state: object, also: object) -> None:
     """
     if client_state is not None and not isinstance(client_state, dict):
         raise ConfigError(
-            f"client_state= is a {type(client_state).__name__}; give a dict, which is restored in "
+            f"client_state= is {kind_of(client_state)}; give a dict, which is restored in "
             "place, or name an object with a state in `also`"
         )
     if also is not None and not (
         isinstance(also, Mapping) and all(isinstance(k, str) for k in also)
     ):
         raise ConfigError(
-            f"also= is a {type(also).__name__} without names; give a dict such as "
+            f"also= is {kind_of(also)} without names; give a dict such as "
             '{"ema": ema, "rng": generator}'
         )
 

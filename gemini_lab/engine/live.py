@@ -138,6 +138,7 @@ class LiveProtection:
         self.end_iterations_at_fetch()
         self._is_in_loop = True
         while self._epoch < total:
+            self._state.script.epoch = self._epoch
             yield self._epoch
             self._epoch += 1
         self._is_in_loop = False
@@ -189,11 +190,7 @@ class LiveProtection:
     def before_update(self) -> float:
         """Wait until the version on its way is whole: its tensors are about to change."""
         self._unsealed = None  # an update within one pass of the loop: the loop's top comes later
-        try:
-            waited_s = self._traffic.wait()
-        except RuntimeError:
-            if not self._is_lost_with_a_rank():
-                raise
+        waited_s = self._wait_for_version()
         if self._is_broken:
             return 0.0
         self._is_to_hold = self._traffic.is_hold_agreed
@@ -201,6 +198,18 @@ class LiveProtection:
         if self._verification is not None:
             self._verification.before_update(self._state.version + 1, rewinds=self._lineage.rewinds)
         return waited_s
+
+    def before_writing(self) -> None:
+        """Wait until the version on its way is whole: its tensors are about to be written."""
+        self._wait_for_version()
+
+    def _wait_for_version(self) -> float:
+        try:
+            return self._traffic.wait()
+        except RuntimeError:
+            if not self._is_lost_with_a_rank():
+                raise
+        return 0.0
 
     def after_update(self, waited_s: float) -> None:
         """Say the iteration; the version that it made is sent when it is sealed, if it is to be."""

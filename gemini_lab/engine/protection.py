@@ -189,12 +189,11 @@ def _begin(
 
 
 def remarks(session: WorkerSession) -> Callable[[str], None]:
-    """Tells the script's author something: in the log, and on the terminal; one rank does."""
+    """Tells the script's author something in the log, which terminals show; one rank does."""
 
     def say(text: str) -> None:
         if session.start.rank == 0:
             session.emit(events.Note(text=text))
-            warnings.warn(f"gemini_lab: {text}", stacklevel=2)
 
     return say
 

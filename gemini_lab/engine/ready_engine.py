@@ -89,8 +89,9 @@ def ready_engine(
     if not start.joins:
         session.meet()
     script = gather(engine, data=data, client_state=client_state, also=also, remark=remark)
-    for text in left_out(engine) if isinstance(engine, TorchEngine) else ():
-        remark(text)
+    if isinstance(engine, TorchEngine):
+        for text in left_out(engine, (also or {}).values()):
+            remark(text)
     state = EngineState(engine, script=script)
     settings = read_settings(state.framework, start.order, remark)
     if start.joins:
@@ -161,6 +162,8 @@ def _load_in_place(state: EngineState, payload: memoryview) -> dict[str, object]
             "not one that the iterators of this process can go back to"
         )
     state.framework.begin_anew()
+    for order in state.script.orders:
+        order.begin_anew()
     return state.load(payload, in_place=True)
 
 

@@ -83,7 +83,8 @@ class Rejoining:
             return "peers make its versions of gradients"
         if settings.verify_every is not None:
             return "its iterations are verified"
-        return state.framework.obstacle()
+        others = (order.obstacle for order in state.script.orders)
+        return state.framework.obstacle() or next(filter(None, others), "")
 
 
 def follow(session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic) -> None:

@@ -4,8 +4,8 @@
 a sentence otherwise: one that never gives the right answer away. In a notebook a `Verdict` around
 it keeps tracebacks out:
 
-    with Verdict():
-        print(lab_03.exercise_1(five))
+    with Verdict() as say:
+        say(lab_03.exercise_1(five))
 """
 
 from gemini_lab.exercises import (

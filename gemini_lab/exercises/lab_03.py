@@ -78,4 +78,4 @@ def exercise_4(planner: object) -> str:
     """
     words = "a function of `nodes` and `replicas`"
     result = withstood(planner, name="planner", stage="placement", words=words)
-    return f"right: {result}\n{compared(result)}"
+    return f"right: {result.words}\n{compared(result)}"

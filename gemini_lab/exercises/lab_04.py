@@ -60,7 +60,7 @@ def exercise_3(planner: object) -> str:
     """
     words = "a function of `profile` and more"
     result = withstood(planner, name="planner", stage="chunks", words=words)
-    return f"right: {result}\n{compared(result)}"
+    return f"right: {result.words}\n{compared(result)}"
 
 
 def _machine(harder: object) -> dict[str, float]:

@@ -78,4 +78,4 @@ def exercise_3(planner: object) -> str:
     """
     words = "a function of `copies`, `living` and more"
     result = withstood(planner, name="planner", stage="recovery", words=words)
-    return f"right: {result}\n{compared(result)}"
+    return f"right: {result.words}\n{compared(result)}"

@@ -20,7 +20,7 @@ def exercise_1(decide: object, *, within_s: float = 100.0) -> str:
         WrongAnswerError: It is no function, or there is a counterexample.
     """
     result = withstood(decide, name="decide", stage="root", words=_WORDS, within_s=within_s)
-    return f"right: {result}\n{compared(result)}"
+    return f"right: {result.words}\n{compared(result)}"
 
 
 def exercise_2(

@@ -6,23 +6,35 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from numbers import Real
 from types import TracebackType
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from gemini_lab.display import Said, say, show_below_cell
 from gemini_lab.errors import GeminiError, in_lines, kind_of
 
 Kind = TypeVar("Kind")
+NOT_YET: Final = "not right yet"
+"""What is left to say for a cell that failed where the verdict stands above."""
 
 
 class WrongAnswerError(Exception):
-    """There is no answer, or it is not right; the message says what about it is not."""
+    """There is no answer, or it is not right; the message says what about it is not.
+
+    Attributes:
+        is_shown: Whether it stands below the cell already.
+    """
+
+    is_shown = False
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a traceback: IPython asks for it by this name."""
-        return [in_lines(str(self))]
+        return [NOT_YET if self.is_shown else in_lines(str(self))]
 
 
-class Verdict(AbstractContextManager[None]):
-    """Turns whatever goes wrong in its block into a `WrongAnswerError`, and so into a sentence."""
+class Verdict(AbstractContextManager[Callable[[str], None]]):
+    """Gives what shows why an answer is right; what goes wrong becomes a `WrongAnswerError`."""
+
+    def __enter__(self) -> Callable[[str], None]:
+        return say
 
     def __exit__(
         self,
@@ -30,14 +42,21 @@ class Verdict(AbstractContextManager[None]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, WrongAnswerError):
+        if error is None or isinstance(error, KeyboardInterrupt):
             return
-        if isinstance(error, NameError) and trace is not None and trace.tb_next is None:
-            raise WrongAnswerError(
-                f"no answer yet: there is no `{error.name}`; run the cells above, then this one"
-            ) from None
-        if error is not None and not isinstance(error, KeyboardInterrupt):
-            raise WrongAnswerError(f"this answer could not be tried: {in_short(error)}") from None
+        verdict = _as_verdict(error, trace)
+        verdict.is_shown = show_below_cell(Said(str(verdict)))
+        raise verdict from None
+
+
+def _as_verdict(error: BaseException, trace: TracebackType | None) -> WrongAnswerError:
+    if isinstance(error, WrongAnswerError):
+        return error
+    if isinstance(error, NameError) and trace is not None and trace.tb_next is None:
+        return WrongAnswerError(
+            f"no answer yet: there is no `{error.name}`; run the cells above, then this one"
+        )
+    return WrongAnswerError(f"this answer could not be tried: {in_short(error)}")
 
 
 def given(answer: object, kind: type[Kind], *, name: str, words: str) -> Kind:

@@ -26,6 +26,7 @@ import psutil
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.versions import made_with
 from gemini_lab.lab.interrupts import interrupt_says
+from gemini_lab.report.columns import columns
 from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.units import format_bytes, format_seconds
 
@@ -295,23 +296,35 @@ def _below(text: str, *, indent: int) -> list[str]:
 
 def _setting(name: str, value: Any) -> str:
     """One setting for people: `link 38.1 MiB/s` for `link_bytes_per_s=4e7`."""
-    for suffix, text in (("_bytes_per_s", "{}/s"), ("_bytes", "{}")):
-        if name.endswith(suffix) and isinstance(value, (int, float)):
-            return f"{name.removesuffix(suffix)} {text.format(format_bytes(value))}"
-    if name.endswith("_s") and isinstance(value, (int, float)):
-        return f"{name.removesuffix('_s')} {format_seconds(value)}"
-    return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+    unit = _unit(name, value)
+    return f"{name.removesuffix(unit)} {with_unit(name, value)}"
+
+
+def with_unit(name: str, value: Any) -> str:
+    """A setting's value for people, in the unit that its name ends in: `38.1 MiB/s`."""
+    match _unit(name, value):
+        case "_bytes_per_s":
+            return f"{format_bytes(value)}/s"
+        case "_bytes":
+            return format_bytes(value)
+        case "_s":
+            return format_seconds(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _unit(name: str, value: Any) -> str:
+    units = ("_bytes_per_s", "_bytes", "_s") if isinstance(value, (int, float)) else ()
+    return next((unit for unit in units if name.endswith(unit)), "")
 
 
 def _parser(name: str | None, benches: Mapping[str, tuple[str, str]]) -> argparse.ArgumentParser:
     """Of one bench, or of all while none is named."""
     if name is None:
-        width = max(map(len, benches)) + 2
-        listed = "\n".join(f"  {each:<{width}}{text}" for each, (_, text) in benches.items())
+        listed = columns({each: text for each, (_, text) in benches.items()})
         parser = argparse.ArgumentParser(
             prog="gemini-lab bench",
-            usage="%(prog)s NAME [--repeats REPEATS] [--json FILE] [options of that bench]",
-            description=f"Measure something, some times.\n\n{listed}",
+            usage="%(prog)s NAME [--repeats N] [--json FILE] [options of that bench]",
+            description=f"Measure something on this machine, some times.\n\n{listed}",
             epilog="gemini-lab bench NAME --help tells the options of one.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -321,7 +334,9 @@ def _parser(name: str | None, benches: Mapping[str, tuple[str, str]]) -> argpars
         parser = argparse.ArgumentParser(
             prog=f"gemini-lab bench {name}", description=f"{text[0].upper()}{text[1:]}"
         )
-    parser.add_argument("--repeats", type=int, default=5, help="how often (5)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, metavar="N", help="how often (%(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the values here")
     return parser
 

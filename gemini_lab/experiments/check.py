@@ -26,6 +26,8 @@ AFTER: Final = 2
 """Iterations that a recovery must be followed by, before the next thing happens."""
 FEWEST: Final = 6
 """Iterations below which two failures have no room."""
+FEWEST_NODES: Final = 2
+"""Nodes below which nobody is left with a lost one's shards."""
 GLANCE_S: Final = 0.1
 Verdict = Literal["bit-identical", "differs", "not repeatable", "nothing to compare"]
 
@@ -152,6 +154,21 @@ class Checked:
         return {"verdict": self.verdict, **asdict(self), "twice": self.twice.to_json()}
 
 
+def require_room(*, nodes: int, iterations: int) -> None:
+    """Refuse a check without room for a worker's loss and a node's, before anything starts.
+
+    Raises:
+        ConfigError: There are too few iterations, or nodes.
+    """
+    if iterations < FEWEST:
+        raise ConfigError(f"{iterations} iterations leave no room; give at least {FEWEST}")
+    if nodes < FEWEST_NODES:
+        raise ConfigError(
+            "a node is killed, and another one has to keep its shards; give at least "
+            f"{FEWEST_NODES} nodes (got {nodes})"
+        )
+
+
 def check_script(
     lab: Lab, job: Job, *, iterations: int, limit_s: float, tell: Callable[[str], None]
 ) -> Checked:
@@ -165,11 +182,10 @@ def check_script(
         tell: Is told what happens, a line at a time.
 
     Raises:
-        ConfigError: There are too few iterations, or the script never calls `protect`.
+        ConfigError: There are too few iterations or nodes, or the script never calls `protect`.
         RunFailedError: The script failed, took too long, or ended before both failures.
     """
-    if iterations < FEWEST:
-        raise ConfigError(f"{iterations} iterations leave no room; give at least {FEWEST}")
+    require_room(nodes=lab.nodes, iterations=iterations)
     ranks = lab.nodes * lab.workers_per_node
     disturbance = Disturbance(iterations=iterations, ranks=ranks)
     tell("with failures")
@@ -194,7 +210,7 @@ def check_script(
 
 def _train(lab: Lab, job: Job, how: str) -> Run:
     """Start it; the script's persistent tier is left alone."""
-    name = f"check-{job.title}-{how}"
+    name = f"check-{job.word}-{how}"
     return lab.train(job, name=name, persistent_url=None, on_divergence="warn")
 
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Self
 
-from gemini_lab.errors import LaunchError
+from gemini_lab.errors import ConfigError, LaunchError, MissingError
 
 # `ip` and `tc`, not pyroute2: it speaks to a namespace by its process too, but what is said with it
 # is as long, and `unshare` and `nsenter` would stay: a holder without a name, and programs inside.
@@ -111,14 +111,15 @@ class NodeNetwork:
         subnet: The first three numbers of the nodes' addresses.
 
     Raises:
-        LaunchError: On entering, if namespaces cannot be made here; the message says why.
+        ConfigError: There are more.
+        MissingError: On entering, if namespaces cannot be made here; the message says why.
     """
 
     def __init__(
         self, nodes: int, *, bytes_per_s: float | None = None, subnet: str = "10.77.0"
     ) -> None:
         if not 1 <= nodes <= 250:
-            raise LaunchError(f"a network of {nodes} nodes cannot be made; choose 1 to 250")
+            raise ConfigError(f"a network of {nodes} nodes cannot be made; choose 1 to 250")
         self._nodes = nodes
         self._bytes_per_s = bytes_per_s
         self._subnet = subnet
@@ -177,7 +178,7 @@ class NodeNetwork:
     def __enter__(self) -> Self:
         reason = why_not()
         if reason:
-            raise LaunchError(f"cannot give the nodes networks of their own: {reason}")
+            raise MissingError(f"cannot give the nodes networks of their own: {reason}")
         with ExitStack() as made:
             switch = made.enter_context(Namespace(f"{self._prefix}-switch"))
             switch.do("ip link add bridge type bridge")

@@ -12,6 +12,7 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.experiments.namespaces import NodeNetwork
+from gemini_lab.job import Job
 from gemini_lab.profiler.observe import ITERATIONS, SKIP
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.profiler.show import report
@@ -69,12 +70,11 @@ def profile_script(
         quiet: Whether to drop what the script prints, but for errors.
 
     Raises:
-        ConfigError: The script is not there, or both kinds of link are asked for.
+        ConfigError: The script is not there or no Python, or both kinds of link are asked for.
         LaunchError: Network namespaces cannot be made here.
         RunFailedError: The script failed, or ended too early.
     """
-    if not script.is_file():
-        raise ConfigError(f"there is no script {str(script)!r}; name a DeepSpeed script")
+    Job(script=str(script)).check()
     if link_bytes_per_s is not None and kernel_link_bytes_per_s is not None:
         raise ConfigError("a link is either paced or shaped by the kernel; ask for one of them")
     with tempfile.TemporaryDirectory(prefix="gemini-lab-profile-") as folder:
@@ -149,12 +149,36 @@ def _parser() -> argparse.ArgumentParser:
         description="When is the network of a DeepSpeed script idle? The script runs unchanged, "
         "under torchrun, until enough iterations have been seen.",
     )
-    parser.add_argument("--iterations", type=int, default=ITERATIONS, help="to average over")
-    parser.add_argument("--skip", type=int, default=SKIP, help="to let pass first")
-    parser.add_argument("--nproc", type=int, default=2, help="ranks on this machine")
-    parser.add_argument("--link", help='paced link of each rank, such as "400 Mbit/s"')
-    parser.add_argument("--kernel-link", help="the same by network namespaces (Linux, root)")
-    parser.add_argument("--output", default="profile.json", help="where the profile goes")
-    parser.add_argument("script")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        default=ITERATIONS,
+        metavar="N",
+        help="iterations to average over (%(default)s)",
+    )
+    parser.add_argument(
+        "--skip",
+        type=int,
+        default=SKIP,
+        metavar="N",
+        help="iterations to let pass first (%(default)s)",
+    )
+    parser.add_argument(
+        "--nproc", type=int, default=2, metavar="N", help="ranks on this machine (%(default)s)"
+    )
+    parser.add_argument(
+        "--link", metavar="RATE", help='pace each rank to such a link, as in "400 Mbit/s"'
+    )
+    parser.add_argument(
+        "--kernel-link", metavar="RATE", help="the same by network namespaces (Linux, root)"
+    )
+    parser.add_argument(
+        "--output",
+        default="profile.json",
+        metavar="FILE",
+        help="where the profile goes (%(default)s)",
+    )
+    parser.add_argument("script", help="the training script")
+    its = parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    its.required = False  # by which an error would name it beside the script
     return parser

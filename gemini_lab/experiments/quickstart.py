@@ -8,9 +8,11 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final
 
-from gemini_lab.errors import GeminiError
+from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.injector.failures import NodeLoss, RootLoss, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
@@ -18,9 +20,15 @@ from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.progress import show_progress
-from gemini_lab.log.file import LOG_FILE
+from gemini_lab.lab.submission import Submission
+from gemini_lab.log.file import FOLDER_HELP, LOG_FILE, RUNS_FOLDER
 from gemini_lab.report import Comparison, RunReport
 from gemini_lab.report.text import BLOCKS, Ink, ink_for, render
+from gemini_lab.seats import Seats
+
+SIZE: Final = "small"
+FEWEST: Final = 4
+"""Iterations below which three failures do not come one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +47,14 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """The result in one line."""
+        """The result: how much was survived, and whether all losses are the same."""
         survived = len(self.disturbed.recoveries)
-        return f"{survived} failures survived; losses beside the run that never failed: " + str(
+        return f"{survived} failures survived\nlosses beside the run that never failed: " + str(
             self.comparison
         )
 
 
-def gpt_job(*, size: str = "small", iterations: int = 24, **options: object) -> Job:
+def gpt_job(*, size: str = SIZE, iterations: int = 24, **options: object) -> Job:
     """The lab's own training job: a byte-level GPT on text, under DeepSpeed ZeRO-3.
 
     Args:
@@ -93,14 +101,22 @@ def summary(result: Result, *, ink: Ink = BLOCKS) -> str:
     return f"{render(result.disturbed, ink=ink)}\n\n{table}\n\n{result.verdict}"
 
 
-def run_main_job(lab: Lab, job: Job, scenario: Scenario, *, iterations: int) -> Result:
+def run_main_job(
+    lab: Lab, job: Job, scenario: Scenario, *, iterations: int, keep_processes: bool = False
+) -> Result:
     """Run `job` twice on `lab`, once undisturbed; shows progress while it runs."""
     print("first, a run that never fails:")  # noqa: T201
     undisturbed = lab.train(job, name="undisturbed", persistent_url=None)
     show_progress(undisturbed, total=iterations)
     undisturbed.wait()
     print("\nnow the same job with failures:")  # noqa: T201
-    disturbed = lab.train(job, name="with-failures", scenario=scenario, persist_every_iterations=10)
+    disturbed = lab.train(
+        job,
+        name="with-failures",
+        scenario=scenario,
+        persist_every_iterations=10,
+        keep_processes=keep_processes,
+    )
     show_progress(disturbed, total=iterations)
     disturbed.wait()
     reports = undisturbed.report(), disturbed.report()
@@ -116,32 +132,73 @@ def _ended(folder: Path) -> str:
     )
 
 
-def command(arguments: list[str]) -> int:
-    """`gemini-lab quickstart`: exit status 0 only if the losses are bit-identical."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The options of `gemini-lab quickstart`."""
+    options = argparse.ArgumentParser(
         prog="gemini-lab quickstart", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--nodes", type=int, default=LabConfig.nodes)
-    parser.add_argument("--standbys", type=int, default=LabConfig.standbys)
-    parser.add_argument("--size", default="small", help="of the GPT: tiny, small (25 M), ...")
-    parser.add_argument("--iterations", type=int, default=24)
-    parser.add_argument("--corpus", help="text to train on; by default Python's own")
-    parser.add_argument("--scenario", type=Path, help="failures from a file instead of the three")
-    parser.add_argument("--folder", type=Path, default=LabConfig.folder)
-    options = parser.parse_args(arguments)
-    iterations = options.iterations
-    scenario = main_scenario(iterations, ranks=options.nodes)
+    number = partial(options.add_argument, type=int, metavar="N")
+    number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")
+    number("--standbys", default=LabConfig.standbys, help="machines that wait (%(default)s)")
+    number("--iterations", default=24, help="of the job (%(default)s)")
+    options.add_argument("--size", default=SIZE, help="of the GPT: tiny, small, 1b (%(default)s)")
+    options.add_argument("--corpus", metavar="PATH", help="text to train on; by default Python's")
+    options.add_argument(
+        "--scenario", type=Path, metavar="FILE", help="failures to inject, by default the three"
+    )
+    options.add_argument(
+        "--keep-processes",
+        action="store_true",
+        help="ranks that are not lost keep their process through a recovery",
+    )
+    options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
+    return options
+
+
+def asked_for(options: argparse.Namespace) -> tuple[Job, Scenario]:
+    """What is to run and to break, if a lab can have it: nothing is started to find out.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    config = LabConfig(nodes=options.nodes, standbys=options.standbys)
+    if options.iterations < FEWEST:
+        raise ConfigError(
+            f"{options.iterations} iterations leave no room for three failures; give at least "
+            f"{FEWEST}"
+        )
+    if (options.size, options.corpus) != (SIZE, None):
+        from gemini_lab.training import corpus, gpt  # noqa: PLC0415 - imports torch: seconds
+
+        gpt.named_size(options.size)
+        if options.corpus is not None:
+            corpus.require_text(options.corpus)
+    scenario = main_scenario(options.iterations, ranks=options.nodes)
     if options.scenario:
         scenario = Scenario.load(options.scenario)
-    corpus = {"corpus": options.corpus} if options.corpus else {}
-    job = gpt_job(size=options.size, iterations=iterations, **corpus)
+    text = {"corpus": options.corpus} if options.corpus else {}
+    job = gpt_job(size=options.size, iterations=options.iterations, **text)
+    Submission.checked(config, job, scenario=scenario, name=None, resume=False, settings={})
+    return job, scenario
+
+
+def command(arguments: list[str]) -> int:
+    """`gemini-lab quickstart`: exit status 0 only if the losses are bit-identical."""
+    options = parser().parse_args(arguments)
+    job, scenario = asked_for(options)
+    machines = Seats(nodes=options.nodes, standbys=options.standbys).in_words
+    print(f"starting {machines}", flush=True)  # noqa: T201
     with (
         interrupt_says(lambda: _ended(options.folder)),
         Lab(options.nodes, options.standbys, folder=options.folder) as lab,
     ):
-        waiting = "1 standby" if options.standbys == 1 else f"{options.standbys} standbys"
-        print(f"{options.nodes} nodes and {waiting} are up")  # noqa: T201
-        result = run_main_job(lab, job, scenario, iterations=iterations)
+        result = run_main_job(
+            lab,
+            job,
+            scenario,
+            iterations=options.iterations,
+            keep_processes=options.keep_processes,
+        )
     log = options.folder / result.disturbed.name / LOG_FILE
     print(f"\n{summary(result, ink=ink_for(sys.stdout.encoding))}\n\nlog: {log}")  # noqa: T201
     if not result.comparison:

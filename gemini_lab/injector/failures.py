@@ -25,6 +25,7 @@ from typing import ClassVar, Final, Literal, get_args
 from gemini_lab.errors import ConfigError
 
 _PLACE: Final = re.compile(r"node-\d+|rank-\d+|root")
+_PLACES: Final = "a node's name like node-2, rank-2 for the node that runs rank 2, or root"
 
 
 def check_place(place: str) -> None:
@@ -34,10 +35,7 @@ def check_place(place: str) -> None:
         ConfigError: `place` has none of the three forms.
     """
     if not _PLACE.fullmatch(place):
-        raise ConfigError(
-            f"{place!r} names no place; write a node's name like 'node-2', 'rank-2' for the node "
-            "that runs rank 2, or 'root'"
-        )
+        raise ConfigError(f"{place!r} names no place; write {_PLACES}")
 
 
 def rank_of(place: str) -> int | None:
@@ -75,7 +73,10 @@ class Failure:
         try:
             return FAILURES[kind](**values)
         except TypeError as error:
-            raise ConfigError(f"{kind} takes {known} and got {sorted(values)}") from error
+            raise ConfigError(
+                f"{kind} takes {' and '.join(known) or 'nothing'} "
+                f"(got {' and '.join(sorted(values)) or 'nothing'})"
+            ) from error
 
     def __str__(self) -> str:
         where = " ".join(str(value) for value in asdict(self).values() if value is not None)
@@ -299,23 +300,31 @@ def read_failure(
         once: The same: once, and not each time.
 
     Raises:
-        ConfigError: There is no such kind, or it needs another number of places.
+        ConfigError: There is no such kind, or it takes other words.
     """
-    record: dict[str, object] = {"kind": kind}
-    if kind == "nodes_loss":
-        record["nodes"] = list(places)
-    elif kind == "rack_loss":
-        record["rack"] = " ".join(places)
-    elif kind == LinkCut.kind and len(places) == 2:
-        record["node"], record["to"] = places
-    elif len(places) == 1:
-        record["node"] = places[0]
-    elif places:
-        raise ConfigError(f"{kind} takes one place (got {len(places)}: {' '.join(places)})")
-    if shard is not None:
-        record["shard"] = shard
-    if where is not None:
-        record["where"] = where
-    if once:
-        record["lasts"] = False
-    return Failure.from_json(record)
+    if kind not in FAILURES:
+        return Failure.from_json({"kind": kind})  # which says so
+    known = [field.name for field in fields(FAILURES[kind])]
+    options = {"shard": shard, "where": where, "lasts": False if once else None}
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given.keys() - known:
+        word = "once" if name == "lasts" else name
+        raise ConfigError(f"{word!r} does not go with {kind}; leave it out")
+    return Failure.from_json({"kind": kind, **_struck(kind, known, places), **given})
+
+
+def _struck(kind: str, known: Sequence[str], places: Sequence[str]) -> dict[str, object]:
+    """Where a failure of `kind` strikes, under the names that it is `known` by.
+
+    Raises:
+        ConfigError: It needs another number of places.
+    """
+    many = {"nodes": list(places), "rack": " ".join(places)}
+    ends = [name for name in ("node", "to") if name in known]
+    if not places and {*known} & {"node", *many}:
+        wanted = "the rack's name" if "rack" in known else _PLACES
+        raise ConfigError(f"{kind} needs to be told where; write {wanted} after it")
+    if not {*known} & {*many} and len(places) > len(ends):
+        most = ("no place", "one place", "two places at most")[len(ends)]
+        raise ConfigError(f"{kind} takes {most} (got {len(places)}: {' '.join(places)})")
+    return dict(zip(ends, places, strict=False)) | {n: v for n, v in many.items() if n in known}

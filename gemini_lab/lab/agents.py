@@ -11,25 +11,20 @@ from typing import Any, Final
 
 import msgspec
 
-from gemini_lab.errors import ConfigError, GeminiError, LaunchError
+from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.alone import ALONE_S, LOOK_S, Alone
+from gemini_lab.lab.announcement import Announcement
+from gemini_lab.lab.bringing import Bringing
 from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.connections import Connections
 from gemini_lab.lab.loop import LoopThread
+from gemini_lab.lab.roster import Roster
 from gemini_lab.launch.operator import Operator
-from gemini_lab.log.events import (
-    AnyEvent,
-    Network,
-    NodeJoined,
-    NodeLost,
-    NodeReady,
-    RootElected,
-)
-from gemini_lab.node.config import DRAIN_KEY, LAB_KEY, NONE_COME_KEY, AgentUp, LabRecord
+from gemini_lab.log.events import NodeReady
+from gemini_lab.node.config import DRAIN_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
-from gemini_lab.node.network import remarks_on
 from gemini_lab.node.words import (
     CANCEL_KEY,
     GIVE_UP_KEY,
@@ -48,12 +43,9 @@ from gemini_lab.recovery.messages import (
     OutputSaid,
 )
 
-LAB_LEASE_S: Final = 15
 CONNECT_S: Final = 30.0
 GOODBYE_S: Final = 5.0  # for agents to leave by themselves
 LEAVE_S: Final = 20.0
-FIRST_RETRY_S: Final = 5.0
-LONGEST_RETRY_S: Final = 60.0
 
 
 class AgentCluster:
@@ -81,19 +73,18 @@ class AgentCluster:
         self._beside = beside
         self._connections = Connections(operator.token, self, self._begin)
         self._are_met = asyncio.Event()
-        self._record = msgspec.json.encode(record).decode()
-        self.root: str | None = None
-        self._ready: set[str] = set()
-        self._silent: set[str] = set()  # connected, but lost in the root agent's eyes
         self._store, self._operator = store, operator
         self._loop, self._audience = loop, audience
-        self._networks: dict[str, Network] = {}
-        self._remarks: dict[str, None] = {}  # on them, that the run under way has heard
-        self._lease: int | None = None
-        self._bringing = 0
-        self._wanted = 0  # agents, by the newest word of a root agent
+        self._announcement = Announcement(store, record)
+        self._roster = Roster()
+        self._bringing = Bringing(
+            operator=operator,
+            store=store,
+            connect=self._connect,
+            count_living=lambda: len(self.living),
+            audience=audience,
+        )
         self._machines = 0
-        self._term = 0  # of the newest root agent that was heard
         self._is_closing = False
         self._work: set[Future[None]] = set()
         self._undo = ExitStack()
@@ -103,8 +94,8 @@ class AgentCluster:
     def open(self, machines: int) -> None:
         """Bring so many agents and connect to them."""
         self._machines = machines
-        self._lease = patiently(self._announce)
-        self._spawn(self._keep_lease())  # from here on: to bring machines may take minutes
+        self._announcement.make()
+        self._spawn(self._announcement.keep())  # from here on: to bring machines may take minutes
         agents = self._operator.bring(machines)
         self._loop.finish(self._connect(agents), timeout_s=CONNECT_S)
         self._go_on()
@@ -127,14 +118,18 @@ class AgentCluster:
 
     def close(self) -> None:
         """End every process of the cluster and give all its memory back."""
-        self._is_closing = True
+        self._begin_to_close()
         self._undo.close()
 
     def leave(self) -> None:
         """Have the agents end, and take this lab's keys out of the store."""
-        self._is_closing = True
+        self._begin_to_close()
         with suppress(TimeoutError):
             self._loop.finish(self._say_goodbye(), timeout_s=LEAVE_S)
+
+    def _begin_to_close(self) -> None:
+        self._is_closing = True
+        self._bringing.end()
 
     def leave_beside(self) -> None:
         """Have the agent end beside which this owner runs, as the last: it ends the owner, too."""
@@ -149,38 +144,10 @@ class AgentCluster:
             await asyncio.sleep(0.02)
         for work in self._work.copy():
             work.cancel()
+        # Without these the agent beside which this owner runs would end it too early.
+        spare = set() if self._beside is None else {"root", f"nodes/{self._beside}"}
         with suppress(StoreUnavailableError):
-            await asyncio.to_thread(self._clear_store)
-
-    def _clear_store(self) -> None:
-        if self._lease is not None:
-            self._store.revoke(self._lease)
-        kept = {"root", f"nodes/{self._beside}"} if self._beside is not None else set()
-        for key in self._store.items().keys() - kept:  # those would end this owner too early
-            self._store.delete(key)
-
-    def _announce(self) -> int:
-        """Tell agents that their lab lives, for as long as the lease is kept."""
-        lease = self._store.grant(LAB_LEASE_S)
-        if self._store.create(LAB_KEY, self._record, lease=lease):
-            return lease
-        if self._store.items().get(LAB_KEY) == self._record:  # made before; the answer was lost
-            self._store.put(LAB_KEY, self._record, lease=lease)
-        else:
-            self._store.revoke(lease)
-            raise ConfigError(
-                f"a lab is under way at {self._store.prefix} in the store; give this one another "
-                f"name, or wait {LAB_LEASE_S} s if that one has just been killed"
-            )
-        return lease
-
-    async def _keep_lease(self) -> None:
-        while True:
-            await asyncio.sleep(LAB_LEASE_S / 5)
-            with suppress(StoreUnavailableError):
-                assert self._lease is not None
-                if not await asyncio.to_thread(self._store.keep_alive, self._lease):
-                    self._lease = await asyncio.to_thread(self._announce)
+            await asyncio.to_thread(self._announcement.withdraw, spare=spare)
 
     async def _watch(self) -> None:
         """Say when what a run cannot do without is away, and end the wait when all is lost."""
@@ -202,7 +169,7 @@ class AgentCluster:
                 await self._meet(addresses)
             verdict = alone.look(
                 is_connected=bool(self.members),
-                is_coming=self._bringing > 0,
+                is_coming=self._bringing.is_under_way,
                 is_empty=addresses == {},
             )
             if verdict == "bring":
@@ -219,8 +186,15 @@ class AgentCluster:
             f"all nodes are lost, with what they had in memory; {self._machines} new ones are "
             "asked for"
         )
-        self._wanted = self._machines
+        self._want(self._machines)
+
+    def _want(self, machines: int) -> None:
+        self._bringing.wanted = machines
         self._spawn(self._bring())
+
+    async def _bring(self) -> None:
+        await self._are_met.wait()
+        await self._bringing.bring()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._work.add(self._begin(work))
@@ -249,12 +223,17 @@ class AgentCluster:
     @property
     def living(self) -> tuple[str, ...]:
         """Names of the nodes whose agents live, standbys included."""
-        return tuple(name for name in self.members if name not in self._silent)
+        return tuple(name for name in self.members if name not in self._roster.silent)
 
     @property
     def ready(self) -> Collection[str]:
         """Names of those that have imported what workers need."""
-        return self._ready & set(self.living)
+        return self._roster.ready & set(self.living)
+
+    @property
+    def root(self) -> str | None:
+        """The node with the root agent."""
+        return self._roster.root
 
     @property
     def etcd(self) -> Sequence[str]:
@@ -286,83 +265,30 @@ class AgentCluster:
     def hear(self, name: str, message: Message) -> None:
         """An agent said something."""
         match message:
-            case EventSaid() if self._is_heard(message.term):
-                self._follow(message.entry.event)
-                self._audience.take(message.entry)
+            case EventSaid(entry=entry) if self._roster.is_heard(message.term):
+                self._roster.follow(entry.event)
+                if isinstance(entry.event, NodeReady):
+                    self._remark()
+                self._audience.take(entry)
             case OutputSaid():
                 self._audience.take_output(message, node=name)
             case NeedNodes():
-                self._wanted = message.wanted
-                self._spawn(self._bring())
+                self._want(message.wanted)
+
+    def _remark(self) -> None:
+        """Say what is likely wrong with the nodes' networks."""
+        for text in self._roster.remarks():
+            self._audience.take_note(text)
 
     def miss(self, name: str) -> None:
         """An agent is not connected any more."""
-        self._ready.discard(name)
-
-    def _is_heard(self, term: int | None) -> bool:
-        """Whether this is not a deposed root's word, which came too late."""
-        if term is not None and term < self._term:
-            return False
-        self._term = max(self._term, term or 0)
-        return True
-
-    def _follow(self, event: AnyEvent) -> None:
-        match event:
-            case RootElected(name=name):
-                self.root = name
-            case NodeReady(name=name, network=network):
-                self._ready.add(name)
-                if network is not None:
-                    self._networks[name] = network
-                    self._remark()
-            case NodeLost(name=name):
-                self._silent.add(name)
-            case NodeJoined(name=name):
-                self._silent.discard(name)
-
-    def _remark(self) -> None:
-        """Say what is likely wrong with the nodes' networks, once a run."""
-        for text in remarks_on(dict(self._networks)):
-            if text not in self._remarks:
-                self._remarks[text] = None
-                self._audience.take_note(text)
-
-    async def _bring(self) -> None:
-        """Ask the operator for the machines that are missing and not already on their way.
-
-        An operator that has none now may have some later: it is asked again, ever later, for as
-        long as they are wanted.
-        """
-        await self._are_met.wait()
-        pause_s = FIRST_RETRY_S
-        while (count := self._missing) > 0 and not self._is_closing:
-            self._bringing += count
-            try:
-                await self._connect(await asyncio.to_thread(self._operator.bring, count))
-            except GeminiError as error:  # what is impossible now may be mended meanwhile
-                self._audience.take_note(
-                    f"no new node: {error}; the operator is asked again in {pause_s:.0f} s"
-                )
-                await asyncio.to_thread(self._say_none_come)
-            finally:
-                self._bringing -= count
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
-
-    @property
-    def _missing(self) -> int:
-        return self._wanted - len(self.living) - self._bringing
-
-    def _say_none_come(self) -> None:
-        """Have a run that is short know: it may go on with what there is."""
-        with suppress(StoreUnavailableError):
-            self._store.put(NONE_COME_KEY, str(time.time_ns()))
+        self._roster.ready.discard(name)
 
     # -- orders ----------------------------------------------------------------------------------
 
     def submit(self, job: JobOrder) -> None:
         """Start a job on the nodes."""
-        self._remarks.clear()
+        self._roster.begin_run()
         self._remark()
         self._put("job", msgspec.json.encode(job).decode())
 

@@ -11,31 +11,31 @@ from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.config import LabOptions, config_of
 from gemini_lab.lab.detached import start_detached
 from gemini_lab.lab.submission import Submission
-from gemini_lab.log.file import RUNS_FOLDER
+from gemini_lab.log.file import LATEST, RUNS_FOLDER
 from gemini_lab.settings import SettingValue
 
 
 def attach(
-    run: str | Path = "latest",
+    run: str | Path = LATEST,
     *,
     folder: str | Path = RUNS_FOLDER,
-    store: str | None = None,
+    etcd: str | None = None,
     token_file: str | Path | None = None,
 ) -> AttachedRun:
     """Follow a run that somebody else owns, and tell it what to do; leaving it leaves it alone.
 
     Args:
-        run: Its folder or name, or `"latest"`; with `store`, its lab's name there.
+        run: Its folder or name, or `"latest"`; with `etcd`, its lab's name there.
         folder: Where runs keep their folders.
-        store: `host:port[,host:port...]` of the etcd that knows it, from machines that do not see
-            its folder.
+        etcd: `host:port[,host:port...]` of the one that knows it, from machines that do not see its
+            folder.
         token_file: Where its token stands; by default `GEMINI_LAB_TOKEN` has it.
 
     Raises:
         ConfigError: No such run is seen here, it is over, or there is no token.
     """
     secret = None if token_file is None else Path(token_file)
-    finder = Finder.of(str(run), below=Path(folder), store=store, token_file=secret)
+    finder = Finder.of(str(run), below=Path(folder), store=etcd, token_file=secret)
     finder.check()
     return AttachedRun(finder.name, finder.way, finder.folder).start()
 

@@ -1,6 +1,8 @@
 """What shows how far a run is: a bar on a terminal, or one below a notebook's cell."""
 
+import shutil
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +18,10 @@ CELL_LINES: Final = 200
 """Lines that stay below a cell."""
 INDENT: Final = "    "
 """Of lines that a terminal has among those that a script prints."""
+TOLD: Final = (INDENT, "!! ", "<< ")
+"""How lines on a run begin."""
+QUOTED: Final = f"{INDENT}| "
+"""How they begin where they show what somebody else said."""
 PACED: Final = 32
 """Iterations by which it is told how long the rest will take."""
 CELL: Final = "font: 13px/1.6 var(--jp-ui-font-family, system-ui), sans-serif"
@@ -83,7 +89,8 @@ class TerminalBar:
 
     def write(self, line: str) -> None:
         """Add a line above the bar."""
-        self._bar.write(line)
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        self._bar.write("\n".join(laid(each, columns) for each in line.split("\n")))
 
     def show(self, run: Followed) -> None:
         """Move the bar."""
@@ -95,6 +102,20 @@ class TerminalBar:
     def close(self, run: Followed) -> None:  # noqa: ARG002 - whoever waits says how it ended
         """Leave the bar as it is."""
         self._bar.close()
+
+
+def laid(line: str, columns: int | None) -> str:
+    """A line as so many columns show it: what is told of a run is broken between words."""
+    is_told = line.startswith(TOLD) and not line.startswith(QUOTED)
+    if columns is None or len(line) < columns or not is_told:
+        return line
+    return textwrap.fill(
+        line,
+        columns - 1,
+        subsequent_indent=INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 class Handle(Protocol):

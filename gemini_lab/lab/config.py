@@ -4,10 +4,11 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.launch.join import NO_TOKEN, WAIT_S, check_name, find_token
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.provider import Provider
@@ -15,6 +16,7 @@ from gemini_lab.launch.providers import parse_provider
 from gemini_lab.log.file import RUNS_FOLDER
 from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.seats import Seats, node_name
+from gemini_lab.units import check_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +71,11 @@ class LabConfig:
                 "the provider's machines join a lab by its name, and it has none; give it one: "
                 "join= or --join"
             )
-        if not 2 <= self.lease_s < math.inf:
+        if not isinstance(self.lease_s, Real) or not 2 <= self.lease_s < math.inf:
             raise ConfigError(
-                f"lease_s must be at least 2 s, etcd's shortest lease (got {self.lease_s})"
+                f"lease_s must be at least 2 s, etcd's shortest lease (got {self.lease_s!r})"
             )
+        check_number("wait_s", self.wait_s)
         if self.hosts.names and len(self.hosts.names) < machines:
             raise ConfigError(
                 f"{machines} nodes and standbys were asked for, but there are only "
@@ -134,6 +137,9 @@ def config_of(options: LabOptions) -> LabConfig:
         ConfigError: A number is impossible, a name is none, or there are fewer hosts than nodes.
     """
     said: dict[str, Any] = {"folder": RUNS_FOLDER, **options}
+    for name, (kinds, words) in _KINDS.items():
+        if said.get(name) is not None and not isinstance(said[name], kinds):
+            raise ConfigError(f"{name}= is {kind_of(said[name])}; give {words}")
     for name, read in _READERS.items():
         if said.get(name) is not None:
             said[name] = read(said[name])
@@ -154,6 +160,8 @@ def hosts_from(hosts: Sequence[str] | str | Path | None) -> Hosts:
         return Hosts()
     if isinstance(hosts, (str, Path)):
         return Hosts.from_file(hosts)
+    if others := [host for host in hosts if not isinstance(host, str)]:
+        raise ConfigError(f"hosts= names {others[0]!r}, which is {kind_of(others[0])}; give names")
     return Hosts.read(hosts)
 
 
@@ -162,7 +170,17 @@ _READERS: Final[Mapping[str, Callable[[Any], object]]] = {
     "etcd": EtcdAddress.parse,
     "folder": lambda folder: Path(folder).absolute(),
     "provider": lambda said: parse_provider(said) if isinstance(said, str) else said,
-    "racks": tuple,
+    "racks": lambda racks: tuple(map(str, racks)),
     "token": str,
 }
 """How the words that are no numbers are read; `None` is as good as none."""
+
+_KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "hosts": ((str, Path, Sequence), "names of hosts, or a hostfile's path"),
+    "etcd": ((str,), "host:port[,host:port...] as text"),
+    "folder": ((str, Path), "a path"),
+    "racks": ((Sequence,), "the rack of each node, in a list"),
+    "join": ((str,), "a name"),
+    "token": ((str,), "text"),
+}
+"""What those words may be that are no numbers, and what a person is told to give."""

@@ -18,7 +18,7 @@ from gemini_lab.lab.starting import embedded_etcd, own_operator, record_of
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.auto_scaling import AutoScaling
 from gemini_lab.launch.etcd import Embedded
-from gemini_lab.launch.join import check_name, prefix_of
+from gemini_lab.launch.join import check_name, prefix_of, say
 from gemini_lab.launch.members import COUNT, Members
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.slurm import Slurm
@@ -111,13 +111,14 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
         LaunchError: etcd, MPI or an agent could not be started, or one does not see the folder.
         CapacityError: Agents that were to join did not come in time.
     """
-    _check(config)
+    check_detached(config, wanted)
     token = config.token or secrets.token_hex(16)
-    check_name(wanted.name)
     folder = fresh_folder(config.folder / wanted.name)
     order = wanted.order(number=1, shared=folder)
     with ExitStack() as undo:
         name = config.join or folder.name
+        if config.etcd is None:  # by its name alone an etcd knows whose it is
+            name = f"{folder.name}-{secrets.token_hex(3)}"
         started = config.etcd or embedded_etcd(config.hosts, prefix_of(name), undo)
         etcd = started if isinstance(started, EtcdAddress) else started.address
         members = started if isinstance(started, Members) else None
@@ -128,7 +129,7 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
         detached = Detached(owner=OWNER_MODULE, folder=str(folder), identity=secrets.token_hex(16))
         (folder / LAB_FILE).write_text(detached.identity, encoding="utf-8")
         record = record_of(config, detached)
-        patiently(lambda: _claim(store, record))
+        patiently(lambda: _claim(store, record), tell=say)
         undo.callback(_clear, store)
         operator = own_operator(config, store, record, token=token, members=members)
         undo.callback(operator.clear)
@@ -143,8 +144,13 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
     return folder
 
 
-def _check(config: LabConfig) -> None:
-    """Refuse what could not live on without this process."""
+def check_detached(config: LabConfig, wanted: Submission) -> None:
+    """Refuse what could not live on without this process, or that no store can name.
+
+    Raises:
+        ConfigError: It could not.
+    """
+    check_name(wanted.name)
     if not isinstance(config.provider, Slurm | AutoScaling | None):
         raise ConfigError(
             "a detached run cannot take a provider= of your own along; name one that comes with "

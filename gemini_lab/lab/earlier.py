@@ -18,10 +18,13 @@ HEAD: Final = 32  # entries of a log, among which its job is told
 
 
 def earlier_tier(folder: Path, job: Job) -> Path | None:
-    """The persistent tier of the newest run of `job` below `folder` that has a version there."""
+    """The persistent tier of the newest run of `job` below `folder` that has a version there.
+
+    One that has none any more that counts is taken, too: the run that goes on asks what to do.
+    """
     runs = [log.parent for log in folder.glob(f"*/{LOG_FILE}") if (log.parent / TIER).is_dir()]
     for run in sorted(runs, key=lambda run: (run / LOG_FILE).stat().st_mtime, reverse=True):
-        if any(_is_of(told, job) for told in _told(run)) and versions_at(str(run / TIER)):
+        if any(_is_of(told, job) for told in _told(run)) and _has_begun(str(run / TIER)):
             return run / TIER
     return None
 
@@ -32,6 +35,15 @@ def versions_at(url: str) -> list[int]:
         return sorted(one.version for one in persistent_tier(url).stored())
     except GeminiError:
         return []
+
+
+def _has_begun(url: str) -> bool:
+    """Whether a persistent tier has a version, or had one that training went back behind."""
+    try:
+        tier = persistent_tier(url)
+        return bool(tier.stored() or tier.disowned())
+    except GeminiError:
+        return False
 
 
 def _told(run: Path) -> Iterator[RunStarted]:

@@ -14,11 +14,11 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import FailureCause
 from gemini_lab.report.culprits import culprits
 from gemini_lab.report.output import last_lines
+from gemini_lab.report.recovery import WorkerExit
 from gemini_lab.report.reducers.course import Course, Phase
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.recoveries import exit_of
-from gemini_lab.report.values import WorkerExit
 
 PHASES: Final[dict[Phase, str]] = {
     "waiting for events": "starting",

@@ -1,6 +1,5 @@
 """`Lab`: the handle that a notebook, or the command line, holds on a cluster."""
 
-import atexit
 import threading
 import time
 from collections.abc import Sequence
@@ -13,14 +12,15 @@ from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job, job_of
 from gemini_lab.lab import pages
+from gemini_lab.lab.at_end import close_at_end, forget
 from gemini_lab.lab.cluster import Starter
 from gemini_lab.lab.config import LabConfig, config_of
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
-from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, run_started
+from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, require_folder, run_started
 from gemini_lab.lab.starting import start_cluster
-from gemini_lab.lab.submission import Submission
+from gemini_lab.lab.submission import Submission, default_name
 from gemini_lab.launch.provider import Provider
 from gemini_lab.log.events import Profiled
 from gemini_lab.placement import Placement
@@ -97,6 +97,7 @@ class Lab:
                 "wait_s": wait_s,
             }
         )
+        require_folder(self.config.folder)
         self._dashboard: pages.Dashboard | None = None
         self._is_closed = False
         with ExitStack() as undo:  # what was started is ended again if the rest does not start
@@ -109,7 +110,7 @@ class Lab:
             undo.callback(self._cluster.close)
             self._undo = undo.pop_all()
         loop.call_every(TICK_S, self._runs.strike)
-        atexit.register(self.close)
+        close_at_end(self.close)
 
     def train(
         self,
@@ -141,8 +142,7 @@ class Lab:
             ConfigError: A run is under way, the script is missing, or a setting, the placement or
                 the root agent is impossible.
         """
-        if self._is_closed:
-            raise ConfigError("this lab is closed; make a new one")
+        self._check_open()
         if self._runs.under_way is not None:
             raise ConfigError(f"{self.run} is under way; wait for it, or stop it first")
         wanted = Submission.checked(
@@ -203,7 +203,7 @@ class Lab:
         if self.nodes * self.workers_per_node == 1:
             raise ConfigError("one worker has no network to profile; make a lab of two nodes")
         job = job_of(job)
-        name = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}-profile"
+        name = name or f"{default_name(job)}-profile"
         given: dict[str, SettingValue] = {"scheme": "gemini", "persistent_url": None, **settings}
         run = self.train(
             job, scenario=None, name=name, resume=False, placement=None, root=None, **given
@@ -249,6 +249,7 @@ class Lab:
         *,
         total: int | None = None,
         scenario: Scenario | None = None,
+        root: Decide | None = None,
         **settings: SettingValue,
     ) -> pages.Controls:
         """Buttons for this lab below a cell: start, break something, stop.
@@ -257,12 +258,13 @@ class Lab:
             job: What the start button starts; by default the newest run's job again.
             total: Iterations of the job, the bar's full length.
             scenario: Failures to inject on the way of what the button starts.
+            root: Decides what is done after a failure of it, as for `train`.
             settings: As for `train`.
 
         Raises:
             ConfigError: ipywidgets is not installed.
         """
-        return pages.controls_of(self, job, total=total, scenario=scenario, **settings)
+        return pages.controls_of(self, job, total=total, scenario=scenario, root=root, **settings)
 
     @property
     def nodes(self) -> int:
@@ -308,11 +310,13 @@ class Lab:
         """Wait until all nodes and standbys are there and have imported what workers need.
 
         Raises:
+            ConfigError: The lab is closed, or is closed meanwhile.
             TimeoutError: Some are not ready in time.
         """
         wanted = self.config.seats.machines
         deadline_s = time.monotonic() + timeout_s
         while (count := len(self._cluster.ready)) < wanted:
+            self._check_open()
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"{count} of {wanted} nodes are ready after {timeout_s:.0f} s")
             time.sleep(0.05)
@@ -322,12 +326,18 @@ class Lab:
         if self._is_closed:
             return
         self._is_closed = True
-        atexit.unregister(self.close)
+        forget(self.close)
         self._runs.give_up("the lab was closed", "owner")
-        self._undo.close()
-        self._runs.close()
-        if self._dashboard is not None:
-            self._dashboard.close()
+        try:
+            self._undo.close()
+        finally:
+            self._runs.close()
+            if self._dashboard is not None:
+                self._dashboard.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConfigError("this lab is closed; make a new one")
 
     def __enter__(self) -> Self:
         return self

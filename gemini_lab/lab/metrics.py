@@ -16,6 +16,7 @@ from gemini_lab.lab.watched import Watched
 from gemini_lab.report.metrics import metrics_of
 
 LOOPBACK: Final = "127.0.0.1"
+LAST_PORT: Final = 65535
 
 
 class HasFolder(Protocol):
@@ -123,6 +124,6 @@ def split_port(where: str) -> tuple[str, int]:
         ConfigError: It is none.
     """
     address, _, port = where.rpartition(":")
-    if not port.isdecimal():
+    if not port.isdecimal() or int(port) > LAST_PORT:
         raise ConfigError(f"cannot tell metrics to {where!r}; write PORT, ADDRESS:PORT, {HOW}")
     return address or LOOPBACK, int(port)

@@ -51,7 +51,7 @@ class Controls(Protocol):
     def close(self) -> None:
         """Take the panel away; the run goes on."""
 
-    def _repr_mimebundle_(self, **options: object) -> object: ...
+    def _ipython_display_(self) -> None: ...
 
 
 class PageSettings(TypedDict, total=False):

@@ -8,10 +8,11 @@ from typing import Final
 from gemini_lab.lab.bars import Followed, bar_for
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.recovery.faults import is_of_the_network
 from gemini_lab.report.culprits import part_of
 from gemini_lab.report.output import last_lines
+from gemini_lab.report.recovery import kept_words
 from gemini_lab.report.reducers.recoveries import exit_of
-from gemini_lab.report.values import kept_words
 from gemini_lab.units import format_seconds
 
 LINES: Final = 6
@@ -19,7 +20,10 @@ LINES: Final = 6
 
 
 class Repeats:
-    """Lets each traceback among lines through once, and of those that repeat it the last line."""
+    """Lets each traceback among lines through once, and of those that repeat it the last line.
+
+    So it does of one that only tells that another rank is gone.
+    """
 
     def __init__(self) -> None:
         self._held: list[str] = []  # the lines of a traceback, before its error
@@ -36,6 +40,8 @@ class Repeats:
         if line.startswith(" ") or not line:
             return []
         whole = self.rest()
+        if is_of_the_network(line):
+            return [f"rank 0 lost its peers: {line}"]
         told = "\n".join(whole)
         if told in self._said:
             return [f"{line} (the same again)"]
@@ -130,7 +136,7 @@ def _of_numbers(told: _OfNumbers) -> str | None:
         case events.LossFinite():
             return f"    losses are numbers again from iteration {told.iteration} on"
         case events.Rewound():
-            return None if told.rank else f"<< went back: {told}"
+            return None if told.rank else f"<< {told}"
         case events.WrongSums():
             back = f"; training goes back to version {told.version}" if told.goes_back else ""
             return None if told.rank else f"!! WRONG SUMS: {told}{back}"
@@ -196,18 +202,27 @@ def _of_recovery(told: events.OfRecovery) -> str | None:
     return None
 
 
+def _of_a_worker(entry: Entry, gone: events.WorkerExited) -> str | None:
+    """Lines on a worker that ended early; `None` where nothing is known beside that."""
+    who = f"    rank {gone.rank} on {entry.node}"
+    if gone.signal is not None:
+        return f"{who} was killed ({gone.signal})"
+    if not gone.output:
+        return None
+    exited = exit_of(entry, gone)
+    if part_of(exited) == "lost its peers":  # what it printed says no more than that
+        return f"{who} ended ({exited.how}), as it lost its peers"
+    said = [f"{who} ended ({exited.how}): {exited.error}"]
+    return "\n".join([*said, *(f"    | {line}" for line in last_lines(gone.output, LINES))])
+
+
 def describe(entry: Entry) -> str | None:
     """A line for people on an entry that they want to hear of, or some; `None` for the others."""
     match entry.event:
         case events.Injected(failure=failure):
             return f"    injected: {failure.replace('_', ' ')} on {entry.node}"
-        case events.WorkerExited(output=output, signal=None) as gone if output:
-            exited = exit_of(entry, gone)
-            how = f"ended ({exited.how})"
-            if part_of(exited) == "lost its peers":  # what it printed says no more than that
-                return f"    rank {gone.rank} on {entry.node} {how}, as it lost its peers"
-            said = [f"    rank {gone.rank} on {entry.node} {how}: {exited.error}"]
-            return "\n".join([*said, *(f"    | {line}" for line in last_lines(output, LINES))])
+        case events.WorkerExited() as gone:
+            return _of_a_worker(entry, gone)
         case events.WorkerHung(seen=seen) if seen:
             return f"    hung: {seen}"
         case (

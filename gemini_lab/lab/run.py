@@ -19,6 +19,7 @@ from gemini_lab.lab.cluster import RunOwner
 from gemini_lab.lab.control import close_control
 from gemini_lab.lab.followed import FollowedRun
 from gemini_lab.lab.output import OutputFiles
+from gemini_lab.lab.said_once import Placed, Recoveries
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import FailureCause, RunFailed
@@ -53,26 +54,6 @@ class RunOrigin:
     root: str | None = None
 
 
-class Once:
-    """Takes each recovery's start and end once.
-
-    A root agent that is elected says the newest ones again: where its predecessor was cut off as it
-    said them, they have not been heard.
-    """
-
-    def __init__(self) -> None:
-        self._newest: dict[type[events.AnyEvent], int] = {}
-
-    def takes(self, event: events.AnyEvent) -> bool:
-        """Whether it is to be taken: it was not said before."""
-        if not isinstance(event, events.RecoveryStarted | events.RecoveryFinished):
-            return True
-        is_new = event.recovery > self._newest.get(type(event), 0)
-        if is_new:
-            self._newest[type(event)] = event.recovery
-        return is_new
-
-
 class Run(FollowedRun):
     """A job under way, or one that is over; its log is in `folder`.
 
@@ -99,7 +80,7 @@ class Run(FollowedRun):
         self._keeper = Keeper(self.log)
         self._output = OutputFiles(origin.folder / "output")
         self._lock = threading.Lock()
-        self._once = Once()
+        self._recoveries, self._placed = Recoveries(), Placed()
         self._training_since_s: float | None = None
         self._pace = Pace()
 
@@ -263,8 +244,9 @@ class Run(FollowedRun):
         if isinstance(entry.event, events.RunFinished):
             self._tell_of_what_never_came()
         with self._lock:
-            if not self._once.takes(entry.event):
+            if not self._recoveries.takes(entry.event):
                 return
+            entry = self._placed.brief(entry)
             is_wanted = not self.is_over or isinstance(entry.event, events.LabClosed)
             before = self._log.waiting
             if is_wanted and not self._log.append(entry):
@@ -285,8 +267,8 @@ class Run(FollowedRun):
     def recall(self) -> None:
         """Know what a log that was taken over tells; failures that were due are not due again."""
         for entry in read_log(self.log):
-            self._once.takes(entry.event)
-            self.follow(entry)
+            self._recoveries.takes(entry.event)
+            self.follow(self._placed.brief(entry))
         self._scenario = self._scenario.due(iteration=self.iteration, elapsed_s=0.0)[1]
 
     def give_up(self, reason: str, cause: FailureCause) -> None:

@@ -33,6 +33,7 @@ from gemini_lab.recovery.messages import (
     StopRun,
 )
 from gemini_lab.seats import in_order
+from gemini_lab.storage.store_files import require_writable
 
 
 class Runs:
@@ -172,6 +173,21 @@ def run_started(order: JobOrder) -> Entry:
     )
 
 
+def require_folder(folder: Path) -> None:
+    """Refuse a folder in which no run could have its own, before anything is started for one.
+
+    Raises:
+        ConfigError: Nobody here may write there, or a part of its path is a file.
+    """
+    try:
+        require_writable(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"runs cannot keep their logs in {folder.absolute()} ({error.strerror}: "
+            f"{error.filename}); make it writable, or name another folder with folder= or --folder"
+        ) from error
+
+
 def fresh_folder(folder: Path) -> Path:
     """`folder`, made for its owner alone; or with a number where it exists already.
 
@@ -185,5 +201,8 @@ def fresh_folder(folder: Path) -> Path:
             found = next(one for one in numbered if not one.exists())
         found.mkdir(parents=True, mode=OWNERS_FOLDER)
     except OSError as error:
-        raise ConfigError(f"cannot make the run's folder {found}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot make the run's folder {found}: {error.strerror}; mend that, or name another "
+            "folder with folder= or --folder"
+        ) from error
     return found

@@ -2,11 +2,12 @@
 
 import os
 import secrets
+import socket
 import warnings
 from contextlib import ExitStack
 from typing import Final
 
-from gemini_lab.errors import LaunchError
+from gemini_lab.errors import LaunchError, MissingError
 from gemini_lab.lab.agents import AgentCluster
 from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.config import LabConfig
@@ -74,7 +75,8 @@ def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Memb
     try:
         own = address_towards(f"{hosts.names[-1]}:22")
     except OSError as error:
-        raise LaunchError(
+        is_unknown = error.errno == socket.EAI_NONAME
+        raise (MissingError if is_unknown else LaunchError)(
             f"the host {hosts.names[-1]} is not known here ({error}); check its name, or "
             "name a running etcd that all hosts reach with etcd="
         ) from error

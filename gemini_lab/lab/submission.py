@@ -1,10 +1,12 @@
 """What a person wants to run, checked before anything is made or started for it."""
 
+import os
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.injector.scenario import Scenario
@@ -12,6 +14,7 @@ from gemini_lab.job import Job, job_of
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import TIER, earlier_tier
 from gemini_lab.lab.known_machines import learn_from, split_runs
+from gemini_lab.log.file import LATEST
 from gemini_lab.node.own_root import ONE_S, TooLong, limit, packed
 from gemini_lab.placement import Placement
 from gemini_lab.placement.own import placed_by
@@ -20,6 +23,9 @@ from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import AUTO, Settings, SettingValue
 from gemini_lab.storage import absolute_url, persistent_tier
+
+LONGEST_NAME: Final = 200
+"""Bytes of the name that a person gives a run: a folder takes 255, and a number may follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +92,10 @@ class Submission:
         _check_name(name)
         if isinstance(url := settings.get("persistent_url"), str):
             settings = {**settings, "persistent_url": absolute_url(url, cwd=str(Path.cwd()))}
+        if not isinstance(scenario, Scenario | None):
+            raise ConfigError(
+                f"scenario= is {kind_of(scenario)}; give a Scenario, such as Scenario.load(path)"
+            )
         scenario = scenario or Scenario()
         identity = secrets.randbits(32)
         seats = config.seats
@@ -109,7 +119,7 @@ class Submission:
             job=job,
             scenario=scenario,
             seats=seats,
-            name=name or f"{time.strftime('%Y%m%d-%H%M%S')}-{job.title}",
+            name=name or default_name(job),
             settings=settings,
             is_resumed=resume,
             identity=identity,
@@ -138,12 +148,33 @@ class Submission:
         )
 
 
+def default_name(job: Job) -> str:
+    """What a run is called of which nobody says it."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{job.word}".rstrip("-")
+
+
 def _check_name(name: str | None) -> None:
-    """Refuse a run's name that would put its folder elsewhere, where no command looks for it."""
+    """Refuse a run's name that no folder can have, or that means another place or another run."""
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"a run's name is text, and this is {kind_of(name)}; give a word")
     if name and (Path(name).name != name or name == ".."):
         raise ConfigError(
             f"{name!r} cannot be a run's name, as it is a path; the folder in which runs lie is "
             "named by folder= or --folder"
+        )
+    if name == LATEST:
+        raise ConfigError(
+            f"{name!r} cannot be a run's name, as all commands mean the newest run by it; give "
+            "another one"
+        )
+    if name and not name.isprintable():
+        raise ConfigError(
+            f"{name!r} cannot be a run's name, as a terminal does not show all of it; give a word"
+        )
+    if name and (size := len(os.fsencode(name))) > LONGEST_NAME:
+        raise ConfigError(
+            f"a name of {size} bytes is too long for a run's folder ({name[:20]}...); give one of "
+            f"{LONGEST_NAME} at most"
         )
 
 

@@ -3,7 +3,7 @@
     operators       operator, the contract, and `mpiexec` by it: mpi, mpi_order, boot
     who join        join; provider, the contract of what starts them; providers: slurm, auto_scaling
     etcd            etcd, of one member; members, of three, by etcd_members; etcd_keeper keeps each
-                    running, etcd_end says when it ends; certificate
+                    running (etcd_server), etcd_end says when it ends; certificate
     both            programs, where they are found
 
 What is started is in `node`.

@@ -14,14 +14,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
-from gemini_lab.launch.mpi_order import take_order
+from gemini_lab.launch.mpi_order import FILES, take_order
 from gemini_lab.node.config import (
     AgentConfig,
     AgentDown,
@@ -30,6 +31,7 @@ from gemini_lab.node.config import (
     SharedMachine,
     why_blind,
 )
+from gemini_lab.node.held_folder import MPI_SHARED, HeldFolder
 from gemini_lab.node.machine import machine_identity
 from gemini_lab.node.processes import AGENT
 
@@ -48,13 +50,9 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
         output: Any = log.open("ab")
     except OSError:
         output = subprocess.DEVNULL  # a node that does not see the lab's folder
+    lab = [config.prefix, *([config.detached.identity] if config.detached else [])]
     agent = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            AGENT,
-            config.prefix,
-        ],  # the lab, for whoever looks for its processes
+        [sys.executable, "-m", AGENT, *lab],  # the lab, for whoever looks for its processes
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=output,
@@ -91,6 +89,21 @@ def agent_environment(threads: int | None) -> dict[str, str]:
         kept.setdefault("OMP_NUM_THREADS", str(threads))
     # Without this, asking whether CUDA is there would spoil the processes that are forked later.
     return {**kept, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+@contextmanager
+def mpi_world() -> Iterator[Any]:
+    """All ranks, until the block ends; what those of a machine share goes with them."""
+    files = HeldFolder(FILES)  # one that is killed leaves its own to the next
+    try:
+        if folder := files.make():
+            os.environ.setdefault(MPI_SHARED, folder)
+        from mpi4py import MPI  # noqa: PLC0415  (its import initialises MPI)
+
+        yield MPI.COMM_WORLD
+        MPI.Finalize()
+    finally:
+        files.close()
 
 
 def wait_asleep(request: Any) -> Any:
@@ -165,9 +178,12 @@ def shared_machine(
 
 def main() -> None:
     """Start this rank's agent; rank 0 hands out the configurations and gathers the answers."""
-    from mpi4py import MPI  # noqa: PLC0415  (its import initialises MPI)
+    with mpi_world() as world:
+        start_all(world)
 
-    world = MPI.COMM_WORLD
+
+def start_all(world: Any) -> None:
+    """Start the agents of all ranks of an MPI world, each its own."""
     is_first = world.rank == 0
     answers: list[AgentUp | AgentDown | SharedMachine] = []
     parts = None

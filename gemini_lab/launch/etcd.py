@@ -4,7 +4,6 @@ import contextlib
 import secrets
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +13,8 @@ import msgspec
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd_keeper import Member, Stay, start_keeper
+from gemini_lab.launch.etcd_keeper import Stay, start_keeper
+from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.control_store import (
     EtcdAddress,
@@ -22,6 +22,9 @@ from gemini_lab.node.control_store import (
     StoreUnavailableError,
     tls_credentials,
 )
+from gemini_lab.node.held_folder import hold
+from gemini_lab.node.own_stores import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
+from gemini_lab.units import format_bytes
 
 LOOPBACK: Final = "127.0.0.1"
 START_S: Final = 20.0
@@ -29,13 +32,15 @@ COMMAND_S: Final = 20.0
 LOOK_S: Final = 0.05
 END_S: Final = 10.0  # for all of it to be gone, at the lab's end
 USER: Final = "root"
+DATA_BYTES: Final = 2 * SEGMENT_BYTES
+"""What an etcd takes on disk at first: two files of its log, and what is kept."""
 
 
 def find_etcd() -> str:
     """The `etcd` beside this Python, else the one on the PATH.
 
     Raises:
-        LaunchError: There is none.
+        MissingError: There is none.
     """
     return find_program(
         "etcd",
@@ -83,11 +88,15 @@ def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
         LaunchError: There is no etcd, or it does not start.
     """
     authority = None if host == LOOPBACK else Authority.make()
-    endpoint = f"{host}:{free_port(host)}"
+    port = free_port(host)
+    endpoint = f"{host}:{port}"
     peer = f"http://{LOOPBACK}:{free_port(LOOPBACK)}"  # it asks for no password, and has no peers
+    binary = find_etcd()
+    end_left_stores()
+    folder, held = hold(f"{FOLDER}{port}-")
     member = Member(
-        binary=find_etcd(),
-        folder=tempfile.mkdtemp(prefix="gemini_lab-etcd-"),
+        binary=binary,
+        folder=str(folder),
         client=f"{'http' if authority is None else 'https'}://{endpoint}",
         peer=peer,
         name="gemini",
@@ -98,16 +107,36 @@ def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
     open_to_all = EtcdAddress(
         endpoints=(endpoint,), ca_pem=None if authority is None else authority.pem
     )
-    keeper = start_keeper(member, prefix)
+    keeper = start_keeper(member, prefix, held)
     assert keeper.stdin is not None
     try:
-        wait_until_ready(open_to_all, f"etcd in {member.folder}", lambda: keeper.poll() is None)
+        _wait_for(member, open_to_all, keeper)
         yield Embedded(with_password(open_to_all, secrets.token_hex(16)), keeper)
     finally:
         if not keeper.stdin.closed:
             keeper.stdin.close()  # it ends the server and removes the folder
             with contextlib.suppress(subprocess.TimeoutExpired):
                 keeper.wait(END_S)
+        if keeper.poll() not in {None, 0}:
+            end_store(member.folder)
+
+
+def _wait_for(member: Member, address: EtcdAddress, keeper: subprocess.Popen[bytes]) -> None:
+    """Wait until the only member answers.
+
+    Raises:
+        LaunchError: It does not; says why, as far as it said so itself.
+    """
+    what = f"etcd in {member.folder}"
+    try:
+        wait_until_ready(address, what, lambda: keeper.poll() is None and not member.trouble())
+    except LaunchError as error:
+        if not (trouble := member.trouble()):
+            raise
+        way_out = "mend that, or name a running one with --etcd host:port"
+        if "no space" in trouble:
+            way_out = f"free {format_bytes(DATA_BYTES)} there, or name another folder with TMPDIR"
+        raise LaunchError(f"{what} did not start: {trouble}; {way_out}") from error
 
 
 def wait_until_ready(

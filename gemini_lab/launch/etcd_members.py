@@ -6,7 +6,6 @@ and another one comes, the member of the lost one is removed and one on the new 
 """
 
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,13 +14,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gemini_lab.launch.boot import hand_out, wait_asleep
+from gemini_lab.launch.boot import hand_out, mpi_world, wait_asleep
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import USER, find_etcd, free_port
-from gemini_lab.launch.etcd_keeper import Member, Stay, start_keeper
+from gemini_lab.launch.etcd_keeper import Stay, start_keeper
+from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.mpi_order import take_order
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.control_store import EtcdAddress, EtcdStore, patiently
+from gemini_lab.node.held_folder import hold
+from gemini_lab.node.own_stores import FOLDER, end_left_stores
 
 PATIENCE_S: Final = 60.0  # for members to agree on another one
 PROGRAM: Final = "gemini_lab.launch.etcd_members"
@@ -123,9 +125,12 @@ def start_member(own: MemberPlace, cluster: str, order: MemberOrder, address: Et
         order: What was ordered.
         address: The whole etcd's.
     """
+    binary = find_etcd()
+    end_left_stores()
+    folder, held = hold(f"{FOLDER}{own.client_port}-")
     member = Member(
-        binary=find_etcd(),
-        folder=tempfile.mkdtemp(prefix="gemini_lab-etcd-"),
+        binary=binary,
+        folder=str(folder),
         client=f"https://{own.endpoint}",
         peer=own.peer,
         name=own.name,
@@ -134,7 +139,7 @@ def start_member(own: MemberPlace, cluster: str, order: MemberOrder, address: Et
         is_durable=True,
     )
     member.write(order.authority.certify(own.host))
-    keeper = start_keeper(member, order.prefix)
+    keeper = start_keeper(member, order.prefix, held)
     assert keeper.stdin is not None
     keeper.stdin.write(msgspec.json.encode(Stay(address, has_begun=order.etcd is not None)))
     keeper.stdin.close()
@@ -185,9 +190,12 @@ def exchanged(address: EtcdAddress, lost: str, new: str) -> EtcdAddress:
 
 def main() -> None:
     """Start this machine's member; rank 0 says where all of them are."""
-    from mpi4py import MPI  # noqa: PLC0415  (its import initialises MPI)
+    with mpi_world() as world:
+        start_all(world)
 
-    world = MPI.COMM_WORLD
+
+def start_all(world: Any) -> None:
+    """Start the members of all ranks of an MPI world, each its own."""
     parts = None
     if world.rank == 0:
         given = take_order().encode()

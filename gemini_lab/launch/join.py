@@ -29,9 +29,10 @@ from gemini_lab.node.membership import node_addresses
 from gemini_lab.seats import in_order, node_name, node_number
 
 NO_TOKEN: Final = (
-    f"agents that join prove that they know the lab's token, and there is none; put the same one, "
-    f"such as `openssl rand -hex 16` gives, into {TOKEN_VARIABLE} for all of them, or into a file "
-    "that you alone can read (--token-file)"
+    "the lab's token is not told, which opens a lab to its agents and to who follows it; put it "
+    f"into {TOKEN_VARIABLE}, or into a file that you alone can read (--token-file): for a new lab "
+    "one such as `openssl rand -hex 16` gives, the same for all; that of a detached run stands in "
+    "access.json in its folder"
 )
 SHORTEST_TOKEN: Final = 16
 WAIT_S: Final = 600.0
@@ -156,7 +157,7 @@ def find_lab(
         if left_s <= 0:
             raise LaunchError(
                 f"no lab {lab!r} was in the store within {wait_s:.0f} s; start it with "
-                f"`gemini-lab run --join {lab} ...`, or check --lab and --store"
+                f"`gemini-lab run --join {lab} ...`, or check --lab and --etcd"
             )
         if time.monotonic() >= say_s:
             tell(f"waiting up to {left_s:.0f} s for {what}")

@@ -1,6 +1,7 @@
 """Starting agents on this machine or on many, through `mpiexec`."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.errors import ConfigError, LaunchError
-from gemini_lab.launch.mpi_order import run_with_order
+from gemini_lab.errors import ConfigError, LaunchError, MissingError
+from gemini_lab.launch.mpi_order import FILES, run_with_order
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.config import (
     AgentConfig,
@@ -19,16 +20,19 @@ from gemini_lab.node.config import (
     BootOrder,
     SharedMachine,
 )
+from gemini_lab.node.held_folder import HeldFolder
 
 LAUNCH_S: Final = 120.0
 BOOT: Final = "gemini_lab.launch.boot"
+UNKNOWN_HOST: Final = re.compile("Could not resolve hostname .*: (Name|No address|nodename)")
+"""What ssh says of a host that nobody knows; "Temporary failure" follows where that may pass."""
 
 
 def find_mpiexec() -> str:
     """The `mpiexec` beside this Python, else the one on the PATH.
 
     Raises:
-        LaunchError: There is none.
+        MissingError: There is none.
     """
     return find_program(
         "mpiexec",
@@ -62,7 +66,10 @@ class Hosts:
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except OSError as error:
-            raise ConfigError(f"cannot read the hostfile {path}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot read the hostfile {path}: {error.strerror}; name a file with a host in "
+                "each line, or the hosts themselves (--hosts, hosts=[...])"
+            ) from error
         except UnicodeDecodeError as error:
             raise ConfigError(
                 f"the hostfile {path} is no text ({error}); it has a host's name on each line"
@@ -106,9 +113,15 @@ class Hosts:
         ]
 
 
-def mpi_environment() -> dict[str, str]:
-    """What Open MPI wants to hear to start several agents on a small machine, also as root."""
+def mpi_environment(folder: str = "") -> dict[str, str]:
+    """What Open MPI wants to hear to start several agents on a small machine, also as root.
+
+    Args:
+        folder: For `mpiexec`'s own files on this machine; by default they are in /tmp.
+    """
     environment = dict(os.environ)
+    if folder:
+        environment["PRTE_MCA_prte_local_tmpdir_base"] = folder
     # "slot" is said though it is the default: without it all agents go to the first host.
     environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe")
     if "SLURM_JOB_ID" in environment:
@@ -132,11 +145,17 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
     """The line, a list in JSON, that rank 0 of a module of ours prints when it was told `order`.
 
     Raises:
+        MissingError: There is no `mpiexec`, or ssh does not know one of the hosts.
         LaunchError: MPI or the program failed; the message has what they said.
     """
     where = ", ".join(hosts) or "this machine"
     command = mpi_command(program, count, hosts)
-    told = run_with_order(command, order, env=mpi_environment(), limit_s=LAUNCH_S)
+    files = HeldFolder(FILES)  # an `mpiexec` that is killed leaves its own
+    try:
+        environment = mpi_environment(files.make())
+        told = run_with_order(command, order, env=environment, limit_s=LAUNCH_S)
+    finally:
+        files.close()
     if told.answer is not None:
         return told.answer
     if told.is_late:
@@ -146,7 +165,8 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
             f"{where}; {advice}"
         )
     said = told.text.strip()[-2000:]
-    raise LaunchError(
+    kind = MissingError if UNKNOWN_HOST.search(said) else LaunchError
+    raise kind(
         f"mpiexec could not start {program} in {count} places on {where} (exit status {told.code})"
         + (f":\n{said}" if said else ", and said nothing")
     )

@@ -129,9 +129,11 @@ class MpiOperator:
         """
         if not self.is_local:
             return
-        brought_by_others = (agent.pid for agent in processes_of(AGENT, self.prefix))
-        others = {*self._local_sessions, *brought_by_others} - {os.getsid(0)}
+        sessions = {*self._local_sessions}
+        if self.detached is not None:  # other owners may have brought some
+            sessions |= {agent.pid for agent in processes_of(AGENT, self.detached.identity)}
+        sessions -= {os.getsid(0)}
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
-                if os.getsid(process.pid) in others:
+                if os.getsid(process.pid) in sessions:
                     process.kill()

@@ -36,7 +36,7 @@ class Invitation:
     @property
     def command(self) -> tuple[str, ...]:
         """What is to run on the machine, after `gemini-lab`; no secret is in it."""
-        return ("node", "--lab", self.lab, "--store", ",".join(self.etcd.endpoints))
+        return ("node", "--lab", self.lab, "--etcd", ",".join(self.etcd.endpoints))
 
     def environment(self) -> dict[str, str]:
         """The variables that the command reads, secrets too, beside those of this process."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.errors import ConfigError, LaunchError, MissingError
 from gemini_lab.launch.provider import Fleet, Invitation
 
 ANSWER_S: Final = 60.0
@@ -93,7 +93,7 @@ def _answer(
             check=False,
         )
     except FileNotFoundError as error:
-        raise LaunchError(
+        raise MissingError(
             f"there is no {command[0]} on the PATH of this machine; start the lab where Slurm's "
             "commands are: on a login node, or inside a job"
         ) from error

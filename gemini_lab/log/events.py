@@ -448,7 +448,8 @@ class Protected(OfWorker, frozen=True, kw_only=True):
         shard_bytes: Size of the rank's shard.
         fingerprint: Of model, optimizer and number of ranks; another one is another job.
         settings: All that the job runs with.
-        placement: Who keeps whose shard, by position; rank 0 says it for all.
+        placement: Who keeps whose shard, by position; rank 0 says it for all. A log has it once,
+            and again when it has changed; `None` says nothing new.
     """
 
     shard_bytes: int

@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -22,6 +22,10 @@ MOST_SAID_AGAIN: Final = 100_000
 """Newest lines that a log that was taken over compares with what comes: nobody repeats older."""
 RUNS_FOLDER: Final = Path("gemini-runs")
 """Where runs keep their folders, unless another one is named."""
+LATEST: Final = "latest"
+"""By this commands mean the newest run."""
+FOLDER_HELP: Final = "where runs keep their logs (%(default)s)"
+"""Of the option `--folder`, which is the same in all commands."""
 HEAD_LINES: Final = 8
 """Lines of a file among which there is an event, if it is a log; some may have been damaged."""
 HEAD_BYTES: Final = 1 << 20
@@ -57,19 +61,27 @@ class EventLog:
         all (its machine had stopped, and went on) writes where nobody reads; what such a writer
         settled before that is in the copy. A line that was cut short is left out, and what is said
         again is not written twice.
+
+        Raises:
+            OSError: The disk has no room for the copy; the log is as it was.
         """
         draft = path.with_name(f"{path.name}.{os.getpid()}-{socket.gethostname()}")
         known: deque[bytes] = deque(maxlen=MOST_SAID_AGAIN)
-        draft.touch(mode=OWNERS_FILE)
-        with path.open("rb") as old, draft.open("wb", buffering=0) as new:
-            for is_named in (False, True):
-                for line in old:
-                    if line.endswith(b"\n"):
-                        new.write(line)
-                        known.append(line[:-1])
-                os.fsync(new.fileno())
-                if not is_named:
-                    draft.replace(path)
+        try:
+            draft.touch(mode=OWNERS_FILE)
+            with path.open("rb") as old, draft.open("wb") as new:
+                for is_named in (False, True):
+                    for line in old:
+                        if line.endswith(b"\n"):
+                            new.write(line)
+                            known.append(line[:-1])
+                    new.flush()
+                    os.fsync(new.fileno())
+                    if not is_named:
+                        draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)  # the next try needs its room
+            raise
         log = cls(path)
         log._known = frozenset(known)
         return log
@@ -174,8 +186,12 @@ class LineReader:
         return None
 
 
-def read_log(path: Path) -> Iterator[Entry]:
+def read_log(path: Path, *, seen: Callable[[int], object] | None = None) -> Iterator[Entry]:
     """The entries of the log at `path`; a last line that was cut short by a crash is left out.
+
+    Args:
+        path: The log.
+        seen: Called with the bytes of each line before it is read.
 
     Raises:
         EventError: A line is not an event; the message has its number.
@@ -186,6 +202,8 @@ def read_log(path: Path) -> Iterator[Entry]:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return
+            if seen is not None:
+                seen(len(line))
             try:
                 entry = reader.read(line)
             except EventError as error:
@@ -241,7 +259,7 @@ def find_run(run: str, *, below: Path = RUNS_FOLDER) -> Path:
     Raises:
         ConfigError: No log is there, or what is there is none.
     """
-    if run == "latest":
+    if run == LATEST:
         logs = sorted(below.glob(f"*/{LOG_FILE}"), key=lambda log: log.stat().st_mtime)
         if not logs:
             raise ConfigError(f"no run is in {below.absolute()}; name a run's folder")

@@ -31,6 +31,7 @@ from gemini_lab.node.machine import machine_identity
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
 from gemini_lab.node.network import network_of
 from gemini_lab.node.news import Reading
+from gemini_lab.node.own_stores import end_left_stores
 from gemini_lab.node.processes import release_store
 from gemini_lab.node.reign import Reign
 from gemini_lab.node.root_link import RootLink
@@ -54,6 +55,7 @@ PROBES: Final = 10  # connections that may break before a silent root counts as 
 LAB_GRACE_S: Final = 5.0  # an agent that has had no lab for this long ends
 KEY_GRACE_S: Final = 30.0  # as does one whose lab is connected or to come, but has had no key
 ALONE_S: Final = 3600.0  # as does one of a detached lab without workers and without a store
+STORE_LEFT_S: Final = 10.0  # for others to leave an etcd whose keeper was killed
 
 
 class Agent:
@@ -137,8 +139,10 @@ class Agent:
         await self._stop.wait()
         server.close()
         await self._leave()
-        if self._is_lab_over and self.config.etcd.is_followed:
-            release_store(self.config.prefix)
+        if self._is_lab_over:
+            if self.config.etcd.is_followed:
+                release_store(self.config.prefix)
+            await asyncio.to_thread(end_left_stores, STORE_LEFT_S, self.config.prefix)
         return self._is_lab_over
 
     def _heed_notice(self) -> None:
@@ -273,8 +277,10 @@ class Agent:
         if is_here and (reading is None or LAB_KEY in reading.items):
             self._lab_seen_s = time.monotonic()
         is_alone = self.config.detached is not None and reading is None
-        # What is read of the key is up to some seconds old; a connection that ended is known.
-        grace_s = KEY_GRACE_S if self.lab.is_open or is_coming else LAB_GRACE_S
+        # What is read of the key is up to some seconds old; a connection that ended is known, and a
+        # detached lab's key stands before its first agent starts.
+        may_come = is_coming and self.config.detached is None
+        grace_s = KEY_GRACE_S if self.lab.is_open or may_come else LAB_GRACE_S
         if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else grace_s):
             self._end_with_lab()
 

@@ -205,6 +205,7 @@ class AgentLinks:
             memory_bytes=status.memory_bytes,
             machine=keeper.address.rpartition(":")[0],
             wrong_sums=status.wrong_sums,
+            left=tuple(status.left),
         )
 
 

@@ -69,7 +69,8 @@ def answer_to(request: Message, slabs: list[Slab]) -> tuple[Message, tuple[int, 
         case WriteLeft():
             return write_left(request.order), ()
         case ListVersions():
-            return VersionsListed(versions=persistent_tier(request.url).stored()), ()
+            tier = persistent_tier(request.url)
+            return VersionsListed(versions=tier.stored(), disowned=tier.disowned()), ()
         case _:
             raise MessageError(f"no bulk process does {type(request).__name__}")
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.node.own_stores import lack_of_room
 
 Result = TypeVar("Result")
 
@@ -25,22 +26,42 @@ class StoreUnavailableError(GeminiError):
     may_pass = True
 
 
+class StoreFullError(StoreUnavailableError):
+    """The store answers, and takes nothing more."""
+
+
 PATIENCE_S: Final = 15.0
+QUOTA_REACHED: Final = "database space exceeded"
+"""The end of what etcd answers then to whoever would write."""
 
 
-def patiently(act: Callable[[], Result], *, patience_s: float = PATIENCE_S) -> Result:
+def patiently(
+    act: Callable[[], Result],
+    *,
+    patience_s: float = PATIENCE_S,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Result:
     """Call `act` again and again while the store is too busy to answer, as at a lab's start.
+
+    Args:
+        act: What is to be done.
+        patience_s: For how long.
+        tell: Called once, with what is waited for.
 
     Raises:
         StoreUnavailableError: It did not answer in all that time.
     """
     give_up_s = time.monotonic() + patience_s
+    is_told = False
     while True:
         try:
             return act()
         except StoreUnavailableError:
             if time.monotonic() > give_up_s:
                 raise
+            if not is_told:
+                is_told = True
+                tell(f"waiting up to {patience_s:.0f} s for the store to answer")
             time.sleep(0.1)
 
 
@@ -118,15 +139,34 @@ class EtcdAddress:
         `ETCDCTL_USER` (`name:password`, or with `ETCDCTL_PASSWORD`), `ETCDCTL_CACERT`,
         `ETCDCTL_CERT` and `ETCDCTL_KEY` keep secrets off the command line.
         """
+        names = ("ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY")
+        files = {name: environment.get(name) for name in names}
+        for name, file in files.items():
+            _require_file(name, file)
         user, _, password = environment.get("ETCDCTL_USER", "").partition(":")
         return cls(
             endpoints=tuple(part.strip() for part in text.split(",") if part.strip()),
             user=user or None,
             password=(environment.get("ETCDCTL_PASSWORD") or password or None) if user else None,
-            ca_cert=environment.get("ETCDCTL_CACERT"),
-            cert=environment.get("ETCDCTL_CERT"),
-            key=environment.get("ETCDCTL_KEY"),
+            ca_cert=files["ETCDCTL_CACERT"],
+            cert=files["ETCDCTL_CERT"],
+            key=files["ETCDCTL_KEY"],
         )
+
+
+def _require_file(name: str, file: str | None) -> None:
+    """Refuse a certificate that cannot be read: of etcd that would be said to be away.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    try:
+        if file is not None:
+            Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{name} names {file}, which cannot be read: {error.strerror}; correct it there"
+        ) from error
 
 
 def tls_credentials(address: EtcdAddress) -> Any:
@@ -149,11 +189,35 @@ def tls_credentials(address: EtcdAddress) -> Any:
 def no_answer(
     address: EtcdAddress, timeout_s: float, error: BaseException
 ) -> StoreUnavailableError:
-    """What is said of an etcd that did not answer."""
+    """What is said of an etcd that did not answer, or that takes nothing more."""
+    where, reason = ", ".join(address.endpoints), why(error)
+    if reason == QUOTA_REACHED:
+        return StoreFullError(
+            f"etcd at {where} takes nothing more: its database has reached its quota and raised "
+            "the alarm NOSPACE; compact and defragment it (etcdctl compact, etcdctl defrag), or "
+            "raise --quota-backend-bytes, and then lift it with `etcdctl alarm disarm`"
+        )
+    said = f"etcd at {where} did not answer within {timeout_s:g} s"
+    if lack := lack_of_room(address.endpoints):
+        return StoreUnavailableError(f"{said}: {lack}; free space there, and it starts again")
     return StoreUnavailableError(
-        f"etcd at {', '.join(address.endpoints)} did not answer within {timeout_s:g} s "
-        f"({type(error).__name__}: {error}); check that it runs and that this machine reaches it"
+        f"{said} ({reason}); check that it runs, that its disk has room, and that this machine "
+        "reaches it"
     )
+
+
+def why(error: BaseException) -> str:
+    """In a few words, why etcd did not do what it was asked.
+
+    gRPC's own errors print a page, of which the end of one line tells; etcd's client raises others
+    in their place that tell nothing.
+    """
+    for one in (error, error.__context__):
+        details = getattr(one, "details", None)
+        if callable(details) and (text := str(details() or "").strip()):
+            return text.splitlines()[0].rpartition(": ")[2].rstrip("]")
+    told = str(error).strip()
+    return told.splitlines()[0] if told else type(error).__name__
 
 
 def _host_and_port(endpoint: str) -> tuple[str, int]:

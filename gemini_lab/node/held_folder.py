@@ -1,7 +1,8 @@
 """A folder for temporary files that its maker holds, so that what a killed one leaves is known.
 
 The maker holds a lock, which the kernel takes from it when it ends, however that is. Whoever makes
-a folder of the same kind, or is done with one, removes those that nobody holds.
+a folder of the same kind, or is done with one, removes those that nobody holds. A process that is
+given the descriptor holds it as well.
 """
 
 import fcntl
@@ -14,6 +15,10 @@ from typing import Final
 
 LONGEST: Final = 80
 """A longer path leaves too little of the 104 bytes of a socket's name on some systems."""
+
+MPI_SHARED: Final = "OMPI_MCA_btl_sm_backing_directory"
+"""Where an MPI process keeps what it shares with others of its machine: Open MPI's setting, by
+default /dev/shm, in which one that is killed leaves 16 MiB."""
 
 
 class HeldFolder:
@@ -33,7 +38,7 @@ class HeldFolder:
         try:
             if self._held is None:
                 remove_left(self._prefix, self._below)
-                self._held = self._hold()
+                self._held = hold(self._prefix, self._below)
             path = tempfile.mkdtemp(prefix="", dir=self._held[0])
         except OSError:
             return ""
@@ -48,17 +53,18 @@ class HeldFolder:
             os.close(fd)
         remove_left(self._prefix, self._below)
 
-    def _hold(self) -> tuple[Path, int]:
-        """A new one, and the descriptor that holds it."""
-        while True:
-            path = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self._below))
-            with suppress(FileNotFoundError):  # another one found it before it was held
-                fd = os.open(path, os.O_RDONLY)
-                with suppress(OSError):  # a file system without locks: nobody removes it, either
-                    fcntl.flock(fd, fcntl.LOCK_EX)
-                if path.exists():
-                    return path, fd
-                os.close(fd)
+
+def hold(prefix: str, below: Path | None = None) -> tuple[Path, int]:
+    """A new folder of a kind, and the descriptor that holds it, as long as anybody has it open."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=below))
+        with suppress(FileNotFoundError):  # another one found it before it was held
+            fd = os.open(path, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks: nobody removes it, either
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if path.exists():
+                return path, fd
+            os.close(fd)
 
 
 def remove_left(prefix: str, below: Path | None = None) -> None:

@@ -100,8 +100,11 @@ class Membership:
         """Give the lease back, and with it every key of this node."""
         await self.streams.close()
         lease, self._lease = self._lease, None
-        if lease is not None:
-            await asyncio.to_thread(self.store.revoke, lease)
+        try:
+            if lease is not None:
+                await asyncio.to_thread(self.store.revoke, lease)
+        finally:
+            self.store.close()
 
     async def read(self, *, whole: bool = False) -> Reading:
         """What every agent is to know of the store, or all that is in the lab's part of it."""

@@ -1,9 +1,16 @@
-"""What workers of a node said of their newest iterations, for a root agent that asks."""
+"""What workers of a node said of themselves, for a root agent that asks later."""
 
 from collections import defaultdict, deque
 from typing import Final
 
-from gemini_lab.log.events import AnyEvent, Iteration, IterationBegun, Rewound, WrongSums
+from gemini_lab.log.events import (
+    AnyEvent,
+    Iteration,
+    IterationBegun,
+    Protected,
+    Rewound,
+    WrongSums,
+)
 from gemini_lab.recovery.distrust import left_by
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.rewinds import joined, left_of
@@ -15,11 +22,13 @@ class Remembered:
     """What workers of one node said.
 
     Attributes:
+        protected: What the last one that is protected said of it.
         left: What their rewinds left behind.
         wrong_sums: What one of the last start said of machines that compute wrong.
     """
 
     def __init__(self) -> None:
+        self.protected: Protected | None = None
         self.left: tuple[VersionId, ...] = ()
         self.wrong_sums: WrongSums | None = None
         self._run: int | None = None  # whose all of this is
@@ -31,7 +40,7 @@ class Remembered:
         """Workers of a run start; what those of another one said is nobody's any more."""
         if run != self._run:
             self._said.clear()
-            self._run, self.left = run, ()
+            self._run, self.left, self.protected = run, (), None
         self.wrong_sums = None
 
     def iterations(self, run: int) -> list[IterationBegun | Iteration]:
@@ -43,6 +52,8 @@ class Remembered:
         match event:
             case IterationBegun() | Iteration(restored=False):
                 self._said[event.rank].append(event)
+            case Protected():
+                self.protected = event
             case Rewound():
                 self._go_back(event, left_of(event, run=self._run or 0))
             case WrongSums():

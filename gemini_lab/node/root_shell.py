@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.log.events import AnyEvent, RootElected
+from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
-from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.control_store import StoreFullError, StoreUnavailableError
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
 from gemini_lab.node.own_root import root_agent, successor
@@ -164,13 +164,16 @@ class RootShell:
         self._known, self._epoch = known, state.epoch
 
     async def _write(self, values: Mapping[str, str]) -> None:
-        """Store values while this node is root; a store that is away is waited for."""
-        give_up_s = time.monotonic() + STORE_PATIENCE_S
+        """Store values while this node is root; a store that is away, or full, is waited for."""
+        give_up_s, is_told = time.monotonic() + STORE_PATIENCE_S, False
         while True:
             try:
                 if not await self._membership.write_as_root(self.record, values):
                     raise Deposed
-            except StoreUnavailableError:
+            except StoreUnavailableError as error:
+                if isinstance(error, StoreFullError) and not is_told:  # who reads does not see it
+                    self._emit(Note(text=f"{error}; no failure is answered until then"))
+                    is_told = True
                 if time.monotonic() > give_up_s:
                     raise Deposed from None
                 await asyncio.sleep(self._membership.poll_s)

@@ -1,7 +1,6 @@
-"""What an agent does on its node: what the root agent orders, and what its workers say.
+"""What an agent does on its node, as the root agent orders it.
 
-It starts and ends the workers, reads the memory, has versions saved, and passes on to the root
-agent and the log what each is to hear.
+It starts and ends the workers, has the memory read and versions saved, and says when a worker ends.
 """
 
 import asyncio
@@ -10,79 +9,52 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-import psutil
-
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
-from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Protected, VersionComplete
 from gemini_lab.memory.free import free_memory
 from gemini_lab.node.build_locks import BuildLocks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
+from gemini_lab.node.inventory import take_inventory
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.kept_workers import KeptWorkers
 from gemini_lab.node.lab_link import LabLink
-from gemini_lab.node.remembered import Remembered
+from gemini_lab.node.listener import WorkerListener
+from gemini_lab.node.network import network_of
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.tasks import Tasks
-from gemini_lab.node.watch import WorkerWatch
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
     Commit,
     Disown,
     Drained,
-    EventSaid,
     Fence,
     Fenced,
     Flawed,
     GoBack,
     GoOn,
-    Held,
     Hold,
     HoldPort,
     ImportAhead,
-    Inventory,
     Joined,
-    Learned,
-    ListVersions,
-    Message,
     NodeLeaves,
-    OldSlabsGiven,
-    OldSlabsWanted,
-    OutputSaid,
     Persist,
     PortHeld,
     Prepare,
-    ReadyToJoin,
     ReadyToStart,
-    Refused,
     Release,
-    RestoreFailed,
     RootOrder,
-    ScriptFinished,
-    Serving,
     Settle,
-    Severed,
-    SlabGiven,
-    SlabRequest,
-    Stands,
     StartWorkers,
     TakeInventory,
-    VersionsListed,
     WorkerExited,
-    WorkerPulse,
     WorkerStart,
 )
-from gemini_lab.recovery.plan import Stored
-from gemini_lab.recovery.protocol import HeardEvent
 
 FENCE_S: Final = 1.0
 """For the root agent to say itself that an epoch has begun, and which workers go on in it."""
-STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
 
 
 class Supervisor:
@@ -122,24 +94,28 @@ class Supervisor:
         self._tasks, self._leave = tasks, leave
         self.bulk = bulk or BulkProcesses()
         self.keeper = MemoryKeeper(self.bulk)
-        self.host = host(
-            warm=warm,
-            on_message=self._on_message,
-            on_output=self._on_output,
-            on_exit=self._on_exit,
-            on_note=lab.note,
-        )
         self.writer = ShardWriter(
             keeper=self.keeper, bulk=self.bulk, answer=root.send, background=tasks.begin
         )
-        self._watch = WorkerWatch()
         self._kept = KeptWorkers(say=lab.note)
+        self._listener = WorkerListener(
+            lab=lab,
+            root=root,
+            tasks=tasks,
+            keeper=self.keeper,
+            writer=self.writer,
+            kept=self._kept,
+        )
+        self.host = host(
+            warm=warm,
+            on_message=self._listener.hear,
+            on_output=self._listener.hear_output,
+            on_exit=self._on_exit,
+            on_note=lab.note,
+        )
         self._build_locks = BuildLocks.here(name, say=lab.note)
-        self._protected: Protected | None = None  # what a worker of this node said last
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
-        self._remembered = Remembered()
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
-        self._is_placed = False  # whether the root agent knows the placement
         self._noted = 0  # the newest epoch that the store said has begun
         self._leaves_at_s: float | None = None  # when this node's machine goes, if it was told so
 
@@ -148,7 +124,7 @@ class Supervisor:
 
         It does not know of processes that were started ahead: they end.
         """
-        self._watch.forget_told()
+        self._listener.watch.forget_told()
         workers = {rank: one.status for rank, one in self._seated.items()}
         if len(workers) < len(self.host.workers):
             self._tasks.begin(self.host.kill_all(epoch=self.epoch, spare=workers))
@@ -157,7 +133,8 @@ class Supervisor:
             workers=workers,
             is_ready=self.host.is_ready,
             memory_bytes=free_memory().size_bytes + self.keeper.size_bytes,
-            wrong_sums=self._remembered.wrong_sums,
+            wrong_sums=self._listener.remembered.wrong_sums,
+            left=[*self._listener.remembered.left],
         )
 
     def say_leaving(self, within_s: float | None = None) -> None:
@@ -184,10 +161,11 @@ class Supervisor:
 
     def look_at_workers(self) -> None:
         """Tell the root agent what has changed in how they get on; called about once a second."""
-        for pulse in self._watch.look(self._seated.values()):
+        watch = self._listener.watch
+        for pulse in watch.look(self._seated.values()):
             self.root.send(pulse)
         if self._build_locks is not None:
-            self._build_locks.look(held=self._watch.held, waited_for=self._watch.waited_for)
+            self._build_locks.look(held=watch.held, waited_for=watch.waited_for)
 
     async def end_workers(self, *, before: int | None = None) -> None:
         """End all of this node's workers.
@@ -302,52 +280,27 @@ class Supervisor:
             self._inventory = None
 
     async def _take_inventory(self, order: TakeInventory) -> None:
-        """Say what this node's memory has; to read it takes minutes, for which no fence waits."""
+        """Say what this node has; one that cannot read its own memory leaves."""
         if self._build_locks is not None:
             self._build_locks.clear()
+        remembered = self._listener.remembered
         try:
-            found = await self.keeper.inventory(order.run)
+            inventory = await take_inventory(
+                order, keeper=self.keeper, bulk=self.bulk, remembered=remembered
+            )
         except (GeminiError, OSError) as error:
             self.lab.note(f"{self.name} cannot read its memory, and leaves: {error}")
             self._leave()
             return
-        stored, unread = None, ""
-        if order.persistent_url is not None:
-            stored, unread = await self._stored_versions(order.persistent_url)
-        self.root.send(
-            Inventory(
-                epoch=order.epoch,
-                copies=found.copies,
-                damaged=found.damaged,
-                persistent=stored,
-                unread=unread,
-                left=[*self._remembered.left],
-                iterations=self._remembered.iterations(order.run),
-                protected=self._protected
-                if order.asks_settings and (found.copies or found.damaged)
-                else None,
-            )
-        )
-
-    async def _stored_versions(self, url: str) -> tuple[list[Stored] | None, str]:
-        """What the persistent tier has, or why it cannot be read: that is not the same as empty."""
-        try:
-            listing = self.bulk.ask(ListVersions(url=url), VersionsListed)
-            answer, _ = await asyncio.wait_for(listing, STORAGE_S)
-        except TimeoutError:
-            unread = f"it did not answer within {STORAGE_S:.0f} s"
-        except (GeminiError, OSError) as error:
-            unread = str(error)
-        else:
-            return answer.versions, ""
-        self.lab.note(f"the persistent tier cannot be read: {unread}")
-        return None, unread
+        if inventory.unread:
+            self.lab.note(f"the persistent tier cannot be read: {inventory.unread}")
+        self.root.send(inventory)
 
     def _start_workers(self, order: StartWorkers) -> None:
-        self._remembered.begin(order.order.run)
-        self._is_placed = order.seats.placement is not None
+        self._listener.remembered.begin(order.order.run)
+        self._listener.is_placed = order.seats.placement is not None
         self.keeper.turn_to(order.seats.world_size)
-        interface = interface_of(self._ip)
+        interface = network_of(self._ip).interface
         for rank in order.seats.ranks_on(self.name):
             start = WorkerStart(
                 rank=rank,
@@ -379,50 +332,7 @@ class Supervisor:
             WorkerExited(rank=start.rank, epoch=start.epoch, code=-signal.SIGKILL, output="")
         )
 
-    # -- what workers say --------------------------------------------------------------------------
-
-    def _on_message(self, worker: Worker, message: Message, fds: list[int]) -> None:
-        del fds  # workers send none
-        match message:
-            case EventSaid():
-                self._on_event(message.entry)
-            case WorkerPulse():
-                self._watch.hear(message)
-            case Stands() | Serving():
-                self._kept.hear(message)
-            case SlabRequest():
-                self._tasks.begin(self._give_slab(worker, message))
-            case OldSlabsWanted():
-                slabs, layouts = self.keeper.set_aside(message.ranks)
-                given = OldSlabsGiven(layouts=layouts)
-                worker.channel.send(given, tuple(slab.fd for slab in slabs))
-            case (
-                ScriptFinished() | Held() | Severed() | ReadyToJoin() | RestoreFailed() | Learned()
-            ):
-                self.root.send(message)
-
-    def _on_event(self, entry: Entry) -> None:
-        """Pass an event on, and keep of it what this node is asked for later."""
-        to_log, to_root = told_of(entry, is_placed=self._is_placed)
-        self.lab.pass_on(to_log)
-        if to_root is not None:
-            self.root.send(to_root)
-        if isinstance(entry.event, VersionComplete):
-            self.writer.begin_if_whole()
-        elif isinstance(entry.event, Protected):
-            self._protected = entry.event
-        self._remembered.take(entry.event)
-
-    async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
-        try:
-            slab = await self.keeper.slab(worker.local_rank, wanted)
-        except (GeminiError, OSError) as error:
-            worker.channel.send(Refused.of(error))
-        else:
-            worker.channel.send(SlabGiven(), (slab.fd,))
-
-    def _on_output(self, worker: Worker, lines: list[str]) -> None:
-        self.lab.say(OutputSaid(rank=worker.rank, epoch=worker.epoch, lines=lines))
+    # -- what workers do -------------------------------------------------------------------------
 
     def _on_exit(self, worker: Worker, code: int) -> None:
         if worker.epoch < self.epoch or worker.status == "finished":
@@ -447,29 +357,3 @@ class Supervisor:
                 error=worker.error,
             )
         )
-
-
-def told_of(entry: Entry, *, is_placed: bool) -> tuple[Entry, EventSaid | None]:
-    """What the log is told of a worker's event, and what the root agent.
-
-    The root agent hears what it decides on. A placement grows with the nodes, so that not every
-    one of thousands of ranks repeats it: the log has it from rank 0.
-
-    Args:
-        entry: What the worker says.
-        is_placed: Whether the root agent knows the placement.
-    """
-    event, brief = entry.event, entry
-    if isinstance(event, Protected):
-        brief = msgspec.structs.replace(entry, event=msgspec.structs.replace(event, placement=None))
-    is_first = isinstance(event, Protected) and event.rank == 0
-    to_root = EventSaid(entry=brief if is_placed else entry)
-    return entry if is_first else brief, to_root if isinstance(event, HeardEvent) else None
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface with this IP address, if there is one."""
-    for name, entries in psutil.net_if_addrs().items():
-        if address in (entry.address for entry in entries):
-            return str(name)
-    return None

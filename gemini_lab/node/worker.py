@@ -25,6 +25,7 @@ from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.errors import CannotGoOnError
 from gemini_lab.job import Job, find_module
+from gemini_lab.node.held_folder import MPI_SHARED
 from gemini_lab.node.script_end import end_as_python_does, keep_parents_things
 from gemini_lab.node.semaphores import name_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
@@ -73,12 +74,18 @@ def distributed_environment(start: WorkerStart) -> dict[str, str]:
 def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
     """The job's store: the worker that was given its port serves it, the others connect."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
+    from torch.torch_version import __version__  # noqa: PLC0415
 
     if listen_fd is None:
         return rendezvous_client(address)
     host, _, port = address.rpartition(":")
     return TCPStore(
-        host, int(port), is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
+        host,
+        int(port),
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listen_fd,
+        use_libuv=__version__ >= TAKES_OPEN_PORT,
     )
 
 
@@ -98,6 +105,9 @@ def keep_sockets_in(folder: str) -> None:
     """
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
 
+
+TAKES_OPEN_PORT: Final = "2.8"
+"""The first PyTorch whose store by libuv takes a port that is open already."""
 
 _AROUND_SCRIPTS: Final = frozenset({__file__, "<frozen runpy>"})
 """Files whose functions call a script."""
@@ -211,7 +221,8 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     except BaseException as error:  # noqa: BLE001  (the process's edge: reported, then it ends)
         say_error(error, channel)
         return 1
-    end_as_python_does(partial(say_finished, start, channel))
+    with pulse.pause("the script's threads and exit handlers"):
+        end_as_python_does(partial(say_finished, start, channel))
     say_finished(start, channel)
     return 0
 
@@ -233,6 +244,7 @@ def settle_in(start: WorkerStart) -> None:
     keep_parents_things()
     if start.scratch:
         keep_sockets_in(start.scratch)
+        os.environ.setdefault(MPI_SHARED, start.scratch)  # some scripts' libraries begin MPI
 
 
 def open_session(

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from operator import index
 from typing import Final
 
@@ -196,8 +197,12 @@ def plan_placement(
 
 def check_counts(*, nodes: int, replicas: int) -> None:
     """Refuse an m that is not between 1 and N."""
-    if nodes < 1 or replicas < 1:
-        raise ConfigError(f"nodes and replicas start at 1 (got nodes={nodes}, replicas={replicas})")
+    is_whole = isinstance(nodes, Integral) and isinstance(replicas, Integral)
+    if not is_whole or nodes < 1 or replicas < 1:
+        raise ConfigError(
+            "nodes and replicas start at 1, in whole numbers "
+            f"(got nodes={nodes!r}, replicas={replicas!r})"
+        )
     if replicas > nodes:
         raise ConfigError(
             f"replicas={replicas} needs at least {replicas} nodes (got {nodes}); "

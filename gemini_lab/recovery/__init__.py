@@ -1,7 +1,7 @@
 """Stage 5: who notices a failure, and what is loaded from where.
 
-    the root agent  root > watching > phases, three layers of one state machine; guided asks a
-                    function of the user's own, in the words of deciding
+    the root agent  root > attending > watching > phases > ending > steps, layers of one state
+                    machine; guided asks a function of the user's own, in the words of deciding
     its words       protocol, what it hears and has done; messages, those between all processes;
                     log_events, what it knows as the log has it
     the plan        plan <- planning, seating (who sits where), recutting (other numbers of ranks),

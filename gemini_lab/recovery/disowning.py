@@ -55,7 +55,7 @@ def with_way_on(state: RootState, versions: Sequence[int], reason: str) -> RootS
     else:
         way_on = (
             "no version that was verified is in the persistent tier: --resume would begin at the "
-            "start"
+            f"start{', and asks before' if state.left[-1].version else ''}"
         )
     return replace(
         state, ending=msgspec.structs.replace(ending, reason=f"{ending.reason}; {way_on}")

@@ -491,6 +491,7 @@ class Joined(Message, frozen=True, kw_only=True):
         memory_bytes: What could be taken for copies here, those that there are included.
         wrong_sums: What workers of the last start said of machines that compute wrong; they stand
             still since.
+        left: What rewinds left behind, as workers here said.
     """
 
     epoch: Epoch
@@ -498,6 +499,7 @@ class Joined(Message, frozen=True, kw_only=True):
     is_ready: bool
     memory_bytes: int = 0
     wrong_sums: WrongSums | None = None
+    left: list[VersionId] = []
 
 
 class ReadyToStart(Message, frozen=True, kw_only=True):
@@ -559,6 +561,7 @@ class Inventory(Message, frozen=True, kw_only=True):
         damaged: Complete ones that differ from their checksums.
         persistent: The tier's versions; `None` where it was not asked for, or cannot be read.
         unread: Why it cannot be read.
+        disowned: What training went back behind, as the tier says.
         protected: By which settings the copies were made, where that was asked: a root that was
             elected before any root could store them knows them from nowhere else.
         iterations: What the node's workers said of their newest ones, so that this root too can
@@ -571,6 +574,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     damaged: list[DamagedCopy]
     persistent: list[Stored] | None = None
     unread: str = ""
+    disowned: list[VersionId] = []
     protected: Protected | None = None
     iterations: list[IterationBegun | Iteration] = []
     left: list[VersionId] = []
@@ -860,9 +864,15 @@ class ListVersions(BulkRequest, frozen=True, kw_only=True):
 
 
 class VersionsListed(Message, frozen=True, kw_only=True):
-    """Its versions, oldest first."""
+    """What it has.
 
-    versions: list[Stored]
+    Attributes:
+        versions: Those that count, oldest first; `None` where nobody looked.
+        disowned: What training went back behind, as it says.
+    """
+
+    versions: list[Stored] | None = None
+    disowned: list[VersionId] = []
 
 
 # -- worker and agent ------------------------------------------------------------------------------

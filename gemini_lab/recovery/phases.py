@@ -8,16 +8,12 @@ A failure in any phase begins again at fencing, with the next epoch; every step 
 run waits for machines, and for memory that may come back rather than throw progress away.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
 
 from gemini_lab.log import events
-from gemini_lab.recovery.ahead import Ahead
-from gemini_lab.recovery.disowning import disown, not_disowned, with_way_on
-from gemini_lab.recovery.drains import Drains, ask_for_nodes, moving
-from gemini_lab.recovery.hangs import Pulses
-from gemini_lab.recovery.keeping import Keeping
+from gemini_lab.recovery.drains import moving
+from gemini_lab.recovery.ending import EndingRun
 from gemini_lab.recovery.log_events import (
     beginning,
     finished_event,
@@ -25,78 +21,34 @@ from gemini_lab.recovery.log_events import (
     rejected_copy,
 )
 from gemini_lab.recovery.messages import (
-    Disowned,
     Fence,
     Fenced,
     HoldPort,
     Inventory,
     PortHeld,
-    Release,
     StartWorkers,
     TakeInventory,
 )
-from gemini_lab.recovery.plan import RecoveryPlan, VersionId
-from gemini_lab.recovery.planning import hopes, make_plan, rack_notes
-from gemini_lab.recovery.progress import Progress
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.planning import hopes, rack_notes
 from gemini_lab.recovery.protocol import (
-    RESTARTING,
     Emit,
     Instruction,
-    NodeJoined,
-    Phase,
     RootState,
     Send,
     Trouble,
     WriteState,
 )
-from gemini_lab.recovery.repeats import Repeats
-from gemini_lab.recovery.replicas import Placed, Replicas
-from gemini_lab.recovery.resizes import Resizes, if_none_comes, seat_anew
-from gemini_lab.recovery.rewinds import joined
-from gemini_lab.recovery.roll_call import RollCall
-from gemini_lab.recovery.saver import Saver
+from gemini_lab.recovery.replicas import Placed
+from gemini_lab.recovery.resizes import if_none_comes, seat_anew
+from gemini_lab.recovery.rewinds import skipped_again
 from gemini_lab.recovery.stakes import reason_to_wait
-from gemini_lab.recovery.stop import Stop
+from gemini_lab.recovery.steps import FIRST_RETRY_S
 from gemini_lab.seats import in_order, listed
 
-FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
 
-
-class PhasedRun:
-    """A run, from each phase to the next.
-
-    Args:
-        state: Where the previous root left the run.
-        at_s: Now.
-    """
-
-    def __init__(self, *, state: RootState, at_s: float) -> None:
-        self.state = state.on_clock(at_s)
-        self.living: dict[str, NodeJoined] = {}
-        self._answered: set[str] = set()  # who has answered this phase's question
-        self._entered_s = at_s
-        self._asked_s = at_s  # since when an answer is waited for
-        self._plan: RecoveryPlan | None = None
-        self._inventory: dict[str, Inventory] = {}
-        self._waits_for = ""  # what was last said of that
-        self._has_run_short = False  # whether it was planned anew with fewer machines
-        self._retry_s = FIRST_RETRY_S
-        self._progress = Progress()
-        self._pulses = Pulses()
-        self._repeats = Repeats()
-        self._protected: set[int] = set()
-        self._restored: set[int] = set()
-        self._finished: set[int] = set()
-        # Another machine's clock may be ahead of this one's.
-        self._saver = Saver(last_s=min(at_s, state.saved_at_s), last_version=state.saved)
-        self._stop = Stop()
-        self._roll_call = RollCall()
-        self._ahead = Ahead()
-        self._drains, self._resizes = Drains(self._stop, self._ahead), Resizes(self._stop)
-        self._keeping = Keeping(self._ahead)
-        self._replicas = Replicas(self._stop)
-
-    # -- a restart, step by step ---------------------------------------------------------------
+class PhasedRun(EndingRun):
+    """A run, from each phase to the next."""
 
     def _begin(
         self, at_s: float, *, cause: str, lost: Sequence[str], ends: Sequence[int] = ()
@@ -127,6 +79,7 @@ class PhasedRun:
         self._saver.cancel()
         for node in self.living:
             yield self._question(node)
+        yield from self._tell_tier()
         yield from self._advance(at_s)
 
     def _question(self, node: str) -> Send:
@@ -229,6 +182,11 @@ class PhasedRun:
             return
         yield from self._carry_out(at_s, before, placed)
 
+    def _report_bad_copies(self) -> Iterator[Instruction]:
+        for node, said in self._inventory.items():
+            for copy in said.damaged:
+                yield rejected_copy(copy, node, self.state)
+
     def _carry_out(self, at_s: float, before: RootState, placed: Placed) -> Iterator[Instruction]:
         """Tell of the plan, and have workers meet who begin with it; `before`: as they sat."""
         self.state, self._plan = placed.state, placed.plan
@@ -247,13 +205,19 @@ class PhasedRun:
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
         yield Emit(event=planned_event(plan, recovery=self.state.recovery, epoch=self.state.epoch))
-        yield from (*rack_notes(before, plan), *placed.told)
+        yield from (*rack_notes(before, plan), *self._skips_lost(plan), *placed.told)
         if self._keeping.address:
             yield from self._start(at_s, self._keeping.address)
         else:
             yield self._ask_for_port(plan, before.members)
         if is_standby_used:
             yield from self._ask_for_nodes("a standby was used")
+
+    def _skips_lost(self, plan: RecoveryPlan) -> Iterator[Emit]:
+        """Say where batches come again that a person wanted skipped."""
+        told = (one for said in self._inventory.values() for one in said.disowned)
+        if text := skipped_again(plan, (*self.state.left, *told)):
+            yield Emit(event=events.Note(text=text))
 
     def _ask_for_port(self, plan: RecoveryPlan, members: Sequence[str | None]) -> Send:
         """Have a node hold a port for the rendezvous: one of `members`, for new ones may import."""
@@ -339,8 +303,6 @@ class PhasedRun:
         yield from self._adopt(ended)
         yield from self._let_leave(at_s)
 
-    # -- the end -------------------------------------------------------------------------------
-
     def _finish_if_all_did(self, at_s: float) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"}:
             return
@@ -352,143 +314,3 @@ class PhasedRun:
         yield from self._saver.begin_last(at_s, state=self.state)
         if self._saver.version is None:
             yield from self._done(at_s)
-
-    def _save_last(self, at_s: float, *, after: int | None) -> Iterator[Instruction]:
-        """Save the last version if it had to wait for the version `after`; else that was all."""
-        if after is not None and after < self._saver.complete:
-            yield from self._saver.begin(at_s, self._saver.complete, state=self.state)
-        else:
-            yield from self._done(at_s)
-
-    def _done(self, at_s: float) -> Iterator[Instruction]:
-        self.state = replace(self.state, ending=events.RunFinished(iteration=self._saver.complete))
-        yield from self._enter("done", at_s)
-        yield from self._tell_ending()
-
-    def _fail(
-        self,
-        at_s: float,
-        reason: str,
-        *,
-        cause: events.FailureCause = "machines",
-        output: tuple[str, ...] = (),
-    ) -> Iterator[Instruction]:
-        ending = events.RunFailed(reason=reason, cause=cause, output=output)
-        self.state = replace(self.state, epoch=self.state.epoch + 1, ending=ending)
-        yield from self._enter("failed", at_s)
-        yield from self._part(at_s)
-
-    def _part(self, at_s: float) -> Iterator[Instruction]:
-        """Before a failed run's end is told, its persistent tier learns what counts no more."""
-        told = list(disown(self.state, self.living)) if self.state.is_disowning else []
-        self._asked_s = at_s
-        yield from told or self._tell_ending()
-
-    def _on_disowned(self, at_s: float, said: Disowned) -> Iterator[Instruction]:
-        """The persistent tier knows what was left behind, or could not be told."""
-        if not self.state.is_disowning:
-            if said.reason:
-                yield Emit(event=events.Note(text=not_disowned(self.state, said.reason)))
-            return
-        newest = self.state.left[-1].version
-        if not said.reason and newest > max(said.versions, default=0):
-            yield from self._saver.begin(at_s, newest, state=self.state)
-        else:
-            yield from self._end_disowned(said.versions, reason=said.reason)
-
-    def _end_disowned(
-        self, versions: Sequence[int] = (), *, reason: str = ""
-    ) -> Iterator[Instruction]:
-        """Tell the end, with what there is to go on from."""
-        self.state = with_way_on(self.state, versions, reason)
-        yield from self._tell_ending()
-
-    def _tell_ending(self) -> Iterator[Instruction]:
-        """The run is over: let everybody go, and say so; a root that dies leaves it to the next."""
-        if self.state.ending is None:
-            return
-        yield from self._release()
-        yield Emit(event=self.state.ending)
-        self.state = replace(self.state, ending=None)
-        yield WriteState(state=self.state)
-        yield from self._adopt(self._drains.let_go(self.state, self.living))
-
-    def _release(self) -> Iterator[Instruction]:
-        for node in self.living:
-            yield Send(to=node, order=Release(epoch=self.state.epoch))
-
-    # -- what the steps share ------------------------------------------------------------------
-
-    def _enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
-        if self.state.phase in RESTARTING and phase != "fencing":
-            yield self._step(self.state.phase, at_s)
-        self.state = replace(self.state, phase=phase)
-        self._entered_s = self._asked_s = at_s
-        self._answered = set()
-        yield WriteState(state=self.state)
-
-    def _step(self, name: str, end_s: float) -> Emit:
-        names = {"fencing": "fence", "rendezvous": "plan", "waiting": "reserve"}
-        return Emit(
-            event=events.RecoveryStep(
-                recovery=self.state.recovery,
-                epoch=self.state.epoch,
-                step=names.get(name, name),
-                start_s=self._entered_s,
-                end_s=end_s,
-            )
-        )
-
-    def _adopt(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-        """Take on each state that is to be written."""
-        for one in instructions:
-            if isinstance(one, WriteState):
-                self.state = one.state
-            yield one
-
-    def _make_plan(self) -> RecoveryPlan:
-        return self._plan_of(self.state)
-
-    def _plan_of(self, state: RootState) -> RecoveryPlan:
-        importing = {node for node, joined in self.living.items() if not joined.is_ready}
-        first = self._keeping.standby
-        return make_plan(state, self.living, self._inventory, importing=importing, first=first)
-
-    def _report_bad_copies(self) -> Iterator[Instruction]:
-        for node, said in self._inventory.items():
-            for copy in said.damaged:
-                yield rejected_copy(copy, node, self.state)
-
-    def _spares(self) -> list[str]:
-        going = {*self.state.leaving, *self.state.moved, *self.state.wrong}
-        return [node for node in self.state.seats.spares(self.living) if node not in going]
-
-    def _learn_settings(self, event: events.Protected) -> None:
-        self.state = replace(
-            self.state,
-            settings=event.settings,
-            fingerprint=event.fingerprint,
-            placed=replace(self.state.seats, placement=event.placement),
-        )
-
-    def _leave_behind(self, left: Iterable[VersionId]) -> None:
-        """Training went back: versions after that, and iterations, count no more."""
-        after = joined(self.state.left, left)
-        if after == self.state.left:
-            return
-        # What the root knows is of the last start: what was left before that has been gone past.
-        new = {*after} - {*self.state.left}
-        run, trained = self.state.job.run, self.state.trained
-        new = {one for one in new if (one.lineage.run, one.lineage.epoch) == (run, trained)}
-        to = min((one.version for one in new), default=self.state.newest)
-        newest, done = min(self.state.newest, to), min(self.state.iteration, to)
-        self.state = replace(self.state, left=after, newest=newest, iteration=done)
-
-    def _let_leave(self, at_s: float) -> Iterator[Instruction]:
-        """Let go whoever has no ranks; have all ranks stop if the next one's can move now."""
-        yield from self._adopt(self._drains.let_go(self.state, self.living))
-        yield from self._adopt(self._drains.begin_if_due(at_s, self.state, self.living))
-        yield from self._adopt(self._resizes.begin_if_due(at_s, self.state, self.living))
-
-    def _ask_for_nodes(self, reason: str) -> Iterator[Instruction]:
-        yield from ask_for_nodes(self.state, self.living, reason)

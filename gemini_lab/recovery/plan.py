@@ -49,10 +49,15 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class VersionId:
-    """A version of one history; of two the later one has the greater number, or epoch."""
+    """A version of one history; of two the later one has the greater number, or epoch.
+
+    Attributes:
+        skips: Where it says what a rewind left: whether a person wanted batches skipped with it.
+    """
 
     version: int
     lineage: Lineage = NO_LINEAGE
+    skips: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,8 @@ def hopes(state: RootState, inventories: Mapping[str, Inventory]) -> Hopes:
     stored = max((one.version for one in stored_versions(state, inventories)), default=0)
     rejected = {one.version for one in state.rejected}
     known = [v for v in (state.newest, seen, stored) if v not in rejected]
+    if state.job.is_resumed and not state.iteration:  # what the run before went back to counts
+        known += [one.version for said in inventories.values() for one in said.disowned]
     unread = next((said.unread for said in inventories.values() if said.unread), "")
     lost = () if state.trouble is None else state.trouble.lost
     return Hopes(

@@ -50,6 +50,7 @@ class NodeJoined:
         memory_bytes: What could be taken for copies there; 0 where it is not known.
         machine: The address of its machine, which it may share with others; empty if not known.
         wrong_sums: What its workers of the last start said of machines that compute wrong.
+        left: What rewinds left behind, as its workers said.
     """
 
     at_s: float
@@ -60,6 +61,7 @@ class NodeJoined:
     memory_bytes: int = 0
     machine: str = ""
     wrong_sums: events.WrongSums | None = None
+    left: tuple[VersionId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,8 +315,9 @@ class RootState:
         later: The placement to which the one of now is on the way, once its copies are whole.
         placed_at_s: When copies were placed anew last; 0 for never.
         is_replacing: Whether the ranks are stopping for that.
-        saved: The newest version that went to the persistent tier.
+        saved: The newest version that went to the persistent tier, and was not left behind.
         saved_at_s: When it was begun, or the job was submitted.
+        is_behind: Whether training went back behind what is there, and nothing was saved since.
         clock_s: What the clock of the root agent that wrote this said as it did; 0 in its own.
     """
 
@@ -367,6 +370,7 @@ class RootState:
     is_replacing: bool = False
     saved: int = 0
     saved_at_s: float = 0.0
+    is_behind: bool = False
     clock_s: float = 0.0
 
     def on_clock(self, at_s: float) -> "RootState":

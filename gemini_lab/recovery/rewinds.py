@@ -15,7 +15,7 @@ from typing import Final
 
 from gemini_lab.log.events import Note, Rewound
 from gemini_lab.recovery.messages import GoBack
-from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.protocol import (
     Emit,
     Instruction,
@@ -37,7 +37,8 @@ CANNOT_GO_BACK: Final = (
 def left_of(said: Rewound, *, run: int) -> VersionId:
     """What a rewind left, of which one of a run's workers says."""
     lineage = Lineage(run=run, epoch=said.epoch, rewinds=said.rewinds - 1)
-    return VersionId(version=said.version, lineage=lineage)
+    skips = said.skips and said.cause == "person"  # script and guard skip them again
+    return VersionId(version=said.version, lineage=lineage, skips=skips)
 
 
 def is_left(version: int, lineage: Lineage, left: Iterable[VersionId]) -> bool:
@@ -45,6 +46,28 @@ def is_left(version: int, lineage: Lineage, left: Iterable[VersionId]) -> bool:
     return any(
         lineage.run == one.lineage.run and lineage <= one.lineage and version > one.version
         for one in left
+    )
+
+
+def skipped_again(plan: RecoveryPlan, left: Iterable[VersionId]) -> str:
+    """What a plan undoes of rewinds with which batches were skipped; empty for nothing.
+
+    Where the data stand after one is known to the versions that were made since.
+    """
+    lost = [
+        one.version
+        for one in left
+        if one.skips
+        and plan.version is not None
+        and plan.version <= one.version
+        and plan.lineage.run == one.lineage.run
+        and plan.lineage <= one.lineage
+    ]
+    if not lost:
+        return ""
+    return (
+        f"the batches that were skipped with the rewind to version {max(lost)} come again, as no "
+        "version that was made after it is left; ask for it again to skip them"
     )
 
 

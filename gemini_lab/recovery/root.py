@@ -4,9 +4,10 @@
 so a story of happenings is a test. What must outlive the root is in `RootState`, which a shell
 writes to the store, fenced by the root's own key, before it carries out what follows it.
 
-Three layers: a run goes through its phases (`recovery.phases`), its workers are watched
-(`recovery.watching`), and here agents come and go, people ask for things, and time passes. A node
-that is to go has its ranks moved at an iteration's end (`recovery.drains`).
+Layers, from below: what is known of a run (`recovery.steps`), how it ends (`recovery.ending`), how
+it goes through its phases (`recovery.phases`), its workers are watched (`recovery.watching`), its
+agents come and go (`recovery.attending`), and here what is heard finds its way to all of them,
+people ask for things, and time passes.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
-from gemini_lab.recovery.drains import forgotten, nodes_wanted
+from gemini_lab.recovery.attending import AttendedRun
+from gemini_lab.recovery.drains import nodes_wanted
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.keeping import SEVERED
 from gemini_lab.recovery.messages import (
@@ -22,7 +24,6 @@ from gemini_lab.recovery.messages import (
     Committed,
     Disowned,
     EventSaid,
-    Fence,
     Fenced,
     Held,
     Inventory,
@@ -31,7 +32,6 @@ from gemini_lab.recovery.messages import (
     Persisted,
     PersistFailed,
     PortHeld,
-    Prepare,
     ReadyToJoin,
     ReadyToStart,
     RestoreFailed,
@@ -39,15 +39,12 @@ from gemini_lab.recovery.messages import (
     Severed,
     WorkerExited,
     WorkerPulse,
-    WorkerStatus,
 )
 from gemini_lab.recovery.protocol import (
     ACTIVE,
-    RESTARTING,
     DrainWanted,
     Emit,
     FromAgent,
-    HangUp,
     Happening,
     HeardEvent,
     Instruction,
@@ -56,14 +53,12 @@ from gemini_lab.recovery.protocol import (
     NodeJoined,
     NodeLost,
     NoMachineComes,
-    Phase,
     ProgressGivenUp,
     RequestNodes,
     ResizeWanted,
     RewindWanted,
     RootState,
     SaveWanted,
-    Send,
     Tick,
     WriteState,
 )
@@ -73,7 +68,6 @@ from gemini_lab.recovery.resizes import patience_s
 from gemini_lab.recovery.rewinds import ask_back
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stop import what_for
-from gemini_lab.recovery.watching import WatchedRun
 from gemini_lab.seats import in_order
 
 FENCE_LIMIT_S: Final = 60.0  # an agent that has not killed its workers by then counts as lost
@@ -82,20 +76,10 @@ RENDEZVOUS_LIMIT_S: Final = (
     400.0  # an agent may wait 300 s for imports; then it begins again itself
 )
 LONGEST_RETRY_S: Final = 30.0
-DISOWN_LIMIT_S: Final = 60.0  # a line in a file; a store that takes longer hangs
 
 
-class RootAgent(WatchedRun):
-    """The root agent, as a state machine.
-
-    Args:
-        state: Where the previous root left the run.
-        at_s: Now.
-    """
-
-    def __init__(self, *, state: RootState, at_s: float) -> None:
-        super().__init__(state=state, at_s=at_s)
-        self._learned: Learned | None = None  # what the job's scripts import
+class RootAgent(AttendedRun):
+    """The root agent, as a state machine; its arguments are those of `KnownRun`."""
 
     def handle(self, happening: Happening) -> list[Instruction]:
         """What is to be done now that `happening` happened."""
@@ -130,130 +114,6 @@ class RootAgent(WatchedRun):
             case FromAgent():
                 yield from self._on_message(happening)
 
-    # -- a root agent after another ------------------------------------------------------------
-
-    def take_over(self, at_s: float) -> list[Instruction]:
-        """Go on where the previous root stopped; `living` was filled by NodeJoined before."""
-        phase = self.state.phase
-        again = [Emit(event=event) for event in self.state.said]
-        if phase not in ACTIVE:
-            return [*again, *self._part(at_s)]
-        goes_on = self._go_on(at_s, phase)
-        return [*again, *goes_on, *self._ask_for_nodes("the last root agent was lost")]
-
-    def _go_on(self, at_s: float, phase: Phase) -> list[Instruction]:
-        """What an active run needs of a new root agent."""
-        lost = [node for node in self.state.members if node is not None and node not in self.living]
-        away = [node for node in self.state.silent if node not in self.living]
-        is_unsure = self.state.is_unsure or phase in {"starting", "running", "finishing"}
-        silent = tuple(dict.fromkeys((*away, *lost)))
-        self.state = replace(self.state, is_unsure=is_unsure, silent=silent)
-        gone = [Emit(event=events.NodeLost(name=n, cause="connection")) for n in lost]
-        if said := list(self._on_unheard(at_s, self.living.values(), lost=lost)):
-            return [*gone, *said]
-        if lost:
-            return [*gone, *self._begin(at_s, cause="node_lost", lost=lost)]
-        if phase in RESTARTING or phase == "finishing":
-            return list(self._begin(at_s, cause="root_lost", lost=[]))
-        if stopping_for := what_for(self.state):  # who of them holds is not known
-            leaves = [self.state.holding] if self.state.holding else []
-            return list(self._begin(at_s, cause=stopping_for, lost=leaves))
-        working = self._working()
-        if phase == "running" and working.keys() < set(self.state.ranks):
-            return list(self._begin(at_s, cause="worker_exited", lost=[]))
-        self._finished = {rank for rank, status in working.items() if status == "finished"}
-        self._protected = set(self.state.ranks)
-        self._progress.restart(self.state.ranks, iteration=self.state.iteration)
-        return list(self._finish_if_all_did(at_s))
-
-    def _working(self) -> dict[int, WorkerStatus]:
-        """The workers of this epoch, as their agents told when they joined."""
-        return {
-            rank: status
-            for joined in self.living.values()
-            if joined.epoch == self.state.epoch
-            for rank, status in joined.workers.items()
-        }
-
-    # -- agents that come and go ---------------------------------------------------------------
-
-    def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
-        was_known = joined.node in self.living
-        self.living[joined.node] = joined
-        if was_known:
-            yield from self._on_relinked(joined)
-            return
-        silent = tuple(node for node in self.state.silent if node != joined.node)
-        self.state = replace(self.state, silent=silent)
-        yield Emit(event=events.NodeJoined(name=joined.node))
-        if self._learned is not None:
-            yield self._prepare(joined.node, self._learned)
-        yield from self._let_leave(joined.at_s)
-        phase = self.state.phase
-        if phase in {"inventory", "waiting"}:  # it was not fenced with the others
-            yield Send(to=joined.node, order=Fence(epoch=self.state.epoch))
-        if phase == "waiting":  # what it has in memory may be what is waited for
-            yield from self._take_inventory(joined.at_s)
-        elif phase in {"fencing", "inventory"}:
-            yield self._question(joined.node)
-        yield from self._on_unheard(joined.at_s, [joined])
-
-    def _on_relinked(self, joined: NodeJoined) -> Iterator[Instruction]:
-        """A connection broke and came back: what was said in between is in `workers`."""
-        if said := list(self._on_unheard(joined.at_s, [joined])):
-            yield from said
-            return
-        phase = self.state.phase
-        if phase == "running" and self._ahead.is_lost_with(joined):
-            yield from self._without_ahead(joined.at_s, f"the connection to {joined.node} broke")
-        if phase in {"fencing", "inventory", "rendezvous"}:
-            yield from self._begin(joined.at_s, cause=SEVERED, lost=[])
-        elif phase in {"starting", "running"} and joined.node in self.state.members:
-            self._finished |= {r for r, status in joined.workers.items() if status == "finished"}
-            if not joined.workers.keys() >= set(self.state.seats.ranks_on(joined.node)):
-                yield from self._begin(joined.at_s, cause="worker_exited", lost=[])
-            else:
-                yield from self._stop.ask_again(self.state, joined.node)
-                yield from self._finish_if_all_did(joined.at_s)
-
-    def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
-        was_living = self.living.pop(lost.node, None) is not None
-        if lost.cause == "dead":
-            self.state = forgotten(self.state, lost.node)
-        yield from self._note_silence(lost, was_living=was_living)
-        if not was_living:
-            return
-        yield Emit(event=events.NodeLost(name=lost.node, cause=lost.cause))
-        if lost.node in self.state.members and self.state.phase in ACTIVE:
-            yield from self._begin(lost.at_s, cause="node_lost", lost=[lost.node])
-        elif self.state.phase in {"fencing", "inventory"}:
-            self._answered.discard(lost.node)
-            self._inventory.pop(lost.node, None)
-            yield from self._advance(lost.at_s)
-        elif self.state.phase in ACTIVE:
-            yield from self._ask_for_nodes(f"{lost.node}, a standby, is gone")
-            if lost.node == self._ahead.standby:
-                yield from self._without_ahead(lost.at_s, f"{lost.node} is gone")
-
-    def _note_silence(self, lost: NodeLost, *, was_living: bool) -> Iterator[Instruction]:
-        """Keep in mind whose memory may come back; of the dead nothing does."""
-        silent = list(self.state.silent)
-        is_dead, is_seated = lost.cause == "dead", lost.node in self.state.members
-        if is_dead and lost.node in silent:
-            silent.remove(lost.node)
-        elif not is_dead and was_living and is_seated and lost.node not in silent:
-            silent.append(lost.node)
-        if tuple(silent) == self.state.silent:
-            return
-        self.state = replace(self.state, silent=tuple(silent))
-        if self.state.phase == "waiting":
-            yield from self._decide(lost.at_s)
-
-    def _on_none_come(self, at_s: float) -> Iterator[Instruction]:
-        if self.state.phase == "waiting" and patience_s(self.state, at_s):
-            self.state = replace(self.state, none_come=True)
-            yield from self._decide(at_s)
-
     # -- what agents say -----------------------------------------------------------------------
 
     def _on_message(self, said: FromAgent) -> Iterator[Instruction]:
@@ -287,13 +147,6 @@ class RootAgent(WatchedRun):
             case Persisted() | PersistFailed() | Committed() | Disowned():
                 yield from self._on_persistence(said.at_s, said.node, message)
 
-    def _prepare(self, node: str, learned: Learned) -> Send:
-        """Also standbys: they are who starts without having seen the script."""
-        order = Prepare(
-            epoch=self.state.epoch, modules=learned.modules, environment=learned.environment
-        )
-        return Send(to=node, order=order)
-
     def _on_move(
         self, at_s: float, node: str, said: Held | ReadyToStart | ReadyToJoin | NodeLeaves
     ) -> Iterator[Instruction]:
@@ -310,11 +163,6 @@ class RootAgent(WatchedRun):
             case NodeLeaves():
                 yield from self._on_leaving(at_s, node, within_s=said.within_s)
 
-    def _without_ahead(self, at_s: float, why: str) -> Iterator[Instruction]:
-        """Processes that were started ahead come to nothing: the ranks that are to move do."""
-        yield from self._ahead.give_up(self.state, why)
-        yield from self._let_leave(at_s)
-
     def _on_persistence(
         self, at_s: float, node: str, said: Persisted | PersistFailed | Committed | Disowned
     ) -> Iterator[Instruction]:
@@ -326,7 +174,9 @@ class RootAgent(WatchedRun):
         yield from self._saver.hear(at_s, node, said, state=self.state)
         if isinstance(said, Committed):
             saved, saved_at_s = self._saver.last
-            self.state = replace(self.state, saved=saved, saved_at_s=saved_at_s)
+            self.state = replace(
+                self.state, saved=saved, saved_at_s=saved_at_s, is_behind=self._saver.is_behind
+            )
             yield WriteState(state=self.state)
         if self.state.phase == "finishing" and self._saver.version is None:
             yield from self._save_last(at_s, after=said.version)
@@ -414,16 +264,6 @@ class RootAgent(WatchedRun):
                 if self._saver.version is None:
                     yield from self._save_last(at_s, after=before)
 
-    def _hurry(self, at_s: float) -> Iterator[Instruction]:
-        """A run that has failed waits for its persistent tier no longer than for a save."""
-        if self._saver.version is not None:
-            yield from self._saver.give_up_if_late(at_s, state=self.state)
-            if self._saver.version is None:
-                yield from self._end_disowned()
-        elif at_s - self._asked_s > DISOWN_LIMIT_S:
-            reason = f"no answer within {DISOWN_LIMIT_S:.0f} s"
-            yield from self._end_disowned(reason=reason)
-
     def _look_again(self, at_s: float) -> Iterator[Instruction]:
         """The run waits: with fewer machines once, when it may, and else for what has come."""
         yield from self._saver.give_up_if_late(at_s, state=self.state)
@@ -450,14 +290,6 @@ class RootAgent(WatchedRun):
             yield from self._saver.begin_if_due(at_s, state=self.state)
             yield from self._adopt(self._resizes.begin_if_due(at_s, self.state, self.living))
             yield from self._adopt(self._replicas.begin_if_due(at_s, self.state, self.living))
-
-    def _drop_silent_agents(self, at_s: float) -> Iterator[Instruction]:
-        """Agents that live but do not answer count as lost, and are used again last of all."""
-        self._asked_s = at_s  # who comes back has as much time again
-        for node in [node for node in self.living if node not in self._answered]:
-            self.state = replace(self.state, excluded=(*self.state.excluded, node))
-            yield HangUp(node=node)
-            yield from self._on_lost(NodeLost(at_s=at_s, node=node, cause="no answer"))
 
     def _save_meanwhile(self, at_s: float) -> Iterator[Instruction]:
         """Machines are missing: what memory holds is saved, so that fewer can go on from it."""

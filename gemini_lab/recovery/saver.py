@@ -22,21 +22,23 @@ class Saver:
     Args:
         last_s: When the newest version that is there was begun, or the job was submitted.
         last_version: Which that is.
+        is_behind: As the attribute.
 
     Attributes:
         version: The one on its way; `None` if there is none.
         complete: Newest version that is whole in memory.
         is_held: Whether no version is to be saved for now: its state may make no numbers.
+        is_behind: Whether training went back behind what is there, and nothing was saved since.
     """
 
-    def __init__(self, *, last_s: float, last_version: int = 0) -> None:
+    def __init__(self, *, last_s: float, last_version: int = 0, is_behind: bool = False) -> None:
         self.version: int | None = None
         self.complete = 0
         self.is_held = False
+        self.is_behind = is_behind
         self._next = 0  # the version that will be sent after `complete`
         self._failed: int | None = None  # the version that did not arrive last
         self._is_wanted = False  # by a person, now
-        self._is_behind = False  # training went back behind the newest version that is there
         self._began_s = self._last_s = last_s
         self._last_version = last_version
         self._writers: frozenset[str] = frozenset()
@@ -67,7 +69,6 @@ class Saver:
         self._whole.note(rank, version)
         self.complete = max(self._whole.of.values())
         self._next = 0
-        self._leave(version)
         self._failed = None
 
     def newest_whole(self, ranks: range) -> int:
@@ -89,11 +90,19 @@ class Saver:
             return
         by_time, by_count = settings.persist_every_s, settings.persist_every_iterations
         is_due = by_time is not None and at_s - self._last_s >= by_time
-        coming = max(self.complete + 1, self._next)
+        coming = self._due()
         is_due |= by_count is not None and coming - self._last_version >= by_count
-        is_due |= self._is_wanted or self._is_behind
+        is_due |= self._is_wanted or (self.is_behind and self.complete > 0)
         if is_due and coming != self._failed:  # the same once more would only fail once more
             yield from self.begin(at_s, coming, state=state)
+
+    def _due(self) -> int:
+        """The version that is sent next; where training has just gone back, where it stands.
+
+        All that is there may have been left behind, and a run that is lost would have nothing.
+        """
+        stands = self.is_behind and 0 < self.complete == self._last_version != self._failed
+        return self.complete if stands else max(self.complete + 1, self._next)
 
     def begin_last(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """Training has ended: save its last version, now or after the one on its way."""
@@ -170,7 +179,7 @@ class Saver:
                     )
                 )
                 self._last_version, self._last_s = said.version, self._began_s
-                self._is_wanted = self._is_behind = False
+                self._is_wanted = self.is_behind = False
                 self._forget()
             case Persisted():
                 self._records[node] = said
@@ -209,12 +218,14 @@ class Saver:
         if self.version is not None and self.version > version:
             yield from self.give_up("training went back to before it", state=state)
             self._failed = None
-        self._leave(version)
+        for rank, newest in [*self._whole.of.items()]:  # others say so, too, but not yet
+            self._whole.note(rank, min(newest, version))
+        self.complete, self._next = min(self.complete, version), 0
 
-    def _leave(self, version: int) -> None:
+    def leave(self, version: int) -> None:
         """Training went back: later versions that are there count no more, so another is due."""
         if self._last_version > version:
-            self._last_version, self._is_behind = version, True
+            self._last_version, self.is_behind = version, True
 
     def cancel(self) -> None:
         """A fence: forget the version on its way, and what ranks had; another is due as it was."""

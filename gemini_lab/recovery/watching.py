@@ -13,7 +13,6 @@ from gemini_lab.recovery.faults import (
     judge_hang,
     rejections,
 )
-from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Limits
 from gemini_lab.recovery.keeping import HUNG, SEVERED
 from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_finite_reason
@@ -27,7 +26,6 @@ from gemini_lab.recovery.protocol import (
     HeardEvent,
     Instruction,
     NodeJoined,
-    RootState,
     WriteState,
 )
 from gemini_lab.recovery.rewinds import left_of
@@ -36,10 +34,6 @@ from gemini_lab.shard.lineage import NO_LINEAGE
 
 class WatchedRun(PhasedRun):
     """A run whose workers are watched."""
-
-    def __init__(self, *, state: RootState, at_s: float) -> None:
-        super().__init__(state=state, at_s=at_s)
-        self._losses = LossWatch()
 
     # -- what they say -------------------------------------------------------------------------
 
@@ -54,6 +48,8 @@ class WatchedRun(PhasedRun):
                     self._saver.note_restored(self.state.ranks, self._plan)
                     yield self._step("retrieve", at_s)
                     self._entered_s = at_s
+                    if self._saver.is_behind:  # nothing there counts before this is saved
+                        yield from self._saver.begin_if_due(at_s, state=self.state)
             case events.IterationBegun():
                 yield from self._compare(at_s, event)
             case events.Iteration():
@@ -62,7 +58,7 @@ class WatchedRun(PhasedRun):
                 if not event.restored and self.state.phase in ACTIVE:
                     yield from self._on_iteration(at_s, event)
             case events.Rewound():
-                yield from self._on_rewound(event)
+                yield from self._on_rewound(at_s, event)
             case events.WrongSums():
                 yield from self._on_wrong_sums(at_s, event)
             case events.RewindFailed(cause="guard"):
@@ -139,7 +135,7 @@ class WatchedRun(PhasedRun):
             if self.state.read_settings().on_not_finite == "stop":
                 yield from self._fail(at_s, not_finite_reason(told), cause="not_finite")
 
-    def _on_rewound(self, said: events.Rewound) -> Iterator[Instruction]:
+    def _on_rewound(self, at_s: float, said: events.Rewound) -> Iterator[Instruction]:
         """A rank went back, and so do all: what they had done since is left behind."""
         rank, version = said.rank, said.version
         self._saver.note_rewound(rank, version)
@@ -150,6 +146,18 @@ class WatchedRun(PhasedRun):
         self._leave_behind([left_of(said, run=self.state.job.run)])
         if self.state.left != before:
             yield from self._saver.forget_left(version, state=self.state)
+            yield WriteState(state=self.state)
+            yield from disown(self.state, self.living)
+        if self.state.phase == "running":
+            yield from self._saver.begin_if_due(at_s, state=self.state)
+
+    def _learn_left(self, agents: Iterable[NodeJoined]) -> Iterator[Instruction]:
+        """Act on rewinds that agents know of, and this root agent has not heard of."""
+        before, run = self.state.left, self.state.job.run
+        told = [one for agent in agents for one in agent.left if one.lineage.run == run]
+        self._repeats.learn((), told)
+        self._leave_behind(told)
+        if self.state.left != before:
             yield WriteState(state=self.state)
             yield from disown(self.state, self.living)
 

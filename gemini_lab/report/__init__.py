@@ -3,20 +3,10 @@
 from gemini_lab.report.build import build_report, load_report
 from gemini_lab.report.measured import load_measured, measure
 from gemini_lab.report.predicted import Predicted, PredictedRow, predict
+from gemini_lab.report.recovery import Injection, Receipt, Recovery, Step, WastedTime
 from gemini_lab.report.text import render
 from gemini_lab.report.trace import chrome_trace
-from gemini_lab.report.values import (
-    Comparison,
-    Injection,
-    Iteration,
-    Receipt,
-    Recovery,
-    RunReport,
-    Step,
-    Traffic,
-    TrafficPlan,
-    WastedTime,
-)
+from gemini_lab.report.values import Comparison, Iteration, RunReport, Traffic, TrafficPlan
 
 __all__ = [
     "Comparison",

@@ -8,16 +8,10 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE, read_log
 from gemini_lab.log.follow import log_of, name_of
+from gemini_lab.report.recovery import Recovery, WastedTime, WorkerExit
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.pace import Pace
-from gemini_lab.report.values import (
-    Recovery,
-    RunReport,
-    Traffic,
-    Verified,
-    WastedTime,
-    WorkerExit,
-)
+from gemini_lab.report.values import RunReport, Traffic, Verified
 
 
 def load_report(run: Path) -> RunReport:

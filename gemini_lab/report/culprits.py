@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal
 
 from gemini_lab.recovery.faults import is_of_the_network
-from gemini_lab.report.values import Recovery, WorkerExit
+from gemini_lab.report.recovery import Recovery, WorkerExit
 
 Part = Literal["raised", "was killed", "left", "lost its peers"]
 """What a worker's end looks like: an error of its script's own, a signal, an end with status 0, or
@@ -12,7 +12,7 @@ an error that ranks raise because another one is gone."""
 ORDER: Final[tuple[Part, ...]] = ("raised", "was killed", "left", "lost its peers")
 """Who is blamed first."""
 MOST: Final = 12
-LONGEST: Final = 48
+LONGEST: Final = 32
 
 
 def part_of(gone: WorkerExit) -> Part:
@@ -55,7 +55,7 @@ def culprits(exits: Sequence[WorkerExit]) -> Iterator[str]:
             mark = ">" if one is first else " "
             after = f"{one.at_s - found[0].at_s:+.2f} s"
             who = f"rank {one.rank} on {one.node}"
-            yield f"  {mark} {who:<20}{after:>9}  {_how(one)}"
+            yield f"  {mark} {who:<18}{after:>8}  {_how(one)}"
         if len(found) > len(shown):
             yield f"    ... and {len(found) - len(shown)} more"
 

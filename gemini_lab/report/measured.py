@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.report.recovery import Injection, Recovery
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.spans import STRIKES
 from gemini_lab.report.tables.spent import GROUPS
-from gemini_lab.report.values import Injection, Recovery
 from gemini_lab.simulator.failures import Outage
 from gemini_lab.simulator.times import Measured, Spread, Steps, Times
 

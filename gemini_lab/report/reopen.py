@@ -184,11 +184,15 @@ def _write(path: Path, head: bytes, value: object) -> None:
         OSError: It cannot be written.
     """
     draft = path.with_suffix(f".{os.getpid()}")
-    draft.touch(mode=OWNERS)
-    with draft.open("wb") as file:
-        file.write(head)
-        pickle.dump(value, file, protocol=5)
-    draft.replace(path)
+    try:
+        draft.touch(mode=OWNERS)
+        with draft.open("wb") as file:
+            file.write(head)
+            pickle.dump(value, file, protocol=5)
+        draft.replace(path)
+    except (OSError, RecursionError):
+        draft.unlink(missing_ok=True)  # a full disk gets its room back
+        raise
 
 
 def _place(log: Path, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A report as text for a terminal of 100 columns."""
+"""A report as text for a terminal of 80 columns."""
 
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
@@ -7,20 +7,14 @@ from typing import Final
 
 from gemini_lab.report.culprits import culprit_of, culprits
 from gemini_lab.report.output import error_line, last_lines
+from gemini_lab.report.recovery import Recovery, Step, WastedTime, WorkerExit, kept_words
 from gemini_lab.report.tables.past import Spent
-from gemini_lab.report.values import (
-    Recovery,
-    RunReport,
-    Step,
-    Traffic,
-    WastedTime,
-    WorkerExit,
-    kept_words,
-)
+from gemini_lab.report.values import RunReport, Traffic
 from gemini_lab.units import format_bytes, format_seconds
 
-WIDTH: Final = 100
-_BAR_WIDTH: Final = 62
+WIDTH: Final = 80
+_BAR_WIDTH: Final = 50
+_SHARE_WIDTH: Final = 36  # beside a name, seconds and a share, in 80 columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +58,8 @@ def render(report: RunReport, *, ink: Ink = BLOCKS) -> str:
 
 
 def _heading(text: str, ink: Ink) -> str:
-    return f"{text} {ink.rule * max(3, WIDTH - len(text) - 1)}"
+    *above, last = textwrap.wrap(text, WIDTH - 4)
+    return "\n".join([*above, f"{last} {ink.rule * (WIDTH - len(last) - 1)}"])
 
 
 def _summary(report: RunReport) -> Iterator[str]:
@@ -131,7 +126,8 @@ def _diverged(report: RunReport) -> Iterator[str]:
         return
     after = [r.number for r in report.recoveries if r.divergences]
     where = f"recovery {after[0]}" if after else "a failure"
-    yield f"  !! DIVERGED: after {where} the numbers are not those of a run that never failed"
+    text = f"DIVERGED: after {where} the numbers are not those of a run that never failed"
+    yield from _wrapped(text, "  !! ")
     first = min(report.divergences, key=lambda one: (one.epoch, one.iteration, one.rank))
     yield from _wrapped(f"{first}", "     ")
     yield from _wrapped(f"likely: {first.cause}", "     ")
@@ -147,9 +143,10 @@ def _repeated(recovery: Recovery) -> Iterator[str]:
         for one in recovery.divergences:
             yield from _wrapped(f"DIVERGED: {one}", "  !! ")
     elif recovery.compared:
-        yield (
-            f"  done again and compared bit by bit: {_count(recovery.compared, 'iteration')} of "
-            "ranks, none differs"
+        yield from _wrapped(
+            f"done again and compared bit by bit: {_count(recovery.compared, 'iteration')} of "
+            "ranks, none differs",
+            "  ",
         )
     elif recovery.resumed_at_s is not None:
         yield "  nothing that the log knows was done again, so there was nothing to compare"
@@ -237,7 +234,7 @@ def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS, width: int = _BAR_WIDTH) 
 def _receipts(recovery: Recovery) -> Iterator[str]:
     if not recovery.receipts:
         return
-    yield "  shard  tier        holder           size  checksum  retrieve    verify      load"
+    yield "  shard  tier        holder           size  checksum retrieve   verify     load"
     for receipt in recovery.receipts:
         checksum = "right" if receipt.verified else "UNREAD"
         yield (
@@ -248,14 +245,14 @@ def _receipts(recovery: Recovery) -> Iterator[str]:
 
 
 def _wasted(wasted: WastedTime, ink: Ink) -> Iterator[str]:
-    yield _heading("Wasted time per failure, Eq. (1)", ink)
+    yield _heading("Wasted time per failure, by Eq. (1) with what was measured here", ink)
     yield (
         f"  predicted {wasted.predicted_s:7.2f} s = t_ckpt {wasted.checkpoint_s:.2f} s + 1/(2f) "
         f"{max(wasted.interval_s, wasted.checkpoint_s) / 2:.2f} s + t_rtvl "
-        f"{wasted.retrieval_s:.2f} s, each measured here"
+        f"{wasted.retrieval_s:.2f} s"
     )
     each = ", ".join(f"{value:.2f} s" for value in wasted.measured_s)
-    yield f"  measured  {wasted.measured_mean_s:7.2f} s, the mean of: {each}"
+    yield from _wrapped(f"measured  {wasted.measured_mean_s:7.2f} s, the mean of: {each}", "  ")
 
 
 def _traffic(traffic: Traffic) -> Iterator[str]:
@@ -265,9 +262,10 @@ def _traffic(traffic: Traffic) -> Iterator[str]:
     )
     yield f"  shards sent in recoveries     {format_bytes(traffic.recovery_bytes):>10}"
     versions = ", ".join(map(str, traffic.persistent_versions)) or "none"
-    yield (
-        f"  persistent tier               {format_bytes(traffic.persistent_bytes):>10}   "
-        f"versions: {versions}"
+    yield from _wrapped(
+        f"persistent tier               {format_bytes(traffic.persistent_bytes):>10}   "
+        f"versions: {versions}",
+        "  ",
     )
     for failure in traffic.persistent_failures:
         yield f"  not persisted: {failure}"
@@ -278,7 +276,7 @@ def render_spent(table: Spent, *, ink: Ink = BLOCKS) -> str:
     lines = [_heading(f"Every second of {format_seconds(table.wall_s)}", ink)]
     for row in table.rows:
         share = row.seconds / table.wall_s
-        bar = ink.bar * round(share * _BAR_WIDTH)
+        bar = ink.bar * round(share * _SHARE_WIDTH)
         lines.append(f"  {row.label:<21}{row.seconds:>10.2f} s{share:>7.1%}  {bar}".rstrip())
     return "\n".join(lines)
 
@@ -289,7 +287,7 @@ def _short(holder: str | None) -> str:
 
 
 def _ms(duration_s: float) -> str:
-    return f"{duration_s * 1000:>7.0f} ms"
+    return f"{duration_s * 1000:>6.0f} ms"
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

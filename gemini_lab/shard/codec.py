@@ -5,6 +5,7 @@ back is equal in value and type: tuples stay tuples, keys keep their types, inte
 tensors and arrays keep dtype, shape and every bit. Tensors come back in CPU memory.
 """
 
+import ctypes
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final
@@ -97,9 +98,11 @@ def _extend(value: Any) -> msgpack.ExtType:
     if kind is OrderedDict:
         return msgpack.ExtType(_ORDERED, _pack(dict(value)))
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        flat = value.detach().cpu().contiguous()
+        # Not by numpy: a tensor that it has seen cannot be resized any more, as observers do.
+        raw = ctypes.string_at(flat.data_ptr(), flat.nbytes)
         name = str(value.dtype).removeprefix("torch.")
-        return msgpack.ExtType(_TENSOR, _pack([name, list(value.shape), flat.numpy().tobytes()]))
+        return msgpack.ExtType(_TENSOR, _pack([name, list(value.shape), raw]))
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OV":
         code = _ARRAY if isinstance(value, np.ndarray) else _SCALAR
         fields = [value.dtype.str, list(value.shape), value.tobytes()]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from gemini_lab.errors import ConfigError, IntegrityError
 from gemini_lab.log.events import PersistStarted
-from gemini_lab.log.file import LOG_FILE, find_run, read_log
+from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER, find_run, read_log
 from gemini_lab.shard.codec import decode_framed
 from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.storage.persistent import PersistentTier
@@ -49,6 +49,7 @@ def export_weights(
     base: str | Path | None = None,
     trained_only: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    below: Path = RUNS_FOLDER,
 ) -> Exported:
     """Write the full fp32 weights of a version, for `load_state_dict`.
 
@@ -61,6 +62,7 @@ def export_weights(
         base: A safetensors file with the weights that were frozen in training.
         trained_only: Leave frozen weights out.
         storage_options: For the driver of the URL.
+        below: Where runs keep their logs: a run's name is looked for there.
 
     Raises:
         ConfigError: There is no persistent tier, the file's name has another suffix, or frozen
@@ -72,7 +74,7 @@ def export_weights(
         raise ConfigError(
             f"cannot export to {str(path)!r}; end its name in {' or '.join(_SUFFIXES)}"
         )
-    tier = PersistentTier(tier_url(source), storage_options=storage_options)
+    tier = PersistentTier(tier_url(source, below=below), storage_options=storage_options)
     wanted = [version] if version is not None else tier.versions()[::-1]
     skipped: dict[int, str] = {}
     for candidate in wanted:
@@ -99,7 +101,7 @@ def export_weights(
     )
 
 
-def tier_url(source: str | Path) -> str:
+def tier_url(source: str | Path, *, below: Path = RUNS_FOLDER) -> str:
     """The persistent tier of a run, by folder or name, or `source` itself if it is a tier.
 
     Raises:
@@ -107,7 +109,7 @@ def tier_url(source: str | Path) -> str:
     """
     if "://" in str(source) or any(Path(source).glob("version-*")):
         return str(source)
-    folder = Path(source) if Path(source).is_dir() else find_run(str(source))
+    folder = Path(source) if Path(source).is_dir() else find_run(str(source), below=below)
     if (folder / "persistent").is_dir():
         return str(folder / "persistent")
     if (folder / LOG_FILE).is_file():
@@ -214,17 +216,28 @@ def parser() -> argparse.ArgumentParser:
         description="Write a run's full fp32 weights to a file that loads without gemini_lab.",
     )
     options.add_argument(
-        "run", help="a run's folder or name, 'latest', or the URL of a persistent tier"
+        "run",
+        nargs="?",
+        default=LATEST,
+        help="a run's folder, its name below --folder, 'latest', which is the default, or the URL "
+        "of a persistent tier",
     )
-    options.add_argument("--to", required=True, type=Path, help="model.safetensors or model.pt")
-    options.add_argument("--version", type=int, help="by default the newest good one")
-    options.add_argument("--base", type=Path, help="safetensors file with the frozen weights")
+    options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
+    options.add_argument(
+        "--to", required=True, type=Path, metavar="FILE", help="model.safetensors or model.pt"
+    )
+    options.add_argument(
+        "--version", type=int, metavar="N", help="which version; by default the newest good one"
+    )
+    options.add_argument(
+        "--base", type=Path, metavar="FILE", help="safetensors file with the frozen weights"
+    )
     options.add_argument("--trained-only", action="store_true", help="leave frozen weights out")
     return options
 
 
 def command(arguments: list[str]) -> int:
-    """`gemini-lab export RUN --to FILE`."""
+    """`gemini-lab export [RUN] --to FILE`."""
     options = parser().parse_args(arguments)
     done = export_weights(
         options.run,
@@ -232,6 +245,7 @@ def command(arguments: list[str]) -> int:
         version=options.version,
         base=options.base,
         trained_only=options.trained_only,
+        below=options.folder,
     )
     for reason in done.skipped.values():
         print(f"stepped over: {reason}")  # noqa: T201

@@ -10,12 +10,10 @@ manifest also says which versions training had gone back behind by then: these c
 run may end before its next version is there, a file says so, too, as soon as training goes back.
 """
 
-import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -23,17 +21,26 @@ import xxhash
 
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
 from gemini_lab.recovery.plan import Stored, VersionId
-from gemini_lab.recovery.rewinds import is_left, joined
+from gemini_lab.recovery.rewinds import joined
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
-from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
+from gemini_lab.storage.manifest import (
+    MANIFEST,
+    counting,
+    left_by,
+    left_in,
+    left_text,
+    lineage_of,
+    manifest_of,
+    sealed,
+    unsealed,
+)
+from gemini_lab.storage.ownership import Ownership
 from gemini_lab.storage.shard_file import pack_header, unpack
 from gemini_lab.storage.store_files import StoreFiles
 from gemini_lab.storage.stored_shard import CHUNK_BYTES, StoredShard, digest_chunks
 from gemini_lab.units import format_bytes
 
 _FOLDER: Final = "version-"
-MANIFEST: Final = "manifest.json"
-_OWNER: Final = "owner.json"
 _LEFT: Final = re.compile(r"left-(\d+)\.json", re.ASCII)
 
 
@@ -58,6 +65,7 @@ class PersistentTier:
         self.url = url
         self.keep = keep
         self._files = StoreFiles(url, storage_options or {})
+        self._ownership = Ownership(self._files)
 
     # -- whose it is -----------------------------------------------------------------------------
 
@@ -73,10 +81,8 @@ class PersistentTier:
             GeminiError: The store failed.
         """
         if not is_resumed:
-            self._require_own(run)
-        with self._files.explained("write to"):
-            self._files.make_folder()
-            self._files.put(_OWNER, [json.dumps({"run": run}).encode()])
+            self._ownership.require(run, self.stored())
+        self._ownership.take(run)
 
     def look(self, *, is_resumed: bool = False) -> None:
         """Refuse what `check` and a new run's `claim` would, as far as it shows without writing.
@@ -86,21 +92,9 @@ class PersistentTier:
             GeminiError: The store failed.
         """
         if not is_resumed:
-            self._require_own(None)
+            self._ownership.require(None, self.stored())
         with self._files.explained("write to"):
             self._files.require_writable()
-
-    def _require_own(self, run: int | None) -> None:
-        """Refuse a folder that is another run's than `run`, or anybody's for a run to come."""
-        owner, stored = self.owner(), self.stored()
-        if owner in {None, run} and {one.lineage.run for one in stored} <= {run}:
-            return
-        versions = [one.version for one in stored]
-        has = f"it has its versions {versions}" if versions else "it has no version yet"
-        raise ConfigError(
-            f"the persistent tier {self.url} belongs to another run, and {has}; name another "
-            "folder, or go on from that run with --resume (resume=True)"
-        )
 
     def owner(self) -> int | None:
         """The run whose folder this is; `None` if it is nobody's.
@@ -108,12 +102,7 @@ class PersistentTier:
         Raises:
             GeminiError: The store failed.
         """
-        with self._files.explained("read the owner of"):
-            text = self._files.read(_OWNER)
-        try:
-            return int(json.loads(text)["run"])
-        except (ValueError, TypeError, KeyError):
-            return None  # not there, or torn while it was written: nobody has begun
+        return self._ownership.owner()
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -197,17 +186,12 @@ class PersistentTier:
             raise IntegrityError(
                 f"version {version} has shards {shards}; every rank's shard is needed once"
             )
-        self._check_owner(meta)
-        older = self._manifests()
-        content = {
-            "version": version,
-            "order": 1 + max((m["order"] for m in older.values()), default=0),
-            "shards": [asdict(record) for record in sorted(records, key=lambda r: r.shard)],
-            "meta": dict(meta),
-        }
-        text = json.dumps(content | {"checksum": _checksum(content)}, sort_keys=True)
+        if (told := meta.get("lineage")) is not None:
+            self._ownership.require_kept(told["run"])
+        order = 1 + max((one["order"] for one in self._manifests().values()), default=0)
+        content = manifest_of(version, records, meta, order=order)
         with self._files.explained(f"write the manifest of version {version} to"):
-            self._files.put(f"{_folder(version)}/{MANIFEST}", [text.encode()])
+            self._files.put(f"{_folder(version)}/{MANIFEST}", [sealed(content)])
         self._clean(version, content)
 
     def disown(self, left: Sequence[VersionId]) -> None:
@@ -225,42 +209,35 @@ class PersistentTier:
         known = self._left()
         for run, more in of_run.items():
             before = [one for one in known if one.lineage.run == run]
-            content = {"left": [asdict(one) for one in joined(before, more)]}
-            text = json.dumps(content | {"checksum": _checksum(content)}, sort_keys=True)
             with self._files.explained("write what was left behind into"):
                 self._files.make_folder()
-                self._files.put(f"left-{run}.json", [text.encode()])
+                self._files.put(f"left-{run}.json", [left_text(joined(before, more))])
+
+    def disowned(self) -> list[VersionId]:
+        """What training went back behind, as this store was told: of any runs.
+
+        Raises:
+            GeminiError: The store cannot be read.
+        """
+        return [*joined(self._left(), left_by(self._manifests()))]
 
     def _left(self) -> list[VersionId]:
         """What the files say that were written when training went back; a torn one says nothing."""
         found: list[VersionId] = []
         for name in filter(_LEFT.fullmatch, self._files.listing()):
             with self._files.explained("read what was left behind in"):
-                text = self._files.read(name)
-            with suppress(ValueError, TypeError, KeyError, AttributeError):
-                content = json.loads(text)
-                if content.pop("checksum") == _checksum(content):
-                    found += map(_version_id, content["left"])
+                found += left_in(self._files.read(name))
         return found
-
-    def _check_owner(self, meta: Mapping[str, Any]) -> None:
-        """A run that has lost its folder to another writes no more into it."""
-        told, owner = meta.get("lineage"), self.owner()
-        if told is not None and owner not in {None, told["run"]}:
-            raise ConfigError(
-                f"the persistent tier {self.url} was taken over by another run; this one's "
-                "versions are in memory alone now"
-            )
 
     def _clean(self, written: int, manifest: Mapping[str, Any]) -> None:
         """Remove versions beyond `keep`, those that were left, and what never became a version."""
         try:
             # Anew: whoever was held up before this may find what others have written meanwhile.
             manifests = {**self._manifests(), written: manifest}
-            counting = _counting(manifests, self._left())
-            by_age = sorted(counting, key=lambda version: counting[version]["order"])
+            good = counting(manifests, self._left())
+            by_age = sorted(good, key=lambda version: good[version]["order"])
             # What another history has beyond this version stays until this one has passed it.
-            kept = {*by_age[-self.keep :], *(version for version in counting if version > written)}
+            kept = {*by_age[-self.keep :], *(version for version in good if version > written)}
             with self._files.explained("remove old versions from"):
                 for version in self._versions_begun():
                     if version not in kept and (version in manifests or version < written):
@@ -270,7 +247,7 @@ class PersistentTier:
                 names = {record["file"] for record in manifest["shards"]}
                 for name in self._files.listing(_folder(written)).keys() - names - {MANIFEST}:
                     self._files.remove(f"{_folder(written)}/{name}")
-                runs = {_lineage_of(manifests[version]).run for version in kept}
+                runs = {lineage_of(manifests[version]).run for version in kept}
                 for name in self._files.listing():
                     if (told := _LEFT.fullmatch(name)) and int(told[1]) not in runs:
                         self._files.remove(name)
@@ -285,7 +262,7 @@ class PersistentTier:
         Raises:
             GeminiError: The store cannot be read.
         """
-        return sorted(_counting(self._manifests(), self._left()))
+        return sorted(counting(self._manifests(), self._left()))
 
     def stored(self) -> list[Stored]:
         """The versions that count and whose they are, oldest first; checked as by `versions`.
@@ -293,9 +270,9 @@ class PersistentTier:
         Raises:
             GeminiError: The store cannot be read.
         """
-        found = sorted(_counting(self._manifests(), self._left()).items())
+        found = sorted(counting(self._manifests(), self._left()).items())
         return [
-            Stored(version=version, lineage=_lineage_of(manifest)) for version, manifest in found
+            Stored(version=version, lineage=lineage_of(manifest)) for version, manifest in found
         ]
 
     def manifest(self, version: int) -> dict[str, Any]:
@@ -306,13 +283,9 @@ class PersistentTier:
         """
         with self._files.explained(f"read version {version} from"):
             text = self._files.read(f"{_folder(version)}/{MANIFEST}")
-        try:
-            content = json.loads(text)
-            checksum = content.pop("checksum")
-            if checksum == _checksum(content) and content["version"] == version:
-                return dict(content)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            pass  # torn, or bits flipped until it is no JSON
+        content = unsealed(text)
+        if content is not None and content.get("version") == version:
+            return content
         raise IntegrityError(
             f"version {version} does not exist in {self.url}: its manifest is "
             f"{'damaged' if text else 'missing'}; use another version"
@@ -397,37 +370,3 @@ class PersistentTier:
 
 def _folder(version: int) -> str:
     return f"{_FOLDER}{version:012}"
-
-
-def _lineage_of(manifest: Mapping[str, Any]) -> Lineage:
-    """The history that a manifest's version is of."""
-    told = manifest["meta"].get("lineage")
-    return NO_LINEAGE if told is None else Lineage(**told)
-
-
-def _version_id(told: Mapping[str, Any]) -> VersionId:
-    """As a manifest has it."""
-    return VersionId(version=told["version"], lineage=Lineage(**told["lineage"]))
-
-
-def _counting(
-    manifests: Mapping[int, Mapping[str, Any]], told: Sequence[VersionId]
-) -> dict[int, Mapping[str, Any]]:
-    """Those of versions behind which training has not gone back, by what any of them says.
-
-    Args:
-        manifests: Of the versions that exist.
-        told: What was said besides.
-    """
-    said = [one for manifest in manifests.values() for one in manifest["meta"].get("left", ())]
-    left = [*told, *map(_version_id, said)]
-    return {
-        version: manifest
-        for version, manifest in manifests.items()
-        if not is_left(version, _lineage_of(manifest), left)
-    }
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    """Checksum of a manifest's content, however its JSON is spaced."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())

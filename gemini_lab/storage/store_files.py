@@ -55,15 +55,8 @@ class StoreFiles:
 
     def require_writable(self) -> None:
         """Raise where nobody here may write, as far as it shows without writing: in a folder."""
-        if not self._is_local:
-            return
-        there = Path(self._root)
-        while not there.exists():
-            there = there.parent
-        if not there.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+        if self._is_local:
+            require_writable(Path(self._root))
 
     def try_to_write(self) -> None:
         """Make a file and remove it."""
@@ -167,6 +160,21 @@ class StoreFiles:
             raise GeminiError(
                 f"{what}: {type(error).__name__}: {error}; check the driver and its credentials"
             ) from error
+
+
+def require_writable(folder: Path) -> None:
+    """Raise where nobody here may make a folder or write there, as it shows without writing.
+
+    Raises:
+        OSError: So it is.
+    """
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
 
 def _write(file: Any, parts: Sequence[bytes | bytearray | memoryview]) -> None:

@@ -19,6 +19,8 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.units import MIB
 
 _LEFT_OUT: Final = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+WIKIPEDIA: Final = "wikipedia"
+HUGGING_FACE: Final = "hf:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +53,10 @@ def load_corpus(source: str | None = None) -> Corpus:
     """
     if source is None:
         return python_corpus()
-    if source == "wikipedia":
+    if source == WIKIPEDIA:
         return hugging_face_corpus("wikimedia/wikipedia", subset="20231101.en")
-    if source.startswith("hf:"):
-        return hugging_face_corpus(source.removeprefix("hf:"))
+    if source.startswith(HUGGING_FACE):
+        return hugging_face_corpus(source.removeprefix(HUGGING_FACE))
     return folder_corpus(Path(source))
 
 
@@ -66,14 +68,23 @@ def python_corpus() -> Corpus:
     return Corpus(name=f"the source and documentation of Python {version}", text=_joined(files))
 
 
+def require_text(source: str) -> None:
+    """Refuse a `--corpus` that names a place where nothing is; reads nothing.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if source != WIKIPEDIA and not source.startswith(HUGGING_FACE) and not Path(source).exists():
+        raise ConfigError(f"no text is at {source}; give --corpus a file or a folder that exists")
+
+
 def folder_corpus(path: Path) -> Corpus:
     """The file at `path`, or all files in the folder at `path`, hidden ones left out.
 
     Raises:
         ConfigError: Nothing is there, or nothing to read is in it.
     """
-    if not path.exists():
-        raise ConfigError(f"no text is at {path}; give --corpus a file or a folder that exists")
+    require_text(str(path))
     files: Iterator[Path] = iter([path])
     if path.is_dir():
         files = (

@@ -2,7 +2,7 @@
 
     the whole       traffic, put together as the settings say; mover moves a version, on a thread
                     beside training; version, what is moved; group, the connections; whole_copy, in
-                    a recovery
+                    a recovery; own_thread, for what goes on beside training
     the way         route, in the background; scheduled_route, in idle spans on CPUs; device_route,
                     on GPUs, by lanes; local_copy, into the own slab; differences, what made it
     the order       conductor does what the planner orders, by calibration

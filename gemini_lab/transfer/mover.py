@@ -4,8 +4,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -16,6 +17,7 @@ from gemini_lab.memory.slab import Slab, WriteBuffer
 from gemini_lab.memory.slab_form import Words
 from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.local_copy import LocalCopy
+from gemini_lab.transfer.own_thread import OwnThread
 from gemini_lab.transfer.route import BackgroundRoute, Route
 from gemini_lab.transfer.version import (
     Asked,
@@ -97,10 +99,8 @@ class VersionMover:
         self._in_background = BackgroundRoute(wire, peers)
         self._route: Route = self._in_background
         self._sizes_bytes: dict[int, int] = {}  # of shards that are received
-        self._thread = ThreadPoolExecutor(
-            1,
-            thread_name_prefix="gemini-mover",
-            initializer=None if wire.lanes is None else wire.lanes.enter_thread,
+        self._thread = OwnThread(
+            "gemini-mover", begin=(lambda: None) if wire.lanes is None else wire.lanes.enter_thread
         )
         self._under_way: Future[None] | None = None
         self._starting = threading.Lock()
@@ -150,7 +150,7 @@ class VersionMover:
             # The local lane copies the state as training's thread has left it, not an older one.
             lanes.follow("local", lanes.mark("training"))
         self._route.begin(version, buffers)
-        self._under_way = self._thread.submit(self._move, version, buffers, moment)
+        self._under_way = self._thread.submit(partial(self._move, version, buffers, moment))
 
     def wait(self) -> float:
         """Wait until the version under way is whole on every rank.
@@ -214,7 +214,7 @@ class VersionMover:
 
     def close(self) -> None:
         """Finish what is under way and end the thread."""
-        self._thread.shutdown(wait=not self._is_stopped)  # it may wait for long: see `stop`
+        self._thread.end(wait=not self._is_stopped)  # it may wait for long: see `stop`
         self._route.close()
         if self._differences is not None:
             self._differences.close()

@@ -13,13 +13,14 @@ own collectives are never held up by this module.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
+from gemini_lab.transfer.own_thread import OwnThread
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,
@@ -73,11 +74,11 @@ class ScheduledRoute:
         largest = max((one.chunk.size_bytes for one in self._incoming), default=0)
         rooms = self._window if self._empty is not None else 0
         self._rooms = [torch.empty(largest, dtype=torch.uint8) for _ in range(rooms)]
-        self._receiver = ThreadPoolExecutor(1, thread_name_prefix="gemini-receive")
+        self._receiver = OwnThread("gemini-receive")
 
     def close(self) -> None:
         """End the receiving thread."""
-        self._receiver.shutdown(wait=False)
+        self._receiver.end(wait=False)
 
     def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
         """Nothing yet: on CPUs all is done by the mover's thread."""
@@ -99,7 +100,7 @@ class ScheduledRoute:
         """Send and receive one version's chunks; returns what left in which span."""
         # Sending waits for spans, and its receivers' answers for chunks of their own schedules, so
         # receiving must go on meanwhile: it has a thread.
-        received: Future[None] = self._receiver.submit(self._receive_all, buffers.incoming)
+        received = self._receiver.submit(partial(self._receive_all, buffers.incoming))
         sent = self._send(local, torch.from_numpy(buffers.own.data))
         with self._group.waiting():
             received.result()

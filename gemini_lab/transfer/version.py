@@ -252,5 +252,5 @@ def require_unwritten(version: OutgoingVersion, moment: Moment, copied: Bytes) -
             f"{told} of version {version.version} were written while "
             "it was on its way, so what was copied is not of one moment, and is dropped; change "
             "weights and optimizer states in the protected step, or after it and before the next "
-            "forward pass"
+            'forward pass; where they have to change elsewhere, set "scheme": "blocking"'
         )

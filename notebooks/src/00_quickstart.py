@@ -200,8 +200,8 @@ answer = Scenario().add(NodesLoss(("rank-1", "rank-2")), iteration=iterations //
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_00
 
-with Verdict():
-    print(lab_00.exercise_1(answer, train=attempt, undisturbed=quiet))
+with Verdict() as say:
+    say(lab_00.exercise_1(answer, train=attempt, undisturbed=quiet))
 
 # %% [markdown]
 # Now predict what happens with the nodes of ranks 2 and 3, and try it: what does the check say, and

@@ -146,8 +146,8 @@ def cases(checkpoint_s, interval_s, retrieval_s):
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_01
 
-with Verdict():
-    print(lab_01.exercise_1(cases))
+with Verdict() as say:
+    say(lab_01.exercise_1(cases))
 
 # %% [markdown]
 # ## 4. How often should one checkpoint?
@@ -238,8 +238,8 @@ store_gbit_per_s = workload.checkpoint_bytes * 8 / 1e9 / target_s
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_01
 
-with Verdict():
-    print(lab_01.exercise_2(store_gbit_per_s, workload=workload))
+with Verdict() as say:
+    say(lab_01.exercise_2(store_gbit_per_s, workload=workload))
 
 # %% [markdown]
 # ## 6. What is not in it

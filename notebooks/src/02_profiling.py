@@ -188,8 +188,8 @@ bytes_per_parameter = 3 * 4
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_02
 
-with Verdict():
-    print(lab_02.exercise_1(bytes_per_parameter, profile=profile, parameters=parameters))
+with Verdict() as say:
+    say(lab_02.exercise_1(bytes_per_parameter, profile=profile, parameters=parameters))
 
 # %% [markdown]
 # The paper's models train in 16 bit, so it is half as much there. Compare it with a checkpoint:
@@ -218,11 +218,18 @@ other_job = gpt_job(size="tiny", iterations=1000, zero=buckets)
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_02
 
-with Verdict():
-    print(lab_02.exercise_2(other_job, job=job, profile=profile, profile_of=again))
+with Verdict() as say:
+    say(lab_02.exercise_2(other_job, job=job, profile=profile, profile_of=again))
 
 # %% [markdown]
 # ## Further
+# Have the job train, with versions in the spans that you saw: press start, look at an iteration in
+# the dashboard, and break something. Is the profile made again after a recovery?
+
+# %%
+lab.controls(job, total=1000, link_bytes_per_s=link, profile_iterations=profile_iterations)
+
+# %% [markdown]
 # - What does `lab.profile(job, profile_iterations=20)` without a link to pace say? How many idle
 #   spans are left, and would you trust them?
 # - Lab 04 fills these spans with chunks.

@@ -108,8 +108,8 @@ five = Placement(nodes=5, replicas=2, strategy="mine", groups=(), holders=holder
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_03
 
-with Verdict():
-    print(lab_03.exercise_1(five))
+with Verdict() as say:
+    say(lab_03.exercise_1(five))
 
 # %% [markdown]
 # Such a placement has a price, which the check names: a machine receives what it keeps for others
@@ -180,8 +180,8 @@ deficit = float(1 - in_ring / in_groups)
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_03
 
-with Verdict():
-    print(lab_03.exercise_2(deficit))
+with Verdict() as say:
+    say(lab_03.exercise_2(deficit))
 
 # %% [markdown]
 # ## 5. Racks
@@ -237,8 +237,8 @@ tough = plan_placement(nodes=16, replicas=3, racks=[f"rack-{node // 4}" for node
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_03
 
-with Verdict():
-    print(lab_03.exercise_3(tough))
+with Verdict() as say:
+    say(lab_03.exercise_3(tough))
 
 # %% [markdown]
 # ## Exercise 4
@@ -272,8 +272,8 @@ def planner(nodes, replicas):
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_03
 
-with Verdict():
-    print(lab_03.exercise_4(planner))
+with Verdict() as say:
+    say(lab_03.exercise_4(planner))
 
 # %% [markdown]
 # A planner that withstands gets its figures: how often it survives and what its nodes keep, beside

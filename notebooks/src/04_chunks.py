@@ -4,7 +4,7 @@
 # **Goal.** Cut a checkpoint into chunks that fit the idle spans of a measured profile, and see on a
 # real job, with five schemes on one link, what that saves.
 #
-# **Time.** Less than two minutes to run on a laptop with two cores, an hour to read and try. No GPU
+# **Time.** About two minutes to run on a laptop with two cores, an hour to read and try. No GPU
 # is needed.
 #
 # Lab 02 found out *when* a job's network is idle. Now the checkpoint of each iteration has to go
@@ -309,8 +309,8 @@ smallest_bytes = max(chunk.size_bytes for chunk in roomy.chunks)
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_04
 
-with Verdict():
-    print(lab_04.exercise_1(smallest_bytes, is_accepted=is_accepted, shard_bytes=gpu_bytes))
+with Verdict() as say:
+    say(lab_04.exercise_1(smallest_bytes, is_accepted=is_accepted, shard_bytes=gpu_bytes))
 
 # %% [markdown]
 # **Beside the paper**, which says "more than 2 GB" a GPU. Which rate of the link is that: the
@@ -346,8 +346,8 @@ harder = {"layer_ms": 0, "link_bytes_per_s": 10e6}
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_04
 
-with Verdict():
-    print(lab_04.exercise_2(harder, train_on=train_on))
+with Verdict() as say:
+    say(lab_04.exercise_2(harder, train_on=train_on))
 
 # %% [markdown]
 # What does a failure cost now, compared with a version of every iteration? Lab 01 has the formula.
@@ -403,11 +403,18 @@ def planner(*, profile, checkpoint_bytes, replicas, bandwidth_bytes_per_s, alpha
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_04
 
-with Verdict():
-    print(lab_04.exercise_3(planner))
+with Verdict() as say:
+    say(lab_04.exercise_3(planner))
 
 # %% [markdown]
 # ## Further
+# Does a schedule outlive a failure? Start the job again, kill a worker when the chunks lie in their
+# spans, and look in the dashboard where they lie afterwards.
+
+# %%
+lab.controls(job, total=iterations, persistent_url=None, **settings)
+
+# %% [markdown]
 # - `plan(replicas=3)` plans for two remote copies. How much idle time does it need?
 # - What does `mu` buy? Compare `plan(mu=0.5)` and `plan(mu=1.0)`, first on paper, then in a run
 #   (`mu` is a setting of `lab.train`, too).

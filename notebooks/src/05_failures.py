@@ -4,8 +4,8 @@
 # **Goal.** Break a job that really runs in four ways, and explain each recovery: who noticed, which
 # version was loaded, from where, and where the time went.
 #
-# **Time.** One to two minutes to run on a laptop with two cores, an hour to read and try. No GPU is
-# needed.
+# **Time.** Two to three minutes to run on a laptop with two cores, an hour to read and try. No GPU
+# is needed.
 #
 # A failure here is a real one: SIGKILL to a process, or to all processes of a node, its memory gone
 # with them. The *root agent* then leads the recovery (paper, section 6). It stops all workers, asks
@@ -213,8 +213,8 @@ tiers = ["local", "local", "local", "peer", *["local"] * (nodes - 4)]
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_05
 
-with Verdict():
-    print(lab_05.exercise_1(tiers, train=lose_rank_3, undisturbed=quiet, ranks=nodes))
+with Verdict() as say:
+    say(lab_05.exercise_1(tiers, train=lose_rank_3, undisturbed=quiet, ranks=nodes))
 
 # %% [markdown]
 # ## Exercise 2
@@ -240,8 +240,8 @@ better = {"replicas": 3}
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_05
 
-with Verdict():
-    print(lab_05.exercise_2(better, train=lose_a_group, undisturbed=quiet))
+with Verdict() as say:
+    say(lab_05.exercise_2(better, train=lose_a_group, undisturbed=quiet))
 
 # %% [markdown]
 # ## Exercise 3
@@ -304,8 +304,8 @@ def planner(*, placement, members, copies, living, standbys, persistent):
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_05
 
-with Verdict():
-    print(lab_05.exercise_3(planner))
+with Verdict() as say:
+    say(lab_05.exercise_3(planner))
 
 # %% [markdown]
 # ## Further

@@ -254,8 +254,8 @@ iterations = round(best_s / fast.iteration_s)
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_06
 
-with Verdict():
-    print(lab_06.exercise_1(iterations, every=every))
+with Verdict() as say:
+    say(lab_06.exercise_1(iterations, every=every))
 
 # %% [markdown]
 # ## Exercise 2
@@ -282,8 +282,8 @@ enough = next(count for count in range(10) if waiting(count) < 0.001)
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_06
 
-with Verdict():
-    print(lab_06.exercise_2(enough, waiting=waiting))
+with Verdict() as say:
+    say(lab_06.exercise_2(enough, waiting=waiting))
 
 # %% [markdown]
 # **Explain** your number: a machine is ordered as soon as one is lost, so what counts is how many
@@ -311,8 +311,8 @@ lease_s = next(quarter / 4 for quarter in range(8, 200) if accused(quarter / 4) 
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_06
 
-with Verdict():
-    print(lab_06.exercise_3(lease_s, accused=accused))
+with Verdict() as say:
+    say(lab_06.exercise_3(lease_s, accused=accused))
 
 # %% [markdown]
 # **Explain**: how much longer does it take now until a lost node is noticed, and what would you

@@ -169,8 +169,8 @@ slowest = high
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_07
 
-with Verdict():
-    print(lab_07.exercise_1(slowest, delay_s=third_copy_s, free_s=job.iteration_s / 1000))
+with Verdict() as say:
+    say(lab_07.exercise_1(slowest, delay_s=third_copy_s, free_s=job.iteration_s / 1000))
 
 # %% [markdown]
 # ## 4. Replicas where they are needed
@@ -226,8 +226,8 @@ careful = plan_placement(nodes=nodes, racks=flaky)
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_07
 
-with Verdict():
-    print(lab_07.exercise_2(careful, plain=plain, loss=loss))
+with Verdict() as say:
+    say(lab_07.exercise_2(careful, plain=plain, loss=loss))
 
 # %% [markdown]
 # ## 5. Racks that die as one
@@ -314,9 +314,9 @@ standbys_needed = next(n for n in range(nodes) if with_standbys(n) >= as_shrinki
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_07
 
-with Verdict():
+with Verdict() as say:
     years = {"reached": with_standbys, "wanted": as_shrinking, "nodes": nodes}
-    print(lab_07.exercise_3(standbys_needed, **years))
+    say(lab_07.exercise_3(standbys_needed, **years))
 
 # %% [markdown]
 # ## Exercise 4
@@ -346,8 +346,8 @@ raw_bytes = replace(
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_07
 
-with Verdict():
-    print(lab_07.exercise_4(raw_bytes, papers=gemini(job), simulate=a_year))
+with Verdict() as say:
+    say(lab_07.exercise_4(raw_bytes, papers=gemini(job), simulate=a_year))
 
 # %% [markdown]
 # ## 7. The same, for real
@@ -372,6 +372,7 @@ from gemini_lab.experiments.quickstart import gpt_job
 
 lab = Lab(nodes=4, standbys=1)
 lab.wait_until_ready()
+lab.dashboard()
 
 # %% [markdown]
 # The global batch stays twelve samples, dealt to as many ranks as there are.
@@ -380,6 +381,7 @@ lab.wait_until_ready()
 small = gpt_job(size="tiny", iterations=80, global_batch=12)
 kept = {"keep_in_memory": 3, "keep_processes": True, "persistent_url": None}
 run = lab.train(small, name="what-comes-after", **kept)
+run.progress(80)
 
 # %% tags=["nodes"]
 run.wait(until=10)
@@ -408,15 +410,29 @@ for each in report.rewinds:
 
 # %% tags=["nodes"]
 slowest_pause.came_out(f"{max(each.duration_s for each in report.recoveries):.1f} s")
-lab.close()
 
 # %% [markdown]
+# The killed worker is `worker_exited`, or `link_cut` where the others felt their connections to it
+# break half a second before its node had told of it, as on a busy machine.
+#
 # **Explain.** A resize starts all ranks anew, for each has another part of the model. A drain and a
 # killed worker start one process; the others go on in theirs, with new process groups. A rewind
 # starts none. Which of the four did section 6 simulate, and what did it leave out?
+
+# %% [markdown]
+# Now ask for something yourself, or break something: start the job again, and see in the dashboard
+# how long each pause is.
+
+# %% tags=["nodes"]
+lab.controls(small, total=80, **kept)
 
 # %% [markdown]
 # **Further reading.** Mohan, Phanishayee, Chidambaram, *CheckFreq* (FAST 2021). Yao and others,
 # *LowDiff* (arXiv 2509.04084). Bhardwaj and others, *Checkmate* (arXiv 2507.13522). Zhou and
 # others, *Odyssey* (arXiv 2508.21613). To go further here: `read_trace` takes your own cluster's
 # failures from a CSV file, and any `Policy` can be compared on them.
+#
+# ## Close
+
+# %% tags=["nodes"]
+lab.close()

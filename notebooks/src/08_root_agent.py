@@ -134,8 +134,8 @@ def decide(state, event, cluster):
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_08
 
-with Verdict():
-    print(lab_08.exercise_1(decide, within_s=seconds))
+with Verdict() as say:
+    say(lab_08.exercise_1(decide, within_s=seconds))
 
 # %% [markdown]
 # ## 3. For real
@@ -181,11 +181,18 @@ mine = decide
 # %% tags=["check"]
 from gemini_lab.exercises import Verdict, lab_08
 
-with Verdict():
-    print(lab_08.exercise_2(mine, train=train_with, undisturbed=quiet, failures=2))
+with Verdict() as say:
+    say(lab_08.exercise_2(mine, train=train_with, undisturbed=quiet, failures=2))
 
 # %% [markdown]
 # ## Further
+# Break it yourself, while the lab's own root agent leads; with `root=mine` in the next cell, yours
+# does.
+
+# %%
+lab.controls(job, total=iterations)
+
+# %% [markdown]
 # - The lab's own root agent is `gemini_lab/recovery/root.py`: `handle` takes a happening and gives
 #   instructions, in phases that you will recognise. What does it wait for that yours does not?
 # - Kill the root agent's own node, with `RootLoss()`. Does yours go on where it stood?

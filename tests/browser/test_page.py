@@ -94,6 +94,61 @@ def test_both_columns_of_cards_end_at_one_height(
         assert ends[0] == pytest.approx(ends[1], abs=1)
 
 
+EMPTY = """() => Object.fromEntries(
+    [...document.querySelectorAll('.pair section')].map((section) => {
+        const low = (root) => Math.max(0, ...[...root.querySelectorAll('*')].map((one) => Math.max(
+            one.matches('canvas, tr, p, .key') ? one.getBoundingClientRect().bottom : 0,
+            one.shadowRoot ? low(one.shadowRoot) : 0)))
+        const below = section.getBoundingClientRect().bottom - low(section)
+        return [section.className, low(section) ? Math.round(below) : 0]
+    }))"""
+"""How far below its lowest figure or table each card ends."""
+
+
+def test_no_strip_of_a_card_stands_empty_below_its_figures(
+    log: Path, open_page: Callable[..., Any]
+) -> None:
+    """What one column has to spare goes to figures, of which some grow, and to a table's rows."""
+    write(log, lines_of_a_run())
+    page = open_page(viewport={"width": 1440, "height": 900})
+    with shown(log, page):
+        wait_for(page, "Wasted time of a failure")
+        page.wait_for_function("() => document.querySelector('.wasted').clientHeight > 200")
+        for width in (390, 768, 1440, 2560):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_function(f"() => Object.values(({EMPTY})()).every((below) => below < 30)")
+
+
+def test_a_map_of_many_nodes_is_scrolled_and_not_squeezed(log: Path, page: Any) -> None:
+    write(log, lines_of_a_run(nodes=400, failures=1))
+    with shown(log, page):
+        wait_for(page, "Find a node")
+        page.wait_for_function(
+            """() => {
+                const all = (view) => [view, ...[...view.children()].flatMap(all)]
+                const map = Bokeh.index.roots.flatMap(all).find(({model, el}) =>
+                    model.type === "Figure" && model.height > 700 && el.clientHeight)
+                return map?.el.clientHeight === map?.model.height
+            }"""
+        )
+
+
+def test_while_the_views_load_their_names_stand_where_they_will_be(
+    log: Path, open_page: Callable[..., Any]
+) -> None:
+    write(log, lines_of_a_run())
+    named = "(slot) => getComputedStyle(document.querySelector(slot), '::before').content"
+    waiting, page = open_page(), open_page()
+    waiting.route_web_socket("**/ws*", lambda _socket: None)  # nobody answers
+    with shown(log, page) as dashboard:
+        waiting.goto(dashboard.link)
+        assert waiting.evaluate(named, "section.status") == '"The views are loading …"'
+        assert waiting.evaluate(named, "section.wasted") == '"Wasted time of a failure"'
+        wait_for(page, "this is the whole run")
+        assert page.evaluate(named, "section.wasted") == "none"
+        waiting.goto("about:blank")
+
+
 def test_all_of_the_page_is_in_one_font_and_a_tile_has_its_name_on_one_line(
     log: Path, open_page: Callable[..., Any]
 ) -> None:

@@ -308,6 +308,11 @@ def test_impossible_settings_are_refused_before_anything_listens(log: Path) -> N
         log_of(str(log.parent / "missing"))
 
 
+def test_the_newest_run_is_looked_for_in_the_folder_that_is_named(log: Path) -> None:
+    assert log_of("latest", below=log.parent.parent)() == log
+    assert log_of(log.parent.name, below=log.parent.parent)() == log
+
+
 def test_a_port_that_is_taken_is_said_to_be(dashboard: Dashboard, log: Path) -> None:
     with pytest.raises(LaunchError, match=str(dashboard.port)):
         Dashboard(lambda: log, port=dashboard.port).start()

@@ -7,6 +7,7 @@ import pytest
 from gemini_lab.cli.asked import follow
 from gemini_lab.cli.drain import Leaving
 from gemini_lab.cli.exits import Exit
+from gemini_lab.cli.resize import Size
 from gemini_lab.cli.rewind import GoingBack
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
@@ -16,6 +17,8 @@ from gemini_lab.log.events import (
     NodeLost,
     Note,
     RecoveryFinished,
+    ResizeRefused,
+    ResizeWanted,
     RewindFailed,
     Rewound,
 )
@@ -82,6 +85,20 @@ def test_a_drain_that_comes_to_nothing_ends_at_once_and_may_be_tried_again(said)
     assert followed(Leaving("node-2"), said) == Exit.AGAIN
 
 
+def test_a_size_on_the_way_that_the_script_refuses_is_said_and_the_wanted_one_ends_it(capsys):
+    with pytest.raises(ConfigError, match="it cannot have 5 nodes: no sampler"):
+        followed(
+            Size(5),
+            ResizeWanted(nodes=5),
+            ResizeRefused(nodes=4, reason="no sampler"),
+            ON,
+            ResizeRefused(nodes=5, reason="no sampler"),
+        )
+    assert capsys.readouterr().out.startswith(
+        "not with 4 nodes on the way, it goes back: no sampler\n"
+    )
+
+
 def test_a_rewind_is_followed_until_training_went_back(capsys):
     assert followed(GoingBack(), ON, WENT) == Exit.FINISHED
     assert capsys.readouterr().out == f"{WENT}, after 0.100 s\n"
@@ -91,9 +108,20 @@ def test_a_rewind_is_followed_until_training_went_back(capsys):
     assert followed(GoingBack(), Note(text=CANNOT_GO_BACK)) == Exit.AGAIN
 
 
-def test_the_end_of_a_run_and_of_patience_are_said():
+def test_the_end_of_a_run_is_said():
     assert followed(Leaving("node-2"), is_over=True) == Exit.FINISHED
     with pytest.raises(ConfigError, match="one is over, and did not go back"):
         followed(GoingBack(), is_over=True)
-    with pytest.raises(ConfigError, match="node-2 still has ranks after 0 s"):
-        followed(Leaving("node-2"), wait_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("awaited", "said"),
+    [
+        (Leaving("node-2"), "node-2 still has ranks after 0 s (--wait); they move as soon as"),
+        (Size(3), "one still has 0 nodes after 0 s (--wait); it goes on with 3 as soon as it can"),
+        (GoingBack(), "one has not gone back after 0 s (--wait); it does so at the end of an"),
+    ],
+)
+def test_what_is_only_late_is_no_error_and_ends_in_a_way_of_its_own(awaited, said, capsys):
+    assert followed(awaited, wait_s=0.0) == Exit.LATE
+    assert capsys.readouterr().out.startswith(said)

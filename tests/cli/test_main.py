@@ -85,6 +85,27 @@ def test_a_wrong_file_is_refused_in_a_sentence(command, tmp_path, monkeypatch, c
     assert {path.name for path in tmp_path.iterdir()} == {"NOTES", "LOG"}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"{name} mine" for name in ("attach", "status", "top", "metrics", "stop")),
+        *("rewind mine 2", "drain mine node-1", "resize mine 3", "inject mine stop", "report mine"),
+        *("serve mine --port 0", "export mine --to model.pt"),
+    ],
+)
+def test_whatever_names_a_run_looks_for_it_below_the_folder_that_is_named(
+    command, tmp_path, monkeypatch, capsys
+):
+    """A log that is none is found where one was told to look, and nowhere else."""
+    monkeypatch.chdir(tmp_path)
+    name, *words = command.split()
+    for below in ("elsewhere", "gemini-runs"):
+        (tmp_path / below / "mine").mkdir(parents=True)
+        (tmp_path / below / "mine" / "events.jsonl").write_text(f"{below} has this\n")
+    assert main([name, *words, "--folder", "elsewhere"]) == Exit.REFUSED
+    assert "begins with 'elsewhere has this" in capsys.readouterr().err
+
+
 def test_a_log_without_a_folder_is_no_run_to_follow(tmp_path, capsys):
     saved = shutil.copy(LOG, tmp_path / "saved.jsonl")
     assert main(["status", str(saved)]) == 2
@@ -164,3 +185,18 @@ def test_a_second_ctrl_c_does_not_cut_short_what_the_first_has_begun():
     assert "still ending what was started" in done.stderr
     assert "gemini-lab slow: interrupted" in done.stderr
     assert done.returncode == 130
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_same_thing_has_the_same_option_and_help_fits_a_terminal(name, monkeypatch, capsys):
+    """Where a run keeps its log is `--folder`, and the etcd that knows it `--etcd`."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    said = capsys.readouterr().out
+    lines = [line for line in said.splitlines() if not line.startswith("  -")]
+    assert max(map(len, lines)) <= 80  # an option's names are as long as they are
+    assert "--store" not in said
+    if re.search(r"\brun's folder, its name below --folder\b", " ".join(said.split())):
+        assert "--folder FOLDER" in said
+        assert "where runs keep their logs (gemini-runs)" in said

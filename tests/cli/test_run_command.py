@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import get_args
@@ -64,6 +65,13 @@ def test_a_dry_run_says_each_setting_with_its_origin_and_starts_nothing(project,
     assert "if short  waits for a machine" in text
     assert "ds_config.json, which train.py names" in text
     assert not (project / "gemini-runs").exists()
+
+
+def test_a_setting_that_is_said_twice_is_refused(project, capsys):
+    assert project.is_dir()
+    asked = ["--replicas", "1", "--set", "replicas=2"]
+    assert main(["run", "--dry-run", "--nodes", "2", *asked, "train.py"]) == Exit.REFUSED
+    assert "replicas is said twice, by --set and by an option" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_that_copies_are_to_follow_the_risk(project, capsys):
@@ -162,6 +170,7 @@ def test_another_file_that_is_no_json_is_none_of_our_business(project, capsys):
     ("options", "way_out"),
     [
         (["--metrics", "influx:host"], "write PORT, ADDRESS:PORT, otlp"),
+        (["--metrics", "65536"], "write PORT, ADDRESS:PORT, otlp"),
         (["--metrics", "9408", "--metrics", "otlp:host:1"], "such as otlp:http://collector:4318"),
         (["--metrics", "9408", "--detach"], "start `gemini-lab metrics RUN` beside the run"),
     ],
@@ -170,6 +179,47 @@ def test_where_metrics_cannot_go_is_said_before_anything_starts(project, capsys,
     assert main(["run", *options, "--nodes", "2", "train.py"]) == Exit.REFUSED
     assert way_out in capsys.readouterr().err
     assert sorted(path.name for path in project.iterdir()) == ["ds_config.json", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--replicas", "x", "train.py"], "'x' is no number of copies; give one, or \"auto\""),
+        ([], "arguments are required: script\n"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_refused_in_a_persons_words(capsys, given, said):
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", *given])
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("project")
+def test_a_certificate_that_is_not_there_is_no_etcd_that_is_away(capsys, monkeypatch):
+    monkeypatch.setenv("ETCDCTL_CACERT", "/nowhere.pem")
+    assert main(["run", "--etcd", "127.0.0.1:1", "train.py"]) == Exit.REFUSED
+    assert "ETCDCTL_CACERT names /nowhere.pem, which cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("project")
+def test_no_retry_is_asked_for_where_there_is_no_etcd(capsys, monkeypatch):
+    """A batch system would start it again and again."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["run", "--nodes", "2", "train.py"]) == Exit.REFUSED
+    assert "pip install 'gemini-lab[embedded]'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("project")
+def test_no_retry_is_asked_for_where_nobody_knows_the_host(capsys):
+    with pytest.raises(socket.gaierror) as known:
+        socket.getaddrinfo("no-such-host.invalid", 22)
+    if known.value.errno != socket.EAI_NONAME:
+        pytest.skip("there is no name service here")
+    hosts = "localhost,no-such-host.invalid"
+    command = ["run", "--nodes", "2", "--standbys", "0", "--hosts", hosts, "train.py"]
+    assert main(command) == Exit.REFUSED
+    assert "no-such-host.invalid is not known here" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_found_before_anything_starts(project, capsys):
@@ -181,15 +231,16 @@ def test_a_port_that_is_taken_is_found_before_anything_starts(project, capsys):
 
 
 @pytest.mark.parametrize("name", ["a/b", "../b", "..", "b/"])
-@pytest.mark.parametrize("how", ["--dry-run", "--detach"])
+@pytest.mark.parametrize("how", ["--dry-run", "--detach", "--resume"])
 def test_a_path_is_no_name_of_a_run(project, capsys, name, how):
     assert main(["run", how, "--name", name, "--nodes", "2", "train.py"]) == Exit.REFUSED
     assert f"'{name}' cannot be a run's name, as it is a path" in capsys.readouterr().err
     assert not (project / "gemini-runs").exists()
 
 
-def test_a_name_that_no_store_can_have_leaves_no_folder(project, capsys):
-    asked = ["run", "--detach", "--name", "two words", "--nodes", "2", "train.py"]
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_name_that_no_store_can_have_leaves_no_folder(project, capsys, more):
+    asked = ["run", "--detach", *more, "--name", "two words", "--nodes", "2", "train.py"]
     assert main(asked) == Exit.REFUSED
     assert "use up to 100 letters" in capsys.readouterr().err
     assert not (project / "gemini-runs").exists()
@@ -211,7 +262,7 @@ def test_a_dry_run_says_which_node_is_on_which_host(capsys):
     options = ["--nodes", "2", "--standbys", "1", "--hosts", "a,b,c,d"]
     assert main(["run", "--dry-run", *options, "train.py"]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"node-1 +on b +ranks 1, keeps shards 0 1", text)
+    assert re.search(r"node-1 +on b +rank 1, keeps shards 0 1", text)
     assert re.search(r"node-2 +on c +standby", text)
     assert "4 hosts, 1 of them spare" in text
 
@@ -221,7 +272,7 @@ def test_racks_that_are_named_are_kept_apart(capsys):
     options = ["--nodes", "4", "--standbys", "0", "--racks", "left,left,right,right"]
     assert main(["run", "--dry-run", *options, "train.py"]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"node-0 +ranks 0, keeps shards 0 [23], in rack left", text)
+    assert re.search(r"node-0 +rank 0, keeps shards 0 [23], in rack left", text)
     assert main(["run", "--dry-run", "--racks", "left", "train.py"]) == Exit.REFUSED
     assert "racks must name one rack for each" in capsys.readouterr().err
 

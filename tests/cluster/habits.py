@@ -164,15 +164,18 @@ def early_stateful(told):
         train(engine, protected, next(batches))
 
 
+def left_of(loader, done):
+    return (batch for number, batch in enumerate(loader) if number >= done)
+
+
 def skipped_by_hand(told):
     """What was done is skipped by the script itself; the model has dropout."""
     engine = start()
     loader = DataLoader(Samples(4 * STEPS), batch_size=4)
     protected = gemini_lab.protect(engine, data=loader if told else ())
     for _ in protected.epochs(1) if told else range(1):
-        for number, batch in enumerate(loader):
-            if told or number >= protected.step:
-                train(engine, protected, batch)
+        for batch in loader if told else left_of(loader, protected.step):
+            train(engine, protected, batch)
 
 
 def skipped_twice(told):
@@ -181,9 +184,26 @@ def skipped_twice(told):
     loader = DataLoader(Samples(4 * STEPS), batch_size=4)
     protected = gemini_lab.protect(engine)
     for _ in protected.epochs(1) if told else range(1):
-        for number, batch in enumerate(loader):
-            if told or number >= protected.step:
-                train(engine, protected, batch)
+        for batch in loader if told else left_of(loader, protected.step):
+            train(engine, protected, batch)
+
+
+def counted_from(place, loader):
+    for batch in loader:
+        yield place["batch"], batch
+        place["batch"] += 1
+
+
+def enumerated(told):
+    """A learning rate by the place in the epoch, which `enumerate` counts."""
+    engine = start()
+    loader, place = DataLoader(Samples(2 * STEPS), batch_size=4), {"batch": 0}
+    protected = gemini_lab.protect(engine, data=loader, client_state=place if told else None)
+    for _ in protected.epochs(2):
+        place["batch"] = 0
+        for number, batch in counted_from(place, loader) if told else enumerate(loader):
+            engine.optimizer.param_groups[0]["lr"] = 0.01 / (1 + number)
+            train(engine, protected, batch)
 
 
 # -- generators ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss, NodesLoss, StoreFull, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.processes import STORE_KEEPER
 
 from .conftest import processes_of_labs, shell
 
@@ -269,10 +270,15 @@ def test_two_labs_run_at_once_on_one_machine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "deadly", [signal.SIGKILL, *(pytest.param(n, marks=pytest.mark.long) for n in ENDINGS)]
+    ("deadly", "strikes_keeper"),
+    [
+        (signal.SIGKILL, False),
+        (signal.SIGKILL, True),
+        *(pytest.param(n, False, marks=pytest.mark.long) for n in ENDINGS),
+    ],
 )
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_killed_owner_leaves_no_process(tmp_path, deadly):
+def test_a_killed_owner_leaves_no_process(tmp_path, deadly, strikes_keeper):
     code = textwrap.dedent("""
         import signal, time
         from gemini_lab import Lab
@@ -289,6 +295,9 @@ def test_a_killed_owner_leaves_no_process(tmp_path, deadly):
     )
     try:
         assert owner.stdout.readline() == "trains\n"
+        keepers = [p for p in psutil.Process(owner.pid).children() if STORE_KEEPER in p.cmdline()]
+        for process in keepers if strikes_keeper else ():
+            process.kill()  # etcd itself lives on
         owner.send_signal(deadly)
         owner.wait(30)
     finally:

@@ -61,6 +61,25 @@ def test_a_run_outlives_its_launcher_and_the_node_that_kept_its_log(tmp_path, un
     assert not (folder / ACCESS_FILE).exists()
 
 
+@pytest.mark.usefixtures("leaves_nothing")
+def test_runs_of_one_name_in_two_folders_have_nothing_to_do_with_each_other(tmp_path):
+    """The one that ends first takes neither the other's machines nor its etcd."""
+    job = gpt_job(size="tiny", iterations=2000)
+    first, second = (
+        train_detached(job, name="one", **LabOptions(nodes=2, standbys=0, folder=tmp_path / place))
+        for place in ("first", "second")
+    )
+    with second:
+        with first:
+            second.wait(WAIT_S, until=2)
+            first.stop()
+            assert first.is_over_within(WAIT_S)
+        second.wait(WAIT_S, until=second.catch_up().iteration + 30)
+        second.stop()
+        assert second.is_over_within(WAIT_S)
+    assert load_report(second.folder).recoveries == ()
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("leaves_nothing")
 def test_machines_join_by_themselves_and_end_when_the_run_is_stopped(tmp_path, monkeypatch):
@@ -71,7 +90,7 @@ def test_machines_join_by_themselves_and_end_when_the_run_is_stopped(tmp_path, m
         command = [sys.executable, "-m", "gemini_lab.cli.main", "node"]
         nodes = [
             subprocess.Popen(
-                [*command, "--store", store, "--lab", "exp"],
+                [*command, "--etcd", store, "--lab", "exp"],
                 env=os.environ,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -81,12 +100,12 @@ def test_machines_join_by_themselves_and_end_when_the_run_is_stopped(tmp_path, m
         lab = LabOptions(nodes=2, standbys=0, folder=tmp_path, join="exp", etcd=store)
         job = gpt_job(size="tiny", iterations=2000)
         with train_detached(job, name="one", **lab) as run:
-            assert "2 of 2" in shell("list", "--store", store).stdout
+            assert "2 of 2" in shell("list", "--etcd", store).stdout
             run.wait(until=2)
-            assert attach("exp", store=store).catch_up().iteration >= 2
-            stopped = shell("stop", "exp", "--store", store)
+            assert attach("exp", etcd=store).catch_up().iteration >= 2
+            stopped = shell("stop", "exp", "--etcd", store)
         assert stopped.returncode == 0, stopped.stderr
         said = [node.communicate(timeout=60)[1] for node in nodes]
         assert [node.returncode for node in nodes] == [0, 0]
         assert all("the lab 'exp' has ended" in text for text in said)
-        assert "no run is under way" in shell("list", "--store", store).stdout
+        assert "no run is under way" in shell("list", "--etcd", store).stdout

@@ -90,6 +90,26 @@ for step in protected.steps(steps):
     optimizer.step()
     optimizer.zero_grad()
 """
+PAIR = TORCH.replace(
+    "protected = gemini_lab.protect(model=model, optimizer=optimizer, data=loader)",
+    """
+inner = nn.Sequential(nn.Linear(12, 900), nn.Tanh(), nn.Linear(900, 8))
+critic = DistributedDataParallel(inner, bucket_cap_mb=0.02)
+other = torch.optim.Adam(critic.parameters(), lr=0.01)
+protected = gemini_lab.protect(
+    model=model, optimizer=optimizer, data=loader, also={"critic": inner, "its optimizer": other}
+)
+""",
+).replace(
+    "    loss = model(next(batches)).square().mean()",
+    """
+    batch = next(batches)
+    other.zero_grad()
+    (critic(batch) - 1).square().mean().backward()
+    other.step()
+    loss = (model(batch) - inner(batch).detach()).square().mean()
+""",
+)
 KEEP = {"keep_processes": True}
 
 
@@ -128,6 +148,18 @@ def test_only_lost_ranks_start_anew_and_the_numbers_are_those_of_an_undisturbed_
     assert run.report().losses_match(undisturbed)
     assert len(undisturbed.losses) == 30 * 4
     assert run.report().divergences == ()
+
+
+def test_a_second_model_in_ddp_has_its_buckets_made_anew_too(lab, script, quiet):
+    """Otherwise ranks that go on and one that starts add up gradients in different buckets."""
+    lab.wait_until_ready()
+    path = str(script(PAIR))
+    scenario = Scenario().add(WorkerCrash("rank-1"), iteration=5.5)
+    run = lab.train(
+        Job(script=path, args=["DDP", "14"]), scenario=scenario, persistent_url=None, **KEEP
+    ).wait(100)
+    assert kept(run) == [{0, 2, 3}]
+    assert run.report().losses_match(quiet(PAIR, "DDP", "14"))
 
 
 @pytest.mark.parametrize("kind", ["DDP", "FSDP2"])

@@ -28,6 +28,7 @@ from gemini_lab.recovery.messages import (
     SlabRequest,
     SlotWanted,
     TakeInventory,
+    WorkerPulse,
     WorkerStart,
 )
 from gemini_lab.recovery.plan import RecoveryPlan
@@ -205,19 +206,7 @@ def test_a_killed_workers_spawned_processes_leave_no_semaphores(tmp_path):
     (tmp_path / "train.py").write_text(SPAWNS)
     others = {path.name for path in Path("/dev/shm").glob("sem.*")}
 
-    async def be_killed() -> list[int]:
-        codes: list[int] = []
-        host = a_host(lambda _, code: codes.append(code))
-        try:
-            port = await host.hold_port(host="127.0.0.1", epoch=8)
-            host.start(a_start(port, epoch=8, cwd=str(tmp_path)))
-            while not codes:
-                await asyncio.sleep(0.01)
-        finally:
-            host.close()
-        return codes
-
-    assert asyncio.run(asyncio.wait_for(be_killed(), PATIENCE_S)) == [-signal.SIGKILL]
+    assert end_of_worker(tmp_path) == -signal.SIGKILL
     made = {*(tmp_path / "semaphores").read_text().split("\n")} - others
     assert made
     deadline_s = time.monotonic() + 10
@@ -226,12 +215,47 @@ def test_a_killed_workers_spawned_processes_leave_no_semaphores(tmp_path):
         time.sleep(0.05)
 
 
+BEGINS_MPI = """
+import os, signal
+from pathlib import Path
+from mpi4py import MPI
+mapped = Path("/proc/self/maps").read_text().split()
+Path("shared").write_text(next(word for word in mapped if "/sm_segment." in word))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_worker_whose_script_began_mpi_leaves_no_shared_memory(tmp_path):
+    """Some scripts' libraries do: to ask whether they run below it."""
+    (tmp_path / "train.py").write_text(BEGINS_MPI)
+    assert end_of_worker(tmp_path) == -signal.SIGKILL
+    assert not Path((tmp_path / "shared").read_text()).exists()
+
+
+def end_of_worker(folder: Path) -> int:
+    """With what a worker ends that runs the `train.py` of a folder."""
+
+    async def ended() -> int:
+        codes: list[int] = []
+        host = a_host(lambda _, code: codes.append(code))
+        try:
+            port = await host.hold_port(host="127.0.0.1", epoch=8)
+            host.start(a_start(port, epoch=8, cwd=str(folder)))
+            while not codes:
+                await asyncio.sleep(0.01)
+        finally:
+            host.close()
+        return codes[0]
+
+    return asyncio.run(asyncio.wait_for(ended(), PATIENCE_S))
+
+
 ENDS = """
 import atexit, threading, time
 from pathlib import Path
 
 def write_late():
-    time.sleep(1)
+    time.sleep(2.5)  # two beats
     Path("thread").touch()
 
 atexit.register(Path("handler").touch)
@@ -241,11 +265,17 @@ print("a word without an end", end="")
 
 
 def test_a_script_that_ends_has_its_threads_and_exit_handlers_end_first(tmp_path):
-    """Such as those that write a last file: the agent ends processes when all ranks have ended."""
+    """Such as those that write a last file: the agent ends processes when all ranks have ended.
+
+    A rank that waits for them is not hung, for however long it does nothing.
+    """
     (tmp_path / "train.py").write_text(ENDS)
     there: list[list[str]] = []
+    doing: set[tuple[str, str]] = set()
 
     def hear(_worker: Worker, message: Message, _fds: list[int]) -> None:
+        if isinstance(message, WorkerPulse):
+            doing.add((message.doing, message.detail))
         if isinstance(message, ScriptFinished):
             there.append(sorted(path.name for path in tmp_path.iterdir()))
 
@@ -268,6 +298,7 @@ def test_a_script_that_ends_has_its_threads_and_exit_handlers_end_first(tmp_path
 
     asyncio.run(asyncio.wait_for(end(), PATIENCE_S))
     assert there == [["handler", "thread", "train.py"]]
+    assert ("paused", "the script's threads and exit handlers") in doing
 
 
 def test_the_parent_that_imported_ahead_takes_over_at_a_fence_and_the_last_one_ends():

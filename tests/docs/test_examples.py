@@ -51,7 +51,7 @@ def test_a_jobsets_pods_run_commands_that_there_are_and_outlive_the_notice():
         found[name] = parsed(pod["containers"][0]["args"])
         assert found[name].notice < pod["terminationGracePeriodSeconds"]
     assert found["launcher"].join == found["node"].lab
-    assert found["launcher"].etcd == found["node"].store
+    assert found["launcher"].etcd == found["node"].etcd
     assert found["launcher"].notice < found["node"].notice, "nodes have to outlive the save"
     assert jobs["node"]["completions"] == found["launcher"].nodes + found["launcher"].standbys
     gpus = jobs["node"]["template"]["spec"]["containers"][0]["resources"]["limits"]

@@ -4,6 +4,7 @@ import importlib
 import re
 import subprocess
 import sys
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -112,6 +113,16 @@ def test_the_drawing_is_on_the_page_and_tells_its_rooms_in_words(site, own_modul
     page = (site / "architecture.html").read_text(encoding="utf-8")
     told = re.search(r'<svg class="house"[^>]*aria-label="([^"]*)"', page)[1]
     assert [room for room in importlib.import_module("house").rooms() if room not in told] == []
+
+
+def test_every_figure_of_the_paper_and_all_that_was_measured_is_drawn(site, own_modules):
+    del own_modules
+    page = (site / "guide" / "figures.html").read_text(encoding="utf-8")
+    drawn = re.findall(r"<title>([^<]*)</title><desc>", page)
+    figures = importlib.import_module("figures")
+    wanted = [figures.paper(name) for name in figures.FIGURES]
+    wanted += [one for bench in figures.benches() for one in figures.results(bench)]
+    assert sorted(drawn) == sorted(escape(one.title, quote=False) for one in wanted)
 
 
 def test_every_room_of_the_drawing_exists_and_every_room_is_drawn(own_modules):

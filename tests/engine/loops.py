@@ -195,6 +195,23 @@ def ranged(job):
         schedule.step()
 
 
+def growing(job):
+    """Right after the third update, an update gets two micro-batches."""
+    model = network()
+    engine, *_ = initialize(model=model, model_parameters=[*model.parameters()], config=settings())
+    loader = DataLoader(Noisy(), batch_size=4, shuffle=True)
+    protected = job.protect(engine, data=loader)
+    batches = endless(loader)
+    for step in protected.steps(STEPS):
+        while engine.global_steps == step:
+            loss = engine(next(batches)).square().mean()
+            engine.backward(loss)
+            engine.step()
+            job.note(step + 1, loss.detach())
+        if engine.global_steps == 3:
+            engine.set_train_batch_size(2 * engine.train_batch_size())
+
+
 def beside(job):
     """Averages and a second model that are not handed over, and a teacher that stands still."""
     model = network()
@@ -229,7 +246,7 @@ def endless(loader):
         yield from loader
 
 
-LOOPS = {loop.__name__: loop for loop in (prefetching, nested, everything, ranged, beside)}
+LOOPS = {loop.__name__: loop for loop in (prefetching, nested, everything, ranged, growing, beside)}
 
 
 def loop_of(request):

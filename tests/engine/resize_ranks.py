@@ -56,6 +56,8 @@ def work(request, rank, *, make_engine, trainer_of, whole, full_weights):
     save_if_due()
     found["updates"] = []
     while state.version < request["until"]:
+        if state.version == 2 and "larger" in case:
+            engine.set_train_batch_size(case["larger"])
         found["updates"].append(trainer.update())
         found["lr"] = engine.get_lr()
         save_if_due()

@@ -4,10 +4,12 @@ import pytest
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
 from torch.utils.data import DataLoader
 
 import gemini_lab
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.state.surroundings import gather
 from gemini_lab.errors import ConfigError
 
@@ -37,6 +39,14 @@ class Wrapper:
 def test_what_is_nearly_an_engine_is_refused_with_the_way_to_it(make, words):
     with pytest.raises(ConfigError, match=words):
         gemini_lab.protect(make())
+
+
+@pytest.mark.parametrize("settings", [5, [1], "ds_config.json"])
+def test_settings_are_a_dict(settings):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ConfigError, match=r"settings= is an? \w+; give a dict such as \{"):
+        gemini_lab.protect(model=model, optimizer=optimizer, settings=settings)
 
 
 class Engine:
@@ -98,6 +108,58 @@ def test_several_schedules_have_to_be_named(remarks):
     remarks.clear()
     gathered(engine, remarks, *both, also=dict(zip("ab", both, strict=True)))
     assert remarks == []
+
+
+def test_the_schedule_of_an_optimizer_in_also_is_taken_along(remarks):
+    """As of a critic's: who names the optimizer may think that its schedule is found, too."""
+    other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    both = [ConstantLR(other), ExponentialLR(other, 0.5)]
+    script = gathered(Engine(), remarks, both[0], also={"critic": other})
+    assert [*script.keepsakes] == ["critic", "critic's ConstantLR"]
+    assert remarks == []
+    gathered(Engine(), remarks, *both, also={"critic": other})
+    assert "2 schedules of 'critic' in `also` are there" in remarks[0]
+
+
+def test_generators_of_a_loaders_data_are_not_said_to_be_carried_by_hand(remarks):
+    """Its position has them, also of a function that collates."""
+    own = torch.Generator()
+
+    def collate(rows):
+        return torch.rand(len(rows), generator=own)
+
+    script = gathered(Engine(), remarks, data=DataLoader([1, 2], collate_fn=collate))
+    assert [*script.unkept()] == [[], []]
+    torch.rand(2, generator=own)
+    assert not any("own" in name for name in script.unkept()[0])
+
+
+def test_a_tensor_that_is_a_learning_rate_is_not_said_to_be_carried_by_hand(remarks):
+    """It is among the optimizer's options, and comes back in place; another tensor does not."""
+    engine = Engine()
+    rate, other = torch.tensor(0.1), torch.tensor(0.1)
+    engine.optimizer.param_groups[0]["lr"] = rate
+    script = gathered(engine, remarks)
+    named = []
+    for _ in range(3):
+        named += script.unkept()[0]
+        rate.mul_(0.9)
+        other.mul_(0.9)
+    here = "test_a_tensor_that_is_a_learning_rate_is_not_said_to_be_carried_by_hand()"
+    assert [name for name in named if here in name] == [f"'other' of {here}"]
+
+
+def test_the_only_scaler_is_taken_along(remarks):
+    model = nn.Linear(1, 1)
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    scalers = [GradScaler("cpu"), GradScaler("cpu")]
+    unused = GradScaler("cpu", enabled=False)
+    script = gathered(engine, remarks, scalers[0], unused)
+    assert [*script.keepsakes] == ["the GradScaler"]
+    assert [*gathered(engine, remarks, scalers[0], also={"mine": scalers[0]}).keepsakes] == ["mine"]
+    assert remarks == []
+    gathered(engine, remarks, *scalers)
+    assert "2 GradScalers are there and are not kept" in remarks[0]
 
 
 def test_another_engine_that_trains_and_workers_that_stay_are_said(remarks):

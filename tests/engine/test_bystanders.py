@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from torchmetrics import MeanMetric
 
 from gemini_lab.engine.state.bystanders import Bystanders
 from gemini_lab.engine.state.keepsakes import keepsakes
@@ -66,6 +67,39 @@ def critic(_engine):
         optimizer.step()
 
     return other, step
+
+
+def forgotten_optimizer(_engine):
+    """Its model is handed over, and it is not."""
+    other = nn.Linear(6, 2)
+    optimizer = torch.optim.Adam(other.parameters())
+
+    def step():
+        other(torch.ones(2, 6)).sum().backward()
+        optimizer.step()
+
+    return (other, optimizer), step
+
+
+def metric(_engine):
+    it = MeanMetric()
+    return it, lambda: it.update(torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", [forgotten_optimizer, metric])
+def test_an_optimizer_or_a_metric_that_is_not_handed_over_is_named(kind):
+    engine = trained()
+    thing, step = kind(engine)
+    model, last = thing if isinstance(thing, tuple) else (None, thing)
+    seen = Bystanders([engine.module, last, engine.optimizer], engine, [model])
+    update(engine)
+    assert seen.changed() == []
+    step()
+    (name,) = seen.changed()
+    assert name in {"the state of another Adam", "what a MeanMetric has added up"}
+    kept = Bystanders([engine.module, last, engine.optimizer], engine, [model, last])
+    step()
+    assert kept.changed() == []
 
 
 def living(*things):

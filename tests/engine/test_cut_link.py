@@ -1,12 +1,12 @@
 """The link of two workers that is cut: real processes, real sockets."""
 
-import json
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from json_lines import json_lines
 
 from gemini_lab.transfer.sockets import can_be_found
 
@@ -22,11 +22,12 @@ def test_only_the_link_of_the_two_closes_and_nobody_dies():
             [sys.executable, FILE, str(rank), str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(3)
     ]
     try:
-        told = [json.loads(process.stdout.readline()) for process in ranks]
+        told = [next(json_lines(process.stdout)) for process in ranks]
         assert [process.poll() for process in ranks] == [None] * 3
     finally:
         for process in ranks:

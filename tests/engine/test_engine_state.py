@@ -49,6 +49,8 @@ CASES += [
     {"stage": 3, "optimizer": "SignMomentum", "zero": {"sub_group_size": 50}},
     {"stage": 2, "optimizer": "Adagrad", "groups": 1},
     {"stage": 3, "optimizer": "Adagrad", "groups": 1},
+    {"stage": 1, "optimizer": "AdamW", "larger": 8},
+    {"stage": 3, "optimizer": "AdamW", "larger": 8},
 ]
 
 

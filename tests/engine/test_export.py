@@ -122,6 +122,8 @@ def test_a_run_is_found_by_its_name_as_in_other_commands(tmp_path, monkeypatch):
     (folder / "events.jsonl").touch()
     for name in ("mine", "latest", "gemini-runs/mine"):
         assert Path(tier_url(name)).resolve() == folder / "persistent"
+    monkeypatch.chdir("/")
+    assert tier_url("mine", below=folder.parent) == str(folder / "persistent")
     with pytest.raises(ConfigError, match="'yours' is no run"):
         tier_url("yours")
 

@@ -37,6 +37,16 @@ class Beside(nn.Module):
         self.memory = self.memory + batch
 
 
+def test_what_a_dict_holds_stays_where_it_is_the_same():
+    """A script names it when `protect` returns; at its loop's top, all is put back once more."""
+    state = {"replay": [1], "n": 0}
+    kept = keepsakes({"it": state})["it"]
+    kept.put(decode(encode({"replay": [1, 2], "n": 2})))
+    replay = state["replay"]
+    kept.put(decode(encode({"replay": [1, 2], "n": 2})))
+    assert state["replay"] is replay == [1, 2]
+
+
 def add_up(metric):
     metric.update(torch.tensor([0.2, 0.8, 0.7]), torch.tensor([0, 1, 0]))
 

@@ -1,7 +1,8 @@
 """A plain DataLoader's position: put back into another loader, it goes on with its batches."""
 
+import functools
 import random
-from itertools import islice
+from itertools import chain, cycle, islice
 
 import numpy as np
 import pytest
@@ -43,6 +44,47 @@ class Stream(IterableDataset):
         return (torch.rand(2) for _ in range(10))
 
 
+class Further(IterableDataset):
+    """Goes on in each epoch where the last one ended."""
+
+    def __init__(self):
+        self.position = 0
+
+    def __iter__(self):
+        for _ in range(10):
+            self.position += 1
+            yield torch.tensor([self.position, float(torch.rand(()))])
+
+
+class Told(Samples):
+    """Gives other samples in each epoch, of which it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) + 100 * self.epoch
+
+
+class Foreign(IterableDataset):
+    """As Hugging Face's: its epoch is a tensor that its workers share."""
+
+    __module__ = "datasets.iterable_dataset"
+
+    def __init__(self):
+        self._epoch = torch.tensor(0)
+
+    def set_epoch(self, epoch):
+        self._epoch += epoch - self._epoch
+
+    def __iter__(self):
+        yield from torch.randn(10, 2, generator=torch.Generator().manual_seed(int(self._epoch)))
+
+
 class EvenFirst(torch.utils.data.Sampler):
     """A sampler of one's own that draws from numpy."""
 
@@ -53,7 +95,81 @@ class EvenFirst(torch.utils.data.Sampler):
         return 10
 
 
+class Turning(EvenFirst):
+    """Begins each epoch elsewhere."""
+
+    def __init__(self):
+        self.turn = 0
+
+    def __iter__(self):
+        self.turn += 3
+        return iter([(index + self.turn) % 10 for index in range(10)])
+
+
+SIZES = [1, 2]
+
+
+class Noting(Samples):
+    """Changes a flag, a name, a numpy number, a list in place, an array, and what came later."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_odd, self.name, self.count = False, None, np.int64(0)
+        self.order = self.alias = [*range(10)]
+        self.weights = np.arange(10.0)
+        self.table = {"sizes": SIZES}
+
+    def __getitem__(self, index):
+        self.is_odd = not self.is_odd
+        self.name = f"{self.name}{index}"[-6:]
+        self.count += 1
+        self.alias[:] = self.alias[1:] + self.alias[:1]
+        self.weights[index] += 1
+        self.seen = {**getattr(self, "seen", {}), index: (self.is_odd, index)}
+        numbers = [self.is_odd, self.count, self.order[0], *self.weights, len(self.seen)]
+        return torch.tensor([float(one) for one in numbers] + [float(sum(self.name.encode()))])
+
+
+class Flipped(Samples):
+    """Draws from generators of its own, one of them inside of a transform."""
+
+    def __init__(self):
+        super().__init__()
+        self.draw = np.random.default_rng(5)
+        self.transforms = [functools.partial(self.noise, draw=random.Random(6))]
+
+    @staticmethod
+    def noise(sample, draw):
+        return sample + draw.random()
+
+    def __getitem__(self, index):
+        return self.transforms[0](super().__getitem__(index)) + self.draw.random()
+
+
+class Shuffling(EvenFirst):
+    """The same with a generator of its own."""
+
+    def __init__(self):
+        self.draw = random.Random(7)
+
+    def __iter__(self):
+        return iter(self.draw.sample(range(10), 10))
+
+
+def masking():
+    """A collate function with a generator of its own."""
+    own = torch.Generator().manual_seed(8)
+
+    def collate(rows):
+        return torch.stack(rows) * torch.rand(3, generator=own)
+
+    return collate
+
+
 LOADERS = {
+    "generators of a data set": lambda: DataLoader(Flipped(), batch_size=2, shuffle=True),
+    "a sampler's own generator": lambda: DataLoader(Samples(), 2, sampler=Shuffling()),
+    "a collate function's": lambda: DataLoader(Samples(), batch_size=2, collate_fn=masking()),
     "in order": lambda: DataLoader(Samples(), batch_size=2),
     "shuffled": lambda: DataLoader(Samples(), batch_size=2, shuffle=True),
     "shuffled by workers": lambda: DataLoader(
@@ -76,6 +192,12 @@ LOADERS = {
         Samples(), batch_sampler=BatchSampler(EvenFirst(), 2, drop_last=False)
     ),
     "a stream": lambda: DataLoader(Stream(), batch_size=2),
+    "a stream that goes on": lambda: DataLoader(Further(), batch_size=2),
+    "an epoch that is told": lambda: DataLoader(Told(), batch_size=2, shuffle=True),
+    "an epoch that is told to workers": lambda: DataLoader(Told(), batch_size=2, num_workers=2),
+    "an epoch of another package": lambda: DataLoader(Foreign(), batch_size=2),
+    "what is no number": lambda: DataLoader(Noting(), batch_size=2, shuffle=True),
+    "a sampler that counts": lambda: DataLoader(Samples(), 2, sampler=Turning()),
 }
 
 
@@ -92,6 +214,10 @@ def endless(loader):
         yield from loader
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(loader.sampler.epoch + 1)
+        if isinstance(loader.dataset, Told):
+            loader.dataset.set_epoch(loader.dataset.epoch + 1)
+        if isinstance(loader.dataset, Foreign):
+            loader.dataset.set_epoch(int(loader.dataset._epoch) + 1)
 
 
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
@@ -109,6 +235,115 @@ def test_a_loader_goes_on_where_another_was(make, taken):
     position.load_state_dict(small["position"])
     restore_random_states(small["random"])
     assert torch.equal(torch.stack(list(islice(endless(other), 9))), expected)
+
+
+def test_a_stateful_loaders_data_go_on_with_the_numbers_of_their_own_generators():
+    def make():
+        torch.manual_seed(1)
+        loader = StatefulDataLoader(Flipped(), batch_size=2, collate_fn=masking())
+        return loader, ScriptState(data=[loader])
+
+    loader, script = make()
+    batches = iter(loader)
+    list(islice(batches, 2))
+    kept = encode({**script.drawn(), "made": {}})
+    expected = torch.stack(list(batches))
+    other, script = make()
+    small = decode(kept)
+    script.put_data(small["data"])
+    script.put(small)
+    restore_random_states(small["random"])
+    assert torch.equal(torch.stack(list(other)), expected)
+
+
+def test_a_loader_that_goes_back_puts_its_data_back_where_others_hold_them():
+    """Also what was there first alone, and what came later."""
+    loader, position = start(LOADERS["what is no number"], 1)
+    data, order = loader.dataset, loader.dataset.order
+    states = [decode(encode(position.state_dict()))]
+    before = [encode({**vars(data)})]
+    for _ in islice(loader, 3):
+        states.append(decode(encode(position.state_dict())))
+        before.append(encode({**vars(data)}))
+    for state, held in [*zip(states, before, strict=True)][::-1]:
+        position.load_state_dict(state)
+        assert encode({**vars(data)}) == held
+        assert data.order is data.alias is order
+        assert data.table["sizes"] is SIZES
+
+
+class Carrying(Samples):
+    """Holds what no version has: things that are no plain values, or too many of them."""
+
+    def __init__(self, *, has_state=False):
+        super().__init__()
+        self.names = {"a"}
+        self.many = [*range(2000)]
+        self.rest = iter(range(100))
+        self.fd = 3
+        if has_state:
+            self.state_dict = self.load_state_dict = dict
+
+    def __getitem__(self, index):
+        self.names.add(index)
+        self.many.append(self.many.pop(0))
+        self.fd += 1
+        return super().__getitem__(next(self.rest))
+
+
+OF_CARRYING = [f"{name!r} of a Carrying" for name in ("many", "names", "rest")]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: DataLoader(Samples(), 2), []),
+        (lambda: DataLoader(Noting(), 2), []),
+        (lambda: DataLoader(Carrying(), 2), OF_CARRYING),
+        (lambda: DataLoader(Carrying(), 2, num_workers=1), []),
+        (lambda: StatefulDataLoader(Carrying(), 2), OF_CARRYING),
+        (lambda: StatefulDataLoader(Carrying(has_state=True), 2), []),
+        (lambda: StatefulDataLoader(Further(), 2), ["'position' of a Further"]),
+        (lambda: StatefulDataLoader(Told(), 2), []),
+    ],
+    ids=[
+        "none",
+        "plain",
+        "carried",
+        "by workers",
+        "a stateful loader's",
+        "said",
+        "a count",
+        "an epoch",
+    ],
+)
+def test_what_data_change_and_no_version_has_is_named_once(make, told):
+    script = ScriptState(data=[loader := make()])
+    assert script.data_changes() == []
+    list(islice(endless(loader), 9))
+    assert script.data_changes() == told
+    assert script.data_changes() == []
+
+
+def test_what_data_change_is_not_named_where_they_are_named_in_also():
+    loader = DataLoader(Carrying(has_state=True), 2)
+    script = ScriptState(data=[loader], also={"data": loader.dataset})
+    list(islice(loader, 2))
+    assert script.data_changes() == []
+
+
+def test_an_older_iterator_that_is_asked_once_more_is_noticed():
+    """An evaluation over the loader that trains: the position is that of the newer one."""
+    loader, position = start(LOADERS["in order"], 1)
+    seen = []
+    position.on_return = lambda: seen.append(position.state_dict()["taken"])
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    list(loader)
+    assert seen == []
+    next(batches)
+    assert seen == [0]
 
 
 def test_an_epoch_that_was_broken_off_is_not_gone_on_with():
@@ -234,3 +469,50 @@ def test_a_loader_can_be_told_to_begin_after_some_batches_of_its_epoch():
     assert next(other.begin())[0, 0] == 6
     with pytest.raises(ConfigError, match="after batch 6 of an epoch, which has 5 now"):
         position.skip(6)
+
+
+def test_numbers_that_have_not_changed_since_the_start_are_those_of_the_process():
+    """Such as the descriptor of a file that each start opens."""
+
+    def make(descriptor):
+        data = Told()
+        data.descriptor = descriptor
+        return start(lambda: DataLoader(data, batch_size=2), 1)
+
+    loader, position = make(7)
+    loader.dataset.set_epoch(2)
+    other, again = make(9)
+    again.load_state_dict(decode(encode(position.state_dict())))
+    assert (other.dataset.epoch, other.dataset.descriptor) == (2, 9)
+
+
+def test_a_loader_that_cycle_reads_is_noticed():
+    loader, position = start(LOADERS["in order"], 1)
+    batches = iter(loader)
+    next(batches)
+    assert not position.is_cycled
+    batches = zip(range(9), cycle(loader), strict=False)
+    next(batches)
+    assert position.is_cycled
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        functools.partial(map, str),
+        enumerate,
+        lambda loader: zip(loader, range(9), strict=False),
+        lambda loader: islice(loader, 3),
+        lambda loader: (str(one) for one in loader),
+        lambda loader: enumerate(map(str, chain(loader))),
+    ],
+    ids=["map", "enumerate", "zip", "islice", "generator", "several"],
+)
+def test_so_is_one_that_cycle_reads_through_others(between):
+    loader, position = start(LOADERS["in order"], 1)
+    once = between(loader)
+    next(once)
+    assert not position.is_cycled
+    batches = cycle(between(loader))
+    next(batches)
+    assert position.is_cycled

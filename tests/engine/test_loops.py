@@ -12,6 +12,7 @@ OF_LIBRARIES = ("accelerated", "lightning", "trainer")  # their loops are in lib
         ("nested", [3, 5]),  # version 5 is the last of its epoch
         ("everything", [2, 5]),  # version 2 comes after an evaluation
         ("ranged", [6]),
+        ("growing", [3, 5]),  # at version 3 the batch has just grown
         ("accelerated DeepSpeed", [1, 2, 5]),  # version 5 is the last of its epoch
         pytest.param("accelerated DDP", [2, 5], marks=pytest.mark.long),
         pytest.param("accelerated FSDP2", [2, 5], marks=pytest.mark.long),

@@ -66,6 +66,15 @@ def test_a_version_of_two_ranks_goes_on_with_three_and_back_with_two(run, tmp_pa
         assert after["lr"] == before["lr"]
 
 
+def test_a_batch_size_that_the_script_set_is_that_of_other_ranks_too(run):
+    case = {"stage": 2, "optimizer": "Adam", "larger": 24}
+    undisturbed = run(case=case, ranks=2, seed=1, save="a", until=4)
+    wider = run(case=case, ranks=3, seed=77, load="a", until=4)
+    assert wider[0]["micro_steps"] == 3 * 2
+    assert len(batch(wider, 0)) == 24
+    assert batch(wider, 0) == batch(undisturbed, 3)
+
+
 def batch(found, number):
     """The samples of all ranks in an update."""
     return sorted(sample for rank in found for sample in rank["updates"][number][1])

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from gemini_lab.engine import session
+from gemini_lab.engine.protection import remarks
 from gemini_lab.engine.session import WorkerSession
 
 
@@ -58,3 +59,12 @@ def test_one_that_comes_there_in_the_end_is_not(made):
     made.sleep = lambda: next(sleeps) < 39 or made.take()  # it computes meanwhile
     made.session._see_it_go_on()
     assert (made.ended, made.said) == ([], [])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("rank", "said"), [(0, ["text"]), (1, [])])
+def test_what_a_scripts_author_should_know_is_said_in_the_log_and_not_in_its_output(rank, said):
+    """Terminals show what the log has, and what rank 0 prints: it was there twice."""
+    notes = []
+    remarks(SimpleNamespace(start=SimpleNamespace(rank=rank), emit=notes.append))("text")
+    assert [note.text for note in notes] == said

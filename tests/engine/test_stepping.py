@@ -168,19 +168,21 @@ class Script:
         self.number = self.position = 0
         self.loader = Loader()
         self.watches = [self.loader]
-        self.bystanders = tuple
+        self.bystanders = self.data_changes = tuple
+        self.unkept = lambda: ((), ())
 
     def drawn(self) -> dict:
         return {"data": [self.position], **self.others()}
 
     def others(self) -> dict:
-        return {"client": None, "also": {}, "random": self.number}
+        return {"client": None, "also": {}, "own": [], "random": self.number}
 
 
 class Loader:
     """Stands for a loader's watch."""
 
     on_fetch = staticmethod(lambda: None)
+    is_cycled = is_enumerated = False
 
 
 class Layout:

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.lr_scheduler import ExponentialLR
@@ -190,6 +191,9 @@ class Told:
         self.told.append("before")
         return 0.5
 
+    def before_writing(self):
+        self.told.append("writing")
+
     def after_update(self, waited_s):
         self.told.append(f"after {waited_s}")
 
@@ -226,6 +230,19 @@ def test_a_step_is_one_update_whatever_it_calls_and_also_after_one_that_raised()
     hook.told.clear()
     engine.optimizer.step()
     assert (engine.global_steps, hook.told) == (3, [])
+
+
+@pytest.mark.parametrize("make", [sgd, lambda model: torch.optim.AdamW(model.parameters())])
+def test_the_step_by_which_torch_makes_a_state_to_save_is_no_update(make):
+    """For an optimizer without state it is taken at each save."""
+    model, hook = nn.Linear(1, 1), Told()
+    engine = TorchEngine(model, make(model))
+    hook_optimizer(engine, hook)
+    get_state_dict(model, engine.optimizer)
+    assert (engine.global_steps, hook.told) == (0, ["writing"])
+    model(torch.ones(1)).sum().backward()
+    engine.optimizer.step()
+    assert (engine.global_steps, hook.told[-1]) == (1, "after 0.5")
 
 
 def test_a_step_that_a_scaler_leaves_out_is_no_update():
@@ -268,6 +285,13 @@ def test_weights_that_something_else_may_train_are_remarked_on():
     assert text.startswith("2 parameters require gradients and are not in optimizer= (1.weight...)")
     model[1].requires_grad_(False)
     assert not list(left_out(TorchEngine(model, sgd(model[0]))))
+
+
+def test_weights_in_a_module_of_also_are_not_left_out():
+    """As where one optimizer has the matrices, another one the rest."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    engine = TorchEngine(model, sgd(model[0]))
+    assert not list(left_out(engine, [nn.ParameterList(model[1].parameters())]))
 
 
 def test_to_look_at_an_optimizer_changes_nothing():

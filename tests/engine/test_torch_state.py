@@ -16,6 +16,9 @@ CASES = [
     {"parallel": "DDP", "optimizer": "AdamW", "half": True},
     {"parallel": "HSDP", "optimizer": "AdamW", "ranks": 4},
     {"parallel": "DDP", "optimizer": "SGD", "sparse": True},
+    {"parallel": "DDP", "optimizer": "SGD", "late": True},
+    {"parallel": "DDP", "optimizer": "momentum", "critic": True},
+    {"parallel": "FSDP2", "optimizer": "momentum", "thawed": True, "ranks": 2},
     {"parallel": "none", "optimizer": "momentum", "ranks": 1, "thawed": True},
     *[
         {"parallel": "none", "optimizer": name, "ranks": 1}
@@ -114,3 +117,12 @@ def test_a_version_from_before_the_first_update_can_be_restored(run):
     whole = run(case=case, wanted=[0])
     resumed = run(case=case, seed=50, load=0)
     assert [one["losses"] for one in resumed] == [one["losses"] for one in whole]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_second_model_of_a_static_graph_is_told_where_its_sums_may_differ(run, ranks):
+    """Two numbers are the same in either order."""
+    case = {"parallel": "DDP", "optimizer": "SGD", "critic": "static", "ranks": ranks}
+    said = [text for rank in run(case=case) for text in rank["remarks"]]
+    assert len(said) == (ranks if ranks > 2 else 0)
+    assert all("another model in DDP has static_graph=True (Model)" in text for text in said)

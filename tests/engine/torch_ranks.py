@@ -65,6 +65,21 @@ class Model(nn.Module):
         return self.last(torch.tanh(self.again(hidden)) * self.scale).square().mean()
 
 
+class Late(Model):
+    """Makes a buffer, and gives another its size, when it first computes; its norm is to freeze."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", None)
+        self.register_buffer("least", torch.tensor([]))
+
+    def forward(self, features):
+        if self.center is None:
+            self.center = features.detach().mean(0)
+            self.least.resize_(6).copy_(features.detach().amin(0))
+        return super().forward(features - self.center - self.least)
+
+
 class Words(Model):
     """Its first layer looks up words, and gives sparse gradients."""
 
@@ -123,6 +138,27 @@ def parallel(kind, model, **how):
     return model
 
 
+class Critic:
+    """A second model in DDP, with gradients that come in another order than its layers have."""
+
+    def __init__(self, *, static_graph):
+        self.bare = Model()
+        self.model = DistributedDataParallel(self.bare, static_graph=static_graph)
+        trained = [weight for weight in self.bare.parameters() if weight.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+
+    def train(self):
+        self.optimizer.zero_grad()
+        self.model(torch.randn(3, 6)).backward()
+        self.optimizer.step()
+        self.schedule.step()
+
+    def norm(self):
+        weights = [weight.detach().double().square().sum() for weight in self.bare.parameters()]
+        return sum(weight.item() for weight in weights)
+
+
 class Job:
     """One start of a training script."""
 
@@ -130,7 +166,8 @@ class Job:
         self.case = case
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(1)  # the same weights everywhere, and in every start: frozen ones are compared
-        model = Words() if case.get("sparse") else Model()
+        kinds = {"sparse": Words, "late": Late}
+        model = next((kind for name, kind in kinds.items() if case.get(name)), Model)()
         torch.manual_seed(seed)
         if seed > 1:  # another start: what it begins with must not matter
             for weight in model.parameters():
@@ -154,6 +191,8 @@ class Job:
         if case.get("evaluated"):  # after which FSDP2 keeps whole weights
             with torch.no_grad():
                 self.model(torch.ones(2, 6))
+        critic = case.get("critic")
+        self.critic = Critic(static_graph=critic == "static") if critic else None
         self.protect(payload)
 
     def protect(self, payload):
@@ -162,7 +201,7 @@ class Job:
             engine,
             data=self.loader,
             client_state=None,
-            also=with_schedule({"scaler": self.scaler}, self.schedule),
+            also=with_schedule({"scaler": self.scaler, **self.beside()}, self.schedule),
             remark=self.remarks.append,
         )
         self.state = EngineState(engine, script=script)
@@ -190,6 +229,10 @@ class Job:
             self.optimizer.zero_grad()
             if self.case.get("thawed") and step == 2:
                 self.model.first.requires_grad_(True)
+            if self.case.get("late") and step == 2:
+                self.model.module.norm.eval()
+            if self.critic is not None:
+                self.critic.train()
             total = 0.0
             for micro in range(accumulate):
                 is_last = micro == accumulate - 1
@@ -206,9 +249,15 @@ class Job:
                 self.break_ranks()
             self.scaler.step(self.optimizer)  # it leaves steps out, after an overflow
             self.scaler.update()
-            self.losses.setdefault(step + 1, []).append([total.hex(), float(norm).hex()])
+            beside = [] if self.critic is None else [self.critic.norm().hex()]
+            self.losses.setdefault(step + 1, []).append([total.hex(), float(norm).hex(), *beside])
             self.schedule.step()
         self.protection.finish()
+
+    def beside(self):
+        """A second model, whose schedule nobody names."""
+        critic = self.critic
+        return {} if critic is None else {"critic": critic.bare, "its optimizer": critic.optimizer}
 
     def held(self):
         """Gradients are not added up over the ranks inside."""

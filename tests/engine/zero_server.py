@@ -239,10 +239,10 @@ class Trainer:
         return losses, seen
 
     def next_batch(self):
-        for batch in self.batches:
-            return batch
-        self.batches = iter(self.loader)
-        return next(self.batches)
+        while True:
+            for batch in self.batches:
+                return batch
+            self.batches = iter(self.loader)  # of a position at an epoch's end it gives nothing
 
 
 def whole(state):
@@ -349,6 +349,8 @@ def work(request, rank):
     found["updates"] = []
     steps = Steps(state) if request.get("repeats") else None
     while state.version < request.get("until", STEPS):
+        if state.version == 2 and "larger" in case:
+            engine.set_train_batch_size(case["larger"])
         found["updates"].append(trainer.update())
         found["lr"] = engine.get_lr()
         if steps is not None:
@@ -422,6 +424,7 @@ def main():
         for rank in range(request["ranks"]):
             pid = os.fork()
             if pid == 0:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a request is no rank's to read
                 run_rank(request, rank)
             pids.append(pid)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]

@@ -19,6 +19,7 @@ from gemini_lab.pipeliner import plan_chunks
 from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.placement.own import by_name
 from gemini_lab.recovery.plan import RecoveryPlan, plan_recovery
+from gemini_lab.units import format_seconds
 
 # -- planners that are wrong ----------------------------------------------------------------------
 
@@ -319,15 +320,15 @@ def test_a_planner_cannot_change_what_it_is_asked():
     def greedy(profile, **given):
         profile.idle_spans = ()
 
-    assert "it raises FrozenInstanceError" in str(attack(greedy, stage="chunks"))
+    assert "it raises FrozenInstanceError" in attack(greedy, stage="chunks").words
 
 
 def test_what_withstood_says_what_was_not_tried():
     result = attack(plan_placement)
-    assert "up to 16 nodes and 4 replicas, as many nodes lost as replicas" in str(result)
-    assert "`strategy` and `racks`" in str(result)
-    assert "never given" not in str(attack(with_floats, stage="chunks"))
-    assert "up to 4 nodes, and 8 that lose 3" in str(attack(plan_recovery, within_s=1e3))
+    assert "up to 16 nodes and 4 replicas, as many nodes lost as replicas" in result.words
+    assert "`strategy` and `racks`" in result.words
+    assert "never given" not in attack(with_floats, stage="chunks").words
+    assert "up to 4 nodes, and 8 that lose 3" in attack(plan_recovery, within_s=1e3).words
 
 
 # -- what a counterexample is ---------------------------------------------------------------------
@@ -400,7 +401,7 @@ def test_a_placement_is_attacked_for_its_own_size():
     figures = attack(five).figures
     assert (figures[0].yours, figures[0].reference, figures[0].optimum) == (0.7, 0.6, 0.7)
     assert (figures[1].yours, figures[1].reference) == (3, 2)
-    assert "5 of the 10 sets" in str(attack(ring(5, 2)))
+    assert "5 of the 10 sets" in attack(ring(5, 2)).words
 
 
 # -- what cannot be attacked ----------------------------------------------------------------------
@@ -433,13 +434,28 @@ def test_an_attack_ends_when_its_time_is_up_and_says_so():
     assert time.monotonic() - began_s < 30
     assert result.holds
     assert not result.is_complete
-    assert "time was up" in str(result)
+    assert "time was up" in result.words
 
 
 def test_what_was_not_attacked_to_the_end_is_not_called_right():
     asked = {"name": "mine", "stage": "recovery", "words": "a function"}
     with pytest.raises(WrongAnswerError, match=r"not judged to the end: the first .* time was up"):
         withstood(plan_recovery, **asked, within_s=0.2)
+
+
+@pytest.mark.parametrize(("stage", "mine"), [("chunks", plan_chunks), ("recovery", plan_recovery)])
+def test_of_a_slow_stage_it_is_said_what_was_tried_and_what_a_case_took(stage, mine):
+    def slow(**given):
+        time.sleep(0.05)
+        return mine(**given)
+
+    every = sum(1 for _ in STAGES[stage][1]())
+    result = attack(slow, stage=stage, within_s=0.1)
+    assert result.tried + result.left == every > result.tried > 0
+    assert result.case_s >= 0.1  # each is asked twice
+    said = f"the first {result.tried:,} of {every:,} cases (up to 4 "
+    assert result.words.startswith(said)
+    assert f"at {format_seconds(result.case_s)} each, and then time was up" in result.words
 
 
 def test_a_search_ends_by_its_own_work_and_not_by_what_others_do():

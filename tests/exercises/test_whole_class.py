@@ -145,6 +145,28 @@ def test_a_notebook_of_an_older_format_is_judged_like_any_other(course):
     assert verdicts(course) == {"ada": [(True, "right: seven")]}
 
 
+def test_a_hand_in_of_another_lab_is_told_that_it_is_one(course):
+    for folder, title in ((f"source/{LAB}", "# 03 This"), ("source/other", "# 04 That")):
+        headed(course / folder, title, ("exercise-1", "answer = 7"), ("check-1", CHECK))
+    for student, title in (("ada", "# 03 This"), ("ben", "# 04 That"), ("eve", "# Mine")):
+        headed(course / "submitted" / student / LAB, title, ("exercise-1", "answer = 7"))
+    assert "ben: 0 of 1 right" in told(course)
+    right = [(True, "right: seven")]
+    wrong = [(False, "no answer: this is a notebook of other, and lab was asked for")]
+    assert verdicts(course) == {"ada": right, "ben": wrong, "eve": right}
+
+
+def headed(folder, title, *cells):
+    """A notebook that begins with a title."""
+    write(folder, *cells)
+    path = folder / f"{LAB}.ipynb"
+    content = json.loads(path.read_text())
+    content["cells"].insert(0, {"cell_type": "markdown", "source": [f"{title}\n", "text"]})
+    path.write_text(json.dumps(content))
+    if folder.parent.name == "source":
+        path.rename(folder / f"{folder.name}.ipynb")
+
+
 def test_a_lab_that_is_not_there_is_named(tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"there is no .*nothing\.ipynb"):
         grade(tmp_path, "nothing")

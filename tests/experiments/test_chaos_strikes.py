@@ -35,7 +35,8 @@ from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.experiments.chaos.turn import Struck
 from gemini_lab.experiments.chaos.victims import MARK, marked
 from gemini_lab.log.file import EventLog
-from gemini_lab.storage.persistent import MANIFEST, PersistentTier
+from gemini_lab.storage.manifest import MANIFEST
+from gemini_lab.storage.persistent import PersistentTier
 
 
 @pytest.fixture

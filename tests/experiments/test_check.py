@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from gemini_lab.cli.check import render
+from gemini_lab.cli.exits import Exit
+from gemini_lab.cli.main import main
 from gemini_lab.experiments.check import Checked, Disturbance, Recovered
 from gemini_lab.injector.failures import NodeLoss, WorkerCrash
 from gemini_lab.log.entry import Entry
@@ -32,6 +34,24 @@ def done(number: int, *, rank: int = 0, epoch: int = 1, loss: float | None = Non
 def begun(number: int, *, rank: int = 0, inputs: Inputs = SAME):
     event = IterationBegun(rank=rank, epoch=1, iteration=number, inputs=inputs)
     return Entry(at_s=float(number), node=f"node-{rank}", event=event)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("--iterations 5", "5 iterations leave no room; give at least 6"),
+        ("--nodes 1", "another one has to keep its shards; give at least 2 nodes (got 1)"),
+    ],
+)
+def test_a_check_without_room_for_two_failures_starts_nothing(
+    asked, said, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert main(["check", *asked.split(), "train.py"]) == Exit.REFUSED
+    told = capsys.readouterr().err
+    assert said in told
+    assert "starting" not in told
 
 
 def run(*, change: int = 100, inputs: Inputs = SAME, loss: float | None = None):

@@ -198,7 +198,7 @@ def test_results_become_figures_beside_the_papers_and_name_what_was_emulated(tmp
         "naive": TimedRun(iteration_s=2.5, notes=("node-0: the scheme was refused: 1 GiB",)),
         "gemini": TimedRun(iteration_s=2.02, **times),
     }
-    seventh, eighth, adds, idles, sixteenth = measured.figures(
+    seventh, eighth, adds, idles, sixteenth, _ = measured.figures(
         recorded(tmp_path / "a.json", "schemes", rows([turn]))
     )
     (added,) = seventh.of("measured")
@@ -237,14 +237,16 @@ def turn_of(gemini: dict[str, float], **others: float) -> dict[str, TimedRun]:
         ({"iteration_s": 2.01, "idle_left_s": 0.4}, {}, 1, ["OUTSIDE"]),
         ({"iteration_s": 2.01}, {}, 3, ["within"]),
         ({"iteration_s": 2.01, "checkpoint_s": 0.45}, {}, 3, ["OUTSIDE"]),
-        ({"iteration_s": 2.01}, {}, 4, ["within"] * 4),
+        ({"iteration_s": 2.01}, {}, 4, ["within"] * 3),
+        ({"iteration_s": 9.0}, {}, 4, ["within", "within", "OUTSIDE"]),
+        ({"iteration_s": 2.01}, {}, 5, ["within"] * 3),
         (
             {"iteration_s": 2.01},
             {"blocking": 2.1, "interleaved": 2.12},
-            4,
-            ["within"] * 3 + ["OUTSIDE"],
+            5,
+            ["OUTSIDE", "within", "within"],
         ),
-        ({"iteration_s": 9.0}, {}, 4, ["within", "within", "OUTSIDE", "OUTSIDE"]),
+        ({"iteration_s": 9.0}, {}, 5, ["within", "OUTSIDE", "OUTSIDE"]),
     ],
 )
 def test_what_schemes_cost_is_judged_beside_the_paper(

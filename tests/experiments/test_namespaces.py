@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemini_lab.errors import LaunchError
+from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.experiments.namespaces import NodeNetwork, shaping, unprivileged, why_not
 
 RECEIVE = (
@@ -119,5 +119,5 @@ def test_the_bucket_holds_what_a_fast_link_carries_in_a_tick() -> None:
 
 
 def test_a_number_of_nodes_that_has_no_addresses_is_refused() -> None:
-    with pytest.raises(LaunchError, match="1 to 250"):
+    with pytest.raises(ConfigError, match="1 to 250"):
         NodeNetwork(251)

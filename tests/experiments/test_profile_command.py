@@ -117,6 +117,12 @@ def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
         profile_script(tmp_path / "nothing.py")
 
 
+def test_a_script_that_is_no_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(")
+    with pytest.raises(ConfigError, match="cannot read the script"):
+        profile_script(tmp_path / "train.py")
+
+
 def test_the_ranks_of_a_killed_profile_end(script: Path, tmp_path: Path) -> None:
     """Cut off from each other, they would wait for half an hour."""
     if reason := why_not():

@@ -25,6 +25,7 @@ from gemini_lab.injector import (
     WorkerCrash,
     WorkerHang,
     WrongSums,
+    read_failure,
 )
 from gemini_lab.injector.pace import Pace
 
@@ -240,7 +241,10 @@ def test_what_cannot_be_is_refused(make, says):
         ("[]", "a list"),
         ('{"fails": []}', "'failures'"),
         ('{"failures": [{"kind": "fire", "iteration": 1}]}', "failure number 0.*'fire'"),
-        ('{"failures": [{"kind": "node_loss", "iteration": 1}]}', r"takes \['node'\]"),
+        (
+            '{"failures": [{"kind": "node_loss", "iteration": 1}]}',
+            "node_loss takes node .got nothing",
+        ),
         ('{"failures": [{"kind": "root_loss"}]}', "failure number 0.*say when"),
         ('{"failures": [{"kind": "root_loss", "iteration": "x"}]}', "failure number 0"),
         ('{"failures": [{"kind": "node_loss", "node": 2, "at_s": 1}]}', "failure number 0"),
@@ -258,3 +262,28 @@ def test_a_broken_file_is_refused_with_the_place_of_the_fault(tmp_path, text, sa
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot read a scenario"):
         Scenario.load(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("node_loss", []), "node_loss needs to be told where; write a node's name like node-2"),
+        (("nodes_loss", []), "nodes_loss needs to be told where; write a node's name"),
+        (("rack_loss", []), "rack_loss needs to be told where; write the rack's name after it"),
+        (("root_loss", ["node-2"]), r"root_loss takes no place \(got 1: node-2\)"),
+        (("node_loss", ["node-1", "node-2"]), r"takes one place \(got 2: node-1 node-2\)"),
+        (("link_cut", ["root", "node-1", "node-2"]), "link_cut takes two places at most"),
+        (("node_loss", ["node-1"], 3), "'shard' does not go with node_loss; leave it out"),
+        (("fire", ["node-1"]), "no failure is called 'fire'; choose from worker_crash"),
+    ],
+)
+def test_words_that_make_no_failure_are_refused_in_words(words, says):
+    with pytest.raises(ConfigError, match=says):
+        read_failure(*words)
+
+
+def test_words_make_the_failure_that_they_name():
+    assert read_failure("nodes_loss", ["node-1", "root"]) == NodesLoss(("node-1", "root"))
+    assert read_failure("link_cut", ["node-1", "rank-0"]) == LinkCut("node-1", "rank-0")
+    assert read_failure("rack_loss", ["a", "b"]) == RackLoss("a b")
+    assert read_failure("bit_flip", ["node-1"], 2) == BitFlip("node-1", 2)

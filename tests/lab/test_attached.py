@@ -8,6 +8,8 @@ import pytest
 from lab_stand_in import begin, entry, printed, step, tell
 
 from gemini_lab import Job
+from gemini_lab.cli.exits import Exit
+from gemini_lab.cli.main import main
 from gemini_lab.errors import RunFailedError
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.control import (
@@ -96,6 +98,17 @@ def test_a_run_that_is_gone_without_a_word_has_failed():
 
     with AttachedRun("one", find) as follower, pytest.raises(RunFailedError, match="no lab 'one'"):
         follower.wait(WAIT_S)
+
+
+def test_a_run_elsewhere_is_broken_by_its_name_and_folder(run, cluster, capsys, monkeypatch):
+    monkeypatch.chdir(run.folder)  # its folder is not below this one
+    begin(run)
+    asked = ["inject", "one", "node_loss", "node-2", "--folder", str(run.folder.parent)]
+    assert main(asked) == Exit.FINISHED
+    assert capsys.readouterr().out == "node_loss on node-2\n"
+    assert [order.node for order in cluster.orders] == ["node-2"]
+    assert main([word for word in asked if word != "node-2"]) == Exit.REFUSED
+    assert "node_loss needs to be told where; write a node's name" in capsys.readouterr().err
 
 
 class Told:

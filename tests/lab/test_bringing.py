@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gemini_lab.errors import CapacityError
-from gemini_lab.lab import agents
+from gemini_lab.lab import bringing
 from gemini_lab.lab.agents import AgentCluster
 from gemini_lab.node.config import LabRecord
 from gemini_lab.recovery.messages import NeedNodes
@@ -16,7 +16,7 @@ from tests.launch.store_stand_in import StoreStandIn
 
 def test_what_is_wanted_no_more_is_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an operator that has no machine; the root agent then wants no more than there are."""
-    monkeypatch.setattr(agents, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(bringing, "FIRST_RETRY_S", 0.01)
     asked: list[int] = []
 
     def bring(count: int) -> None:

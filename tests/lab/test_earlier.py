@@ -9,6 +9,7 @@ from gemini_lab import Job
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import TIER, earlier_tier, versions_at
 from gemini_lab.lab.submission import Submission
+from gemini_lab.recovery.plan import VersionId
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.storage import persistent_tier
 
@@ -45,6 +46,17 @@ def test_the_newest_run_of_the_same_command_that_has_a_version_is_gone_on_from(t
     ran(runs, "other", other, versions=[20], at_s=4000)
     assert earlier_tier(runs, job) == newer / TIER
     assert versions_at(str(newer / TIER)) == [7, 9]
+
+
+def test_a_run_that_went_back_behind_all_that_it_saved_is_not_passed_over_for_an_older_one(
+    tmp_path, job
+):
+    """The older one would go on from less without a word."""
+    ran(tmp_path, "old", job, versions=[3], at_s=1000)
+    newer = ran(tmp_path, "newer", job, versions=[9], at_s=2000)
+    persistent_tier(str(newer / TIER)).disown([VersionId(version=7)])
+    assert versions_at(str(newer / TIER)) == []
+    assert earlier_tier(tmp_path, job) == newer / TIER
 
 
 def test_where_there_is_no_earlier_run_a_resumed_one_has_its_own_folder(tmp_path, job):

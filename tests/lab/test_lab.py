@@ -1,5 +1,6 @@
 """What a lab does by itself, whatever its nodes are: here they are only names."""
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from gemini_lab.job import job_of
 from gemini_lab.lab.control import CONTROL_FILE, ask
 from gemini_lab.lab.output import OutputFiles
 from gemini_lab.lab.submission import Submission
+from gemini_lab.launch.join import check_name
 from gemini_lab.log.events import RunFinished
 from gemini_lab.recovery.messages import InjectFailure, StopRun
 
@@ -42,6 +44,15 @@ def threads_of_labs():
         ({"nodes": 2, "standbys": 0, "hosts": ["a"]}, "only 1 hosts"),
         ({"hosts": []}, "names no host"),
         ({"etcd": "nowhere"}, "host:port"),
+        ({"nodes": "4"}, r"in whole numbers \(got nodes='4', workers_per_node=1"),
+        ({"nodes": 2.5}, r"got nodes=2\.5"),
+        ({"lease_s": "2"}, r"shortest lease \(got '2'\)"),
+        ({"wait_s": -1}, r"`wait_s` must be from 0 on: a finite number \(got -1\)"),
+        ({"hosts": 3}, "hosts= is an int; give names of hosts, or a hostfile's path"),
+        ({"hosts": ["a", 3]}, "hosts= names 3, which is an int"),
+        ({"etcd": 2379}, "etcd= is an int; give host:port"),
+        ({"folder": 3}, "folder= is an int; give a path"),
+        ({"racks": 3}, "racks= is an int; give the rack of each node"),
     ],
 )
 def test_an_impossible_lab_starts_nothing(size, said):
@@ -51,6 +62,15 @@ def test_an_impossible_lab_starts_nothing(size, said):
     with pytest.raises(ConfigError, match=said):
         Lab(**size, start=start)
     assert threads_of_labs() == []
+
+
+def test_a_folder_in_which_no_run_can_be_kept_is_refused_before_nodes_are_started(tmp_path):
+    def start(*_):
+        raise AssertionError("it was started")
+
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot keep their logs in .*file.*another folder"):
+        Lab(folder=tmp_path / "file" / "runs", start=start)
 
 
 def test_a_lab_whose_nodes_do_not_start_leaves_no_thread():
@@ -78,6 +98,30 @@ def test_nothing_is_submitted_that_cannot_run(lab, cluster, job):
             lab.train(job, **settings)
     assert cluster.jobs == []
     assert lab.run is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": 5}, "a run's name is text, and this is an int"),
+        ({"name": "latest"}, "all commands mean the newest run by it"),
+        ({"name": "one\ntwo"}, "a terminal does not show all of it"),
+        ({"name": "é" * 101}, r"a name of 202 bytes is too long for a run's folder \(éé"),
+        ({"scenario": {"failures": []}}, "scenario= is a dict; give a Scenario"),
+    ],
+)
+def test_what_a_run_cannot_be_called_or_suffer_is_refused(lab, cluster, job, given, said):
+    with pytest.raises(ConfigError, match=said):
+        lab.train(job, **given)
+    assert cluster.jobs == []
+    assert not lab.folder.exists()
+
+
+def test_a_run_is_called_after_its_script_in_characters_that_any_store_takes(lab, tmp_path):
+    (tmp_path / "mein träin skript.py").write_text("")
+    run = lab.train(Job(script="mein träin skript.py", cwd=str(tmp_path)))
+    assert re.fullmatch(r"\d{8}-\d{6}-mein-tr-in-skript", run.name)
+    check_name(run.name)
 
 
 def test_a_placement_of_ones_own_goes_with_the_job(lab, cluster, job):

@@ -8,8 +8,9 @@ import time
 import pytest
 from lab_stand_in import NODES, printed, run_in, seated, step, tell
 
-from gemini_lab.lab.bars import CELL_LINES, CellBar, Pace, TerminalBar
+from gemini_lab.lab.bars import CELL_LINES, CellBar, Pace, TerminalBar, laid
 from gemini_lab.lab.progress import describe, show_progress
+from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Note, RunFailed, RunFinished, WorkerExited
 
 
@@ -51,6 +52,20 @@ def test_a_traceback_that_rank_0_prints_in_each_try_is_shown_once(run, capsys):
     show_progress(run, show_output=True)
     again = ["before", "KeyError: 'los' (the same again)", "after"]
     assert capsys.readouterr().out.splitlines() == [*lines, *again, *other, *cut]
+
+
+def test_a_worker_that_was_killed_is_told_of():
+    gone = WorkerExited(rank=1, epoch=1, pid=7, signal="SIGKILL", exit_code=None, output=())
+    entry = Entry(at_s=0.0, node="node-1", event=gone)
+    assert describe(entry) == "    rank 1 on node-1 was killed (SIGKILL)"
+
+
+def test_a_traceback_that_says_that_a_peer_is_gone_is_told_in_its_last_line(run, capsys):
+    error = "RuntimeError: [gloo] Read error [127.0.0.1]:52429: Connection reset by peer. GLHF!"
+    lines = ["Traceback (most recent call last):", '  File "a.py", line 3', error, "after"]
+    once_followed(run, lambda: [printed(run, 0, each) for each in lines])
+    show_progress(run, show_output=True)
+    assert capsys.readouterr().out.splitlines() == [f"rank 0 lost its peers: {error}", "after"]
 
 
 def test_failures_are_told_and_a_file_gets_no_bar(run, capsys):
@@ -174,3 +189,22 @@ def test_the_rest_is_told_by_the_newest_iterations_and_not_by_what_a_failure_cos
     pace.note(5, 61.0, is_training=True)
     assert pace.left_s(9) == pytest.approx(2.0)
     assert pace.left_s(None) is None
+
+
+@pytest.mark.parametrize("begins", ["    ", "!! "])
+def test_what_is_told_of_a_run_breaks_between_words_in_a_narrow_terminal(begins):
+    line = f"{begins}{'carried ' * 12}protect(client_state=counts)"
+    lines = laid(line, 40).split("\n")
+    assert " ".join(lines).split() == line.split()
+    assert max(map(len, lines)) < 40
+    assert all(each.startswith("    ") for each in lines[1:])
+
+
+@pytest.mark.parametrize("line", ["    | a = b" + "c" * 90, "[INFO] " + "of a script " * 9])
+def test_what_others_print_is_left_as_it_is(line):
+    assert laid(line, 40) == line
+
+
+def test_a_file_gets_a_whole_line():
+    line = f"    {'carried ' * 12}"
+    assert laid(line, None) == line

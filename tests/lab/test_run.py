@@ -1,19 +1,29 @@
 """What a cell sees of a run: how far it is, until an iteration or the end, and names."""
 
+from pathlib import Path
+
 import pytest
 from full_disk import full_at
-from lab_stand_in import NODES, ClusterStandIn, begin, printed, run_in, seated, step, tell
+from lab_stand_in import NODES, ClusterStandIn, begin, entry, printed, run_in, seated, step, tell
 from msgspec.structs import replace
 
 from gemini_lab.errors import ConfigError, RunFailedError
+from gemini_lab.lab.said_once import Placed
 from gemini_lab.log.events import (
     Note,
+    Protected,
     RecoveryFinished,
     RecoveryStarted,
     RunFailed,
     RunFinished,
+    RunStarted,
 )
 from gemini_lab.log.file import EventLog, read_log
+from gemini_lab.placement import plan_placement
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.settings import Settings
+
+LOGS = Path(__file__).parents[1] / "log"
 
 
 def test_who_waits_gets_the_run_back_at_an_iteration_or_at_the_end(tmp_path):
@@ -100,3 +110,84 @@ def test_a_machine_is_not_asked_for_more_nodes_than_its_memory_has_room_for(tmp_
         run.resize(10**6)
     run.resize(len(NODES) - 1)
     assert cluster.resized == (run.number, len(NODES) - 1)
+
+
+def protected(epoch, placement):
+    return Protected(
+        rank=0,
+        epoch=epoch,
+        shard_bytes=1,
+        fingerprint="same",
+        settings=Settings(),
+        placement=placement,
+    )
+
+
+def planned(epoch, *members):
+    return replace(seated(*members), epoch=epoch, recovery=epoch)
+
+
+def placements(run):
+    """By epoch, each placement that a run's log tells."""
+    told = [entry.event for entry in run.events("protected")]
+    return {event.epoch: event.placement for event in told if event.placement is not None}
+
+
+def test_who_keeps_what_is_in_the_log_once_and_when_it_changes(tmp_path):
+    run = run_in(tmp_path / "run")
+    first, other = (plan_placement(nodes=4, strategy=each) for each in ("group", "ring"))
+    fewer = plan_placement(nodes=3)
+    tell(run, RunStarted(name="one", script="train.py", nodes=4))
+    tell(run, planned(1, *NODES), protected(1, first))
+    tell(run, planned(2, *NODES), protected(2, first))
+    tell(run, planned(3, *NODES), protected(3, other), protected(2, first))
+    tell(run, planned(4, *NODES), protected(4, other))
+    tell(run, planned(5, *NODES[:3]))  # of which no start came so far
+    tell(run, planned(6, *NODES), protected(6, other))
+    tell(run, planned(7, *NODES[:3]), protected(7, fewer))
+    assert placements(run) == {1: first, 3: other, 6: other, 7: fewer}
+    reduced = RunReducer.load(run.folder)
+    assert reduced.copies.placement == fewer
+    assert reduced.unread == 0
+
+
+def test_a_new_owner_tells_a_placement_neither_again_nor_otherwise(tmp_path):
+    run = run_in(tmp_path / "run")
+    first, other = (plan_placement(nodes=4, strategy=each) for each in ("group", "ring"))
+    said = [
+        entry(event)
+        for epoch, placement in ((1, first), (2, first), (3, other))
+        for event in (planned(epoch, *NODES), protected(epoch, placement))
+    ]
+    for each in said:
+        run.take(each)
+    told = run.log.read_bytes()
+    new = run_in(tmp_path / "run", log=EventLog.taken_over(run.log))
+    new.recall()
+    for each in said:  # as agents do whom nobody told that it is on disk
+        new.take(each)
+    assert run.log.read_bytes() == told
+    tell(new, planned(4, *NODES), protected(4, other))
+    assert placements(new) == {1: first, 3: other}
+
+
+def test_a_log_that_tells_the_placement_in_each_start_comes_to_the_same():
+    """As logs were written before: here by a run of four nodes that lost a worker and two nodes."""
+    older = list(read_log(LOGS / "placed_each_start.jsonl"))
+    placed = Placed()
+    now = [placed.brief(entry) for entry in older]
+    told = [[e for e in log if getattr(e.event, "placement", None)] for log in (older, now)]
+    assert [len(each) for each in told] == [4, 1]
+    assert told[1] == told[0][:1]
+    read = [RunReducer(name="one"), RunReducer(name="one")]
+    for reducer, log in zip(read, (older, now), strict=True):
+        for each in log:
+            reducer.take(each)
+            assert reducer.unread == 0
+    assert read[0].copies.placement == read[1].copies.placement == told[0][0].event.placement
+    assert read[0].traffic.replicas == read[1].traffic.replicas == 2
+    assert layout_of_copies(read[0]) == layout_of_copies(read[1])
+
+
+def layout_of_copies(run):
+    return run.copies.holders().tolist(), run.copies.survivable()

@@ -1,13 +1,27 @@
 """What crosses MPI while nodes start."""
 
+import contextlib
 import queue
 import threading
 from collections import defaultdict
 
 import msgspec
+import psutil
+import pytest
+from msgspec import structs
 
-from gemini_lab.launch.boot import hand_out, parts_of, shared_machine
-from gemini_lab.node.config import AgentConfig, BootOrder, SharedMachine
+from gemini_lab.errors import LaunchError
+from gemini_lab.launch.boot import hand_out, parts_of, shared_machine, start_agent
+from gemini_lab.launch.etcd import find_etcd, start_etcd
+from gemini_lab.node.agent import KEY_GRACE_S
+from gemini_lab.node.config import (
+    LAB_FILE,
+    AgentConfig,
+    AgentUp,
+    BootOrder,
+    Detached,
+    SharedMachine,
+)
 from gemini_lab.node.control_store import EtcdAddress
 
 RANKS = 3
@@ -89,3 +103,23 @@ def test_no_rank_is_told_to_start_anything_where_hosts_are_one_machine():
     order = BootOrder(agents=[config(rank) for rank in range(RANKS)], log_folder="/logs")
     parts = parts_of(order, SharedMachine(hosts=["a", "b"]))
     assert [msgspec.json.decode(part, type=BootOrder).agents for part in parts] == [[]] * RANKS
+
+
+def test_a_machine_that_comes_when_its_detached_run_is_over_leaves_at_once(tmp_path):
+    """It was on its way when the run ended, which nobody could tell it."""
+    try:
+        find_etcd()
+    except LaunchError as error:
+        pytest.skip(str(error))
+    detached = Detached(owner="none", folder=str(tmp_path), identity="the run's")
+    (tmp_path / LAB_FILE).write_text(detached.identity, encoding="utf-8")
+    with start_etcd() as etcd:
+        late = structs.replace(config(0), etcd=etcd.address, detached=detached)
+        up = start_agent(late, str(tmp_path))
+        assert isinstance(up, AgentUp)
+        agent = psutil.Process(up.pid)
+        try:
+            agent.wait(KEY_GRACE_S / 2)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                agent.kill()

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ import pytest
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import find_etcd, free_port, start_etcd
-from gemini_lab.launch.etcd_keeper import HUNG_S, LOG, LOG_BYTES, Member, answers
+from gemini_lab.launch.etcd_keeper import HUNG_S
+from gemini_lab.launch.etcd_server import LOG, LOG_BYTES, Member, answers
 from gemini_lab.node.control_store import (
     EtcdAddress,
     EtcdStore,
@@ -27,6 +30,8 @@ from gemini_lab.node.control_store import (
     patiently,
 )
 from gemini_lab.node.etcd_streams import EtcdStreams
+from gemini_lab.node.own_stores import FOLDER, end_left_stores, lack_of_room
+from gemini_lab.node.processes import STORE_KEEPER
 
 PATIENCE_S = 60.0
 
@@ -50,7 +55,8 @@ def kept(folder: Path, hung_s: float) -> Iterator[tuple[str, psutil.Process]]:
     )
     code = textwrap.dedent(f"""
         import msgspec
-        from gemini_lab.launch.etcd_keeper import Member, keep
+        from gemini_lab.launch.etcd_keeper import keep
+        from gemini_lab.launch.etcd_server import Member
         member = msgspec.json.decode({msgspec.json.encode(member)!r}, type=Member)
         keep(member, prefix='', hung_s={hung_s})
     """)
@@ -100,6 +106,151 @@ def test_the_embedded_etcd_wants_its_password():
         store = EtcdStore(address, "test")
         assert patiently(store.items) == {}
         store.close()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """Where temporary folders are, here and in what is started; without an etcd it is skipped."""
+    try:
+        find_etcd()
+    except LaunchError as error:
+        pytest.skip(str(error))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+@pytest.fixture
+def full(place) -> Iterator[Path]:
+    """The same, on a disk of 8 MiB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+STARTED = """
+import sys, time
+from gemini_lab.launch.etcd import start_etcd
+with start_etcd() as started:
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_an_etcd_that_is_killed_with_all_else_leaves_its_folder_to_the_next(place):
+    with orphaned() as server:
+        (left,) = place.iterdir()
+        server.kill()
+        server.wait(PATIENCE_S)
+        end_left_stores()
+        assert not left.exists()
+
+
+def test_an_etcd_whose_keeper_and_launcher_were_killed_ends_once_nobody_uses_it(place):
+    """Whoever starts or ends a lab on its machine sees to that."""
+    with orphaned() as server:
+        (left,) = place.iterdir()
+        url = server.cmdline()[server.cmdline().index("--listen-client-urls") + 1]
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as used:
+            used.sendall(b"GET /health HTTP/1.1\r\nHost: etcd\r\n\r\n")
+            assert used.recv(1), "it has taken the connection once it answers"
+            end_left_stores()
+            assert server.is_running()
+            assert (left / "data").exists()
+        until(lambda: end_left_stores() or not server.is_running())
+        assert not left.exists()
+
+
+@contextlib.contextmanager
+def orphaned() -> Iterator[psutil.Process]:
+    """An etcd whose keeper was killed, and who started that."""
+    command = [sys.executable, "-c", STARTED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout.readline() == "up\n"
+        below = psutil.Process(launcher.pid).children(recursive=True)
+        server = next(process for process in below if process.name() == "etcd")
+        for process in [launcher, *(one for one in below if one != server)]:
+            process.kill()
+    try:
+        yield server
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server.kill()
+
+
+def test_an_etcd_whose_keeper_was_killed_ends_with_its_lab():
+    try:
+        find_etcd()
+    except LaunchError as error:
+        pytest.skip(str(error))
+    with start_etcd():
+        below = psutil.Process().children()
+        (keeper,) = (one for one in below if STORE_KEEPER in one.cmdline())
+        (server,) = keeper.children()
+        folder = Path(server.cmdline()[server.cmdline().index("--data-dir") + 1]).parent
+        keeper.kill()
+        assert server.is_running()
+    until(lambda: not server.is_running())
+    assert not folder.exists()
+
+
+def test_an_etcd_whose_disk_is_too_small_says_so_at_once(full):
+    """Its keeper would try again and again, and the folder with its log goes in the end."""
+    with pytest.raises(LaunchError, match=r"no space left on device; free 128.0 MiB there, or"):
+        start_etcd().__enter__()
+    assert not [*full.iterdir()]
+
+
+def test_an_etcd_that_is_away_says_that_its_disk_is_full(full):
+    """What etcd says of that itself would lie on the same disk."""
+    port = free_port("127.0.0.1")
+    (full / f"{FOLDER}{port}-x").mkdir()
+    store = EtcdStore(EtcdAddress(endpoints=(f"127.0.0.1:{port}",)), "test")
+    with pytest.raises(StoreUnavailableError, match=r"its disk is full: .* MiB are free below"):
+        store.items()
+
+
+def test_an_etcd_of_another_machine_is_not_said_to_be_on_a_full_disk_here(full):
+    """Its port may be that of one here."""
+    port = free_port("127.0.0.1")
+    (full / f"{FOLDER}{port}-x").mkdir()
+    elsewhere = "192.0.2.1"  # for documentation: nobody has it
+    assert lack_of_room([f"127.0.0.1:{port}"])
+    assert not lack_of_room([f"{elsewhere}:{port}"])
+
+
+def fill(store: EtcdStore) -> None:
+    """Write until it takes no more: it looks at its size from time to time."""
+    for number in range(10_000):
+        store.put(f"key-{number}", "x" * 10_000)
+
+
+@pytest.mark.usefixtures("place")
+def test_an_etcd_that_takes_nothing_more_says_so_and_the_way_out(tmp_path):
+    client, peer = (f"http://127.0.0.1:{free_port('127.0.0.1')}" for _ in range(2))
+    member = Member(
+        binary=find_etcd(),
+        folder=str(tmp_path),
+        client=client,
+        peer=peer,
+        name="one",
+        cluster=f"one={peer}",
+    )
+    with subprocess.Popen(
+        [*member.command(), "--quota-backend-bytes", "100000"], stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            until(member.answers)
+            store = EtcdStore(EtcdAddress(endpoints=(client.removeprefix("http://"),)), "test")
+            with pytest.raises(StoreUnavailableError, match=r"NOSPACE.*etcdctl alarm disarm"):
+                fill(store)
+            assert store.items()
+            store.close()
+        finally:
+            server.kill()
 
 
 def own_address() -> str:

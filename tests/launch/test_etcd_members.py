@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -14,12 +15,19 @@ from test_etcd import PATIENCE_S, until
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.etcd import find_etcd
-from gemini_lab.launch.etcd_keeper import Member
 from gemini_lab.launch.etcd_members import MemberPlace, begin, take_place
+from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.members import start_members
 from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
-from gemini_lab.node.processes import AGENT, STORE_KEEPER, processes_of, release_store
+from gemini_lab.node.own_stores import end_left_stores
+from gemini_lab.node.processes import (
+    AGENT,
+    STORE_KEEPER,
+    is_alive,
+    processes_of,
+    release_store,
+)
 
 HERE = "127.0.0.1:9"
 
@@ -133,6 +141,38 @@ def test_keepers_end_where_many_agents_say_so_at_once(prefix):
             os.kill(pid, signal.SIGTERM)
         agent.kill()
     until(lambda: not keepers(prefix))
+
+
+def test_members_whose_keepers_were_killed_end_with_the_last_agent_here(prefix):
+    """They speak with each other for ever, and no client need be connected with each of them."""
+    start_members(["a", "b", "c"], prefix, reach=HERE, run=run_here)
+    etcds = orphaned(prefix)
+    with stand_in_agent(prefix) as agent:
+        end_left_stores()
+        assert all(is_alive(etcd) for etcd in etcds)
+        end_left_stores(over=prefix)
+        assert not any(is_alive(etcd) for etcd in etcds)
+        agent.kill()
+    assert not [*Path(tempfile.gettempdir()).iterdir()]
+
+
+def test_a_member_that_only_kept_members_are_connected_with_is_ended(prefix):
+    """They stand for those of other machines."""
+    start_members(["a", "b", "c"], prefix, reach=HERE, run=run_here)
+    (left,) = orphaned(prefix, 1)
+    end_left_stores()
+    assert not is_alive(left)
+    assert all(keeper.children() for keeper in keepers(prefix).values())
+
+
+def orphaned(prefix, count=3) -> list[psutil.Process]:
+    """So many of the lab's members, whose keepers have been killed."""
+    found = [*keepers(prefix).values()][:count]
+    etcds = [child for keeper in found for child in keeper.children()]
+    for keeper in found:
+        keeper.kill()
+        keeper.wait(PATIENCE_S)
+    return etcds
 
 
 def stand_in_agent(prefix) -> subprocess.Popen[bytes]:

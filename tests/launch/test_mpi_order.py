@@ -2,16 +2,25 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
+import psutil
 import pytest
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.experiments.chaos.hosts import Hosts
 from gemini_lab.experiments.namespaces import why_not
-from gemini_lab.launch.mpi import find_mpiexec, mpi_command, mpi_environment, run_on_hosts
-from gemini_lab.launch.mpi_order import parts_of, run_with_order
+from gemini_lab.launch.mpi import (
+    find_mpiexec,
+    mpi_command,
+    mpi_environment,
+    run_on_hosts,
+)
+from gemini_lab.launch.mpi_order import FILES, parts_of, run_with_order
 
 ECHO = """
 import json, os, sys
@@ -71,9 +80,78 @@ def test_an_mpi_program_that_is_ended_leaves_no_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["up"]
 
 
+KILLED = '''
+import os, signal, sys, threading, time
+from pathlib import Path
+from gemini_lab.launch.mpi import run_on_hosts
+
+script = """
+import time
+from gemini_lab.launch.boot import mpi_world
+with mpi_world():
+    open("up", "w")
+    time.sleep(60)
+"""
+Path("sleeper.py").write_text(script)
+hosts = sys.argv[1:]
+threading.Thread(target=run_on_hosts, args=("sleeper", 2, hosts, "{}"), daemon=True).start()
+while not Path("up").exists():
+    time.sleep(0.05)
+print("up", flush=True)
+time.sleep(60)
+'''
+
+
+@pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"]], ids=["here", "hosts"])
+def test_what_an_mpi_program_leaves_that_is_killed_goes_with_the_next(tmp_path, hosts):
+    """With all else that it is of; where hosts are named, too."""
+    place = tempfile.mkdtemp(prefix="t-", dir="/tmp")
+    environment = {**os.environ, "TMPDIR": place, "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
+    here = {"cwd": tmp_path, "env": environment, "text": True}
+    try:
+        command = [sys.executable, "-c", KILLED, *hosts]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, **here) as launcher:
+            assert launcher.stdout.readline() == "up\n"
+            below = psutil.Process(launcher.pid).children(recursive=True)
+            for process in [launcher, *below]:  # which would tidy up first
+                process.kill()
+        assert len([*Path(place).glob(f"{FILES}*/*/sm_segment.*")]) == 2
+        assert [*Path(place).glob(f"{FILES}*/*/ompi.*")]
+        again = "from gemini_lab.launch.mpi import run_on_hosts; run_on_hosts('no_such', 1, [], '')"
+        subprocess.run([sys.executable, "-c", again], check=False, capture_output=True, **here)
+        assert not [*Path(place).iterdir()]
+    finally:
+        shutil.rmtree(place)
+
+
 def test_what_mpi_says_of_a_program_that_is_not_there_is_in_the_error():
     with pytest.raises(LaunchError, match="No module named no_such_program"):
         run_on_hosts("no_such_program", 1, [], "{}")
+
+
+@pytest.mark.parametrize(
+    ("said", "is_unknown"),
+    [
+        ("ssh: Could not resolve hostname n-7: Name or service not known", True),
+        ("ssh: Could not resolve hostname n-7: Temporary failure in name resolution", False),
+        ("ssh: connect to host n-7 port 22: Connection refused", False),
+    ],
+)
+def test_a_host_that_nobody_knows_is_told_from_one_that_is_away(tmp_path, said, is_unknown):
+    """As ssh says it, by way of `mpiexec`."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    code = "from gemini_lab.launch.mpi import run_on_hosts; run_on_hosts('no', 1, ['n-7'], '')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PRTE_MCA_plm_ssh_agent": str(ssh)},
+    )
+    assert said in done.stderr
+    assert ("MissingError" in done.stderr) == is_unknown
 
 
 def test_a_long_order_reaches_another_machine(tmp_path):

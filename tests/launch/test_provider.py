@@ -145,7 +145,7 @@ def test_a_machine_that_began_to_join_and_never_did_is_given_up(cloud):
 
 
 def test_what_a_machine_is_told_shows_no_secret_in_its_arguments():
-    assert LAB.command == ("node", "--lab", "exp", "--store", "a:1,b:1")
+    assert LAB.command == ("node", "--lab", "exp", "--etcd", "a:1,b:1")
     told = LAB.environment()
     assert (told["GEMINI_LAB_TOKEN"], told["ETCDCTL_USER"]) == (TOKEN, "root")
     assert told["ETCDCTL_PASSWORD"] == "hidden"

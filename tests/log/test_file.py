@@ -55,6 +55,13 @@ def test_a_last_line_that_was_cut_short_is_left_out(path):
     assert list(read_log(path)) == [note(1)]
 
 
+def test_who_reads_a_long_log_can_see_how_far_that_is(path):
+    write(path, note(1), note(2), note(3))
+    sizes: list[int] = []
+    assert list(read_log(path, seen=sizes.append))
+    assert sizes == [len(line) for line in path.read_bytes().splitlines(keepends=True)]
+
+
 def test_a_thread_that_settles_disturbs_none_that_appends(path):
     """A lab takes entries on one thread and settles on another."""
     log, most, is_done = EventLog(path), 1000, threading.Event()
@@ -97,6 +104,21 @@ def test_what_a_full_disk_does_not_take_is_written_in_order_when_it_does(path):
     log.append(note(4))
     log.close()
     assert list(read_log(path)) == [note(number) for number in (1, 2, 3, 4)]
+
+
+def test_a_log_that_a_full_disk_has_no_room_to_take_over_stays_as_it_is_alone(path):
+    """Each try that left its part of a copy would take room from the next one."""
+    log = EventLog(path)
+    for number in range(100):
+        log.append(note(number))
+    log.close()
+    told = path.read_bytes()
+    with full_at(len(told) // 2), pytest.raises(OSError, match="too large"):
+        EventLog.taken_over(path)
+    assert [*path.parent.iterdir()] == [path]
+    assert path.read_bytes() == told
+    EventLog.taken_over(path).close()
+    assert path.read_bytes() == told
 
 
 def test_a_log_that_begins_on_a_full_disk_says_its_schema_first_all_the_same(path):

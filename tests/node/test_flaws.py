@@ -95,7 +95,7 @@ def test_an_agent_tells_every_new_root_of_wrong_sums_until_its_workers_start_aga
         await node.obey(start)
         assert node.joined().wrong_sums is None
         entry = Entry(at_s=1.0, node="node-0", event=said)
-        node._on_message(node.host.workers[0], EventSaid(entry=entry), [])
+        node._listener.hear(node.host.workers[0], EventSaid(entry=entry), [])
         assert node.joined().wrong_sums == said
         await node.obey(Fence(epoch=start.epoch + 1))
         assert node.joined().wrong_sums == said

@@ -162,11 +162,18 @@ def test_a_heartbeat_goes_on_while_the_watch_is_changed_and_survives_a_closed_co
     asyncio.run(beat())
 
 
-def test_an_etcd_that_is_not_there_is_named():
+def test_an_etcd_that_is_not_there_is_named_in_one_line_with_the_reason():
     async def beat() -> None:
         nowhere = EtcdAddress(endpoints=("127.0.0.1:1",))
-        with pytest.raises(StoreUnavailableError, match=r"etcd at 127\.0\.0\.1:1 did not answer"):
+        with pytest.raises(StoreUnavailableError) as by_stream:
             await EtcdStreams(nowhere, "gemini_lab/none").keep_alive(1)
+        with pytest.raises(StoreUnavailableError) as by_call:
+            EtcdStore(nowhere, "gemini_lab/none").items()
+        for raised in (by_stream, by_call):
+            assert str(raised.value) == (
+                "etcd at 127.0.0.1:1 did not answer within 1 s (Connection refused); check that it "
+                "runs, that its disk has room, and that this machine reaches it"
+            )
 
     asyncio.run(beat())
 

@@ -1,7 +1,9 @@
 """A worker runs a script as its author expects of Python and of other launchers."""
 
 import inspect
+import os
 import re
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +17,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job, find_module
 from gemini_lab.node.worker import (
     distributed_environment,
+    join_rendezvous,
     local_rank_option,
     print_error,
     run_script,
@@ -276,3 +279,12 @@ def test_exit_handlers_are_called_and_what_hangs_there_keeps_nobody(what, printe
     assert ended.returncode == 0
     assert sorted(ended.stdout.splitlines()) == sorted(printed)
     assert ("ends without them" in ended.stderr) == (what != "nothing")
+
+
+def test_a_port_that_is_open_already_serves_the_rendezvous():
+    """Before PyTorch 2.8 its store by libuv, which it takes by itself, refuses one."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        served = join_rendezvous(address, os.dup(held.fileno()))
+        served.set("said", "here")
+        assert join_rendezvous(address, None).get("said") == b"here"

@@ -14,6 +14,7 @@ import pytest
 from editions import FOLDER, SOURCES, builder, read, starts_nodes, tagged, to_run
 from nbclient import NotebookClient
 
+from gemini_lab.exercises.verdict import NOT_YET
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration
 
@@ -144,8 +145,16 @@ def said_by(cell: nbformat.NotebookNode, stream: str) -> str:
 
 
 def verdict_of(check: nbformat.NotebookNode) -> list[str]:
-    """What stands below a check's cell where it failed."""
-    return [line for out in check.outputs if "traceback" in out for line in out.traceback]
+    """What stands below a check's cell where it failed, once, and not as a traceback."""
+    errors = [out for out in check.outputs if "traceback" in out]
+    assert all(error.traceback == [NOT_YET] for error in errors)
+    # As text it is broken into lines between words.
+    assert all(error.evalue.split() == shown_by(check).split() for error in errors)
+    return [error.evalue for error in errors]
+
+
+def shown_by(check: nbformat.NotebookNode) -> str:
+    return "".join(out.data["text/plain"] for out in check.outputs if "data" in out)
 
 
 @pytest.mark.timeout(900)
@@ -170,7 +179,7 @@ def test_each_check_asks_for_an_answer_and_then_takes_the_solution(source, tmp_p
         assert "Traceback" not in sentence
     for check in tagged(notebook, "check"):
         assert verdict_of(check) == []
-        assert "right: " in {line[:7] for line in said_by(check, "stdout").splitlines()}
+        assert "right: " in shown_by(check)
     warnings = [said_by(cell, "stderr") for cell in notebook.cells if cell.cell_type == "code"]
     assert "".join(warnings) == ""
     assert processes_in(tmp_path) == []

@@ -267,7 +267,7 @@ def judged(lab: str, number: int, answer: str) -> tuple[str, dict[str, Any]]:
             exec(check, names)
         except WrongAnswerError as error:
             assert said.getvalue() == ""
-            return "".join(error._render_traceback_()).replace("\n", " "), names
+            return str(error), names
     return said.getvalue().strip(), names
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 
@@ -92,6 +93,7 @@ class Story:
         self.left: dict[str, list[VersionId]] = {}  # what agents know of rewinds
         self.rewinds: dict[int, int] = {}  # how many there were, by epoch
         self.persistent: list[int] = []
+        self.disowned: list[VersionId] = []  # what the tier says that runs went back behind
         self.unread = ""
         self.settings: dict[str, str | int | float | None] = {}
         for number in range(nodes):
@@ -182,6 +184,7 @@ class Story:
                     if is_read
                     else None,
                     unread="" if url is None else self.unread,
+                    disowned=self.disowned if is_read else [],
                     iterations=self.remembered.get(sent.to, []),
                     left=self.left.get(sent.to, []),
                 )
@@ -268,13 +271,21 @@ class Story:
                 kept.append(KeptCopy(shard, iteration, self.lineage, len(members)))
         self.say_complete(iteration)
 
-    def go_back(self, version: int, *, from_iteration: int, is_heard: bool = True) -> None:
+    def go_back(
+        self,
+        version: int,
+        *,
+        from_iteration: int,
+        is_heard: bool = True,
+        cause: Literal["script", "guard", "person"] = "guard",
+    ) -> None:
         """All ranks go back, and discard what they had since; agents keep it in mind.
 
         Args:
             version: To which.
             from_iteration: The newest that they had done.
             is_heard: Whether the root agent hears of it.
+            cause: Who wanted it; the batches are skipped.
         """
         rewinds = self.rewinds[self.epoch] = self.rewinds.get(self.epoch, 0) + 1
         for rank, node in enumerate(self.members()):
@@ -285,7 +296,7 @@ class Story:
                 version=version,
                 rewinds=rewinds,
                 skips=True,
-                cause="guard",
+                cause=cause,
                 duration_s=0.1,
             )
             self.left.setdefault(node, []).append(left_of(said, run=RUN))

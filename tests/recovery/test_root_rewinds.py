@@ -1,19 +1,35 @@
 """Stories of rewinds: whatever fails around them, nobody goes on from what was left."""
 
 import math
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import Commit, Committed, GoBack, KeptCopy, Persisted
+from gemini_lab.recovery.messages import (
+    Commit,
+    Committed,
+    Disown,
+    GoBack,
+    KeptCopy,
+    Persisted,
+    PersistFailed,
+)
 from gemini_lab.recovery.plan import VersionId
-from gemini_lab.recovery.protocol import RewindWanted, RootState, SaveWanted
+from gemini_lab.recovery.protocol import (
+    JobSubmitted,
+    ProgressGivenUp,
+    RewindWanted,
+    RootState,
+    SaveWanted,
+)
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
 
-from .story import RUN, Story
+from .story import RUN, Story, job
 
 TIER = {"persistent_url": "memory://runs", "persist_every_s": None}
 
@@ -180,23 +196,103 @@ def save(story: Story, version: int) -> None:
     story.say("node-3", Committed(epoch=story.epoch, version=version, size_bytes=10))
 
 
-def test_where_training_went_back_behind_what_is_saved_the_next_version_is_saved_and_says_so():
-    """Whoever resumes in another run knows by that alone, so it does not wait for its time."""
+def gone_behind(*, is_heard: bool = True) -> Story:
+    """Version 4 was saved, and training goes back to version 3."""
     story = Story().start(3, **{**TIER, "persist_every_s": 3600.0})
     story.do(story.root.handle(SaveWanted()))
     story.tick(story.now_s + 0.1)
     story.iterate(4)
     save(story, 4)
-    story.go_back(2, from_iteration=4)
-    story.tick(story.now_s + 0.1)
-    assert [one.version for one in story.of(events.PersistStarted)] == [4, 3]
-    story.iterate(3)
+    story.persistent = [4]
+    story.go_back(3, from_iteration=4, is_heard=is_heard)
+    return story
+
+
+def begun(story: Story) -> list[int]:
+    """The versions that were to be saved."""
+    return [one.version for one in story.of(events.PersistStarted)]
+
+
+def told_to_disown(story: Story) -> list[list[VersionId]]:
+    return [sent.order.left for sent in story.orders if isinstance(sent.order, Disown)]
+
+
+LEFT = [VersionId(version=3, lineage=Lineage(RUN, 1))]
+
+
+def test_where_training_went_back_behind_what_is_saved_the_version_it_went_to_is_saved_at_once():
+    """A run that is lost before it makes another one would begin at its start."""
+    story = gone_behind()
+    assert begun(story) == [4, 3]
+    assert told_to_disown(story) == [LEFT]
     save(story, 3)
     (_, commit) = (sent.order for sent in story.orders if isinstance(sent.order, Commit))
-    assert commit.meta.left == [VersionId(version=2, lineage=Lineage(RUN, 1))]
+    assert commit.meta.left == LEFT
+    for iteration in (4, 5):
+        story.iterate(iteration)
+        story.tick(story.now_s + 0.1)
+    assert begun(story) == [4, 3]
+
+
+def test_where_training_has_passed_it_already_the_next_version_is_saved():
+    story = gone_behind()
+    passed = PersistFailed(epoch=story.epoch, version=3, reason="training has passed it already")
+    story.say("node-1", passed)
+    story.tick(story.now_s + 0.1)
+    assert begun(story) == [4, 3, 4]
+
+
+@pytest.mark.parametrize("is_heard", [True, False], ids=["root had heard", "only agents know"])
+def test_the_next_root_tells_the_tier_what_was_left_and_saves_what_comes(is_heard):
+    """Whoever was to write it may be lost with the last one."""
+    story = gone_behind(is_heard=is_heard)
+    before = len(told_to_disown(story)), len(begun(story))
+    for node, left in story.left.items():
+        story.root.living[node] = replace(story.root.living[node], left=tuple(left))
+    story.next_root()
+    assert told_to_disown(story)[before[0]] == LEFT
     story.iterate(4)
     story.tick(story.now_s + 0.1)
-    assert len(story.of(events.PersistStarted)) == 2
+    assert begun(story)[before[1] :] == [5]  # nobody told this root what is whole before
+
+
+def test_a_node_that_is_lost_right_after_a_rewind_keeps_the_tier_from_nothing():
+    story = gone_behind()
+    story.lose("node-0")
+    assert told_to_disown(story) == [LEFT, LEFT]
+    story.protect()
+    assert begun(story) == [4, 3, 3]
+    save(story, 3)
+    story.iterate(4)
+    story.tick(story.now_s + 0.1)
+    assert begun(story) == [4, 3, 3]
+
+
+def test_batches_that_a_person_wanted_skipped_do_not_come_again_without_a_word():
+    """Where the data stand after it only later versions know."""
+    story = Story().start(5)
+    story.go_back(4, from_iteration=5, cause="person")
+    story.lose("node-1")
+    assert story.plan().version == 4
+    assert "skipped with the rewind to version 4 come again" in story.of(events.Note)[-1].text
+    story.protect()
+    story.iterate(5)
+    before = len(story.of(events.Note))
+    story.exit(2, -9)
+    assert story.plan().version == 5
+    assert len(story.of(events.Note)) == before
+
+
+def test_a_run_that_resumes_where_nothing_counts_any_more_asks_before_it_begins_anew():
+    """What the run before went back to was lost with its machines."""
+    story = Story()
+    story.disowned = [VersionId(version=7, lineage=Lineage(RUN + 1, 1))]
+    order = msgspec.structs.replace(job(**TIER), is_resumed=True)
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=order)))
+    (waiting,) = story.of(events.RecoveryWaiting)
+    assert "no copy of version 7 is left anywhere" in waiting.reason
+    story.do(story.root.handle(ProgressGivenUp(at_s=1.0, number=1)))
+    assert story.plan().tier == "start"
 
 
 def test_a_guard_that_has_no_version_to_go_back_to_ends_the_run():

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from gemini_lab.log import events
+from gemini_lab.recovery.ending import DISOWN_LIMIT_S
 from gemini_lab.recovery.messages import Committed, Disown, KeptCopy, Persist, Persisted
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, RootState
-from gemini_lab.recovery.root import DISOWN_LIMIT_S, RootAgent
+from gemini_lab.recovery.root import RootAgent
 from gemini_lab.shard.lineage import Lineage
 
 from .story import RUN, Story, job

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from full_disk import full_at
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration
@@ -152,6 +153,14 @@ def test_what_nobody_may_write_is_shown_all_the_same(log, tmp_path):
     assert not keep(reading)
     assert reading.run.traffic.pyramid.end == BATCH
     assert not reading.run.traffic.pyramid.trouble
+
+
+def test_what_finds_no_room_leaves_nothing_half_written(log, cache):
+    reading = read(reopened(log, name="a-run", folder=cache))
+    fill(reading)
+    with full_at(100):
+        assert not keep(reading)
+    assert [path.name for path in cache.glob("*/*")] == [reopen.BLOCKS]
 
 
 def test_a_disk_without_room_leaves_the_newest_bars_and_all_others_coarsely(tmp_path):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -193,3 +194,5 @@ def test_a_recorded_run_is_explained_within_1_percent(name) -> None:
     assert table.share("other") < 0.01
     text = render_spent(table)
     assert all(row.label in text for row in table.rows)
+    everything = Spent(wall_s=100.0, rows=(replace(table.rows[0], seconds=100.0),))
+    assert max(map(len, render_spent(everything).splitlines())) <= 80

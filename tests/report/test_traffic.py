@@ -1,6 +1,7 @@
 """A run's traffic as bars: what is drawn where, and what counts as hidden."""
 
 import itertools
+import sys
 from array import array
 from math import inf, nan
 
@@ -403,3 +404,21 @@ def test_merged_intervals_are_apart_and_cover_the_same(parts):
     merged = merge(parts)
     assert all(end < start for (_, end), (start, _) in itertools.pairwise(merged))
     assert all(any(s <= a and b <= e for s, e in merged) for a, b in parts)
+
+
+def test_bars_grow_while_somebody_holds_the_frames_that_wrote_them():
+    """A profiler's thread and the pulse of a rank hold the frames they look at for a moment."""
+    bars, held = Bars(), []
+    event = Collectives.of(
+        [Call("all_reduce", 8, 0.0, 0.1)], rank=0, epoch=1, iteration=1, began_s=1e9
+    )
+    bars.add_collectives(event, lane=0, names=[0])
+    sys.setprofile(lambda frame, _what, _value: held.append(frame))
+    try:
+        written = bars.packed(0, 1)
+    finally:
+        sys.setprofile(None)
+    bars.add(Kind.ITERATION, 1.0, 2.0, lane=0)
+    assert held
+    assert bars.packed(0, 1) == written
+    assert len(bars) == 2

@@ -144,3 +144,12 @@ def test_bytes_that_were_cut_short_are_refused():
 def test_a_framed_state_says_its_own_length():
     state = {"a": (1, 2)}
     assert decode_framed(encode_framed(state) + b"what follows") == state
+
+
+@pytest.mark.parametrize("shape", [(0,), (3,)])
+def test_a_tensor_that_was_encoded_can_still_be_resized(shape):
+    """As buffers of observers are when their model first computes."""
+    buffer = torch.ones(shape)
+    assert same(decode(encode(buffer)).tolist(), buffer.tolist())
+    buffer.resize_(5)
+    assert buffer.shape == (5,)

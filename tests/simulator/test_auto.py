@@ -21,7 +21,7 @@ def went_through(policy, outages):
     training = Training(WORKLOAD, policy, first, seed=1, recorder=None, iterations=None)
     outcome = training.outcome(outages, longest_s=DAYS * 86400)
     losses = sum(one.tier == "persistent" for one in outcome.recoveries)
-    return losses, sum(training.cluster.placement.loads) / WORKLOAD.nodes
+    return losses, sum(training.run.cluster.placement.loads) / WORKLOAD.nodes
 
 
 def test_under_repeat_offenders_copies_on_the_risk_lose_less_than_two_and_are_below_three():
@@ -47,7 +47,7 @@ def test_no_node_keeps_more_than_it_has_room_for():
     first = plan_placement(nodes=WORKLOAD.nodes, replicas=2)
     training = Training(WORKLOAD, policy, first, seed=1, recorder=None, iterations=None)
     training.outcome(outages, longest_s=DAYS * 86400)
-    assert max(training.cluster.placement.loads) == 3
+    assert max(training.run.cluster.placement.loads) == 3
 
 
 def test_the_same_history_gives_the_same_outcome_again():

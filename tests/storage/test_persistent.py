@@ -232,6 +232,7 @@ def test_what_was_left_counts_no_more_although_no_version_was_saved_since(tier):
     tier.disown([VersionId(version=12, lineage=Lineage(run=7, epoch=1))])
     tier.disown([VersionId(version=13, lineage=Lineage(run=7, epoch=1))])
     assert tier.versions() == [12]
+    assert tier.disowned() == [VersionId(version=12, lineage=Lineage(run=7, epoch=1))]
     save(tier, 13, **of_history(1))
     assert tier.versions() == [12, 13]
 

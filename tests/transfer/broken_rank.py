@@ -61,6 +61,7 @@ if kind == "version":
         except RuntimeError as error:
             say(error=str(error))
         mover.close()
+        threading._shutdown()  # as when a script ends
         say(whole=[copy.version for copy in slab.copies()])
     else:
         mover.wait()

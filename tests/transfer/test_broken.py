@@ -1,14 +1,15 @@
 """What waits for the rest of a message is broken off, too: of that Gloo tells nobody."""
 
-import json
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from json_lines import json_lines
 
 from gemini_lab.transfer.sockets import can_be_found
+from gemini_lab.transfer.standing_groups import obstacle
 
 FILE = Path(__file__).parent / "broken_rank.py"
 pytestmark = pytest.mark.skipif(not can_be_found(), reason="needs Linux's /proc")
@@ -26,7 +27,7 @@ def told():
             words = [sys.executable, FILE, kind, str(rank), str(port)]
             ranks.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
         output, _ = ranks[0].communicate(timeout=150)
-        half, *said = [json.loads(line) for line in output.splitlines()]
+        half, *said = json_lines(output.splitlines())
         assert half == {"is_half": True}
         return said
 
@@ -43,5 +44,6 @@ def test_a_version_of_which_a_chunk_was_half_received(told):
     assert left == {"whole": []}
 
 
+@pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "no obstacle")
 def test_a_collective_that_was_half_done(told):
     assert told("collective") == [{"broken": True}]

@@ -1,7 +1,6 @@
 """Versions on their way: whenever a rank dies, one version is whole."""
 
 import contextlib
-import json
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from json_lines import json_lines
 
 from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import Slab, SlotSpec
@@ -192,7 +192,7 @@ def test_a_rank_killed_at_any_chunk_leaves_one_version_of_every_shard_whole(how,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    stories = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    stories = list(json_lines(done.stdout.splitlines()))
     assert len(stories) == tried
     for story in stories:
         died = story["die_at"] <= 6 * VERSIONS

@@ -1,7 +1,6 @@
 """Process groups that outlive a rank that is killed, or falls silent: real processes, real Gloo."""
 
 import contextlib
-import json
 import socket
 import subprocess
 import sys
@@ -13,15 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from json_lines import json_lines
 
 from gemini_lab.transfer.set_up_record import SetUpRecord
 from gemini_lab.transfer.sockets import can_be_found
-from gemini_lab.transfer.standing_groups import StandingGroup, StandingGroups
+from gemini_lab.transfer.standing_groups import StandingGroup, StandingGroups, obstacle
 from gemini_lab.transfer.standing_works import Apart
 
 HERE = Path(__file__).parent
 SIZE = 3
-pytestmark = pytest.mark.skipif(not can_be_found(), reason="needs Linux's /proc")
+pytestmark = [
+    pytest.mark.skipif(not can_be_found(), reason="needs Linux's /proc"),
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "no obstacle"),
+]
 
 
 def free_ports(count):
@@ -50,8 +53,8 @@ def begin():
 def told_by(process):
     output, _ = process.communicate(timeout=120)
     found = {}
-    for line in output.decode().splitlines():
-        found |= json.loads(line)
+    for told in json_lines(output.decode().splitlines()):
+        found |= told
     return found
 
 

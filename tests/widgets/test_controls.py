@@ -205,6 +205,27 @@ def test_nothing_can_be_pressed_when_the_lab_is_closed(lab, job):
     panel.close()
 
 
+def test_the_button_starts_the_job_with_a_root_agent_of_ones_own(lab, cluster, job):
+    def mine(state, event, cluster):  # noqa: ARG001 - it answers nothing
+        return None
+
+    panel = Controls(lab, job, root=mine)
+    panel.start_button.click()
+    assert cluster.jobs[0].root
+    panel.close()
+
+
+def test_a_panel_of_a_lab_that_is_over_stays_as_text(lab, job, capsys):
+    """Its buttons would do nothing, and a saved notebook has no widget any more."""
+    panel = Controls(lab, job, total=10).follow()
+    panel._ipython_display_()  # which prints where there is no notebook
+    assert "no run yet" in capsys.readouterr().out
+    lab.close()
+    told = []
+    until(lambda: told.append(capsys.readouterr().out) or "the lab is closed" in "".join(told))
+    assert "widget-view" not in "".join(told)
+
+
 def test_a_panel_without_a_run_says_that_its_lab_is_closed(lab, job):
     panel = Controls(lab, job).follow()
     lab.close()

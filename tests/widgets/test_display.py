@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from gemini_lab import display
+from gemini_lab import attack, display
 from gemini_lab.placement import plan_placement
 
 ROOT = Path(__file__).parents[2]
@@ -65,3 +65,18 @@ def test_a_shell_that_is_there_is_told_of_every_value(monkeypatch):
     display.show_in_ipython()
     assert ("gemini_lab.placement.planner", "Placement") in told
     assert all(importlib.util.find_spec(module) for module, _ in told)
+
+
+def test_words_are_broken_between_words_in_a_narrow_terminal_too(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    words = "predicted: nothing; came out: " + ", ".join(f"version {n}" for n in range(12))
+    found = attack(lambda nodes, replicas: None)  # noqa: ARG005 - it answers nothing
+    withstood = attack(plan_placement(nodes=4, replicas=2))
+    for shown, whole in (
+        (repr(display.Said(words)), words),
+        (display.picture(found).bundle()["text/plain"], repr(found)),
+        (str(found), found.words),
+        (str(withstood), withstood.words),
+    ):
+        assert shown.split() == whole.split()
+        assert max(map(len, shown.splitlines())) <= 40

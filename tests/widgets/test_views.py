@@ -8,7 +8,15 @@ import pytest
 
 pytest.importorskip("bokeh")
 
-from bokeh.models import ColumnDataSource, DataRange1d, Div, FactorRange, GlyphRenderer, Range1d
+from bokeh.models import (
+    ColumnDataSource,
+    DataRange1d,
+    Div,
+    FactorRange,
+    Glyph,
+    GlyphRenderer,
+    Range1d,
+)
 from gemini_lab_widgets.pictures.palette import ON_DARK
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.views import (
@@ -25,7 +33,7 @@ from gemini_lab_widgets.views import (
     iterations,
 )
 from gemini_lab_widgets.views.answers import chances
-from gemini_lab_widgets.views.palette import BLUE, DARK, GREEN, LIGHT, RED, esc, shown
+from gemini_lab_widgets.views.palette import BLUE, DARK, GREEN, LIGHT, RED, css, esc, shown
 from gemini_lab_widgets.views.spent import percent
 from gemini_lab_widgets.views.view import switch
 from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_drain, with_one_loss
@@ -33,6 +41,8 @@ from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_drain, with_one_los
 from gemini_lab.log import events
 from gemini_lab.report.tables import Tables, tables_of
 from gemini_lab.report.tables.past import Overhead
+from gemini_lab.report.tables.status import LEAVES
+from gemini_lab.settings import SCHEMES
 from gemini_lab.simulator import paper_workload, simulate
 from gemini_lab.simulator.policy import gemini
 
@@ -221,9 +231,9 @@ def test_a_bug_is_shown_with_the_tracebacks_last_lines_as_lines(
 def test_the_chip_of_a_node_whose_worker_failed_is_not_green() -> None:
     text = drawn(StatusView, with_a_bug()).strip.text
     (chip,) = (item for item in text.split("<li>") if "</i>node-1" in item)
-    assert RED in chip
+    assert css(RED) in chip
     assert "its worker failed" in chip
-    assert GREEN not in text.partition("<ul")[2]
+    assert css(GREEN) not in text.partition("<ul")[2]
 
 
 def test_only_a_live_run_says_what_it_survives_now() -> None:
@@ -411,6 +421,13 @@ def test_the_status_shows_who_is_to_leave_and_who_may() -> None:
     assert "<dd class=value>4</dd><dd>1 standby, 0 lost so far</dd>" in text
 
 
+def test_when_versions_leave_is_said_in_words() -> None:
+    assert set(LEAVES) == set(SCHEMES)
+    text = drawn(StatusView, ToldRun().protect().train(1, 2)).strip.text
+    assert f"<p>{LEAVES['background']}</p>" in text
+    assert "scheme background" not in text
+
+
 def test_the_status_has_the_same_overhead_as_the_bar() -> None:
     found = tables(with_one_loss())
     share = percent(found.spent.overhead)
@@ -471,6 +488,24 @@ def test_a_view_can_change_between_light_and_dark(kind: type[View]) -> None:
     view.recolour(dark=False)
     assert colours() == light
     assert view.root.stylesheets == LIGHT.sheets
+
+
+@pytest.mark.parametrize("nodes", [4, 40])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_in_the_dark_no_view_keeps_a_colour_of_the_light_palette(
+    kind: type[View], nodes: int
+) -> None:
+    run = ToldRun(nodes=nodes).protect().train(1, 9).persist(4).crash(1, known=9)
+    run.plan(9, members=run.members).resume(9).protect().train(10, 12)
+    view = drawn(kind, run.fail("node-2", known=12))
+    view.recolour(dark=True)
+    for model in view.root.references():
+        for name, colour in model.properties_with_values(include_defaults=False).items():
+            if name.endswith("_color") and isinstance(model, Glyph):
+                column = getattr(colour, "field", None)
+                assert column is None or "CategoricalColorMapper" in str(colour), (model, name)
+            if name.endswith("_color") or isinstance(model, Div):
+                assert not [light for light in ON_DARK if light in str(colour)], (model, name)
 
 
 def test_the_switch_for_browsers_knows_all_that_changes() -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from html import escape
+from html import escape, unescape
 from itertools import islice
 from typing import Final, Self
 
@@ -25,8 +25,10 @@ from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Protected, RunStarted
 from gemini_lab.log.file import read_log
+from gemini_lab.recovery.deciding import Decide
 from gemini_lab.settings import SettingValue
 from gemini_lab_widgets.asking import Asking
+from gemini_lab_widgets.below import Below
 
 REFRESH_S: Final = 0.25
 LINES: Final = 12
@@ -148,10 +150,11 @@ def for_notebook(
     *,
     total: int | None = None,
     scenario: Scenario | None = None,
+    root: Decide | None = None,
     **settings: SettingValue,
 ) -> "Controls":
     """A panel that keeps itself fresh."""
-    return Controls(target, job, total=total, scenario=scenario, **settings).follow()
+    return Controls(target, job, total=total, scenario=scenario, root=root, **settings).follow()
 
 
 class Controls:
@@ -165,6 +168,7 @@ class Controls:
         job: What the start button starts; by default the newest run's job again.
         total: Iterations of the job, the bar's full length.
         scenario: Failures to inject on the way of what the button starts.
+        root: Decides what is done after a failure of it, as for `Lab.train`.
         settings: For `Lab.train`.
     """
 
@@ -175,11 +179,13 @@ class Controls:
         *,
         total: int | None = None,
         scenario: Scenario | None = None,
+        root: Decide | None = None,
         **settings: SettingValue,
     ) -> None:
         self._lab = None if isinstance(target, Run) else target
         self._run = target if isinstance(target, Run) else None
-        self._job, self._scenario, self._settings = job, scenario, settings
+        self._job, self._scenario, self._decides, self._settings = job, scenario, root, settings
+        self._below = Below()
         self._said: deque[str] = deque(maxlen=LINES)
         self._watched: Run | None = None
         self._layout = Layout()
@@ -211,7 +217,7 @@ class Controls:
             name=None,
             resume=False,
             placement=None,
-            root=None,
+            root=self._decides,
             **self._settings,
         )
 
@@ -255,8 +261,8 @@ class Controls:
         self._end_watch()
         self.root.close()
 
-    def _repr_mimebundle_(self, **options: object) -> object:
-        return self.root._repr_mimebundle_(**options)
+    def _ipython_display_(self) -> None:
+        self._below.show({**self.root._repr_mimebundle_(), **self._as_text()})
 
     def __repr__(self) -> str:
         return f"<Controls of {self._lab or self._run}>"
@@ -334,6 +340,11 @@ class Controls:
         pause = ["the view is paused"] if self.pause.value else []
         return "\n".join([*list(self._said), *pause]) or "nothing has happened yet"
 
+    def _as_text(self) -> dict[str, str]:
+        """What stands there when nothing can be pressed any more, and in saved notebooks."""
+        html = f"<p>{self.status.value}</p>{self.log.value}"
+        return {"text/html": html, "text/plain": f"{unescape(self.status.value)}\n{self._text()}"}
+
     def _has_job(self) -> bool:
         return self._lab is not None and (self._job is not None or self._lab.run is not None)
 
@@ -344,6 +355,7 @@ class Controls:
             is_over = self.run is None or self.run.is_over
             if is_over and (self._lab is None or self._lab.is_closed):
                 self.refresh(anyway=True)
+                self._below.put(self._as_text())
                 return
 
 

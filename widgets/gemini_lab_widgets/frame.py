@@ -8,15 +8,13 @@ import json
 import secrets
 from html import escape
 from string import Template
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gemini_lab.display import picture
 from gemini_lab.errors import GeminiError
 from gemini_lab.report.build import load_report
+from gemini_lab_widgets.below import Below
 from gemini_lab_widgets.follow import Follower
-
-if TYPE_CHECKING:
-    from IPython.display import DisplayHandle
 
 LONGEST_BYTES: Final = 32 << 20
 """Of a log from which a picture is made: some seconds."""
@@ -61,7 +59,7 @@ class Frame:
     """The cells that show one dashboard."""
 
     def __init__(self) -> None:
-        self._shown: list[DisplayHandle] = []
+        self._below = Below()
 
     def show(self, url: str, ticket: str, run: Follower) -> None:
         """Show a page below the cell that runs.
@@ -71,18 +69,13 @@ class Frame:
             ticket: What lets a visitor in; empty where nothing is served any more.
             run: What it shows.
         """
-        from IPython.display import DisplayHandle  # noqa: PLC0415 - only notebooks have it
-
-        handle = DisplayHandle()
         live = live_html(url, ticket, saved_html(run))
-        handle.display(_bundle(live if ticket else saved_html(run), url), raw=True)
-        self._shown.append(handle)
+        self._below.show(_bundle(live if ticket else saved_html(run), url))
 
     def end(self, run: Follower) -> None:
         """Have a picture of the run stand wherever its page stood."""
-        for handle in self._shown:
-            handle.update(_bundle(saved_html(run), "a dashboard that has ended"), raw=True)
-        self._shown.clear()
+        self._below.put(_bundle(saved_html(run), "a dashboard that has ended"))
+        self._below = Below()
 
 
 def live_html(url: str, ticket: str, saved: str) -> str:

@@ -12,20 +12,24 @@ has come out stands, and what is entered only then says so: delete the file to p
 import json
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import ipywidgets
 
+from gemini_lab.display import say
 from gemini_lab.errors import ConfigError
+from gemini_lab_widgets.below import Below
 
 FILE: Final = Path("predictions.json")
 LATE: Final = "entered"
 """What a prediction has that was none when it was entered."""
-_NONE: Final = "nothing"
+CHANGE: Final = "run this cell again to change it"
 
 
 class Prediction:
-    """A question with a place for an answer; a cell that ends in it shows both.
+    """A question with a box for an answer; a cell that ends in it shows both.
+
+    What was entered takes the box's place as text, so that a saved notebook has it.
 
     Args:
         question: What is asked; the same words are the same question.
@@ -37,27 +41,41 @@ class Prediction:
 
     def __init__(self, question: str, *, file: Path = FILE) -> None:
         self.question, self._file = question, file
-        known = _read(file).get(question, {})
+        self._known = _read(file).get(question, {})
         self.box = ipywidgets.Text(
-            value=known.get("predicted", ""),
+            value=self._known.get("predicted", ""),
             placeholder="your prediction, and Enter",
             continuous_update=False,
             layout={"width": "22em"},
         )
-        self.told = ipywidgets.HTML()
         asked = ipywidgets.HTML(f"<b>{escape(question)}</b>", layout={"margin": "0 1em 0 0"})
-        self._row = ipywidgets.HBox([asked, self.box, self.told])
-        self._show(known)
+        self._row = ipywidgets.HBox([asked, self.box])
+        self._below = Below()
         self.box.observe(self._keep, names="value")
 
+    @property
+    def stands(self) -> bool:
+        """Whether there is one, and it has come out."""
+        return bool(self._known.get("predicted")) and "came_out" in self._known
+
+    @property
+    def words(self) -> str:
+        """What was predicted, and what became of it."""
+        predicted, came_out = self._known.get("predicted"), self._known.get("came_out")
+        late = f" (entered {self._known[LATE]})" if LATE in self._known else ""
+        told = f"predicted: {predicted or 'nothing'}{late}"
+        if came_out is not None:
+            return f"{told}; came out: {came_out}"
+        return f"{told}; {CHANGE}" if predicted else told
+
     def came_out(self, seen: object) -> None:
-        """Print what was predicted beside what was seen; from now on the prediction stands."""
+        """Say what was predicted beside what was seen; from now on the prediction stands."""
         predicted = str(self.box.value).strip()
-        print(f"predicted: {predicted or _NONE}; came out: {seen}")  # noqa: T201
+        say(f"predicted: {predicted or 'nothing'}; came out: {seen}")
         self._write(came_out=str(seen))
 
     def _keep(self, _change: object) -> None:
-        if not self.box.disabled:
+        if not self.stands:
             self._write()
 
     def _write(self, **more: str) -> None:
@@ -65,24 +83,20 @@ class Prediction:
         before, predicted = kept.get(self.question, {}), str(self.box.value).strip()
         if predicted and "came_out" in before and not before.get("predicted"):
             more[LATE] = "after it had come out"
-        kept[self.question] = {**before, "predicted": predicted, **more}
+        self._known = kept[self.question] = {**before, "predicted": predicted, **more}
         draft = self._file.with_suffix(".part")
         draft.write_text(json.dumps(kept, indent=1, ensure_ascii=False), encoding="utf-8")
         draft.replace(self._file)
-        self._show(kept[self.question])
+        self._below.put(self._text())
 
-    def _show(self, known: dict[str, str]) -> None:
-        """Say whether the answer is kept, or what it became."""
-        predicted, came_out = known.get("predicted"), known.get("came_out")
-        self.box.disabled = bool(predicted) and came_out is not None
-        late = f"; predicted {known[LATE]}" if LATE in known else ""
-        if self.box.disabled:
-            self.told.value = f"came out: <b>{escape(str(came_out))}</b>{escape(late)}"
-        else:
-            self.told.value = "kept" if predicted else ""
+    def _text(self) -> dict[str, Any]:
+        told = f"<b>{escape(self.question)}</b>&emsp;{escape(self.words)}"
+        html = f'<p style="overflow-wrap:anywhere;max-width:50em">{told}</p>'
+        return {"text/html": html, "text/plain": f"{self.question}: {self.words}"}
 
-    def _repr_mimebundle_(self, **options: object) -> object:
-        return self._row._repr_mimebundle_(**options)
+    def _ipython_display_(self) -> None:
+        asked = {} if self.stands else self._row._repr_mimebundle_()
+        self._below.show({**asked, **self._text()})
 
 
 def predict(question: str) -> Prediction:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.log.file import LOG_FILE, RUNS_FOLDER, find_log, find_run
+from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER, find_log, find_run
 from gemini_lab_widgets.addresses import EVERYWHERE, LOOPBACK, reached_at
 from gemini_lab_widgets.dashboard import VISITORS, WHY_LOOPBACK, Dashboard
 
@@ -27,11 +27,12 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "run",
         nargs="?",
-        default="latest",
-        help="a run's folder, its log, a simulation's saved log, or 'latest', which goes on to "
-        "the next run when one starts, and waits for a first one (latest); beside 'latest', "
-        "visitors may choose the folder's other runs",
+        default=LATEST,
+        help="a run's folder, its name below --folder, its log, a simulation's saved log, or "
+        "'latest', which is the default: it goes on to the next run when one starts, and waits for "
+        "a first one; visitors may then choose the folder's other runs",
     )
+    options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
     options.add_argument(
         "--beside",
         metavar="RUN",
@@ -64,8 +65,8 @@ def parser() -> argparse.ArgumentParser:
 def command(arguments: Sequence[str]) -> int:
     """Serve until interrupted; the exit code is 0 then."""
     options = parser().parse_args(arguments)
-    newest = log_of(options.run)
-    beside = log_of(options.beside)() if options.beside else None
+    newest = log_of(options.run, below=options.folder)
+    beside = log_of(options.beside, below=options.folder)() if options.beside else None
     with Dashboard(
         newest,
         port=options.port,
@@ -75,9 +76,9 @@ def command(arguments: Sequence[str]) -> int:
         visitors=options.visitors,
         origins=options.origin,
         beside=beside,
-        is_open=options.run == "latest",
+        is_open=options.run == LATEST,
     ) as dashboard:
-        print(_welcome(dashboard, newest(), chosen=options.password), flush=True)  # noqa: T201
+        print(_welcome(dashboard, newest(), options), flush=True)  # noqa: T201
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
     print("the page is no longer served; that changes nothing for the run")  # noqa: T201
@@ -89,17 +90,17 @@ def address_of(options: argparse.Namespace) -> str:
     return str(options.address or (EVERYWHERE if options.public else LOOPBACK))
 
 
-def log_of(run: str) -> Callable[[], Path | None]:
-    """What gives the log to show for `run`: a folder, a file, a name, or `"latest"`.
+def log_of(run: str, *, below: Path = RUNS_FOLDER) -> Callable[[], Path | None]:
+    """What gives the log to show for `run`: a folder, a file, a name below `below`, or `"latest"`.
 
     For `"latest"` it gives None while there is no run yet.
 
     Raises:
         ConfigError: No log is there, or what is there is none.
     """
-    if run == "latest":
-        return _newest_of(RUNS_FOLDER.absolute())
-    found = find_log(run)
+    if run == LATEST:
+        return _newest_of(below.absolute())
+    found = find_log(run, below=below)
     return lambda: found
 
 
@@ -113,7 +114,7 @@ def _newest_of(below: Path) -> Callable[[], Path | None]:
         if time.monotonic() - seen_s > 1:
             seen_s = time.monotonic()
             with suppress(ConfigError, OSError):  # no run yet, or one that is being deleted
-                seen = find_run("latest", below=below) / LOG_FILE
+                seen = find_run(LATEST, below=below) / LOG_FILE
         return seen
 
     return newest
@@ -126,10 +127,10 @@ def _ask() -> str:
     return sys.stdin.readline().rstrip("\n")
 
 
-def _welcome(dashboard: Dashboard, log: Path | None, *, chosen: bool) -> str:
+def _welcome(dashboard: Dashboard, log: Path | None, options: argparse.Namespace) -> str:
     """What the terminal says; never a password that somebody chose."""
-    port = dashboard.port
-    what = f"serving {log}" if log else f"waiting for a first run in {RUNS_FOLDER.absolute()}"
+    port, chosen = dashboard.port, options.password
+    what = f"serving {log}" if log else f"waiting for a first run in {options.folder.absolute()}"
     lines = [
         f"{what}, read-only; Ctrl-C ends it",
         f"  link      {dashboard.url if chosen else dashboard.link}",

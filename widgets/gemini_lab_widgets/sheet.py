@@ -19,9 +19,11 @@ TEMPLATE: Final = Path(__file__).with_name("page.html").read_text(encoding="utf-
 STATE_STYLE: Final = """
 :host { font: 14px/1.35 FONT; color: light-dark(#565656, #bdbdbd); }
 b { color: light-dark(#1b1b1b, #f2f2f2); font-weight: 600; }
-b::before { content: "●"; margin-right: .4em; color: #8c8c8c; }
-b.live::before { color: #009e73; } b.late::before { content: "▲"; color: #e69f00; }
-b.over::before { content: "■"; color: #0072b2; } b.failed::before { content: "✕"; color: #d55e00; }
+b::before { content: "●"; margin-right: .4em; color: light-dark(#8c8c8c, #a6a6a6); }
+b.live::before { color: light-dark(#009e73, #2fc79b); }
+b.late::before { content: "▲"; color: light-dark(#e69f00, #f0b030); }
+b.over::before { content: "■"; color: light-dark(#0072b2, #4aa8e0); }
+b.failed::before { content: "✕"; color: light-dark(#d55e00, #f0793a); }
 """.replace("FONT", FONT)
 TOGGLE_STYLE: Final = """
 .bk-btn { font: 13px FONT; padding: 4px 12px; border-radius: 14px; cursor: pointer;
@@ -101,7 +103,8 @@ class Sheet:
         document.title = title
         document.template = TEMPLATE
         named = {*self.views, "state", "dark", "timeline", "tools"}
-        document.template_variables.update(slots=self.slots, named=named)
+        titles = {slot: view.title for slot, view in self.views.items()}
+        document.template_variables.update(slots=self.slots, titles=titles, named=named)
 
 
 def looking_back(at_s: float) -> tuple[str, str, str]:

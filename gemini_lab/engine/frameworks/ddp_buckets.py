@@ -30,6 +30,9 @@ _READ: Final = (
 )
 """What of DDP is read here, and by those who protect it, that only its own code is to."""
 
+_BUILT_IN_HOOK: Final = "DDP has a built-in communication hook, which it does not tell again"
+_STATIC_GRAPH: Final = "a model in DDP has static_graph=True, and learns its graph but once"
+
 
 class BucketOrder:
     """The order in which a model's gradients first came.
@@ -54,10 +57,13 @@ class BucketOrder:
         self._watch()
 
     @property
-    def can_begin_anew(self) -> bool:
-        """Whether DDP's own part can be made anew, with all that the script has told it."""
+    def obstacle(self) -> str:
+        """Why DDP could not go on with other ranks, in words; empty if it can."""
+        if self._ddp.static_graph:
+            return _STATIC_GRAPH
         told = self._ddp._get_ddp_logging_data().get("comm_hook", "")  # noqa: SLF001
-        return not told or bool(self._ddp._comm_hooks)  # noqa: SLF001 - built-in ones are not there
+        is_told_again = bool(self._ddp._comm_hooks)  # noqa: SLF001 - built-in ones are not there
+        return _BUILT_IN_HOOK if told and not is_told_again else ""
 
     def begin_anew(self) -> None:
         """Have DDP bucket gradients as one that was just made; it knows of no iteration."""
@@ -78,17 +84,19 @@ class BucketOrder:
         if not indices:
             return
         self._stop()
-        kept = [weight.grad for weight in self._weights]
+        kept = [(weight.grad, weight.requires_grad) for weight in self._weights]
         for weight in self._weights:
             weight.grad = None
+            weight.requires_grad_(True)  # as DDP knows it: a script may freeze it on the way
         self._ddp.reducer.prepare_for_backward([])
         sparse = self._sparse()
         for index in indices:
             weight = self._weights[index]
             zeros = _no_rows(weight) if id(weight) in sparse else torch.zeros_like(weight)
             torch.autograd.backward([weight], [zeros])
-        for weight, gradient in zip(self._weights, kept, strict=True):
+        for weight, (gradient, trains) in zip(self._weights, kept, strict=True):
             weight.grad = gradient
+            weight.requires_grad_(trains)
         self.indices = [*indices]
 
     def _sparse(self) -> set[int]:
@@ -97,7 +105,8 @@ class BucketOrder:
         return {id(w) for w, is_sparse in zip(weights, are_sparse, strict=True) if is_sparse}
 
     def _watch(self) -> None:
-        if not self._ddp.find_unused_parameters:  # otherwise buckets stay as they are
+        stays = self._ddp.find_unused_parameters  # as the buckets are
+        if not (stays or self._ddp.static_graph):
             for index, weight in enumerate(self._weights):
                 note = self._noting(index)
                 self._handles.append(weight.register_post_accumulate_grad_hook(note))

@@ -8,7 +8,14 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.frameworks.blocks import WEIGHT, Kept
-from gemini_lab.engine.frameworks.options import beside, group_options, numbers, put_group_options
+from gemini_lab.engine.frameworks.options import (
+    beside,
+    beside_weights,
+    group_options,
+    own_values,
+    put_beside_weights,
+    put_group_options,
+)
 from gemini_lab.engine.frameworks.sharding import is_dtensor
 from gemini_lab.engine.frameworks.stand_in import state_for
 from gemini_lab.engine.frameworks.weight_runs import place_of
@@ -127,7 +134,8 @@ class OptimizerState:
                     plain.append((number, name, value))
         return {
             "groups": group_options(self._optimizer),
-            "numbers": numbers(self._optimizer),
+            "numbers": own_values(self._optimizer),
+            "beside": beside_weights(self._optimizer),
             "stateful": stateful,
             "plain": plain,
             "tensors": [
@@ -139,6 +147,7 @@ class OptimizerState:
     def restore(self, small: Mapping[str, Any]) -> None:
         """Put back what `capture` gave; large tensors are there already."""
         put_group_options(self._optimizer, small["groups"])
+        put_beside_weights(self._optimizer, small.get("beside", []))
         vars(self._optimizer).update(small["numbers"])
         found = _by_parameter(small)
         for number, (weight, is_stateful) in enumerate(

@@ -2,9 +2,10 @@
 
 Most make it at their first step. So one weight after the other the optimizer takes a step with a
 gradient of zeros, on a stand-in for the weight, with a state and parameter groups that are empty
-but for it. The script's weights and the optimizer's state are not in its hands meanwhile, and its
-own attributes and the random states are put back, so nothing of the script's can have changed. What
-it made for the stand-in has the very types, forms and devices of what it will make.
+but for it. The script's weights and the optimizer's state are not in its hands meanwhile, but for a
+copy of what that has for all weights together. The optimizer's own attributes, also lists and
+dicts, and the random states are put back, so nothing of the script's can have changed. What it made
+for the stand-in has the very types, forms and devices of what it will make.
 """
 
 import copy
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from gemini_lab.engine.frameworks.options import beside_weights, copied
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.errors import UnsupportedError
 
@@ -32,8 +34,9 @@ def state_for(
     step: Any = type(optimizer).step
     kept, random = dict(vars(optimizer)), random_states()
     try:
+        vars(optimizer).update({name: copied(value) for name, value in kept.items()})
         optimizer.param_groups = [{**options, "params": [twin]}]
-        optimizer.state = defaultdict(dict)
+        optimizer.state = defaultdict(dict, copy.deepcopy(beside_weights(optimizer)))
         vars(optimizer).update(_optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
         getattr(step, "__wrapped__", step)(optimizer)
         return dict(optimizer.state.get(twin, {}))

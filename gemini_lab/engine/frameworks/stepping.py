@@ -34,14 +34,24 @@ class StepHook(Protocol):
             Seconds that training was made to wait here.
         """
 
+    def before_writing(self) -> None:
+        """The weights are about to be written, and to stay what they are: this is no update."""
+
     def after_update(self, waited_s: float) -> None:
         """The weights have changed, and with them the engine's state as a whole."""
 
 
-def hook_step(engine: ZeroEngine, hook: StepHook) -> Callable[[], None]:
+def hook_step(
+    engine: ZeroEngine, hook: StepHook, on_update: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
     """Have the engine call the hook around updates; evaluations and other steps pass unnoticed.
 
     An evaluation is a forward pass without gradients, or in another mode than training's.
+
+    Args:
+        engine: DeepSpeed's.
+        hook: Whom it calls.
+        on_update: Called after an update, before the hook is.
 
     Returns:
         Takes the hook off again.
@@ -62,6 +72,7 @@ def hook_step(engine: ZeroEngine, hook: StepHook) -> Callable[[], None]:
         waited_s = hook.before_update() if is_update else 0.0
         result = inner(*args, **kwargs)
         if is_update:
+            on_update()
             hook.after_update(waited_s)
         return result
 

@@ -4,7 +4,7 @@ How its ranks share it is read off the model, and what cannot be kept exactly is
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import torch
@@ -16,13 +16,15 @@ from gemini_lab.engine.frameworks.sharding import is_dtensor, is_fsdp1, is_fsdp2
 from gemini_lab.engine.frameworks.stepping import StepHook
 from gemini_lab.engine.private_names import require, require_known
 from gemini_lab.engine.ranks import rank_and_world_size
-from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.errors import ConfigError, UnsupportedError, kind_of
 from gemini_lab.settings import SettingValue
 
 Parallelism = Literal["DDP", "FSDP2", "none"]
 _REPLICATE: Final = "torch.distributed._composable.replicate"
 _STEP, _OF_STEP = "wrapper", "self"
 """The function in which torch calls an optimizer's `step` and its hooks, and who it is of there."""
+_SAVING: Final = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
+"""The module and the function in which torch takes a step with zeros, to save what it makes."""
 _TENSORS: Final = (torch.Tensor, nn.Parameter)
 
 
@@ -56,6 +58,7 @@ class TorchEngine:
         parallelism: How the ranks share the model.
         before_update: Called where an update begins, on the thread that makes it.
         after_update: Called where it has ended and is counted.
+        before_writing: Called where a step begins that is no update, but writes the state.
 
     Raises:
         UnsupportedError: They have state that cannot be put back exactly; says what to change.
@@ -86,7 +89,9 @@ class TorchEngine:
         self.parallelism: Parallelism = _parallelism(model)
         self.before_update: Callable[[], None] = _nothing
         self.after_update: Callable[[], None] = _nothing
+        self.before_writing: Callable[[], None] = _nothing
         self._depth = 0
+        self._updates = True
         optimizer.register_step_pre_hook(_uncompiled(self._enter))
         optimizer.register_step_post_hook(_uncompiled(self._leave))
 
@@ -111,11 +116,12 @@ class TorchEngine:
             self._depth = 0  # a step before this one raised
         self._depth += 1
         if self._depth == 1:
-            self.before_update()
+            self._updates = not _is_saving()
+            (self.before_update if self._updates else self.before_writing)()
 
     def _leave(self, *_: object) -> None:
         self._depth -= 1
-        if not self._depth:
+        if not self._depth and self._updates:
             self.global_steps += 1
             self.after_update()
 
@@ -129,9 +135,29 @@ class TorchEngine:
         return found > 1
 
 
-def left_out(engine: TorchEngine) -> Iterator[str]:
-    """What of the model will not come back after a failure, as sentences for people."""
+def _is_saving() -> bool:
+    """Whether torch's `get_state_dict` or `set_state_dict` has the optimizer make its state.
+
+    It does so wherever there is none: always, for an optimizer without any, such as SGD.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _SAVING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def left_out(engine: TorchEngine, handed: Iterable[object] = ()) -> Iterator[str]:
+    """What of the model will not come back after a failure, as sentences for people.
+
+    Args:
+        engine: The model and its optimizer.
+        handed: What the script names in `also`.
+    """
     kept = {id(weight) for group in engine.optimizer.param_groups for weight in group["params"]}
+    modules = (thing for thing in handed if isinstance(thing, nn.Module))
+    kept |= {id(weight) for module in modules for weight in module.parameters()}
     named = engine.bare.named_parameters()
     left = [name for name, weight in named if weight.requires_grad and id(weight) not in kept]
     if left:
@@ -169,10 +195,11 @@ def hook_optimizer(engine: TorchEngine, hook: StepHook) -> Callable[[], None]:
     handle = module.register_forward_pre_hook(begin_forward, prepend=True)
     engine.before_update = before_update
     engine.after_update = lambda: hook.after_update(waited_s)
+    engine.before_writing = hook.before_writing
 
     def unhook() -> None:
         handle.remove()
-        engine.before_update = engine.after_update = _nothing
+        engine.before_update = engine.after_update = engine.before_writing = _nothing
 
     return unhook
 
@@ -230,7 +257,7 @@ def _require_kinds(model: object, optimizer: object, step: object) -> None:
         ConfigError: It is none.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model= is a {type(model).__name__}; give the nn.Module that is trained")
+        raise ConfigError(f"model= is {kind_of(model)}; give the nn.Module that is trained")
     if not isinstance(optimizer, torch.optim.Optimizer):
         inner = getattr(optimizer, "optimizer", None)
         way_out = (
@@ -238,7 +265,7 @@ def _require_kinds(model: object, optimizer: object, step: object) -> None:
             if isinstance(inner, torch.optim.Optimizer)
             else "one torch.optim.Optimizer (further models and their optimizers go into `also`)"
         )
-        raise ConfigError(f"optimizer= is a {type(optimizer).__name__}; give {way_out}")
+        raise ConfigError(f"optimizer= is {kind_of(optimizer)}; give {way_out}")
     own = {id(weight) for weight in model.parameters()}
     if not any(id(w) in own for group in optimizer.param_groups for w in group["params"]):
         raise ConfigError(

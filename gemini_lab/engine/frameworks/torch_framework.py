@@ -198,7 +198,9 @@ class TorchFramework(Framework):
             raise UnsupportedError(
                 "the ranks train different parameters: they keep "
                 f"{[one[0] for one in known]} tensors, or of other types; make the same model and "
-                "optimizer on every rank"
+                "optimizer on every rank, with state for every weight on each (stages of a "
+                "pipeline that differ, and an optimizer that shares its state out over ranks, "
+                "cannot be protected; fully_shard can)"
             )
         sizes = gather([form.numel for form in forms])
         return [
@@ -276,9 +278,7 @@ class TorchFramework(Framework):
 
     def obstacle(self) -> str:
         """DDP does not tell of one of its ways to be told of another sum."""
-        if self._order is None or self._order.can_begin_anew:
-            return ""
-        return "DDP has a built-in communication hook, which it does not tell again"
+        return "" if self._order is None else self._order.obstacle
 
     def begin_anew(self) -> None:
         """Without gradients, and with DDP's buckets of the start."""

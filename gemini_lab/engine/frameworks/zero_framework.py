@@ -13,9 +13,11 @@ from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
 from gemini_lab.engine.frameworks.heir import Heir, Small
 from gemini_lab.engine.frameworks.narrow_gradients import ScaleWatch
 from gemini_lab.engine.frameworks.options import (
+    beside_weights,
     group_options,
     numbers,
-    own_numbers,
+    own_values,
+    put_beside_weights,
     put_group_options,
     require_both,
 )
@@ -28,6 +30,11 @@ from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece, partit
 
 _MASTER: Final = "master"  # beside the names of the optimizer's own tensors
 _COUNTERS: Final = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+_BATCH: Final = "train_batch_size"
+_MICRO_BATCH: Final = "train_micro_batch_size_per_gpu"
+_MICRO_BATCHES: Final = "gradient_accumulation_steps"
+_SIZES: Final = (_BATCH, _MICRO_BATCH, _MICRO_BATCHES)
+"""What a script may change on the way, by `set_train_batch_size`."""
 
 
 class ZeroFramework(Framework):
@@ -53,6 +60,8 @@ class ZeroFramework(Framework):
         self._powers = BetaPowers(self._partitions)
         self._slots = list(self._lay_slots())
         self._zeros: dict[int, torch.Tensor] = {}  # for tensors that do not exist yet
+        self._first_sizes = self._sizes()
+        self._updated_at: int | None = None  # micro-batches that were done after the newest update
 
     @property
     def module(self) -> nn.Module:
@@ -194,10 +203,13 @@ class ZeroFramework(Framework):
         declared: bool | None = engine._is_gradient_accumulation_boundary  # noqa: SLF001
         steps: int = engine.gradient_accumulation_steps()
         is_within = engine.micro_steps % steps if declared is None else not declared
-        if is_within:
+        # After an update the script may have set another number of micro-batches.
+        if is_within and engine.micro_steps != self._updated_at:
             raise UnsupportedError(
-                f"a version was asked for in the middle of {steps} micro-batches; call "
-                "capture_small right after the step() that updates the weights"
+                f"a version was to be made in the middle of {steps} micro-batches; have a pass of "
+                "the loop end with the engine.step() that updates the weights (DeepSpeed counts "
+                "micro-batches from its start: call set_train_batch_size where as many are done as "
+                "both of its sizes divide)"
             )
 
     def capture(self) -> dict[str, Any]:
@@ -205,6 +217,7 @@ class ZeroFramework(Framework):
         scheduler = self._engine.lr_scheduler
         return {
             "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
+            "sizes": dict(self._sizes().items() - self._first_sizes.items()),
             "optimizer": self._capture_optimizer(),
             "scheduler": None if scheduler is None else dict(scheduler.state_dict()),
         }
@@ -216,6 +229,9 @@ class ZeroFramework(Framework):
             self._engine.lr_scheduler.load_state_dict(small["scheduler"])
         for name in _COUNTERS:
             setattr(self._engine, name, small["counters"][name])
+        self._note_update()
+        for name, size in {**self._first_sizes, **small.get("sizes", {})}.items():
+            setattr(self._engine._config, name, size)  # noqa: SLF001 - as its own methods do
 
     def require_fit(self, small: Mapping[str, Any]) -> None:
         """Both have a schedule, or none."""
@@ -245,12 +261,22 @@ class ZeroFramework(Framework):
             heir.shared([one[f"{n}.{name}"] for one in there for n in before[partition]], name)
             for partition, name, _ in self._slots
         ]
+        sizes = self._sizes_of(
+            heir.shared([one.get("sizes", {}) for one in smalls], "a batch size"), heir.ranks
+        )
+        counters = heir.shared([one["counters"] for one in smalls], "a count")
         return {
-            "counters": self._counters(heir.shared([one["counters"] for one in smalls], "a count")),
+            "counters": self._counters(counters, {**self._first_sizes, **sizes}[_MICRO_BATCHES]),
+            "sizes": sizes,
+            "batch": sizes.get(_BATCH, self.batch()),
             "optimizer": {**heir.shared(common, "the optimizer's state"), "scalars": scalars},
             "scheduler": heir.shared([one["scheduler"] for one in smalls], "the schedule"),
             "present": present,
         }
+
+    def _sizes(self) -> dict[str, int]:
+        """Of batches, as they are now."""
+        return {name: getattr(self._engine._config, name) for name in _SIZES}  # noqa: SLF001
 
     def _partitions_then(self, partition: int, heir: Heir) -> list[int]:
         """The partitions in which a version has the weights of one of today's."""
@@ -264,12 +290,21 @@ class ZeroFramework(Framework):
             }
         )
 
-    def _counters(self, counters: Mapping[str, int]) -> dict[str, int]:
+    def _sizes_of(self, sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
+        """The sizes that a script set, among so many ranks: the global batch stays if it can."""
+        if not sizes:
+            return {}
+        now = {**self._first_sizes, **sizes}
+        a_step = now[_MICRO_BATCH] * ranks
+        if now[_BATCH] % a_step == 0:
+            now[_MICRO_BATCHES] = now[_BATCH] // a_step
+        return {**now, _BATCH: now[_MICRO_BATCHES] * a_step}
+
+    def _counters(self, counters: Mapping[str, int], micro_batches: int) -> dict[str, int]:
         """The counters of a version, whose iterations may have had as many micro-batches or not."""
         if not self._engine.managed_gradient_accumulation():
             return dict(counters)
-        steps: int = self._engine.gradient_accumulation_steps()
-        return {**counters, "micro_steps": counters["global_steps"] * steps}
+        return {**counters, "micro_steps": counters["global_steps"] * micro_batches}
 
     def _capture_optimizer(self) -> dict[str, Any]:
         zero, base = self._partitions.zero, self._partitions.base
@@ -278,7 +313,8 @@ class ZeroFramework(Framework):
         return {
             "groups": group_options(base),
             "scalars": [scalars_of(base, master, form) for master, form in masters],
-            "numbers": own_numbers(base),
+            "numbers": own_values(base),
+            "beside": beside_weights(base),
             "powers_since": self._powers.capture(),
             "overflow": bool(getattr(zero, "overflow", False)),
             "loss_scaler": numbers(getattr(zero, "loss_scaler", None)),
@@ -292,7 +328,8 @@ class ZeroFramework(Framework):
         masters = zip(self._partitions.masters(), self._state_forms, saved["scalars"], strict=True)
         for master, form, scalars in masters:
             put_scalars(base, master, form, scalars)
-        vars(base).update(saved.get("numbers", {}))  # versions of 0.1.0 have neither
+        put_beside_weights(base, saved.get("beside", []))
+        vars(base).update(saved.get("numbers", {}))  # versions of 0.1.0 have none of these
         self._powers.restore(saved.get("powers_since", 1))
         if hasattr(zero, "overflow"):
             zero.overflow = saved["overflow"]
@@ -321,4 +358,7 @@ class ZeroFramework(Framework):
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
         """In `engine.step`."""
-        return hook_step(self._engine, hook)
+        return hook_step(self._engine, hook, on_update=self._note_update)
+
+    def _note_update(self) -> None:
+        self._updated_at = self._engine.micro_steps

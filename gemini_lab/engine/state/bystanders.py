@@ -6,7 +6,8 @@ is what a model has beside its weights and persistent buffers, such as a memory 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 from weakref import ref
 
@@ -17,18 +18,21 @@ from torch import nn
 
 from gemini_lab.engine.frameworks.sharding import is_dtensor
 from gemini_lab.engine.state.small_state import persistent_buffers
+from gemini_lab.engine.state.unsaid import is_metric, read_metric
 
 SAMPLE: Final = 256
 """Elements of a tensor that are looked at."""
 _DEEPEST: Final = 4
+Look = Callable[[], int | None]
+"""Gives a checksum of what something holds now; `None` where it is gone."""
 
 
 class Bystanders:
     """What looks like weights, is not the engine's, and is not handed over.
 
     These are frozen weights of the model, its buffers that are not persistent, tensors in its
-    attributes, modules outside of it, and tensors that are alive together in the shapes of at least
-    half of its matrices, such as an average in a dictionary.
+    attributes, modules outside of it, metrics, other optimizers, and tensors that are alive
+    together in the shapes of at least half of its matrices, such as an average in a dictionary.
     What the script makes later is not seen. A few values of each are read now, and again whenever
     they are asked for.
 
@@ -44,7 +48,7 @@ class Bystanders:
         state = getattr(engine.optimizer, "state", {})
         taken = {_place(one) for one in _tensors([engine.module, dict(state), *kept])}
         taken |= {id(weight) for weight in weights}
-        self._seen: list[tuple[str, list[ref[torch.Tensor]], int]] = []
+        self._seen: list[tuple[str, Look, int | None]] = []
         handed = {_place(one) for one in _tensors(kept)}
         groups = getattr(engine.optimizer, "param_groups", ())
         kept_frozen = handed | {id(weight) for group in groups for weight in group["params"]}
@@ -57,12 +61,19 @@ class Bystanders:
         for name, tensors in _beside_weights(engine.module).items():
             self._note(name, [one for one in tensors if _place(one) not in known])
         # By their type alone: to ask an object of unknown kind anything may run its code.
+        living = [*living]
         things = [one for one in living if issubclass(type(one), nn.Module | torch.Tensor)]
         modules = [m for m in things if isinstance(m, nn.Module) and "_modules" in vars(m)]
         for root in _roots(modules, own):
             found = [t for t in _tensors([root]) if not taken & {_place(t), id(t)}]
             taken |= {_place(tensor) for tensor in found}
             self._note(type(root).__name__, found)
+        for part in modules:
+            if is_metric(part) and id(part) not in own | _parts_of(kept):
+                self._watch(f"what a {type(part).__name__} has added up", _look_at(part, _added_up))
+        for optimizer in _others(living, engine, kept):
+            name = f"the state of another {type(optimizer).__name__}"
+            self._watch(name, _look_at(optimizer, _stepped))
         loose = [t for t in things if type(t) is torch.Tensor and t._base is None]  # noqa: SLF001
         self._note("tensors in the shapes of the model's weights", _copy(loose, weights, taken))
 
@@ -70,8 +81,8 @@ class Bystanders:
         """Those that have other values than at first, in words; each is given once."""
         found = []
         for one in [*self._seen]:
-            name, tensors, before = one
-            if all(tensor() is not None for tensor in tensors) and _digest(tensors) != before:
+            name, look, before = one
+            if (now := look()) is not None and now != before:
                 found.append(name)
                 self._seen.remove(one)
         return found
@@ -79,7 +90,41 @@ class Bystanders:
     def _note(self, name: str, tensors: Iterable[torch.Tensor]) -> None:
         references = [ref(tensor) for tensor in tensors]
         if references:
-            self._seen.append((name, references, _digest(references)))
+            self._watch(name, partial(_digest, references))
+
+    def _watch(self, name: str, look: Look) -> None:
+        self._seen.append((name, look, look()))
+
+
+def _look_at(thing: Any, read: Callable[[Any], int]) -> Look:
+    """Reads it as long as it is there."""
+    found = ref(thing)
+    return lambda: None if (there := found()) is None else read(there)
+
+
+def _added_up(metric: Any) -> int:
+    return _sum_of(_tensors([read_metric(metric)]), int(metric.update_count))
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> int:
+    return _sum_of(_tensors([dict(optimizer.state)]), len(optimizer.state))
+
+
+def _others(
+    living: Iterable[object], engine: Any, kept: Sequence[object]
+) -> Iterator[torch.optim.Optimizer]:
+    """Optimizers that are neither the engine's, nor handed over, nor around or inside of these."""
+    known = {id(one) for one in (*kept, engine.optimizer)}
+    known |= {id(getattr(one, "optimizer", one)) for one in (*kept, engine.optimizer)}
+    for thing in living:
+        if issubclass(type(thing), torch.optim.Optimizer) and id(thing) not in known:
+            one: Any = thing
+            if id(getattr(one, "optimizer", one)) not in known:
+                yield one
+
+
+def _parts_of(kept: Sequence[object]) -> set[int]:
+    return {id(part) for one in kept if isinstance(one, nn.Module) for part in one.modules()}
 
 
 def _beside_weights(model: nn.Module) -> dict[str, list[torch.Tensor]]:
@@ -159,12 +204,18 @@ def _is_filled(tensor: torch.Tensor) -> bool:
     return bool(tensor.untyped_storage().nbytes())
 
 
-def _digest(tensors: Iterable[ref[torch.Tensor]]) -> int:
-    """A checksum of the first values of each."""
-    digest = xxhash.xxh3_64()
-    for reference in tensors:
-        tensor = reference()
-        if tensor is None or not _is_filled(_held(tensor)):
+def _digest(references: Sequence[ref[torch.Tensor]]) -> int | None:
+    """A checksum of the first values of each; `None` where one is gone."""
+    tensors = [reference() for reference in references]
+    found = [tensor for tensor in tensors if tensor is not None]
+    return _sum_of(found) if len(found) == len(tensors) else None
+
+
+def _sum_of(tensors: Iterable[torch.Tensor], count: int = 0) -> int:
+    """A checksum of a count, and of the first values of each."""
+    digest = xxhash.xxh3_64(str(count).encode())
+    for tensor in tensors:
+        if not _is_filled(_held(tensor)):
             continue
         row = _held(tensor).detach()
         while row.dim() > 1 and row.numel() > SAMPLE and row.shape[0]:

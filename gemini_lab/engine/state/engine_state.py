@@ -191,9 +191,9 @@ class EngineState:
         heir.remark(f"{heir.ranks} ranks go on from a version of {heir.ranks_then} ranks")
         unfolded = [small_state.unfold(decode_framed(small)) for small in smalls]
         small = recast(unfolded, heir, self.framework, self.script, may_restart=may_restart)
-        small["identity"], small["batch"] = self._identity, self.batch
+        small["identity"], small["batch"] = self._identity, small.get("batch", self.batch)
         if keep_batch:
-            _require_batch(unfolded[0].get("batch"), self.batch, heir)
+            _require_batch(unfolded[0].get("batch"), small["batch"], heir)
         self.world_changed = WorldChange(ranks_then=heir.ranks_then, ranks_now=heir.ranks)
         return self._within_room(encode_framed(small)), heir.remarks
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -13,6 +14,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from gemini_lab.engine.contract import Stateful
 from gemini_lab.engine.state.unsaid import put_unsaid, read_unsaid
 from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.shard.codec import encode
 
 _SMALL_SEEDS: Final = 2**32  # all that numpy's older generators can be seeded with
 _ADAM_COPIES: Final = 3  # what Adam keeps, at most, in tensors of a weight's size
@@ -80,7 +82,7 @@ def _keepsake(name: str, thing: Any) -> Keepsake:
             )
         case dict():
             return Keepsake(
-                read=lambda: thing, put=partial(_refill, thing), room_bytes=_tensor_bytes(thing)
+                read=lambda: thing, put=partial(refill, thing), room_bytes=_tensor_bytes(thing)
             )
         case DeepSpeedEngine():
             raise UnsupportedError(
@@ -133,7 +135,11 @@ def _plain(state: Mapping[str, object]) -> Mapping[str, object]:
     return state if isinstance(state, dict) else dict(state)
 
 
-def _refill(kept: dict[str, Any], values: Mapping[str, Any]) -> None:
+def refill(kept: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Have a dict hold these; what it holds stays where it is the same, as others may hold it."""
+    with suppress(UnsupportedError):  # it has what no version could have
+        if encode(kept) == encode(dict(values)):
+            return
     kept.clear()
     kept.update(values)
 

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
+from itertools import cycle
 from typing import Any, Final
 
 import torch
@@ -21,6 +22,9 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from torch.utils.data import DataLoader, DistributedSampler
 
 from gemini_lab.engine.random_states import random_states, restore_random_states
+from gemini_lab.engine.state.data_generators import put_generators, read_generators
+from gemini_lab.engine.state.data_values import DataValues
+from gemini_lab.engine.state.readers import is_read_by
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import encode
 
@@ -39,6 +43,8 @@ class LoaderWatch:
     Attributes:
         loader: The same.
         on_fetch: Called before each batch, by whoever asks for it.
+        on_return: Called where an iterator is asked that is not the newest one.
+        values: What the loader's data change by themselves.
         replay_s: How long giving away batches took when a position was put back.
         replayed: How many they were.
     """
@@ -46,6 +52,7 @@ class LoaderWatch:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.on_fetch: Callable[[], None] = lambda: None
+        self.on_return: Callable[[], None] = lambda: None
         self.replay_s = 0.0
         self.replayed = 0
         self._began: dict[str, Any] = {}
@@ -53,6 +60,8 @@ class LoaderWatch:
         self._asked: dict[str, Any] = {}  # if so, the random states at the latest fetch
         self._latest: Callable[[], _Batches | None] = lambda: None
         self._prepared: _Batches | None = None
+        self._made = 0  # iterators
+        self.values = DataValues(lambda: of_loader(loader))
         kind: Any = type(loader)
         self._make: Callable[[], Iterator[Any]] = partial(kind.__iter__, loader)
         loader.__dict__[_WATCH] = self
@@ -73,8 +82,33 @@ class LoaderWatch:
             "asked": self._asked if is_under_way else {},
             "taken": latest.taken if latest is not None and is_under_way else 0,
             "now": self._draws(),
+            "own": read_generators(of_loader(self.loader)),
+            "counts": self.values.changed(),
             "dealt": self.dealt,
         }
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has been read."""
+        return self._made > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its newest iterator has given all batches; also where there is none."""
+        latest = self._latest()
+        return latest is None or latest.is_over
+
+    @property
+    def is_cycled(self) -> bool:
+        """Whether `itertools.cycle` reads it, which gives an epoch's batches again by itself."""
+        latest = self._latest()
+        return latest is not None and is_read_by(cycle, latest)
+
+    @property
+    def is_enumerated(self) -> bool:
+        """Whether `enumerate` reads it, which counts from where it was made."""
+        latest = self._latest()
+        return latest is not None and is_read_by(enumerate, latest)
 
     @property
     def dealt(self) -> int | None:
@@ -96,11 +130,12 @@ class LoaderWatch:
         if state["began"] is not None:
             self._replay(state["began"], state["taken"], asked=state.get("asked"))
         self._put_draws(state["now"])
+        put_generators(of_loader(self.loader), state.get("own", {}))
+        self._put_values(state)
 
     def can_move_back(self, state: Mapping[str, Any]) -> bool:
         """Whether the script's own iterator can go to a position: it is of the same epoch."""
-        latest = self._latest()
-        if latest is None or latest.is_over:
+        if self.is_over:
             return state["began"] is None
         return state["began"] is not None and encode(state["began"]) == encode(self._began)
 
@@ -117,9 +152,11 @@ class LoaderWatch:
         self._prepared = self._begin_epoch()
         self._give_away(self._prepared, batches)
 
-    def note_fetch(self) -> None:
+    def note_fetch(self, batches: "_Batches") -> None:
         """A batch is asked for."""
         self.on_fetch()
+        if batches.number != self._made:
+            self.on_return()
         if self._reads_ahead:
             self._asked = random_states()
 
@@ -129,6 +166,8 @@ class LoaderWatch:
         started_s = time.perf_counter()
         restore_random_states(began["random"])
         self._put_draws(began["draws"])
+        put_generators(of_loader(self.loader), began.get("own", {}))
+        self._put_values(began)
         self._prepared = self._begin_epoch()
         self._give_away(self._prepared, taken, asked=asked)
         self._asked = dict(asked or {})
@@ -148,10 +187,22 @@ class LoaderWatch:
                 )
 
     def _begin_epoch(self) -> "_Batches":
-        self._began = {"random": random_states(), "draws": self._draws()}
-        batches = _Batches(self, self._make())
+        own = read_generators(of_loader(self.loader))
+        self._began = {
+            "random": random_states(),
+            "draws": self._draws(),
+            "own": own,
+            "counts": self.values.changed(),
+        }
+        batches = _Batches(self, self._make(), number=self._made + 1)
         self._latest = weakref.ref(batches)
+        self._made = batches.number
         return batches
+
+    def _put_values(self, state: Mapping[str, Any]) -> None:
+        """Have the data go on with what they had changed; an older version has nothing of it."""
+        if "counts" in state:
+            self.values.put(state["counts"])
 
     def _draws(self) -> list[dict[str, Any]]:
         """What an epoch's order is drawn from beside the random states that all share."""
@@ -179,7 +230,8 @@ class LoaderWatch:
 class _Batches:
     """An epoch's batches, counted; what `iter(loader)` gives."""
 
-    def __init__(self, watch: LoaderWatch, batches: Iterator[Any]) -> None:
+    def __init__(self, watch: LoaderWatch, batches: Iterator[Any], *, number: int) -> None:
+        self.number = number
         self.taken = 0
         self.is_over = False
         self._watch = watch
@@ -192,7 +244,7 @@ class _Batches:
         return len(self._watch.loader)
 
     def __next__(self) -> Any:
-        self._watch.note_fetch()
+        self._watch.note_fetch(self)
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -203,7 +255,7 @@ class _Batches:
 
     def take_over(self, other: "_Batches") -> None:
         """Go on where another iterator is."""
-        self.taken, self.is_over = other.taken, other.is_over
+        self.number, self.taken, self.is_over = other.number, other.taken, other.is_over
         self._batches = other._batches  # noqa: SLF001 - of its own class
 
     def skip(self) -> bool:
@@ -240,6 +292,12 @@ def _watched(kind: type) -> type:
 
     names = {"__iter__": begin, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), names)
+
+
+def of_loader(loader: Any) -> list[Any]:
+    """What may draw for a loader from a generator of its own."""
+    names = ("dataset", "collate_fn")
+    return [getattr(loader, name, None) for name in names] + _parts(loader)[1:]
 
 
 def _parts(loader: Any) -> list[Any]:

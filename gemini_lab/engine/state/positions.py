@@ -71,6 +71,8 @@ def _loader_position(
     state: dict[str, Any] = {
         "now": _draws([one["now"] for one in states], heir),
         "dealt": watch.dealt,
+        "own": heir.own([one.get("own", {}) for one in states], "what the data draw from"),
+        "counts": heir.lent([one.get("counts", {}) for one in states], "what the data count"),
         "asked": {},
         "began": None,
         "taken": 0,
@@ -90,6 +92,8 @@ def _loader_position(
         "began": {
             "random": heir.random([one["random"] for one in began]),
             "draws": _draws([one["draws"] for one in began], heir),
+            "own": heir.own([one.get("own", {}) for one in began], "what the data draw from"),
+            "counts": heir.lent([one.get("counts", {}) for one in began], "what the data count"),
         },
         "taken": taken,
     }

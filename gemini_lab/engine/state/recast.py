@@ -50,6 +50,7 @@ def recast(
         ),
         "client": heir.own([one["client"] for one in smalls], "client_state"),
         "also": {name: kept[name] for name in smalls[0]["also"]},
+        "own": heir.own([one.get("own", []) for one in smalls], "what the data draw from"),
         "random": heir.random([one["random"] for one in smalls]),
     }
     return {
@@ -60,6 +61,8 @@ def recast(
             drawn=drawn,
         ),
         "trains": smalls[0].get("trains", []),
+        "modes": smalls[0].get("modes", []),
+        "orders": heir.shared([one.get("orders", []) for one in smalls], "DDP's buckets"),
         "extra": _extra(smalls, heir),
         "at_top": all(one.get("at_top") for one in smalls),
     }

@@ -1,15 +1,18 @@
 """The script's own part of the small state: where its data stand, and what it named."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from gemini_lab.engine.contract import Stateful
+from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.private_names import require
 from gemini_lab.engine.random_states import random_states
-from gemini_lab.engine.state.keepsakes import keepsakes
-from gemini_lab.engine.state.loaders import KINDS, LoaderWatch, reads_ahead, watch
+from gemini_lab.engine.state.data_generators import put_generators, read_generators
+from gemini_lab.engine.state.keepsakes import keepsakes, refill
+from gemini_lab.engine.state.loaders import KINDS, LoaderWatch, of_loader, reads_ahead, watch
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
 from gemini_lab.units import MIB
@@ -28,6 +31,9 @@ class ScriptState:
         sources: Says where each of `data` stands, in their order.
         watches: The watches of those of `data` that are loaders, in their order.
         bystanders: Names other weights that changed since protection began, each once.
+        unkept: Names what the script carries by itself and has changed, each once.
+        epoch: What the outer of its loops was given last, if it has told that one.
+        orders: In which DDP adds up the gradients of other models than the engine's.
 
     Raises:
         ConfigError: Something has no state that could be kept, or its iterator was made too early.
@@ -42,13 +48,20 @@ class ScriptState:
         also: Mapping[str, object] | None = None,
     ) -> None:
         self.bystanders: Callable[[], Sequence[str]] = tuple
+        self.unkept: Callable[[], tuple[Sequence[str], Sequence[str]]] = lambda: ((), ())
+        self.epoch: int | None = None
+        self.orders: Sequence[BucketOrder] = ()
         self.client_state = client_state
+        self._named = {id(one) for one in (also or {}).values()}  # the script holds them
+        self._told = set[str]()  # of what the data change
         self.keepsakes = keepsakes(also or {})
         loaders = [source for source in data if isinstance(source, KINDS)]
         for loader in loaders:
             _require_no_iterator(loader)
         self.watches: list[LoaderWatch] = [watch(loader) for loader in loaders]
         self.sources = [_position(source) for source in data]
+        # A watch has the generators of its loader's data in its position.
+        self._loaders = [source for source in self.sources if isinstance(source, KINDS)]
 
     @property
     def room_bytes(self) -> int:
@@ -60,6 +73,25 @@ class ScriptState:
     def positions(self) -> list[Any]:
         """Where the data stand; to ask may draw random numbers."""
         return [source.state_dict() for source in self.sources]
+
+    def data_changes(self) -> list[str]:
+        """Names what the loaders' data have changed and no version has, each once."""
+        found = {
+            change
+            for one in self.watches
+            for change in one.values.unkept(
+                is_known=partial(self._has_all_of, by_itself=one not in self.sources),
+                keeps_plain=one in self.sources,
+                reads_here=one.has_begun and not getattr(one.loader, "num_workers", 0),
+            )
+        }
+        new = sorted(found - self._told)
+        self._told |= found
+        return new
+
+    def _has_all_of(self, thing: object, *, by_itself: bool) -> bool:
+        """Whether a version has what such a part of the data says of itself."""
+        return id(thing) in self._named or (by_itself and hasattr(thing, "state_dict"))
 
     def drawn(self) -> dict[str, Any]:
         """What changes at any time, so that only the loop's top tells what belongs to an iteration.
@@ -73,6 +105,7 @@ class ScriptState:
         return {
             "client": self.client_state,
             "also": {name: one.read() for name, one in self.keepsakes.items() if not one.is_made},
+            "own": [read_generators(of_loader(one)) for one in self._loaders],
             "random": random_states(),
         }
 
@@ -121,13 +154,24 @@ class ScriptState:
                 source.load_state_dict(position)
             source.state_dict()  # what it builds, and draws for it, comes before the random states
 
+    def put_orders(self, orders: Sequence[Sequence[int]]) -> None:
+        """Have DDP bucket the gradients of other models as it did; all ranks together.
+
+        Args:
+            orders: Those of the version; an older one may have none.
+        """
+        for order, indices in zip(self.orders, orders, strict=False):
+            if not order.indices:
+                order.rehearse(indices)
+
     def put(self, small: Mapping[str, Any]) -> None:
         """Put back everything else, but for the random states that all share."""
         if self.client_state is not None:
-            self.client_state.clear()
-            self.client_state.update(small["client"])
+            refill(self.client_state, small["client"])
         for name, state in {**small["also"], **small["made"]}.items():
             self.keepsakes[name].put(state)
+        for loader, own in zip(self._loaders, small.get("own", []), strict=False):
+            put_generators(of_loader(loader), own)
 
 
 def _position(source: Any) -> Stateful:

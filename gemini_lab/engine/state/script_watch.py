@@ -1,17 +1,33 @@
 """What a script's author should know, seen from its first versions."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
+from gemini_lab.engine.state.readers import counters
 from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.engine.state.unkept import script_frames
 from gemini_lab.shard.codec import decode, encode
 
 _LOOKS: Final = 3  # so many versions of a worker are looked at
-_GLANCES: Final = (3, 30, 300, 3000)  # after these many, other weights: some change late
+_GLANCES: Final = (3, 10, 30, 100, 300, 1000, 3000)  # versions, after which it is looked around
 
 STANDS_STILL: Final = (
     "the position in the data stood still during an iteration, so it will not come back: give "
     "`protect` the loader that training reads, and make its iterator afterwards"
+)
+TAKE_TURNS: Final = (
+    "two iterators of one loader are read in turn, and a version has the place of the newer one "
+    "alone: give what is read in between, such as an evaluation, a loader of its own"
+)
+IS_CYCLED: Final = (
+    "itertools.cycle reads a loader: it keeps the batches of the first epoch to give them again, "
+    "and no version has them; make another iterator for each epoch: `while True: yield from loader`"
+)
+IS_COUNTED: Final = (
+    "the script counts a loader's batches by `enumerate` ({}), which begins at 0 again where a "
+    "start after a failure goes on within an epoch: count in a dict that `client_state` has (from "
+    "0 where the epoch begins), and decide by that; what is only told may stay"
 )
 IS_AMBIGUOUS: Final = (
     "between the step and the next forward pass the script drew random numbers or changed "
@@ -26,6 +42,21 @@ ARE_NOT_KEPT: Final = (
     "weights beside the engine's change while it trains ({}), and will not come back after a "
     "failure: name what holds them, such as an average or another model and its optimizer: "
     'protect(..., also={{"ema": ema}})'
+)
+
+DATA_CHANGE: Final = (
+    "the data change what no version has ({}), and after a failure that is as at the start: where "
+    "later batches depend on it, give what holds it `state_dict` and `load_state_dict`, and name "
+    'that: protect(..., also={{"data": dataset}}); what only saves time may stay'
+)
+ARE_CARRIED: Final = (
+    "the script carries values from one iteration to the next that no version has ({}), and after "
+    "a failure they are as they were at its start: what later iterations depend on belongs in "
+    "`client_state` or `also`, as protect(..., client_state=counts); what is only told may stay"
+)
+GO_BY_TWO_NAMES: Final = (
+    "what `client_state` or `also` holds is changed under a name of its own ({}): after a failure "
+    "the dict holds another object, and that name still the old one; use it through the dict"
 )
 
 
@@ -46,6 +77,7 @@ class ScriptWatch:
         self._said: set[str] = set()
         for loader in script.watches:
             loader.on_fetch = self._see_fetch
+            loader.on_return = partial(self._remark_once, TAKE_TURNS)
 
     def end_update(self) -> None:
         """A loader that is asked from here on reads for the next iteration."""
@@ -62,20 +94,34 @@ class ScriptWatch:
         if self._looks:
             self._look(decode(drawn), at_top=at_top, is_asked=is_asked)
         self._sealed += 1
+        if at_top and self._sealed in (1, *_GLANCES):
+            carried, twofold = self._script.unkept()
+            for text, names in ((ARE_CARRIED, carried), (GO_BY_TWO_NAMES, twofold)):
+                if names:
+                    self._remark_once(text.format(", ".join(names)))
         if self._sealed in _GLANCES and (names := self._script.bystanders()):
             self._remark_once(ARE_NOT_KEPT.format(", ".join(names)))
+        if self._sealed in _GLANCES and (changes := self._script.data_changes()):
+            self._remark_once(DATA_CHANGE.format(", ".join(changes)))
 
     def _look(self, drawn: Mapping[str, Any], *, at_top: bool, is_asked: bool) -> None:
         self._looks -= 1
-        positions = encode(drawn["data"])
+        positions = encode([_place(one) for one in drawn["data"]])
         if drawn["data"] and positions == self._positions:
             self._remark_once(STANDS_STILL)
         self._positions = positions
-        others = {name: drawn[name] for name in ("client", "also", "random")}
+        others = {name: drawn[name] for name in ("client", "also", "own", "random")}
+        if any(one.is_cycled for one in self._script.watches):
+            self._remark_once(IS_CYCLED)
+        if at_top and (names := counters(script_frames())) and self._is_enumerated():
+            self._remark_once(IS_COUNTED.format(", ".join(names)))
         if not at_top and encode(others) != (self._at_fetch or encode(self._script.others())):
             self._remark_once(IS_AMBIGUOUS)
         if not self._looks and not is_asked:
             self._remark_once(ASKS_NOTHING)
+
+    def _is_enumerated(self) -> bool:
+        return any(one.is_enumerated for one in self._script.watches)
 
     def _see_fetch(self) -> None:
         """A loader is asked for a batch: what is drawn from here on is drawn for that."""
@@ -86,3 +132,10 @@ class ScriptWatch:
         if text not in self._said:
             self._said.add(text)
             self._remark(text)
+
+
+def _place(position: Any) -> Any:
+    """A position without what the data count and draw, which they may do for others, too."""
+    is_counted = isinstance(position, dict) and "taken" in position
+    names = position.keys() - {"own", "counts"} if is_counted else ()
+    return {name: position[name] for name in sorted(names)} if is_counted else position

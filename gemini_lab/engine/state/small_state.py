@@ -8,9 +8,12 @@ import torch
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.random_states import restore_random_states
 from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import decode, encode
 
 _TRAINS: Final = "trains"  # which weights require gradients: some are frozen, or thawed, on the way
+_MODES: Final = "modes"  # of the model's parts: a script may have a batch norm stand still
+_ORDERS: Final = "orders"  # of gradients in the buckets of models beside the engine's
 _DRAWN: Final = "drawn"  # bytes of their own: captured at another moment than the rest
 
 
@@ -24,7 +27,13 @@ def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str
     """
     buffers = dict(persistent_buffers(framework.module))
     trains = [weight.requires_grad for weight in framework.module.parameters()]
-    return {**framework.capture(), _TRAINS: trains, **_folded(buffers, script.made(), drawn)}
+    return {
+        **framework.capture(),
+        _TRAINS: trains,
+        _MODES: [part.training for part in framework.module.modules()],
+        _ORDERS: [order.indices for order in script.orders],
+        **_folded(buffers, script.made(), drawn),
+    }
 
 
 def folded(
@@ -61,17 +70,52 @@ def restore(
         in_place: Whether the script reads on with the iterators that it has.
     """
     framework.restore(small)
-    # FSDP2 heeds it once, when it first gathers a weight.
-    if small.get(_TRAINS) and framework.parallelism != "FSDP2":
+    if small.get(_TRAINS):
         for weight, trains in zip(framework.module.parameters(), small[_TRAINS], strict=True):
             weight.requires_grad_(trains)
-    with torch.no_grad():
-        for name, buffer in persistent_buffers(framework.module):
-            buffer.copy_(small["buffers"][name])
+    for part, mode in zip(framework.module.modules(), small.get(_MODES, []), strict=False):
+        part.training = mode
+    put_buffers(framework.module, small["buffers"], framework.device)
     if with_data:
         script.put_data(small["data"], in_place=in_place)
     script.put(small)
+    script.put_orders(small.get(_ORDERS, []))
     restore_random_states(small["random"])
+
+
+def put_buffers(
+    module: torch.nn.Module, kept: Mapping[str, torch.Tensor], device: torch.device
+) -> None:
+    """Put buffers back, also those that a model makes, or gives their size, when it first computes.
+
+    Raises:
+        ConfigError: A part of the model that had one is not there.
+    """
+    for name, _ in [*persistent_buffers(module)]:
+        if name not in kept:
+            _place_of(module, name)[name.rpartition(".")[2]] = None
+    for name, value in kept.items():
+        place, own_name = _place_of(module, name), name.rpartition(".")[2]
+        buffer = place.get(own_name)
+        if buffer is None:
+            place[own_name] = value.to(device, copy=True)
+            continue
+        with torch.no_grad():
+            if buffer.shape != value.shape:
+                buffer.resize_(value.shape)
+            buffer.copy_(value)
+
+
+def _place_of(module: torch.nn.Module, name: str) -> dict[str, torch.Tensor | None]:
+    """Where a part of a model has the buffer of that name."""
+    part = dict(module.named_modules()).get(name.rpartition(".")[0])
+    if part is None:
+        raise ConfigError(
+            f"the version has a buffer {name!r} of the model, which has no such part now; make the "
+            "model as it was"
+        )
+    place: dict[str, torch.Tensor | None] = part._buffers  # noqa: SLF001 - where one may be None
+    return place
 
 
 def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,18 +8,28 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import torch
+import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from gemini_lab.engine.arguments import as_sources
 from gemini_lab.engine.contract import Keepable, Source
+from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.state.bystanders import Bystanders
+from gemini_lab.engine.state.data_generators import own_generators
+from gemini_lab.engine.state.loaders import KINDS, of_loader
 from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.engine.state.unkept import Unkept, script_frames
 
 Kind = TypeVar("Kind")
+_MODELS: Final = (DeepSpeedEngine, DistributedDataParallel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +39,18 @@ class Surroundings:
     Attributes:
         loaders: The loader that DeepSpeed made of `training_data`; else torch's DataLoaders.
         schedules: Learning rate schedules of the engine's optimizer that the script steps itself.
+        all_schedules: Those of any optimizer, and who steps them.
+        scalers: Scalers of gradients that the script uses itself.
         engines: Other engines that train.
+        replicated: Other models in DDP that train.
     """
 
     loaders: Sequence[Any]
     schedules: Sequence[Any]
+    all_schedules: Sequence[LRScheduler]
+    scalers: Sequence[GradScaler]
     engines: Sequence[Any]
+    replicated: Sequence[DistributedDataParallel]
 
 
 def gather(
@@ -59,9 +75,7 @@ def gather(
     named = dict(also or {})
     things = [*(_living() if living is None else living())]
     around = look_around(engine, things)
-    schedules = [
-        one for one in around.schedules if all(one is not thing for thing in named.values())
-    ]
+    schedules = _unnamed(around.schedules, named)
     sources = [*around.loaders] if data is None else as_sources(data)
     if data is None and len(sources) > 1:
         remark(
@@ -71,26 +85,47 @@ def gather(
         sources = []
     if len(schedules) == 1:
         named[f"the optimizer's {type(schedules[0]).__name__}"] = schedules[0]
-    for text in _left(schedules, around.engines, sources):
+    for name, optimizer in (also or {}).items():
+        others = _unnamed(_schedules(_of(LRScheduler, around.all_schedules), optimizer), named)
+        if len(others) == 1:
+            named[f"{name}'s {type(others[0]).__name__}"] = others[0]
+        elif others:
+            remark(_several_schedules(others, f"of {name!r} in `also`"))
+    scalers = _unnamed(around.scalers, named)
+    if len(scalers) == 1:
+        named["the GradScaler"] = scalers[0]
+    elif scalers:
+        remark(
+            f"{len(scalers)} GradScalers are there and are not kept; name them: "
+            'protect(..., also={"scaler": scaler})'
+        )
+    for text in _left(schedules, around, sources):
         remark(text)
     script = ScriptState(data=sources, client_state=client_state, also=named)
-    script.bystanders = Bystanders(things, engine, [client_state, *named.values()]).changed
+    script.orders = [BucketOrder(one) for one in around.replicated]
+    kept = [client_state, *named.values()]
+    script.bystanders = Bystanders(things, engine, kept).changed
+    drawing = [one for source in sources if isinstance(source, KINDS) for one in _drawing(source)]
+    unkept = Unkept([*kept, *sources, *drawing, *_rates(engine.optimizer)])
+    script.unkept = lambda: unkept.changed(script_frames(), epoch=script.epoch)
     return script
 
 
-def _left(
-    schedules: Sequence[Any], engines: Sequence[Any], sources: Sequence[Any]
-) -> Iterator[str]:
+def _left(schedules: Sequence[Any], around: Surroundings, sources: Sequence[Any]) -> Iterator[str]:
     """What will not come back after a failure, as sentences for the script's author."""
     if len(schedules) > 1:
+        yield _several_schedules(schedules, "of the optimizer")
+    if around.engines:
+        names = _listed([one.module for one in around.engines])
         yield (
-            f"{len(schedules)} schedules of the optimizer are there ({_listed(schedules)}) and are "
-            'not kept; name them: protect(..., also={"warm-up": one, "decay": other})'
-        )
-    if engines:
-        yield (
-            f"another DeepSpeed engine trains here ({_listed([one.module for one in engines])}) "
+            f"another DeepSpeed engine trains here ({names}) "
             "and is not kept, as a job protects one; make both models parts of one module"
+        )
+    if static := [one.module for one in around.replicated if _adds_up_anew(one)]:
+        yield (
+            f"another model in DDP has static_graph=True ({_listed(static)}): whoever starts after "
+            "a failure adds its gradients up in another order once, and their last bits differ; "
+            "leave static_graph out"
         )
     if any(getattr(source, "persistent_workers", False) for source in sources):
         yield (
@@ -99,33 +134,75 @@ def _left(
         )
 
 
+def _rates(optimizer: Any) -> list[torch.Tensor]:
+    """Tensors among the optimizer's options, such as a learning rate, which come back in place."""
+    groups = getattr(optimizer, "param_groups", ())
+    return [one for group in groups for one in group.values() if isinstance(one, torch.Tensor)]
+
+
+def _drawing(loader: object) -> list[object]:
+    """Generators that travel with the loader's position."""
+    return own_generators(of_loader(loader))
+
+
+def _unnamed(found: Iterable[Any], named: Mapping[str, object]) -> list[Any]:
+    return [one for one in found if all(one is not thing for thing in named.values())]
+
+
+def _several_schedules(schedules: Sequence[Any], whose: str) -> str:
+    return (
+        f"{len(schedules)} schedules {whose} are there ({_listed(schedules)}) and are "
+        'not kept; name them: protect(..., also={"warm-up": one, "decay": other})'
+    )
+
+
 def look_around(engine: Any, living: Iterable[object]) -> Surroundings:
     """What is there now; what the script makes later is not seen."""
     own = engine.training_dataloader
     adapters = _loader_adapters()
-    kinds = (DataLoader, LRScheduler, DeepSpeedEngine, *adapters)
+    kinds = (DataLoader, LRScheduler, GradScaler, *_MODELS, *adapters)
     # By their type alone: to ask an object of unknown kind anything may run its code.
     things = [thing for thing in living if issubclass(type(thing), kinds)]
     prepared: list[Any] = [thing for thing in things if issubclass(type(thing), adapters)]
     read = {id(one.base_dataloader) for one in prepared}
     plain = [thing for thing in things if issubclass(type(thing), DataLoader)]
     loaders = [*prepared, *(loader for loader in plain if id(loader) not in read)]
+    schedules = _of(LRScheduler, things)
+    is_torchs = isinstance(engine, TorchEngine)  # DeepSpeed has one of its own
     return Surroundings(
         loaders=loaders if own is None else [own],
-        schedules=_schedules(_of(LRScheduler, things), engine),
+        schedules=[
+            one for one in _schedules(schedules, engine.optimizer) if one is not engine.lr_scheduler
+        ],
+        all_schedules=schedules,
+        scalers=[one for one in _of(GradScaler, things) if is_torchs and one.is_enabled()],
         engines=[
             other
             for other in _of(DeepSpeedEngine, things)
             if other is not engine and other.optimizer is not None
         ],
+        replicated=_replicated(_of(DistributedDataParallel, things), engine),
     )
 
 
-def _schedules(found: Sequence[Any], engine: Any) -> list[Any]:
-    """Those of the engine's optimizer that neither DeepSpeed nor another schedule steps."""
-    optimizers = _with_wrapped(engine.optimizer)
+def _replicated(
+    found: Sequence[DistributedDataParallel], engine: Any
+) -> list[DistributedDataParallel]:
+    """Those that are not the engine's, in the same order on every rank and in every start."""
+    own = {id(part) for part in engine.module.modules()}
+    others = [one for one in found if id(one) not in own]
+    return sorted(others, key=lambda one: [(n, [*w.shape]) for n, w in one.named_parameters()])
+
+
+def _adds_up_anew(ddp: DistributedDataParallel) -> bool:
+    """Whether its first sum of gradients is none of the later ones: of two ranks all are alike."""
+    return bool(ddp.static_graph) and dist.get_world_size(ddp.process_group) > 2
+
+
+def _schedules(found: Sequence[Any], optimizer: Any) -> list[Any]:
+    """Those of an optimizer that no other schedule steps."""
+    optimizers = _with_wrapped(optimizer)
     stepped = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
-    stepped.add(id(engine.lr_scheduler))
     return [
         one
         for one in found

@@ -16,7 +16,7 @@ import xxhash
 from gemini_lab.engine.digests import feed
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.optimizer_state import local_part
-from gemini_lab.engine.frameworks.options import own_numbers
+from gemini_lab.engine.frameworks.options import own_values
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.engine.verify.flaws import Flaw
 from gemini_lab.shard.codec import decode, encode
@@ -82,7 +82,7 @@ class UpdateRecorder:
 
 
 def _recorded(optimizer: torch.optim.Optimizer) -> Step:
-    step = Step(groups=[], numbers=own_numbers(optimizer), random=random_states(), inputs=[])
+    step = Step(groups=[], numbers=own_values(optimizer), random=random_states(), inputs=[])
     for group in optimizer.param_groups:
         step.groups.append({name: _kept(one) for name, one in group.items() if name != _WEIGHTS})
         inputs = []
@@ -113,7 +113,7 @@ def update_again(framework: Framework, steps: Sequence[Step]) -> int:
     optimizer: Any = framework.optimizer
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     kept = {name: getattr(optimizer, name) for name in ("param_groups", "state", *hooks)}
-    kept |= own_numbers(optimizer)
+    kept |= own_values(optimizer)
     random = random_states()
     total = xxhash.xxh3_64()
     try:

@@ -96,11 +96,11 @@ def withstood(
     if isinstance(result, Counterexample) and result.fault.why == NOTHING:
         raise WrongAnswerError(f"no answer yet: `{name}` has to be {words} that returns something")
     if isinstance(result, Counterexample):
-        raise WrongAnswerError(f"not yet, with {result}; `attack({name})` draws it")
+        raise WrongAnswerError(f"not yet, with {result.words}; `attack({name})` draws it")
     if not result.is_complete:
         raise WrongAnswerError(
-            f"not judged to the end: {result}; make `{name}` faster, or look again on a machine "
-            "that has less to do"
+            f"not judged to the end: {result.words}; make `{name}` faster, or look again on a "
+            "machine that has less to do"
         )
     return result
 
@@ -114,7 +114,7 @@ def compared(result: Withstood) -> str:
     ]
     wide = max(len(what) for what, *_ in (head, *rows))
     return "\n".join(
-        f"{what:<{wide}} " + "".join(f"{value:>11}" for value in values)
+        f"{what:<{wide}} " + "".join(f"{value:>12}" for value in values)
         for what, *values in (head, *rows)
     )
 

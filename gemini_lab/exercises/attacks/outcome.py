@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, in_lines
 from gemini_lab.injector import NodesLoss, Scenario
 from gemini_lab.placement import Placement
 from gemini_lab.units import format_seconds
@@ -120,11 +120,16 @@ class Counterexample:
         """The placement that is broken, where the answer is one that can be run."""
         return self.answer if isinstance(self.answer, Placement) else None
 
-    def __str__(self) -> str:
+    @property
+    def words(self) -> str:
+        """The case and what is wrong with the answer, in one line."""
         return f"{self.case}: {self.fault.why}"
 
+    def __str__(self) -> str:
+        return in_lines(self.words)
+
     def __repr__(self) -> str:
-        return f"<Counterexample: {self}>"
+        return f"<Counterexample: {self.words}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,32 +139,47 @@ class Withstood:
     Attributes:
         stage: Which stage it was attacked as.
         tried: Cases that it mastered.
-        is_complete: Whether all cases were tried, and time did not run out before.
         figures: How good it is, beside the reference and the optimum.
         scope: How large the cases are: what is larger was not tried.
         never_given: Parameters that it has and was not asked with.
+        left: Cases that were not tried when time was up.
+        case_s: What a case took, on average.
     """
 
     stage: Stage
     tried: int
-    is_complete: bool
     figures: tuple[Beside, ...]
     scope: str
     never_given: tuple[str, ...] = ()
+    left: int = 0
+    case_s: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all cases were tried, and time did not run out before."""
+        return not self.left
 
     @property
     def holds(self) -> bool:
         """Whether what was attacked withstood: yes."""
         return True
 
-    def __str__(self) -> str:
+    @property
+    def words(self) -> str:
+        """What was tried, in one line."""
         if not self.is_complete:
-            return f"the first {counted(self.tried, 'case')} did not break it, and then time was up"
+            return (
+                f"the first {self.tried:,} of {self.tried + self.left:,} cases ({self.scope}) did "
+                f"not break it, at {format_seconds(self.case_s)} each, and then time was up"
+            )
         left_out = f"; `{'` and `'.join(self.never_given)}` never given" if self.never_given else ""
         return f"{counted(self.tried, 'case')} tried, {self.scope}{left_out}: none broke it"
 
+    def __str__(self) -> str:
+        return in_lines(self.words)
+
     def __repr__(self) -> str:
-        return f"<Withstood: {self.stage}, {self}>"
+        return f"<Withstood: {self.stage}, {self.words}>"
 
 
 def counted(count: int, what: str) -> str:

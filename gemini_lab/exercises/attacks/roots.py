@@ -27,8 +27,8 @@ from gemini_lab.exercises.attacks.stories import (
 )
 from gemini_lab.exercises.verdict import WrongAnswerError
 from gemini_lab.node.own_root import packed
-from gemini_lab.recovery.model.world import Action as Fate
-from gemini_lab.recovery.model.world import Shape
+from gemini_lab.recovery.model.actions import Action as Fate
+from gemini_lab.recovery.model.judged import Shape
 
 SMALL: Final = Shape(nodes=2, standbys=1, has_tier=False, iterations=3)
 SPARE: Final = Shape(nodes=2, standbys=2, has_tier=False, iterations=6)
@@ -230,18 +230,22 @@ def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexamp
         within_s: When to stop looking; see `Patience`.
     """
     make_root = _root_of(mine)
-    patience, tried, is_complete = Patience(within_s), 0, True
-    for case in cases():
+    patience, tried, left = Patience(within_s), 0, 0
+    for case in (in_order := cases()):
         if patience.is_over:
-            is_complete = False
+            left = 1 + sum(1 for _ in in_order)
             break
         story = tell(case.shape, case.schedule, make_root)
         if story.broken:
             return _counterexample(*smaller(case, story, make_root), tried=tried)
         tried += 1
-    figures = _figures(make_root)
     return Withstood(
-        stage="root", tried=tried, is_complete=is_complete, figures=figures, scope=SCOPE
+        stage="root",
+        tried=tried,
+        left=left,
+        case_s=patience.each_s(tried),
+        figures=_figures(make_root),
+        scope=SCOPE,
     )
 
 

@@ -24,6 +24,7 @@ class Patience:
     """
 
     def __init__(self, within_s: float) -> None:
+        self._begun_s = time.monotonic()
         self._work_s = time.process_time() + within_s
         self._clock_s = time.monotonic() + BUSY * within_s
 
@@ -31,6 +32,10 @@ class Patience:
     def is_over(self) -> bool:
         """Whether to stop."""
         return time.process_time() > self._work_s or time.monotonic() > self._clock_s
+
+    def each_s(self, tried: int) -> float:
+        """What each of `tried` cases took, on average."""
+        return (time.monotonic() - self._begun_s) / max(1, tried)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +88,11 @@ class Attacked(Generic[C, A]):
             within_s: When to stop looking; see `Patience`.
         """
         patience = Patience(within_s)
-        tried, is_complete, asked = 0, True, by_name(mine)
+        tried, left, asked = 0, 0, by_name(mine)
         given: Mapping[str, object] = {}
-        for case in cases:
+        for case in (in_order := iter(cases)):
             if patience.is_over:
-                is_complete = False
+                left = 1 + sum(1 for _ in in_order)
                 break
             found = self.judge(case, asked, tried=tried)
             if found is not None:
@@ -97,7 +102,8 @@ class Attacked(Generic[C, A]):
         return Withstood(
             stage=self.name,
             tried=tried,
-            is_complete=is_complete,
+            left=left,
+            case_s=patience.each_s(tried),
             figures=self.figures(lambda case: self._right(case, asked)),
             scope=self.scope,
             never_given=tuple(name for name in takes(mine) if name not in given),

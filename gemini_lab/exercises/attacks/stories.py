@@ -9,11 +9,12 @@ from gemini_lab.log import events
 from gemini_lab.node.own_root import unpacked
 from gemini_lab.recovery.deciding import Decide, told
 from gemini_lab.recovery.guided import GuidedRoot
+from gemini_lab.recovery.model.actions import Action as Fate
+from gemini_lab.recovery.model.judged import Rules, Shape
 from gemini_lab.recovery.model.node import Node
 from gemini_lab.recovery.model.shell import Shell
 from gemini_lab.recovery.model.truth import BrokenError
-from gemini_lab.recovery.model.world import Action as Fate
-from gemini_lab.recovery.model.world import Rules, Shape, World
+from gemini_lab.recovery.model.world import World
 from gemini_lab.recovery.protocol import Instruction, RootState, Send
 from gemini_lab.recovery.root import RootAgent
 

@@ -16,15 +16,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import nbformat
 from nbformat import ValidationError
 
 import gemini_lab
 from gemini_lab.errors import GeminiError
-from gemini_lab.exercises.grading.cells import Cell, Notebook, code_cells, needed
-from gemini_lab.exercises.grading.judge import UNJUDGED, made_with
+from gemini_lab.exercises.grading.cells import Cell, Notebook, code_cells, needed, title_of
+from gemini_lab.exercises.grading.judge import UNJUDGED, Judged, made_with
 
 LIMIT_S: Final = 1800.0
 """How long the judge may take for one notebook."""
@@ -43,17 +43,40 @@ class Paper:
     Attributes:
         released: The notebook that was handed out, with its checks, in its course.
         handed_in: The cells that were handed in.
+        title: The line with which they begin.
     """
 
     released: Path
     handed_in: Sequence[Cell]
+    title: str = ""
+
+    @classmethod
+    def of(cls, released: Path, notebook: Notebook) -> Self:
+        """A hand-in as it was read.
+
+        Raises:
+            ValueError: It is no notebook.
+        """
+        try:
+            cells, title = code_cells(notebook), title_of(notebook)
+        except (AttributeError, TypeError):
+            raise ValueError("it is no notebook") from None
+        return cls(released=released, handed_in=cells, title=title)
+
+    @property
+    def another(self) -> str:
+        """The course's lab that was handed in, where it is another one than was asked for."""
+        labs = _titles(self.released.parents[1])
+        asked_for = self.released.stem
+        lab = labs.get(self.title, asked_for)
+        return "" if lab == asked_for else lab
 
     @property
     def key(self) -> str:
         """The same for hand-ins of which the same is said."""
         answers = [asdict(each) for each in self.handed_in if not each.is_check]
         checks = [asdict(each) for each in cells_of(self.released)]
-        told = json.dumps([checks, answers, made_with(), _package()], sort_keys=True)
+        told = json.dumps([checks, answers, self.another, made_with(), _package()], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()
 
     @property
@@ -63,21 +86,32 @@ class Paper:
         return course / KEPT / self.released.stem / f"{self.key}.json"
 
 
-def cells_of(notebook: Path) -> list[Cell]:
-    """The cells with code of a notebook's file.
+def read_notebook(path: Path) -> Notebook:
+    """What a notebook's file has in it.
 
     Raises:
         ValueError: It is no notebook.
         OSError: It cannot be read.
     """
-    text = notebook.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     content: Notebook = json.loads(text)
-    try:
-        if "worksheets" in content:  # as notebooks were before version 4 of their format
-            content = _of_now(text)
-        return code_cells(content)
-    except (AttributeError, TypeError):
-        raise ValueError(f"{notebook} is no notebook") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is no notebook")  # noqa: TRY004 - its content, not an argument
+    # Notebooks had worksheets before version 4 of their format.
+    return _of_now(text) if "worksheets" in content else content
+
+
+def cells_of(released: Path) -> list[Cell]:
+    """The cells with code of a notebook that was handed out."""
+    return code_cells(read_notebook(released))
+
+
+@cache
+def _titles(source: Path) -> dict[str, str]:
+    """The labs of a course by the lines with which they begin."""
+    found = {title_of(read_notebook(path)): path.stem for path in sorted(source.glob("*/*.ipynb"))}
+    found.pop("", None)
+    return found
 
 
 def _of_now(text: str) -> Notebook:
@@ -106,6 +140,8 @@ def verdict(paper: Paper, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
     Raises:
         UnjudgedError: The judge came to no end.
     """
+    if lab := paper.another:
+        return _of_another(paper, lab)
     kept = paper.kept
     with suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
@@ -117,6 +153,14 @@ def verdict(paper: Paper, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
         unfinished.write_text(json.dumps(said), encoding="utf-8")
         unfinished.replace(kept)
     return said
+
+
+def _of_another(paper: Paper, lab: str) -> dict[str, Any]:
+    """What is said of a hand-in of another lab, of each exercise the same."""
+    said = f"no answer: this is a notebook of {lab}, and {paper.released.stem} was asked for"
+    checks = [cell.grade_id for cell in cells_of(paper.released) if cell.is_check]
+    judged = [asdict(Judged(check=check, is_right=False, said=said)) for check in checks]
+    return {"judged": judged, "versions": made_with(), "computed_s": 0.0}
 
 
 def _judge(paper: Paper, limit_s: float) -> dict[str, Any]:

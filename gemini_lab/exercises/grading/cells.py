@@ -97,6 +97,17 @@ def grade_id_of(metadata: object) -> str:
     return str(marks.get("grade_id", "")) if isinstance(marks, Mapping) else ""
 
 
+def title_of(notebook: Notebook) -> str:
+    """The line with which a notebook begins, by which people know a lab; empty if there is none."""
+    cells = notebook.get("cells")
+    first: object = next(iter(cells), {}) if isinstance(cells, list) else {}
+    if not isinstance(first, Mapping) or first.get("cell_type") != "markdown":
+        return ""
+    source = first.get("source", "")
+    text = source if isinstance(source, str) else "".join(source)
+    return next(iter(text.strip().splitlines()), "")
+
+
 def code_cells(notebook: Notebook) -> list[Cell]:
     """The cells with code, in order; of copies of one the first keeps nbgrader's name."""
     cells = notebook.get("cells")

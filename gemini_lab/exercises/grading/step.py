@@ -14,7 +14,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Integer
 
 from gemini_lab.exercises.grading.apart import LIMIT_S, Paper, UnjudgedError, verdict
-from gemini_lab.exercises.grading.cells import code_cells, grade_id_of
+from gemini_lab.exercises.grading.cells import grade_id_of
 
 
 class MarkAnew(NbGraderPreprocessor):  # type: ignore[misc]
@@ -61,7 +61,7 @@ class JudgeApart(NbGraderPreprocessor):  # type: ignore[misc]
         return nb, resources
 
     def _judged(self, released: Path, nb: nbformat.NotebookNode) -> dict[str, Any]:
-        paper = Paper(released=released.resolve(), handed_in=code_cells(nb))
+        paper = Paper.of(released.resolve(), nb)
         try:
             return verdict(paper, limit_s=self.limit_s)
         except UnjudgedError as error:

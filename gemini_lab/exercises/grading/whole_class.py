@@ -12,7 +12,7 @@ from typing import TextIO
 from gemini_lab.exercises.grading.apart import (
     Paper,
     UnjudgedError,
-    cells_of,
+    read_notebook,
     starts_nodes,
     verdict,
 )
@@ -38,7 +38,7 @@ def hand_ins(course: Path, lab: str) -> Iterator[HandIn]:
     released = course / "source" / lab / f"{lab}.ipynb"
     for path in sorted((course / "submitted").glob(f"*/{lab}/{lab}.ipynb")):
         try:
-            paper = Paper(released=released, handed_in=cells_of(path))
+            paper = Paper.of(released, read_notebook(path))
         except (OSError, ValueError):
             continue  # nbgrader says so, and so do the reasons
         is_judged = paper.kept.exists()

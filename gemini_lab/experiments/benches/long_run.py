@@ -91,7 +91,7 @@ class _Run:
             reason="",
         )
         yield self._by(ROOT, plan)
-        placement = plan_placement(nodes=NODES)
+        placement = None if version else plan_placement(nodes=NODES)
         for rank, node in enumerate(self._members):
             protected = events.Protected(
                 rank=rank,
@@ -99,7 +99,7 @@ class _Run:
                 shard_bytes=SHARD_BYTES,
                 fingerprint="f",
                 settings=Settings(scheme="background"),
-                placement=placement,
+                placement=None if rank else placement,
             )
             yield self._by(node, protected)
 

@@ -228,6 +228,9 @@ class _Watched:
         self._note(self._verifier.before_update())
         return 0.0
 
+    def before_writing(self) -> None:
+        """No version is on its way."""
+
     def after_update(self, waited_s: float) -> None:
         """Its update was made."""
         del waited_s

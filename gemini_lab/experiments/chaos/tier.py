@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.means import why_no_disk
-from gemini_lab.storage.persistent import MANIFEST
+from gemini_lab.storage.manifest import MANIFEST
 
 DISK_BYTES: Final = 1 << 26
 

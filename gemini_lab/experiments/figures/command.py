@@ -66,7 +66,7 @@ def command(argv: list[str]) -> int:
         "the tolerance. fig05 is of Figs. 4 and 5, eq1 of Fig. 1. Fig. 2 is a drawing without "
         "numbers: docs/architecture.md tells the same of this system.",
     )
-    parser.add_argument("names", nargs="*", help=", ".join(FIGURES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(FIGURES))
     parser.add_argument("--all", action="store_true", help="every figure")
     parser.add_argument(
         "--measured",
@@ -78,7 +78,13 @@ def command(argv: list[str]) -> int:
         "(Figs. 7, 8, 13 and 16), losses (Fig. 9), baselines (Figs. 10 and 12), reduction (Fig. "
         "11), goodput (Fig. 15) or contention (where idle time no longer suffices)",
     )
-    parser.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("figures"),
+        metavar="DIR",
+        help="where they go (%(default)s)",
+    )
     options = parser.parse_args(argv)
     names = FIGURES if options.all else tuple(options.names)
     if not names and not options.measured:

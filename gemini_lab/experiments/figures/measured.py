@@ -7,14 +7,13 @@ without checkpoints.
 
 import itertools
 import json
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.bench import FEW, spread_of, value_of
+from gemini_lab.experiments.bench import FEW, spread_of, value_of, with_unit
 from gemini_lab.experiments.figures import (
     fig08,
     fig16,
@@ -30,12 +29,12 @@ from gemini_lab.simulator.interval import mean_interval
 HERE: Final = "GPT 0.5 M, 2 nodes, here"
 PARTS: Final = dict(zip(fig08.SERIES, ("idle before", "checkpoint", "idle left"), strict=True))
 EMULATED: Final = {
-    "link_bytes_per_s": "nodes' links are paced",
-    "layer_s": "layers take an accelerator's time",
-    "copy_bytes_per_s": "sub-buffers are emptied by a paced bus",
+    "link_bytes_per_s": "nodes' links are paced, at {}",
+    "layer_s": "layers take an accelerator's time, {} each",
+    "copy_bytes_per_s": "sub-buffers are emptied by a paced bus, at {}",
     "zero": "ZeRO's thresholds are scaled down",
 }
-"""What to say where a result's settings name it."""
+"""What to say where a result's settings name it, with its value."""
 ADDED: Final = 5.0
 LEFT: Final = 5.0
 ROOM: Final = 22.0
@@ -274,7 +273,7 @@ def sixteenth(record: Mapping[str, Any]) -> Figure:
         name="fig16-measured",
         title="Fig. 16, scaled down: what each scheme adds",
         y_label="added to an iteration, %",
-        points=points + _in_order(record),
+        points=points,
         tolerance=SCALED,
         note=f"Tolerance: {SCALED:g} points; a checkpoint takes the link for a seventh of an "
         "iteration (the paper's: a tenth), which blocking adds, and this machine adds some of its "
@@ -282,31 +281,37 @@ def sixteenth(record: Mapping[str, Any]) -> Figure:
     )
 
 
-def _in_order(record: Mapping[str, Any]) -> list[Point]:
-    """The share of pairs of schemes whose bars stand in the paper's order, turn by turn."""
+def sixteenth_in_order(record: Mapping[str, Any]) -> Figure:
+    """Fig. 16: which of two schemes adds more."""
     rows = _rows(record)
     schemes = [one for one, (_, seconds) in fig16.PAPER.items() if seconds and one != "none"]
     schemes.sort(key=lambda one: fig16.PAPER[one][1] or 0.0, reverse=True)
-    turns = zip(*(rows[f"{scheme} / none"]["values"] for scheme in schemes), strict=True)
-    shares = [
-        100 * statistics.fmean(above > below for above, below in itertools.combinations(turn, 2))
-        for turn in turns
-    ]
-    mean = mean_interval(shares)
-    has_spread = len(shares) > 1
-    series = "pairs in the paper's order, %"
-    return [
-        Point(series=series, x="all", y=100.0, origin="paper", how="Fig. 16, pixels"),
-        Point(
-            series=series,
-            x="all",
-            y=mean.mean,
-            low=mean.low if has_spread else None,
-            high=mean.high if has_spread else None,
-            origin="measured",
-            how=f"by which of two schemes adds more, in each of {len(shares)} turns",
-        ),
-    ]
+    points = []
+    for more, less in itertools.combinations(schemes, 2):
+        turns = [*zip(*(rows[f"{one} / none"]["values"] for one in (more, less)), strict=True)]
+        mean = mean_interval([100.0 * (above > below) for above, below in turns])
+        series, x = "turns", " > ".join(fig16.PAPER[one][0] for one in (more, less))
+        points += [
+            Point(series=series, x=x, y=100.0, origin="paper", how="Fig. 16, pixels"),
+            Point(
+                series=series,
+                x=x,
+                y=mean.mean,
+                low=mean.low if len(turns) > 1 else None,
+                high=mean.high if len(turns) > 1 else None,
+                origin="measured",
+                how=f"in each of {len(turns)} turns",
+            ),
+        ]
+    return _bars(
+        record,
+        name="fig16-order",
+        title="Fig. 16, scaled down: which of two schemes adds more",
+        y_label="% of the turns",
+        points=points,
+        tolerance=SCALED,
+        note=f"Tolerance: {SCALED:g} points.",
+    )
 
 
 def contention(record: Mapping[str, Any]) -> Figure:
@@ -432,14 +437,18 @@ def _bars(
 def _conditions(record: Mapping[str, Any]) -> Iterator[str]:
     """What was emulated, and on what machine it ran."""
     settings = next(row["settings"] for row in record["rows"] if row["settings"])
-    found = [f"{text} ({settings[key]})" for key, text in EMULATED.items() if key in settings]
+    found = [
+        text.format(with_unit(key, settings[key]))
+        for key, text in EMULATED.items()
+        if key in settings
+    ]
     yield "Real runs; emulated: " + "; ".join(found) + "."
     machine = record["machine"]
     yield f"On {machine['system']}, {machine['cores']} cores."
 
 
 MAKERS: Final = {
-    "schemes": (seventh, eighth, thirteenth_a, thirteenth_b, sixteenth),
+    "schemes": (seventh, eighth, thirteenth_a, thirteenth_b, sixteenth, sixteenth_in_order),
     "contention": (contention,),
     "losses": (killed.ninth,),
     "baselines": (killed.tenth, killed.twelfth),

@@ -29,8 +29,8 @@ from gemini_lab.recovery.protocol import (
 from gemini_lab.recovery.root import RootAgent
 
 if TYPE_CHECKING:
+    from gemini_lab.recovery.model.judged import JudgedWorld
     from gemini_lab.recovery.model.node import Node
-    from gemini_lab.recovery.model.world import World
 
 STORE_PATIENCE_S = 60.0
 
@@ -54,7 +54,7 @@ class Shell:
 
     def __init__(self, node: "Node", record: Record) -> None:
         self.node = node
-        self.world: World = node.world
+        self.world: JudgedWorld = node.world
         self.record = record
         self.root: RootAgent | None = None
         self.keepers: dict[str, Keeper] = {}
@@ -227,7 +227,10 @@ class Shell:
         keeper.link = node.link
         worker = node.worker
         workers = {} if worker is None else {worker.rank: worker.status}
-        return NodeJoined(at_s=self.world.now_s, node=name, epoch=node.epoch, workers=workers)
+        left = node.left if self.world.rules.keeps_rewinds else ()
+        return NodeJoined(
+            at_s=self.world.now_s, node=name, epoch=node.epoch, workers=workers, left=left
+        )
 
     def _hang_up(self, name: str) -> None:
         keeper = self.keepers.get(name)

@@ -182,10 +182,17 @@ class Bars:
         return in_columns(self.between(first, end))
 
     def _write(self) -> None:
-        """Write the rows that were added without what they say."""
+        """Write the rows that were added without what they say.
+
+        Into a copy: whoever looks at this thread's frames, as a profiler does, holds what they
+        name for a while, and rows of which somebody holds a view cannot grow.
+        """
         if self._unwritten:
-            rows = np.frombuffer(self._rows, ROW)
-            write(rows, self._unwritten, first=self.first, reached_s=self._reached)
+            first = self._unwritten[0].row
+            begin = ROW_BYTES * (first - self.first)
+            rows = np.frombuffer(self._rows[begin:], ROW)
+            write(rows, self._unwritten, first=first, reached_s=self._reached)
+            self._rows[begin:] = rows.tobytes()
             self._unwritten.clear()
 
     def _forget(self, count: int) -> None:

@@ -21,8 +21,9 @@ from gemini_lab.log.events import (
     RunStarted,
 )
 from gemini_lab.log.stretch import Stretch
+from gemini_lab.report.recovery import STEPS
 from gemini_lab.report.reducers.checks import MOST_RANKS
-from gemini_lab.report.values import STEPS, Outcome
+from gemini_lab.report.values import Outcome
 
 Phase = Literal[
     "waiting for events",

@@ -7,6 +7,7 @@ from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.report.recovery import Injection, Receipt, Recovery, Step, WorkerExit
 from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.divergences import Divergences
 from gemini_lab.report.reducers.lost import lost_training
@@ -14,7 +15,6 @@ from gemini_lab.report.reducers.pace import Pace
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.seated import Seated
 from gemini_lab.report.reducers.spans import STRIKES, Spans
-from gemini_lab.report.values import Injection, Receipt, Recovery, Step, WorkerExit
 
 MOST_STEPS: Final = 1000
 """Steps, or copies that were stepped over, of one recovery."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gemini_lab.report.recovery import STEPS
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.curves import curves
 from gemini_lab.report.tables.iterations import Baseline, iterations
@@ -38,7 +39,6 @@ from gemini_lab.report.tables.replicas import memory, replicas
 from gemini_lab.report.tables.spent import FAILURES, spent
 from gemini_lab.report.tables.status import status
 from gemini_lab.report.tables.values import Tables
-from gemini_lab.report.values import STEPS
 
 __all__ = [
     "FAILURES",

@@ -7,10 +7,10 @@ from statistics import fmean, median
 
 from gemini_lab.log.events import PLANNED
 from gemini_lab.report.build import wasted_time
+from gemini_lab.report.recovery import Recovery, WastedTime
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.now import Origin
 from gemini_lab.report.tables.past import Mark
-from gemini_lab.report.values import Recovery, WastedTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

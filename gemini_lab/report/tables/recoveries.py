@@ -6,10 +6,10 @@ from statistics import fmean
 from typing import Final, TypeVar
 
 from gemini_lab.report.culprits import blamed_for
+from gemini_lab.report.recovery import STEPS, Recovery, WastedTime
 from gemini_lab.report.tables.losses import Losses
 from gemini_lab.report.tables.now import Origin
 from gemini_lab.report.tables.past import Recoveries, RecoveryRow, StepRow, Wasted, WastedRow
-from gemini_lab.report.values import STEPS, Recovery, WastedTime
 from gemini_lab.units import format_seconds
 
 Row = TypeVar("Row", RecoveryRow, WastedRow)

@@ -13,6 +13,15 @@ from gemini_lab.report.tables.now import NodeHealth, NodeRow, Status
 from gemini_lab.units import format_bytes
 
 GONE_SHOWN: Final = 8
+LEAVES: Final = {
+    "background": "versions leave in the background, as fast as the link takes them",
+    "gemini": "versions leave in chunks that fit the network's idle spans (scheme gemini)",
+    "interleaved": "versions leave in idle spans, one buffer at a time (scheme interleaved)",
+    "naive": "versions leave in idle spans, in one piece each (scheme naive)",
+    "blocking": "versions leave while training waits for them (scheme blocking)",
+    "none": "no versions are kept (scheme none)",
+}
+"""When versions leave, by scheme, in words."""
 
 
 def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = False) -> Status:
@@ -159,7 +168,7 @@ def _conditions(run: RunReducer) -> Iterable[str]:
     """What the run emulates or assumes."""
     settings = run.course.settings
     if scheme := settings.get("scheme"):
-        yield f"scheme {scheme}"
+        yield LEAVES.get(str(scheme), f"scheme {scheme}")
     for name, text in (
         ("link_bytes_per_s", "each node on a link paced to {}/s"),
         ("copy_bytes_per_s", "sub-buffers emptied at {}/s"),

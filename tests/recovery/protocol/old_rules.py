@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gemini_lab.recovery.model.world import Rules
+from gemini_lab.recovery.model.judged import Rules
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.planning import hopes
 from gemini_lab.recovery.protocol import Instruction, NodeJoined

@@ -16,7 +16,7 @@ DRAWN: Final = {
     "gemini_lab.profiler.profile.Profile": "iteration.draw_profile",
     "gemini_lab.pipeliner.schedule.ChunkSchedule": "schedule.draw",
     "gemini_lab.recovery.plan.RecoveryPlan": "recovery.draw_plan",
-    "gemini_lab.report.values.Recovery": "recovery.draw_recovery",
+    "gemini_lab.report.recovery.Recovery": "recovery.draw_recovery",
     "gemini_lab.report.values.RunReport": "report.draw",
     "gemini_lab.simulator.outcome.Outcome": "outcome.draw",
     "gemini_lab.experiments.figures.figure.Figure": "figure.draw",

@@ -34,7 +34,7 @@ def draw_counterexample(found: Counterexample) -> Picture:
     board = Board(
         title=f"Broken: {found.stage}",
         beside=str(found.case),
-        description=f"{found.case}: {found.fault.why}",
+        description=found.words,
     )
     board.notes([found.fault.why], colour=palette.FAILURE, size=14)
     if found.tried:
@@ -62,8 +62,8 @@ def draw_withstood(result: Withstood) -> Picture:
     """Figures of what was attacked, beside the reference's and the optimum's."""
     board = Board(
         title=f"Withstood: {result.stage}",
-        beside=str(result),
-        description=f"{result}. {'; '.join(map(_told, result.figures))}",
+        beside=result.words,
+        description=f"{result.words}. {'; '.join(map(_told, result.figures))}",
     )
     names = ("yours", "reference", "optimum, or a bound")
     colours = (palette.BLUE, palette.GREY, palette.GREEN)

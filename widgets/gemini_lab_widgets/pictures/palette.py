@@ -4,6 +4,7 @@ They are Okabe and Ito's, which colour-blind people tell apart; none carries a m
 pictures and live views take them from here.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -32,8 +33,7 @@ class Theme:
         grid: Lines behind the data.
         pale: Areas behind text.
         paper: The page.
-        own: The line of the run that is shown, over those of others.
-        white: On strong colours.
+        kinds: What each kind of thing has, by its colour on a light page.
     """
 
     ink: str
@@ -42,8 +42,11 @@ class Theme:
     grid: str
     pale: str
     paper: str
-    own: str
-    white: str = "#ffffff"
+    kinds: Mapping[str, str]
+
+    def of(self, colour: str) -> str:
+        """What it has for an area by its name, or for a kind of thing by its colour in light."""
+        return self.kinds.get(colour) or str(getattr(self, colour))
 
     @property
     def sheets(self) -> list[str]:
@@ -51,20 +54,13 @@ class Theme:
 
         What is in it cannot say its own font: Bokeh has all of it take on its parent's.
         """
-        colours = (f"--gl-{name}: {colour};" for name, colour in asdict(self).items())
+        areas = {name: colour for name, colour in asdict(self).items() if name != "kinds"}
+        kinds = {_name(light): here for light, here in self.kinds.items()}
+        colours = (f"--gl-{name}: {colour};" for name, colour in (areas | kinds).items())
         look = f"background: var(--gl-paper); font-family: {FONT};"
         return [f":host {{ {' '.join(colours)} {look} }}"]
 
 
-LIGHT: Final = Theme(
-    ink="#1b1b1b",
-    dim="#565656",
-    rule="#9a9a9a",
-    grid="#e3e6ea",
-    pale="#eef1f4",
-    paper="#ffffff",
-    own=BLUE,
-)
 ON_DARK: Final = {
     BLUE: "#4aa8e0",
     SKY: "#8ccdf2",
@@ -76,15 +72,25 @@ ON_DARK: Final = {
     GREY: "#a6a6a6",
     MARK: "#141414",
 }
-"""What a colour of a static picture turns into on a dark page."""
+"""What the colour of a kind of thing turns into on a dark page."""
+_PAPERS: Final = "#ffffff", "#141414"
+LIGHT: Final = Theme(
+    ink="#1b1b1b",
+    dim="#565656",
+    rule="#9a9a9a",
+    grid="#e3e6ea",
+    pale="#eef1f4",
+    paper=_PAPERS[0],
+    kinds={colour: colour for colour in (*ON_DARK, _PAPERS[0])},
+)
 DARK: Final = Theme(
     ink="#f2f2f2",
     dim="#bdbdbd",
     rule="#7d7d7d",
     grid="#33383e",
     pale="#2a2f35",
-    paper="#141414",
-    own=ON_DARK[BLUE],
+    paper=_PAPERS[1],
+    kinds=ON_DARK | {_PAPERS[0]: _PAPERS[1]},
 )
 
 TRAINING: Final = GREY
@@ -120,6 +126,15 @@ TIERS: Final = {
 POLICIES: Final = {"Gemini": BLUE, "HighFreq": ORANGE, "Strawman": RED}
 OTHERS: Final = (BLUE, ORANGE, GREEN, PINK, RED, SKY, YELLOW)
 """What has no colour of its own takes these in turn."""
+
+
+def css(colour: str) -> str:
+    """The colour of a kind of thing in a style sheet of a page, in light and dark."""
+    return f"var(--gl-{_name(colour)})" if colour in LIGHT.kinds else colour
+
+
+def _name(colour: str) -> str:
+    return colour.removeprefix("#")
 
 
 def on(colour: str) -> str:

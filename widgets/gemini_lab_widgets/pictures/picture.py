@@ -11,6 +11,7 @@ from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
 from matplotlib.figure import Figure
 
+from gemini_lab.errors import in_lines
 from gemini_lab_widgets.pictures.palette import DARK, FONT, LIGHT, ON_DARK
 from gemini_lab_widgets.pictures.style import styled
 
@@ -27,9 +28,11 @@ _ON_DARK: Final = ";".join(f"--gl-{name}:{dark}" for name, (_, dark) in _PAIRS.i
 STYLE: Final = (
     f".gl-drawing{{{_ON_LIGHT}}}"
     f"@media (prefers-color-scheme:dark){{.gl-drawing{{{_ON_DARK}}}}}"
-    # JupyterLab and VS Code have themes of their own, which need not be the system's
-    f'[data-jp-theme-light="true"] .gl-drawing,.vscode-light .gl-drawing{{{_ON_LIGHT}}}'
-    f'[data-jp-theme-light="false"] .gl-drawing,.vscode-dark .gl-drawing{{{_ON_DARK}}}'
+    # JupyterLab, VS Code and sites have themes of their own, which need not be the system's
+    f'[data-jp-theme-light="true"] .gl-drawing,.vscode-light .gl-drawing,'
+    f'[data-theme="light"] .gl-drawing{{{_ON_LIGHT}}}'
+    f'[data-jp-theme-light="false"] .gl-drawing,.vscode-dark .gl-drawing,'
+    f'[data-theme="dark"] .gl-drawing{{{_ON_DARK}}}'
     f".gl-drawing text{{font-family:{FONT};fill:var(--gl-ink,{LIGHT.ink})}}"
     f".gl-drawing details,.gl-drawing ul{{color:var(--gl-dim);font-family:{FONT}}}"
     ".gl-drawing details{margin:.2em 0 .6em}"
@@ -114,7 +117,11 @@ class Picture:
 
     def bundle(self) -> dict[str, str]:
         """All forms by their MIME types."""
-        return {"text/html": self.html(), "image/svg+xml": self.svg(), "text/plain": self.plain}
+        return {
+            "text/html": self.html(),
+            "image/svg+xml": self.svg(),
+            "text/plain": in_lines(self.plain),
+        }
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return self.bundle()

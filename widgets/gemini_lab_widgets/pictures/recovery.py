@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from gemini_lab.recovery.plan import RecoveryPlan, Source
-from gemini_lab.report.values import Receipt, Recovery, Step, kept_words
+from gemini_lab.report.recovery import Receipt, Recovery, Step, kept_words
 from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import (

@@ -5,8 +5,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gemini_lab.report.recovery import Recovery
 from gemini_lab.report.text import render
-from gemini_lab.report.values import Recovery, RunReport
+from gemini_lab.report.values import RunReport
 from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import MARGIN, WIDTH, Board, seconds_axis

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import Replicas, Status, WhatIf
-from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, SKY, esc, shown
+from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, SKY, css, esc, shown
 
 SHARDS_NAMED: Final = 12
 
@@ -177,4 +177,4 @@ def _whole(meaning: str) -> str:
 
 
 def _coloured(sign: str, colour: str) -> str:
-    return f"<b style='color:{colour}'>{sign}</b>"
+    return f"<b style='color:{css(colour)}'>{sign}</b>"

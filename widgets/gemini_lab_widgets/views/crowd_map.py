@@ -8,7 +8,7 @@ from bokeh.models import AutocompleteInput, ColumnDataSource, CustomJS, Select, 
 
 from gemini_lab.report.tables import CopyRow, CopyState, Replicas
 from gemini_lab_widgets.views import answers, crowd
-from gemini_lab_widgets.views.palette import BLUE, FONT, MARK, ORANGE, RED, SKY, shown
+from gemini_lab_widgets.views.palette import BLUE, FONT, LIGHT, MARK, ORANGE, RED, SKY, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
 COLOURS: Final[dict[CopyState, str]] = {"whole": SKY, "missing": ORANGE, "lost": RED}
@@ -69,8 +69,7 @@ class CrowdMap(View):
         """Make the map, and what one finds and orders nodes with."""
         axes = " ".join(f"x_{plan} y_{plan}" for plan in PLANS)
         self.cells = source(
-            "x y colour ink number outline width position shard holder tier state version what_if "
-            + axes
+            "x y colour ink number width position shard holder tier state version what_if " + axes
         )
         self.plates = source("left right top bottom label")
         self.layouts = source("left right top bottom label plan")
@@ -122,13 +121,14 @@ class CrowdMap(View):
             width=0.94,
             height=0.9,
             source=self.cells,
-            fill_color="colour",
-            line_color="outline",
+            fill_color=self._kind("colour"),
             line_width="width",
             nonselection_alpha=0.3,
         )
+        for glyph in (cells.glyph, cells.nonselection_glyph):
+            self._follow(glyph, line_color="ink")
         middle = {"text_align": "center", "text_baseline": "middle"}
-        small = {"text_font_size": value("11px"), "text": "number", "text_color": "ink"}
+        small = {"text_font_size": value("11px"), "text": "number", "text_color": self._kind("ink")}
         self._text(plot, "x", "y", self.cells, **middle, **small)
         hover(
             plot,
@@ -192,9 +192,8 @@ def _looks(copies: Sequence[CopyRow], table: Replicas) -> dict[str, list[Any]]:
         "colour": [
             BLUE if own else COLOURS[copy.state] for own, copy in zip(strong, copies, strict=True)
         ],
-        "ink": ["#ffffff" if own else MARK for own in strong],
+        "ink": [LIGHT.paper if own else MARK for own in strong],
         "number": [str(copy.position) if is_numbered else "" for copy in copies],
-        "outline": [MARK if copy.position in roots else None for copy in copies],
         "width": [2.5 if copy.position in roots else 0 for copy in copies],
         "position": [copy.position for copy in copies],
         "shard": [copy.shard for copy in copies],

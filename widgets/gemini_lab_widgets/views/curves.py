@@ -8,8 +8,19 @@ from bokeh.models import CustomJS, Div, Range1d, Select
 from gemini_lab.report.tables import Curve, Curves, Match, Tables
 from gemini_lab_widgets.views import legend, struck
 from gemini_lab_widgets.views.crowd_map import INPUT
-from gemini_lab_widgets.views.palette import BLUE, FONT, GREEN, GREY, ORANGE, PINK, RED, esc, shown
-from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+from gemini_lab_widgets.views.palette import (
+    BLUE,
+    FONT,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    css,
+    esc,
+    shown,
+)
+from gemini_lab_widgets.views.view import View, count_iterations, hover, put, source, stretch
 
 OTHERS: Final = (ORANGE, GREY, PINK)
 """Earlier runs are drawn in these, as bands: where both agree, the run's own line lies amid one."""
@@ -18,10 +29,10 @@ DRAWN: Final = "name colour is_own is_other"
 CSS: Final = f"""
 :host {{ font-family: {FONT}; color: var(--gl-ink); }}
 p {{ margin: 0 0 6px; padding: 6px 12px; font-size: 15px; background: var(--gl-pale);
-  border-left: 5px solid {GREEN}; border-radius: 6px; }}
-p.differs {{ border-left-color: {RED}; font-weight: 600; }}
-p::before {{ content: "✓"; color: {GREEN}; font-weight: 700; margin-right: 8px; }}
-p.differs::before {{ content: "✕"; color: {RED}; }}
+  border-left: 5px solid {css(GREEN)}; border-radius: 6px; }}
+p.differs {{ border-left-color: {css(RED)}; font-weight: 600; }}
+p::before {{ content: "✓"; color: {css(GREEN)}; font-weight: 700; margin-right: 8px; }}
+p.differs::before {{ content: "✕"; color: {css(RED)}; }}
 """
 COPY: Final = """
     for (const [all, some] of pairs) {
@@ -67,9 +78,9 @@ class CurvesView(View):
 
     def _drawn(self) -> Any:
         plot = self._growing(300)
-        plot.xaxis.axis_label = "iteration"
+        count_iterations(plot)
         plot.extra_y_ranges = {"share": Range1d(0, 1)}
-        where = {"source": self.marks, "y_range_name": "share", "color": "colour"}
+        where = {"source": self.marks, "y_range_name": "share", "color": self._kind("colour")}
         line = {"line_dash": [5, 4], "line_width": 1.5, "alpha": "fade"}
         marks = [
             plot.segment(x0="x", x1="x", y0=0, y1=1, **line, **where),
@@ -78,15 +89,20 @@ class CurvesView(View):
         lines: dict[str, Any] = {"source": self.drawn_lines}
         ends: dict[str, Any] = {"source": self.drawn_ends, "size": 8}
         band = plot.multi_line(
-            "xs", "ys", line_color="colour", line_width=8, line_alpha="is_other", **lines
+            "xs",
+            "ys",
+            line_color=self._kind("colour"),
+            line_width=8,
+            line_alpha="is_other",
+            **lines,
         )
-        plot.scatter("x", "y", color="colour", alpha="is_other", **ends)
+        plot.scatter("x", "y", color=self._kind("colour"), alpha="is_other", **ends)
         edge = plot.multi_line("xs", "ys", line_width=4.5, line_alpha="is_own", **lines)
         own = plot.multi_line("xs", "ys", line_width=2, line_alpha="is_own", **lines)
         end = plot.scatter("x", "y", alpha="is_own", **ends)
         self._follow(edge.glyph, line_color="paper")  # on a band, too, the line is told from it
-        self._follow(own.glyph, line_color="own")
-        self._follow(end.glyph, fill_color="own", line_color="paper")
+        self._follow(own.glyph, line_color=BLUE)
+        self._follow(end.glyph, fill_color=BLUE, line_color="paper")
         hover(
             plot,
             [band],
@@ -121,7 +137,7 @@ class CurvesView(View):
         last = max((one.numbers[-1] for one in found if one.numbers), default=1)
         stretch(self.plot.x_range, 0.0, struck.last(table.marks, last) * 1.02 + 0.5)
         self._show(names, self.plot)
-        runs = {_run(one): _colour(one, found) if one.run else "var(--gl-own)" for one in found}
+        runs = {_run(one): _colour(one, found) for one in found}
         self._tell(legend.Key(label=run, colour=runs[run], mark="line") for run in runs)
         self._verdict(table.matches)
         self._say(describe(table), notes=table.notes, brief=_brief(table))

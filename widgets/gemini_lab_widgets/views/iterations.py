@@ -11,7 +11,7 @@ from gemini_lab.report.tables.past import Overhead
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.views import legend, struck
 from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, shown
-from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+from gemini_lab_widgets.views.view import View, count_iterations, hover, put, source, stretch
 
 COLOURS: Final = {"with": BLUE, "without": ORANGE, "first": GREY}
 MARKERS: Final = {"with": "circle", "without": "triangle", "first": "diamond"}
@@ -39,14 +39,15 @@ class IterationsView(View):
         self.marks = source(f"{struck.COLUMNS} top")
         self.medians = source("name low high median colour marker text count")
         self.plot, self.side = self._every_one(), self._middles()
-        both = row(self.plot, self.side, sizing_mode="stretch_width")
-        both.styles = {"flex-wrap": "wrap"}
+        both = self._grow(row(self.plot, self.side, sizing_mode="stretch_width"))
+        both.styles |= {"flex-wrap": "wrap"}
         return (self._legend(), both)
 
     def _every_one(self) -> Any:
-        plot = self._figure(height=320)
+        plot = self._growing(320)
         plot.min_width = 310
-        plot.xaxis.axis_label, plot.yaxis.axis_label = "iteration", "seconds"
+        count_iterations(plot)
+        plot.yaxis.axis_label = "seconds"
         plot.xaxis.ticker.desired_num_ticks = FEW_TICKS
         lines = plot.segment(
             x0="x",
@@ -54,27 +55,25 @@ class IterationsView(View):
             x1="x",
             y1="top",
             source=self.marks,
-            line_color="colour",
+            line_color=self._kind("colour"),
             line_alpha="fade",
             line_width=1.5,
             line_dash=[5, 4],
         )
         flags = plot.scatter(
-            "x", "top", marker="inverted_triangle", size=13, source=self.marks, color="colour"
+            "x",
+            "top",
+            marker="inverted_triangle",
+            size=13,
+            source=self.marks,
+            color=self._kind("colour"),
         )
         dots = [
-            plot.scatter(
-                "x",
-                "y",
-                marker=MARKERS[kind],
-                size=8,
-                source=data,
-                line_color=COLOURS[kind],
-                fill_color=COLOURS[kind],
-                fill_alpha="fill",
-            )
+            plot.scatter("x", "y", marker=MARKERS[kind], size=8, source=data, fill_alpha="fill")
             for kind, data in self.points.items()
         ]
+        for kind, one in zip(self.points, dots, strict=True):
+            self._follow(one.glyph, line_color=COLOURS[kind], fill_color=COLOURS[kind])
         hover(plot, dots, ("iteration", "@x"), ("kind", "@name"), ("took", "@took"))
         hover(plot, [lines, flags], ("iteration", "@x"), ("then", "@text"))
         return plot
@@ -91,12 +90,17 @@ class IterationsView(View):
             y0="name",
             y1="name",
             source=self.medians,
-            line_color="colour",
+            line_color=self._kind("colour"),
             line_width=5,
             line_alpha=0.55,
         )
         dots = plot.scatter(
-            "median", "name", marker="marker", size=13, source=self.medians, color="colour"
+            "median",
+            "name",
+            marker="marker",
+            size=13,
+            source=self.medians,
+            color=self._kind("colour"),
         )
         over = {"y_offset": -12, "text_align": "center"}
         self._text(plot, "median", "name", self.medians, colour="ink", **over)

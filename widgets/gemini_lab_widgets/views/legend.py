@@ -4,15 +4,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from gemini_lab_widgets.views.palette import FONT, esc
+from gemini_lab_widgets.views.palette import FONT, css, esc
 
+_LINE: Final = "var(--gl-paper) 0 1.5px, transparent 1.5px 4px"
+_THIN: Final = "var(--gl-paper) 0 1px, transparent 1px 4px"
 LINES: Final = {
-    "vertical_line": "repeating-linear-gradient(90deg, #fff 0 1.5px, #fff0 1.5px 4px)",
-    "horizontal_line": "repeating-linear-gradient(0deg, #fff 0 1.5px, #fff0 1.5px 4px)",
-    "right_diagonal_line": "repeating-linear-gradient(-45deg, #fff 0 1.5px, #fff0 1.5px 4px)",
-    "dot": "radial-gradient(#fff 1.3px, #fff0 1.5px) 0 0 / 5px 5px",
-    "cross": "repeating-linear-gradient(0deg, #fff 0 1px, #fff0 1px 4px), "
-    "repeating-linear-gradient(90deg, #fff 0 1px, #fff0 1px 4px)",
+    "vertical_line": f"repeating-linear-gradient(90deg, {_LINE})",
+    "horizontal_line": f"repeating-linear-gradient(0deg, {_LINE})",
+    "right_diagonal_line": f"repeating-linear-gradient(-45deg, {_LINE})",
+    "dot": "radial-gradient(var(--gl-paper) 1.3px, transparent 1.5px) 0 0 / 5px 5px",
+    "cross": f"repeating-linear-gradient(0deg, {_THIN}), repeating-linear-gradient(90deg, {_THIN})",
 }
 """Bokeh's hatches in CSS."""
 CSS: Final = """
@@ -50,12 +51,12 @@ def html(keys: Iterable[Key]) -> str:
 
 def _mark(key: Key) -> str:
     if key.mark == "line":
-        return f'<i class="line" style="border-color:{key.colour}"></i>'
+        return f'<i class="line" style="border-color:{css(key.colour)}"></i>'
     if key.mark:
-        return f'<b style="color:{key.colour}" aria-hidden="true">{key.mark}</b>'
+        return f'<b style="color:{css(key.colour)}" aria-hidden="true">{key.mark}</b>'
     return f'<i style="background:{ground(key.colour, key.hatch)}"></i>'
 
 
 def ground(colour: str, hatch: str) -> str:
     """A colour, empty for none, under Bokeh's hatch of that name, as a background in CSS."""
-    return ", ".join(filter(None, [LINES.get(hatch, ""), colour or "transparent"]))
+    return ", ".join(filter(None, [LINES.get(hatch, ""), css(colour) or "transparent"]))

@@ -10,7 +10,7 @@ from bokeh.models import CustomJS, FactorRange
 from gemini_lab.report.tables import Memory, MemoryRow, Tables
 from gemini_lab.units import format_bytes
 from gemini_lab_widgets.views import legend
-from gemini_lab_widgets.views.palette import BLUE, ORANGE, SKY, shown
+from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, SKY, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
 MOST: Final = 24
@@ -42,7 +42,7 @@ class MemoryView(View):
         columns = [f"{name} {name}_from {name}_to {name}_text" for name in parts]
         self.bars = source(" ".join(["node taken text", *columns]))
         self.limits = source("x")
-        self.plot = self._figure(height=200, y=FactorRange(factors=[]))
+        self.plot = self._growing(200, y=FactorRange(factors=[]))
         self.plot.ygrid.visible = False
         drawn = []
         for _, name, colour, hatch in PARTS:
@@ -52,15 +52,16 @@ class MemoryView(View):
                 right=f"{name}_to",
                 height=0.62,
                 source=self.bars,
-                fill_color=colour,
+                fill_color=None,
                 hatch_pattern=hatch,
-                hatch_color="white",
                 hatch_scale=8,
                 line_width=1,
             )
-            self._follow(bar.glyph, line_color="rule")
+            self._follow(bar.glyph, line_color="rule", hatch_color="paper")
+            if colour:
+                self._follow(bar.glyph, fill_color=colour)
             drawn.append(bar)
-        self.plot.ray(
+        limit = self.plot.ray(
             x="x",
             y=0,
             length=0,
@@ -68,8 +69,8 @@ class MemoryView(View):
             source=self.limits,
             line_width=3,
             line_dash="dashed",
-            line_color="#d55e00",
         )
+        self._follow(limit.glyph, line_color=RED)
         beside = {"x_offset": 8, "text_baseline": "middle"}
         taken = self._text(self.plot, "taken", "node", self.bars, colour="dim", **beside)
         self.plot.js_on_change("inner_width", CustomJS(args={"taken": taken}, code=FIT))
@@ -105,7 +106,7 @@ class MemoryView(View):
         put(self.limits, {"x": [] if table.limit_bytes is None else [table.limit_bytes / scale]})
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 64 + (34 if len(names) <= FEW else 24) * max(2, len(names))
+            self.plot.min_height = 64 + (34 if len(names) <= FEW else 24) * max(2, len(names))
         stretch(self.plot.x_range, 0.0, ROOM * max(most, table.limit_bytes or 0, 1) / scale)
         self.plot.xaxis.axis_label = unit
         self._show(rows, self.plot)

@@ -17,6 +17,7 @@ from gemini_lab_widgets.pictures.palette import (
     RED,
     SKY,
     YELLOW,
+    css,
 )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "RED",
     "SKY",
     "YELLOW",
+    "css",
     "esc",
     "shown",
 ]

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from gemini_lab.report.output import last_lines
-from gemini_lab_widgets.views.palette import RED, esc
+from gemini_lab_widgets.views.palette import RED, css, esc
 
 CSS: Final = f"""
 .bk-clearfix {{ display: block; width: 100%; }}
 p.error {{ font-size: 14px; font-weight: 600; color: var(--gl-ink); margin: 8px 0 4px;
   overflow-wrap: anywhere; }}
-p.error::before {{ content: "✕"; color: {RED}; margin-right: 6px; }}
+p.error::before {{ content: "✕"; color: {css(RED)}; margin-right: 6px; }}
 pre.output {{ font: 12.5px/1.45 ui-monospace, 'DejaVu Sans Mono', monospace; color: var(--gl-ink);
-  background: var(--gl-pale); border-left: 5px solid {RED}; border-radius: 6px; margin: 0 0 10px;
-  padding: 8px 12px; white-space: pre-wrap; overflow-wrap: anywhere; }}
+  background: var(--gl-pale); border-left: 5px solid {css(RED)}; border-radius: 6px;
+  margin: 0 0 10px; padding: 8px 12px; white-space: pre-wrap; overflow-wrap: anywhere; }}
 """
 
 

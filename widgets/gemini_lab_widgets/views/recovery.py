@@ -11,7 +11,7 @@ from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
 from gemini_lab_widgets.views import legend, printed
 from gemini_lab_widgets.views.palette import shown
-from gemini_lab_widgets.views.view import CSS, ROOM, View, hover, put, source, stretch
+from gemini_lab_widgets.views.view import BAR, CSS, ROOM, View, above, hover, put, source, stretch
 
 ERRORS: Final = 2
 """Recoveries whose worker's last lines are shown."""
@@ -41,7 +41,7 @@ class RecoveryView(View):
         columns = "row start end step took cause origin alpha"
         self.steps = {step: source(columns) for step in STEPS}
         self.ends = source("row x text brief")
-        self.plot = self._figure(height=200, y=FactorRange(factors=[], **ROOM))
+        self.plot = self._growing(200, y=FactorRange(factors=[], **ROOM))
         self.plot.xaxis.axis_label = "seconds since the failure"
         self.plot.ygrid.visible = False
         self._bars = {
@@ -49,20 +49,20 @@ class RecoveryView(View):
                 y="row",
                 left="start",
                 right="end",
-                height=0.45,
+                height=BAR,
                 source=self.steps[step],
-                fill_color=COLOURS[step],
                 fill_alpha="alpha",
-                line_color=COLOURS[step],
                 hatch_pattern=HATCHES.get(step),
-                hatch_color="white",
                 hatch_scale=6,
             )
             for step in STEPS
         }
+        for step, bar in self._bars.items():
+            colour = COLOURS[step]
+            self._follow(bar.glyph, fill_color=colour, line_color=colour, hatch_color="paper")
         self.plot.yaxis.visible = False
-        above = {"x_offset": 1, "y_offset": -16, "text_baseline": "bottom"}
-        texts = self._text(self.plot, "x", "row", self.ends, colour="ink", **above)
+        place = {"x_offset": 1, "y_offset": -3, "text_baseline": "bottom"}
+        texts = self._text(self.plot, "x", "row", self.ends, colour="ink", **place)
         fit = CustomJS(args={"glyph": texts.glyph}, code=FIT)
         self.plot.js_on_change("outer_width", fit)
         hover(
@@ -95,10 +95,10 @@ class RecoveryView(View):
         is_over = tables.status.phase in ENDED
         told = [_above(row, is_over=is_over) for row in table.rows]
         brief = [_above(row, is_over=is_over, is_brief=True) for row in table.rows]
-        put(self.ends, {"row": names, "x": [0.0] * len(names), "text": told, "brief": brief})
+        put(self.ends, {"row": above(names), "x": [0.0] * len(names), "text": told, "brief": brief})
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 72 + 52 * max(1, len(names))
+            self.plot.min_height = 72 + 52 * max(1, len(names))
         self._show(names, self.plot)
         stretch(self.plot.x_range, 0.0, 1.02 * max(ends, default=1.0) or 1.0)
         text = "".join(

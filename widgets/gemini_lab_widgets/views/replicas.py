@@ -131,7 +131,11 @@ class ReplicasView(CrowdMap):
         tools = row(self.find, self.order, sizing_mode="stretch_width")
         tools.styles = {"flex-wrap": "wrap"}
         self.frame = column(self.grid, sizing_mode="stretch_width", visible=False)
-        self.frame.styles = {"max-height": f"{TALLEST}px", "overflow-y": "auto"}
+        self.frame.styles = {
+            "max-height": f"{TALLEST}px",
+            "overflow-y": "auto",
+            "margin-bottom": "12px",
+        }
         self.frame.html_attributes = {
             "tabindex": "0",
             "role": "group",
@@ -189,7 +193,7 @@ class ReplicasView(CrowdMap):
         lines = plot.quadratic(
             *("x0", "y0", "x1", "y1", "cx", "cy"),
             source=self.copies,
-            line_color="colour",
+            line_color=self._kind("colour"),
             line_dash="dash",
             line_width=2.4,
             nonselection_line_alpha=0.18,
@@ -201,8 +205,8 @@ class ReplicasView(CrowdMap):
             angle="angle",
             size=11,
             source=self.copies,
-            line_color="colour",
-            fill_color="head",
+            line_color=self._kind("colour"),
+            fill_color=self._kind("head"),
             nonselection_alpha=0.18,
         )
         hover(
@@ -221,11 +225,11 @@ class ReplicasView(CrowdMap):
             marker="marker",
             size=34,
             source=self.nodes,
-            fill_color="colour",
+            fill_color=self._kind("colour"),
             line_width=2,
             selection_line_width=6,
-            selection_line_color=ORANGE,
         )
+        self._follow(marks.selection_glyph, line_color=ORANGE)
         marks.nonselection_glyph = None
         self._follow(marks.glyph, line_color="ink")
         inside = {
@@ -233,7 +237,7 @@ class ReplicasView(CrowdMap):
             "text_baseline": "middle",
             "text_font_style": "bold",
         }
-        self._text(plot, "x", "y", self.nodes, colour="white", text="key", **inside)
+        self._text(plot, "x", "y", self.nodes, colour="paper", text="key", **inside)
         around = {
             "text_align": "align",
             "text_baseline": "baseline",

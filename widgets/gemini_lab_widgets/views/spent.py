@@ -8,7 +8,7 @@ from bokeh.models import Div
 
 from gemini_lab.report.tables import FAILURES, Part, Spent, SpentRow, Tables
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.pictures.palette import FELT, TRAINING, on
+from gemini_lab_widgets.pictures.palette import FELT, LIGHT, TRAINING, on
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
 from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import FONT, GREEN, esc
@@ -26,7 +26,7 @@ STYLES: Final[dict[Part, tuple[str, str]]] = {
     "warm_up": (COLOURS["warm_up"], ""),
     "waiting": (COLOURS["reserve"], ""),
     "first_start": (GREEN, "cross"),
-    "other": ("#ffffff", ""),
+    "other": (LIGHT.paper, ""),
 }
 """Colour and hatch of each part: those of the recoveries' steps where it is one."""
 UNITS: Final = (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0), ("seconds", 1.0))
@@ -36,6 +36,8 @@ LABELLED: Final = 0.3
 """A part with this share of the bar has room for its label, on a phone too."""
 CSS: Final = """
 :host { font-family: FONT; color: var(--gl-ink); font-size: 14px; }
+:host, .bk-clearfix { display: flex !important; flex-direction: column; }
+.bk-clearfix, table { flex: 1 0 auto; }  /* its rows fill the card */
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; font-weight: 600; color: var(--gl-dim); font-size: 13px; }
 td, th { padding: 2px 14px 2px 0; vertical-align: baseline; }
@@ -66,25 +68,28 @@ class SpentView(View):
             right="end",
             height=0.8,
             source=self.parts,
-            fill_color="colour",
+            fill_color=self._kind("colour"),
             hatch_pattern="hatch",
-            hatch_color="white",
             hatch_scale=7,
             line_width=1,
         )
-        self._follow(bars.glyph, line_color="paper")
+        self._follow(bars.glyph, line_color="paper", hatch_color="paper")
         style: dict[str, Any] = {
             "text_align": "center",
             "text_baseline": "middle",
-            "text_color": "ink",
-            "background_fill_color": "ground",  # over the lines of a hatch nothing can be read
+            "text_color": self._kind("ink"),
+            "background_fill_color": self._kind(
+                "ground"
+            ),  # over the lines of a hatch nothing can be read
             "background_fill_alpha": 1.0,
             "padding": 2,
         }
         self._text(self.plot, "x", 0.5, self.labels, **style)
         rows = (("", "@label"), ("took", "@took"), ("of the run", "@share"), ("from", "@how"))
         hover(self.plot, [bars], *rows)
-        self.table = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
+        self.table = self._grow(
+            Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
+        )
         return (self.plot, self.table)
 
     def update(self, tables: Tables) -> None:

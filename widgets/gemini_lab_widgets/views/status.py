@@ -17,6 +17,7 @@ from gemini_lab_widgets.views.palette import (
     GREY,
     ORANGE,
     RED,
+    css,
     esc,
     shown,
 )
@@ -158,7 +159,7 @@ def _badge(status: Status) -> str:
 
 
 def _tile(name: str, value: str, note: str, colour: str) -> str:
-    edge = f" style='border-left-color:{colour}'" if colour else ""
+    edge = f" style='border-left-color:{css(colour)}'" if colour else ""
     return (
         f"<div class=tile{edge}><dt>{esc(name)}</dt><dd class=value>{esc(value)}</dd>"
         f"<dd>{esc(note)}</dd></div>"
@@ -261,7 +262,7 @@ def _node(node: NodeRow) -> str:
     where = "" if node.position is None else f" <small>position {node.position}</small>"
     root = " <small>root agent</small>" if node.is_root else ""
     goes = " <small>to leave</small>" if node.leaving is not None else ""
-    sign = f"<i style='color:{COLOURS[node.health]}' aria-hidden=true>{SIGNS[node.health]}</i>"
+    sign = f"<i style='color:{css(COLOURS[node.health])}' aria-hidden=true>{SIGNS[node.health]}</i>"
     is_plain = node.health in {"training", "over"}
     health = "" if is_plain else f" <small>{HEALTH.get(node.health, node.health)}</small>"
     return f"<li>{sign}{esc(shown(node.name))}{where}{health}{goes}{root}</li>"

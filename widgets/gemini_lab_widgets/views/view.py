@@ -3,10 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from bokeh.core.properties import value
+from bokeh.core.properties import field, value
 from bokeh.document import Document
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, CustomJS, Div, HoverTool, Range1d
+from bokeh.models import (
+    CategoricalColorMapper,
+    ColumnDataSource,
+    CustomJS,
+    CustomJSTickFormatter,
+    Div,
+    HoverTool,
+    Range1d,
+)
 from bokeh.plotting import figure
 
 from gemini_lab.report.tables import Tables
@@ -16,6 +24,8 @@ from gemini_lab_widgets.views.palette import DARK, FONT, LIGHT, esc, shown
 LONGEST_WORDS: Final = 2_000
 ROOM: Final[dict[str, Any]] = {"range_padding": 0.2, "range_padding_units": "absolute"}
 """Of an axis of rows whose labels stand above their bars, the first one's, too."""
+BAR: Final = 0.45
+"""Of such a row, its bar."""
 CSS: Final = """
 :host { color: var(--gl-ink); font-family: FONT; }
 h3 { font-size: 18px; font-weight: 650; margin: 0 0 2px 0; }
@@ -24,8 +34,21 @@ p b, td b { color: var(--gl-ink); }
 """.replace("FONT", FONT)
 """Of all text beside the figures."""
 
+COUNT: Final = """
+const steps = [[1e6, 1e6, " M"], [1e4, 1e3, " k"], [0, 1, ""]];
+const [, size, name] = steps.find(([least]) => Math.abs(tick) >= least);
+return (tick / size).toLocaleString("en", {maximumFractionDigits: 3}) + name;
+"""
+"""Large whole numbers in few characters, such as 2.5 M."""
+
 EDGE: Final = ".bk-Canvas { clip-path: inset(1px 0 0 1px); }"
 """Bokeh clears a canvas from half a pixel on: what it drew there amid the layout stays."""
+
+
+def count_iterations(plot: Any) -> None:
+    """Have a figure's x axis be of iterations."""
+    plot.xaxis.axis_label = "iteration"
+    plot.xaxis.formatter = CustomJSTickFormatter(code=COUNT)
 
 
 class View:
@@ -48,6 +71,10 @@ class View:
         self._dark = dark
         self._follows: list[tuple[Any, str, Any, Any]] = []
         self._figures: list[Any] = []
+        self._kinds = CategoricalColorMapper(
+            factors=[*LIGHT.kinds], palette=[*LIGHT.kinds.values()], nan_color="#00000000"
+        )
+        self._change(self._kinds, "palette", [*LIGHT.kinds.values()], [*DARK.kinds.values()])
         self._head = Div(stylesheets=[CSS], sizing_mode="stretch_width", disable_math=True)
         self._is_growing = False
         parts = self._build()
@@ -77,11 +104,23 @@ class View:
             setattr(model, name, night if dark else light)
 
     def _follow(self, model: Any, **colours: str) -> None:
-        """Give properties of a model colours of the theme, now and whenever it changes."""
+        """Give properties of a model colours of the theme, now and whenever it changes.
+
+        Each is the name of an area's, or the colour in light of a kind of thing.
+        """
         for name, colour in colours.items():
-            light, night = getattr(LIGHT, colour), getattr(DARK, colour)
-            self._follows.append((model, name, light, night))
-            setattr(model, name, night if self._dark else light)
+            light, night = (
+                theme.sheets if colour == "sheets" else theme.of(colour) for theme in (LIGHT, DARK)
+            )
+            self._change(model, name, light, night)
+
+    def _change(self, model: Any, name: str, light: Any, night: Any) -> None:
+        self._follows.append((model, name, light, night))
+        setattr(model, name, night if self._dark else light)
+
+    def _kind(self, column: str) -> Any:
+        """The colours in a column, each of a kind of thing as it is in light, in the theme's."""
+        return field(column, self._kinds)
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -113,12 +152,18 @@ class View:
         self._figures.append(plot)
         return plot
 
-    def _growing(self, least: int) -> Any:
+    def _growing(self, least: int, **options: Any) -> Any:
         """A figure of `least` pixels in height that takes what room its card has beyond that."""
-        plot = self._figure(height=least)
+        plot = self._figure(height=least, **options)
         plot.sizing_mode, plot.height, plot.min_height = "stretch_both", None, least
         self._is_growing = True
         return plot
+
+    def _grow(self, part: Any) -> Any:
+        """Let a table or a row take what room its card has beyond its own size; gives it."""
+        part.styles = {**part.styles, "flex": "1 0 auto"}
+        self._is_growing = True
+        return part
 
     def _text(
         self, plot: Any, x: str, y: str | float, data: Any, *, colour: str = "", **options: Any
@@ -169,6 +214,11 @@ class View:
         for plot in self._figures:
             if plot.html_attributes != attributes:
                 plot.html_attributes = attributes
+
+
+def above(rows: Sequence[str]) -> list[tuple[str, float]]:
+    """Where on an axis of rows the labels of their bars stand, however high the rows are."""
+    return [(row, BAR / 2) for row in rows]
 
 
 def put(source: ColumnDataSource, data: Mapping[str, Sequence[Any]]) -> None:

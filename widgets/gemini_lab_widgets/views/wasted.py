@@ -9,7 +9,7 @@ from gemini_lab.report.tables import Tables, Wasted, WastedRow
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.views import legend
 from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, YELLOW, shown
-from gemini_lab_widgets.views.view import ROOM, View, hover, put, source, stretch
+from gemini_lab_widgets.views.view import BAR, ROOM, View, above, hover, put, source, stretch
 
 PARTS: Final = {
     "lost progress": (RED, "right_diagonal_line"),
@@ -29,7 +29,7 @@ class WastedView(View):
         self.parts = {part: source("row start end took how alpha") for part in PARTS}
         self.ends = source("row x text")
         self.each = source("row x took")
-        self.plot = self._figure(height=180, y=FactorRange(factors=[], **ROOM))
+        self.plot = self._growing(180, y=FactorRange(factors=[], **ROOM))
         self.plot.xaxis.axis_label = "seconds wasted by a failure"
         self.plot.ygrid.visible = False
         bars = [
@@ -37,30 +37,28 @@ class WastedView(View):
                 y="row",
                 left="start",
                 right="end",
-                height=0.45,
+                height=BAR,
                 source=self.parts[part],
-                fill_color=colour,
                 fill_alpha="alpha",
-                line_color=colour,
                 hatch_pattern=hatch,
-                hatch_color="white",
                 hatch_scale=7,
             )
-            for part, (colour, hatch) in PARTS.items()
+            for part, (_, hatch) in PARTS.items()
         ]
+        for bar, (colour, _) in zip(bars, PARTS.values(), strict=True):
+            self._follow(bar.glyph, fill_color=colour, line_color=colour, hatch_color="paper")
         dots = self.plot.scatter(
             "x",
             "row",
             marker="circle",
             size=9,
             source=self.each,
-            fill_color="white",
             line_width=1.5,
         )
-        self._follow(dots.glyph, line_color="ink")
+        self._follow(dots.glyph, line_color="ink", fill_color="paper")
         self.plot.yaxis.visible = False
-        above = {"x_offset": 1, "y_offset": -16, "text_baseline": "bottom"}
-        self._text(self.plot, "x", "row", self.ends, colour="ink", **above)
+        place = {"x_offset": 1, "y_offset": -3, "text_baseline": "bottom"}
+        self._text(self.plot, "x", "row", self.ends, colour="ink", **place)
         hover(self.plot, bars, ("", "@row"), ("this part", "@took"), ("from", "@how"))
         hover(self.plot, [dots], ("", "one failure"), ("wasted", "@took"))
         return (self._legend(), self.plot)
@@ -83,7 +81,7 @@ class WastedView(View):
         ends = [row.total_s for row in table.rows]
         reach = [max([ends[0], *each]), *ends[1:]] if ends else []
         told = [f"{name}: {format_seconds(end)}" for name, end in zip(names, ends, strict=True)]
-        put(self.ends, {"row": names, "x": [0.0] * len(names), "text": told})
+        put(self.ends, {"row": above(names), "x": [0.0] * len(names), "text": told})
         used = {part for row in table.rows for part, _ in row.parts}
         keys = [
             legend.Key(label=part, colour=colour, hatch=hatch or "")
@@ -94,7 +92,7 @@ class WastedView(View):
         self._tell([*keys, *dots])
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]
-            self.plot.height = 72 + 52 * max(1, len(names))
+            self.plot.min_height = 72 + 52 * max(1, len(names))
         self._show(names, self.plot)
         stretch(self.plot.x_range, 0.0, 1.04 * max(reach, default=1.0) or 1.0)
         self._say(describe(table), notes=table.notes, brief=_brief(table))

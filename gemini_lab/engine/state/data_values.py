@@ -1,0 +1,184 @@
+"""What data sets, samplers and collate functions change by themselves, read and put back.
+
+Such as the epoch that a data set is told, how far a stream has come, or an order that a sampler
+shuffles in place. What a loader gives follows from it, so it is kept as it was where its iterator
+was made, and as it is. Only what has changed since the start is kept: what a process finds at its
+start belongs to it alone, as do descriptors and the like. What is large, or no plain value, is not
+kept, and is named where it has changed.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gemini_lab.engine.state.data_generators import reached
+from gemini_lab.engine.state.digests import CONTAINERS, digest, is_kind
+from gemini_lab.engine.state.own_code import is_own_type
+from gemini_lab.errors import UnsupportedError
+from gemini_lab.shard.codec import decode, encode
+
+Values = dict[str, Any]
+"""Plain values, each by where it was found."""
+_EPOCHS: Final = frozenset({"epoch", "_epoch"})
+"""What is read of data sets that others wrote and that are told an epoch."""
+_OF_PROCESS: Final = re.compile(r"(^|_)(fd|fileno|handle|pid|socket)(_|s?$)", re.IGNORECASE)
+"""Names of numbers that mean nothing in another process."""
+_SCALARS: Final = (bool, int, float, type(None), np.generic)
+_MANY: Final = 1_000  # values in one attribute: more are data
+_CHARACTERS: Final = 16  # of a text weigh as much as a number
+_ROOM_BYTES: Final = 64 * 2**10  # for all that is kept of one loader
+
+
+class DataValues:
+    """What a loader's parts hold, beside what they held when this was made.
+
+    Args:
+        parts: Its data set, samplers and collate function.
+    """
+
+    def __init__(self, parts: Callable[[], Iterable[object]]) -> None:
+        self._parts = parts
+        self._began_with = {where for where, _ in reached(parts())}
+        self._first = {one.where: one.encoded for one in self._plain()}
+        self._digests_first = {one.where: seen for one, seen in self._digests()}
+        self._iterators_first = {one.where: one.value for one in self._iterators()}
+
+    def changed(self) -> Values:
+        """Plain values that are others than at first."""
+        found, left_bytes = Values(), _ROOM_BYTES
+        for one in self._plain():
+            if self._first.get(one.where) != one.encoded and len(one.encoded) <= left_bytes:
+                found[one.where] = decode(one.encoded)  # the data go on changing it
+                left_bytes -= len(one.encoded)
+        return found
+
+    def put(self, changed: Values) -> None:
+        """Have the parts hold these, and what they held at first where that was plain."""
+        things = dict(reached(self._parts()))
+        held = {one.where: one.encoded for one in self._plain()}
+        wanted = self._first | {where: encode(value) for where, value in changed.items()}
+        for where in held.keys() | changed.keys():
+            of, _, name = where.rpartition(".")
+            if where not in wanted:
+                if of in self._began_with:
+                    del vars(things[of])[name]
+            elif of in things and held.get(where) != wanted[where]:
+                _put(things[of], name, decode(wanted[where]))
+
+    def unkept(
+        self, *, is_known: Callable[[object], bool], keeps_plain: bool, reads_here: bool
+    ) -> list[str]:
+        """What has changed that `changed` does not give, for people.
+
+        Args:
+            is_known: Whether a version has all of a thing by another way.
+            keeps_plain: Whether it has what `changed` gives.
+            reads_here: Whether samples are made in this process, by these very parts.
+        """
+        kept = self.changed()
+        found = [
+            one
+            for one in self._plain()
+            if self._first.get(one.where) != one.encoded
+            and (one.where not in kept or not (keeps_plain or one.name in _EPOCHS))
+        ]
+        found += [
+            one for one, seen in self._digests() if self._digests_first.get(one.where) != seen
+        ]
+        if reads_here:
+            first = self._iterators_first
+            found += [one for one in self._iterators() if first.get(one.where) is one.value]
+        return sorted({str(one) for one in found if not is_known(one.thing)})
+
+    def _plain(self) -> Iterator["_Attribute"]:
+        for one in self._attributes():
+            is_of_process = type(one.value) is int and _OF_PROCESS.search(one.name)
+            if _weight(one.value) <= _MANY and not is_of_process:
+                with suppress(UnsupportedError):  # such as an array of dates
+                    yield replace(one, encoded=encode(one.value))
+
+    def _digests(self) -> Iterator[tuple["_Attribute", int]]:
+        """Of containers, arrays and tensors that are too large, or hold what is not plain."""
+        plain = {one.where for one in self._plain()}
+        for one in self._attributes():
+            is_one = is_kind(one.value, (*CONTAINERS, np.ndarray, torch.Tensor))
+            seen = digest(one.value) if is_one and one.where not in plain else None
+            if seen is not None:
+                yield one, seen
+
+    def _iterators(self) -> Iterator["_Attribute"]:
+        """Iterators, which nobody can ask how far they have come; a file is opened anew."""
+        for one in self._attributes():
+            if hasattr(type(one.value), "__next__") and not isinstance(one.value, io.IOBase):
+                yield one
+
+    def _attributes(self) -> Iterator["_Attribute"]:
+        for where, thing in reached(self._parts()):
+            for name in _names(thing):
+                yield _Attribute(f"{where}.{name}", thing, name, vars(thing)[name])
+
+
+@dataclass(frozen=True, slots=True)
+class _Attribute:
+    """A value, who has it, by what name, and where that was found; a plain one as bytes, too."""
+
+    where: str
+    thing: Any
+    name: str
+    value: Any
+    encoded: bytes = b""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of a {type(self.thing).__name__}"
+
+
+def _names(thing: object) -> Iterable[str]:
+    """Attributes of a thing that may change."""
+    kind, attributes = type(thing), getattr(thing, "__dict__", {})
+    if is_own_type(kind):
+        return [*attributes]
+    return _EPOCHS & attributes.keys() if hasattr(kind, "set_epoch") else ()
+
+
+def _weight(value: Any, left: int = _MANY) -> int:
+    """About how many plain values this is; more than `_MANY` where it is too many, or none."""
+    if isinstance(value, (str, bytes)):
+        return 1 + len(value) // _CHARACTERS
+    if isinstance(value, _SCALARS):
+        return 1
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return int(value.size)
+    if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
+        return value.numel()
+    if type(value) not in (list, tuple, dict) or len(value) > left:
+        return _MANY + 1
+    found = 1
+    for one in [*value, *(value.values() if type(value) is dict else ())]:
+        found += _weight(one, left - found)
+        if found > left:
+            return _MANY + 1
+    return found
+
+
+def _put(thing: Any, name: str, wanted: Any) -> None:
+    """Have a thing hold a value by that name; in place where others may hold it, too."""
+    attributes = vars(thing)
+    held = attributes.get(name)
+    is_shaped = isinstance(held, (torch.Tensor, np.ndarray)) and isinstance(wanted, type(held))
+    if is_shaped and held.shape == wanted.shape and held.dtype == wanted.dtype:
+        held[...] = wanted  # worker processes may share it
+    elif isinstance(held, torch.Tensor) and name in _EPOCHS:
+        held.fill_(wanted)  # an older version has the number alone
+    elif type(held) is list and type(wanted) is list:
+        held[:] = wanted
+    elif type(held) is dict and type(wanted) is dict:
+        held.clear()
+        held.update(wanted)
+    else:
+        attributes[name] = wanted

@@ -1,0 +1,235 @@
+"""Which variables a piece of code reads further on before it writes them: what a loop carries.
+
+At a loop's top these hold what one iteration hands to the next; all others are written anew in it.
+What is only read when the loop is over does not count, nor what is only added to a history.
+"""
+
+import dis
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from types import CodeType
+from typing import Final
+
+_VARIABLE: Final = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|GLOBAL|DEREF)")
+_ENDS: Final = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "INTERPRETER_EXIT")
+"""How the names of instructions begin after which the next one is not carried out."""
+_STORES_ITEM: Final = "STORE_SUBSCR"
+_GETS: Final = ("LOAD_ATTR", "LOAD_METHOD")
+_ADDERS: Final = frozenset({"add", "append", "appendleft", "extend", "setdefault"})
+_TAKERS: Final = frozenset({"pop", "popleft", "popitem"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attributes:
+    """What code does to attributes, of whatever object, and to variables of others.
+
+    Attributes:
+        read: Names that it reads.
+        changed: Names that it reads and writes.
+        outer: Variables of the functions around it, or of its module, that it writes, or whose
+            items it reads and changes.
+    """
+
+    read: frozenset[str]
+    changed: frozenset[str]
+    outer: frozenset[str]
+
+
+def live_names(code: CodeType, at: int) -> frozenset[str]:
+    """Variables that are read before they are written, on a way from the instruction at `at` to it.
+
+    Handlers of exceptions are not followed, and an inner `for` counts as one of a pass at least:
+    what it writes in each is written when it is over, such as the last micro-batch's loss.
+
+    Args:
+        code: Of a function or a module.
+        at: As a frame's `f_lasti`; where that begins a loop's pass, what follows is the pass.
+    """
+    steps, ways = _graph(code)
+    _have_passes(steps, ways)
+    returning = _returning(steps, ways, at)
+    effects = [_effect(steps, n, is_read=n in returning) for n in range(len(steps))]
+    live: list[frozenset[str]] = [frozenset()] * (len(steps) + 1)
+    is_settled = False
+    while not is_settled:
+        is_settled = True
+        for number in reversed(range(len(steps))):
+            after = frozenset[str]().union(*(live[way] for way in ways[number]))
+            read, written = effects[number]
+            before = read | (after - written)
+            if before != live[number]:
+                live[number], is_settled = before, False
+    following = [number for number, step in enumerate(steps) if step.offset > at]
+    return live[min(following, default=len(steps))]
+
+
+def counted_by(code: CodeType, at: int) -> str | None:
+    """What a `for` that asks for its next value counts in, as in `for i, batch in enumerate(...)`.
+
+    None where `at` stands elsewhere, and for a count that is only told, or taken by a remainder as
+    in `i % 100`: where an update is made of four micro-batches, the rest of four stays what it was.
+    """
+    steps = [*dis.get_instructions(code)]
+    number = next((n for n, step in enumerate(steps) if step.offset == at), len(steps) - 1)
+    if steps[number].opname != "FOR_ITER":
+        return None
+    unpacks, stores, *_ = _following(steps, number)
+    name = stores.argval[0] if isinstance(stores.argval, tuple) else stores.argval
+    if (unpacks.opname, unpacks.argval) != ("UNPACK_SEQUENCE", 2) or "STORE" not in stores.opname:
+        return None
+    decides = any(
+        name in _effect(steps, n, is_read=True)[0] and not _is_told(steps, n)
+        for n in range(len(steps))
+    )
+    return name if decides and isinstance(name, str) else None
+
+
+def _is_told(steps: Sequence[dis.Instruction], number: int) -> bool:
+    """Whether a number that is loaded is made a text, or its remainder is taken."""
+    for step in steps[number + 1 :]:
+        if step.opname.startswith("FORMAT_") or "%" in step.argrepr:
+            return True
+        is_on_the_way = step.opname.startswith(("LOAD_", "CACHE")) or "+" in step.argrepr
+        if not is_on_the_way or step.opname in _GETS[1:]:
+            return False
+    return False
+
+
+def loop_targets(code: CodeType) -> frozenset[str]:
+    """Variables that a `for` of this code gives its next value."""
+    stores = (
+        then for one, then in pairwise(dis.get_instructions(code)) if one.opname == "FOR_ITER"
+    )
+    names = (one.argval[0] if isinstance(one.argval, tuple) else one.argval for one in stores)
+    return frozenset(name for name in names if isinstance(name, str))
+
+
+def attributes_in(code: CodeType, at: int | None = None) -> Attributes:
+    """What code does to attributes.
+
+    Args:
+        code: Of a function or a module.
+        at: Where it stands, if it is being carried out: then what cannot come there again does not
+            count.
+    """
+    steps, ways = _graph(code)
+    counted: Container[int] = range(len(steps)) if at is None else _returning(steps, ways, at)
+    outer, read, written = set[str](), set[str](), set[str]()
+    for number, step in enumerate(steps):
+        is_outer = step.opname == "STORE_GLOBAL" or (
+            step.opname == "STORE_DEREF" and step.argval in code.co_freevars
+        )
+        if number not in counted:
+            continue
+        if is_outer:
+            outer.add(step.argval)
+        elif step.opname == "STORE_ATTR":
+            written.add(step.argval)
+        elif step.opname in _GETS and not _only_adds(steps, number):
+            read.add(step.argval)
+    outer |= _changed_in_place(code, steps, counted)
+    return Attributes(
+        read=frozenset(read), changed=frozenset(read & written), outer=frozenset(outer)
+    )
+
+
+def _changed_in_place(
+    code: CodeType, steps: Sequence[dis.Instruction], counted: Container[int]
+) -> set[str]:
+    """Outer variables whose items code both reads and changes; what it looks up anew is no such."""
+    found, read, added = set[str](), set[object](), set[object]()
+    for number, step in enumerate(steps):
+        is_free = step.opname == "LOAD_DEREF" and step.argval in code.co_freevars
+        if number not in counted or not (is_free or step.opname == "LOAD_GLOBAL"):
+            continue
+        name, following = step.argval, _following(steps, number)
+        first, *others = following
+        if [one.opname for one in others[:2]] == ["COPY", "COPY"] and _gets_item(others[2]):
+            found.add(name)  # as in `counts[0] += 1`
+        elif first.opname == "LOAD_CONST" and others[0].opname == _STORES_ITEM:
+            added.add((name, first.argval))
+        elif first.opname == "LOAD_CONST" and _gets_item(others[0]):
+            read |= {name, (name, first.argval)}
+        elif first.opname in _GETS and first.argval in _TAKERS:
+            found.add(name)
+        else:
+            (added if _only_adds(steps, number) else read).add(name)
+    return found | {str(one[0] if isinstance(one, tuple) else one) for one in read & added}
+
+
+def _following(steps: Sequence[dis.Instruction], number: int) -> list[dis.Instruction]:
+    """The next four instructions that do something; a code's last ones stand for those after it."""
+    rest = (step for step in steps[number + 1 :] if step.opname != "CACHE")
+    following = [*islice(rest, 4)]
+    return following + [steps[-1]] * (4 - len(following))
+
+
+def _gets_item(step: dis.Instruction) -> bool:
+    return step.opname == "BINARY_SUBSCR" or step.argrepr == "[]"  # until Python 3.13, and since
+
+
+def _graph(code: CodeType) -> tuple[list[dis.Instruction], list[list[int]]]:
+    """A code's instructions, and the numbers of those that may follow each."""
+    steps = [*dis.get_instructions(code)]
+    numbers = {step.offset: number for number, step in enumerate(steps)}
+    return steps, [[*_ways(step, number, numbers)] for number, step in enumerate(steps)]
+
+
+def _have_passes(steps: Sequence[dis.Instruction], ways: list[list[int]]) -> None:
+    """Have each `for` that begins come to its first pass, and be over after a pass."""
+    for number, (one, then) in enumerate(pairwise(steps)):
+        if one.opname == "GET_ITER" and then.opname == "FOR_ITER":
+            ways[number] = [number + 2]
+
+
+def _ways(step: dis.Instruction, number: int, numbers: Mapping[int, int]) -> Iterator[int]:
+    if step.opcode in (*dis.hasjrel, *dis.hasjabs) and step.argval in numbers:
+        yield numbers[step.argval]
+    if not step.opname.startswith(_ENDS):
+        yield number + 1
+
+
+def _returning(
+    steps: Sequence[dis.Instruction], ways: Sequence[Sequence[int]], at: int
+) -> set[int]:
+    """The instructions after which the one at `at` may come."""
+    sources: dict[int, list[int]] = {}
+    for number, following in enumerate(ways):
+        for way in following:
+            sources.setdefault(way, []).append(number)
+    waiting = [number for number, step in enumerate(steps) if step.offset <= at][-1:]
+    found = set[int]()
+    while waiting:
+        for source in sources.get(waiting.pop(), ()):
+            if source not in found:
+                found.add(source)
+                waiting.append(source)
+    return found
+
+
+def _effect(
+    steps: Sequence[dis.Instruction], number: int, *, is_read: bool
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Variables that an instruction reads first, and those that it writes."""
+    step = steps[number]
+    if "CLEAR" in step.opname:  # a comprehension puts a variable of this name aside
+        return frozenset(), frozenset()
+    names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    read, written = set[str](), set[str]()
+    for verb, name in zip(_VARIABLE.findall(step.opname), names, strict=False):
+        if verb != "LOAD":
+            written.add(name)
+        elif name not in written and is_read and not _only_adds(steps, number):
+            read.add(name)
+    return frozenset(read), frozenset(written)
+
+
+def _only_adds(steps: Sequence[dis.Instruction], number: int) -> bool:
+    """Whether what is loaded is added to, as in `losses.append(loss)` or `losses[step] = loss`."""
+    following = [step for step in steps[number + 1 : number + 3] if step.opname != "CACHE"]
+    names = [step.opname for step in following]
+    if names and names[0] in _GETS:
+        return following[0].argval in _ADDERS
+    return len(names) == 2 and names[0].startswith("LOAD_") and names[1] == "STORE_SUBSCR"

@@ -1,0 +1,245 @@
+"""What a script carries from one iteration to the next by itself, and no version has.
+
+Counters, best values, sums, histories and generators of the script's own: in variables that its
+loop reads before it writes them, in those that functions keep for themselves, and in attributes of
+its objects. They show in no loss until much later, so they are looked at twice, and named where
+they have changed.
+"""
+
+import gc
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import CO_OPTIMIZED
+from itertools import islice
+from types import FrameType, FunctionType, GeneratorType
+from typing import Any, Final
+from weakref import ProxyTypes, ref
+
+import numpy as np
+import torch
+
+from gemini_lab.engine.state.digests import (
+    CONTAINERS,
+    DEEPEST,
+    GENERATORS,
+    NUMBERS,
+    digest,
+    is_kind,
+)
+from gemini_lab.engine.state.liveness import attributes_in, live_names, loop_targets
+from gemini_lab.engine.state.own_code import is_own_file, is_own_type
+
+_MANY: Final = 64  # objects of one class: more of them are data
+_LARGE: Final = 1_000  # values of one dict: more of them are data
+_CLOCKS: Final = (time.time, time.perf_counter, time.monotonic)
+_ASKS_FOR_LOCALS: Final = frozenset({"dir", "eval", "exec", "locals", "vars"})
+
+
+class Unkept:
+    """Looks at what no version has, and keeps nothing of it alive.
+
+    Args:
+        kept: What the script handed over, or what was taken along.
+        living: Gives the objects of this process.
+    """
+
+    def __init__(
+        self,
+        kept: Sequence[object],
+        living: Callable[[], Iterable[object]] = gc.get_objects,
+    ) -> None:
+        self._twofold = {id(one) for one in _held_twice(kept)}  # before it is held here as well
+        self._kept = {id(one): _reference(one) for one in _inside(kept)}
+        self._living = living
+        self._began_s = [clock() for clock in _CLOCKS]
+        self._objects: list[ref[object]] = []
+        self._before: dict[str, int] | None = None
+        self._named: set[str] = set()
+
+    def changed(
+        self, frames: Sequence[FrameType], *, epoch: int | None = None
+    ) -> tuple[list[str], list[str]]:
+        """What has changed since this was first asked, each once.
+
+        Args:
+            frames: Of the script's loop, which is at its top, and of who called that.
+            epoch: What the outer of its loops was given last: a version has it.
+
+        Returns:
+            What no version has; and what a version has, but is known to the script by another name.
+        """
+        if self._before is None:
+            self._objects = [one for one in map(_reference, self._own_objects()) if one]
+        found, twofold, seen = dict[str, int](), set[str](), set[int]()
+        for label, value in self._values(frames, epoch):
+            if not is_kind(value, NUMBERS):
+                is_known = self._has(value) and id(value) not in self._twofold
+                if is_known or id(value) in seen:
+                    continue
+                seen.add(id(value))
+                twofold |= {label} if id(value) in self._twofold else set()
+            if (seen_as := self._look_at(value)) is not None:
+                found[label] = seen_as ^ found.get(label, 0)
+        if self._before is None:
+            self._before = found
+            return [], []
+        changed = {name for name, seen_as in found.items() if self._before.get(name) != seen_as}
+        new = sorted(changed - self._named)
+        self._named |= changed
+        return [one for one in new if one not in twofold], [one for one in new if one in twofold]
+
+    def _own_objects(self) -> Iterator[object]:
+        """Functions of the script, and objects of its classes."""
+        things = [
+            one
+            for one in self._living()
+            if (type(one) is FunctionType and is_own_file(one.__code__.co_filename))
+            or is_own_type(type(one))
+        ]
+        many = Counter(map(type, things))
+        yield from (one for one in things if type(one) is FunctionType or many[type(one)] <= _MANY)
+
+    def _values(
+        self, frames: Sequence[FrameType], epoch: int | None
+    ) -> Iterator[tuple[str, object]]:
+        """All that may be carried, each with a name for people."""
+        for frame in frames:
+            yield from _variables(frame, epoch)
+        under_way = {frame.f_code: frame.f_lasti for frame in frames}
+        objects = [one for one in (held() for held in self._objects) if one is not None]
+        functions = [one for one in objects if isinstance(one, FunctionType)]
+        code = {one.__code__: None for one in functions if one.__name__ != "__init__"} | under_way
+        found = {one: attributes_in(one, at) for one, at in code.items()}
+        read = frozenset[str]().union(*(one.read for one in found.values()))
+        changed = frozenset[str]().union(*(one.changed for one in found.values()))
+        for function in functions:
+            if function.__code__ in found:
+                yield from _of_function(function, found[function.__code__].outer)
+        for one in objects:
+            if not isinstance(one, FunctionType) and not self._has(one):
+                yield from _of_object(one, read, changed)
+
+    def _has(self, value: object) -> bool:
+        """Whether a version has this; of containers, which know no references, the place tells."""
+        if id(value) not in self._kept:
+            return False
+        held = self._kept[id(value)]
+        return held is None or held() is value
+
+    def _look_at(self, value: Any) -> int | None:
+        """A checksum; none of a clock's value."""
+        return digest(value, is_known=self._has, is_left_out=self._is_a_time)
+
+    def _is_a_time(self, value: Any) -> bool:
+        """Whether a clock has said so since this was made."""
+        if not is_kind(value, float):
+            return False
+        pairs = zip(_CLOCKS, self._began_s, strict=True)
+        return any(began_s - 60 <= value <= clock() for clock, began_s in pairs)
+
+
+def script_frames() -> list[FrameType]:
+    """Frames of the script's own code that are being carried out on this thread."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - `inspect` asks it so too
+    found = []
+    while frame is not None:
+        if is_own_file(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _variables(frame: FrameType, epoch: int | None) -> Iterator[tuple[str, object]]:
+    """What code carries in its variables, and in those of generators that these hold."""
+    code = frame.f_code
+    of = "" if code.co_name == "<module>" else f" of {code.co_qualname}()"
+    for name, value in _live_values(frame).items():
+        if type(value) is int and value == epoch and name in loop_targets(code):
+            continue
+        yield f"{name!r}{of}", value
+        inner = value.gi_frame if isinstance(value, GeneratorType) else None
+        if inner is not None and is_own_file(inner.f_code.co_filename):
+            yield from _variables(inner, epoch)
+
+
+def _live_values(frame: FrameType) -> dict[str, object]:
+    """Variables that are read before they are written, with their values.
+
+    Before Python 3.13 a function's frame keeps a dict of all that it was asked for, and with it a
+    batch, outputs and a loss for the rest of the run: it is emptied, but where the function may
+    have the dict itself.
+    """
+    code, values = frame.f_code, frame.f_locals
+    live = {name: values[name] for name in live_names(code, frame.f_lasti) & values.keys()}
+    is_a_copy = code.co_flags & CO_OPTIMIZED and isinstance(values, dict)
+    if is_a_copy and _ASKS_FOR_LOCALS.isdisjoint(code.co_names):
+        values.clear()
+    return live
+
+
+def _reference(thing: object) -> ref[object] | None:
+    try:
+        return ref(thing)
+    except TypeError:
+        return None
+
+
+def _of_function(function: FunctionType, written: frozenset[str]) -> Iterator[tuple[str, object]]:
+    """What a function keeps for itself: variables around it that it writes, and generators."""
+    names = function.__code__.co_freevars
+    cells = zip(names, function.__closure__ or (), strict=True)
+    around = {name: _content(cell) for name, cell in cells}
+    known = set(function.__code__.co_names)
+    globals_ = {n: v for n, v in function.__globals__.items() if n in known}
+    for name, value in (globals_ | around).items():
+        if name in written or is_kind(value, GENERATORS):
+            yield f"{name!r} of {function.__qualname__}()", value
+
+
+def _of_object(
+    thing: Any, read: frozenset[str], changed: frozenset[str]
+) -> Iterator[tuple[str, object]]:
+    """Attributes that the script's code reads and changes, and generators."""
+    for name, value in getattr(thing, "__dict__", {}).items():
+        is_module = isinstance(thing, torch.nn.Module)
+        is_held = name in read and is_kind(value, (*CONTAINERS, np.ndarray, torch.Tensor))
+        is_one = name in changed or (is_held and not is_module)
+        if is_one or is_kind(value, GENERATORS):
+            yield f"{name!r} of a {type(thing).__name__}", value
+
+
+def _content(cell: Any) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing is in it yet
+        return None
+
+
+def _inside(things: Iterable[Any], depth: int = 0) -> Iterator[object]:
+    """These, and what they hold; but not what functions hold, which no `state_dict` says."""
+    for thing in things:
+        if is_kind(thing, (*NUMBERS, *ProxyTypes)):
+            continue
+        yield thing
+        if depth >= DEEPEST or is_kind(thing, (torch.Tensor, np.ndarray, FunctionType)):
+            continue
+        if is_kind(thing, dict):
+            yield from _inside([*islice(thing.values(), _LARGE)], depth + 1)
+        elif type(thing) in CONTAINERS:
+            yield from _inside([*islice(thing, _MANY)], depth + 1)
+        elif isinstance(held := getattr(thing, "__dict__", None), dict):
+            yield from _inside([*held.values()], depth + 1)
+
+
+def _held_twice(kept: Iterable[Any]) -> Iterator[object]:
+    """What dicts that were handed over hold, and somebody else holds as well."""
+    alone = {"it": [1]}
+    (fewest,) = (sys.getrefcount(one) for one in alone.values())
+    for thing in kept:
+        if is_kind(thing, dict):
+            for value in thing.values():
+                is_changed_in_place = is_kind(value, (list, dict, set, np.ndarray, torch.Tensor))
+                if is_changed_in_place and sys.getrefcount(value) > fewest:
+                    yield value

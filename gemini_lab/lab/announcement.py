@@ -1,0 +1,72 @@
+"""What a lab says of itself in the store, for as long as it lives: its agents end without it."""
+
+import asyncio
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.launch.join import say
+from gemini_lab.node.config import LAB_KEY, LabRecord
+from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
+
+LEASE_S: Final = 15
+
+
+class Announcement:
+    """The lab's key.
+
+    Args:
+        store: The lab's.
+        record: What it says of itself there.
+    """
+
+    def __init__(self, store: EtcdStore, record: LabRecord) -> None:
+        self._store = store
+        self._record = msgspec.json.encode(record).decode()
+        self._lease: int | None = None
+
+    def make(self) -> None:
+        """Tell agents that their lab lives.
+
+        Raises:
+            ConfigError: Another lab of this name is under way.
+            StoreUnavailableError: The store does not answer.
+        """
+        self._lease = patiently(self._announce, tell=say)
+
+    async def keep(self) -> None:
+        """Keep it there; goes on for ever."""
+        while True:
+            await asyncio.sleep(LEASE_S / 5)
+            with suppress(StoreUnavailableError):
+                assert self._lease is not None
+                if not await asyncio.to_thread(self._store.keep_alive, self._lease):
+                    self._lease = await asyncio.to_thread(self._announce)
+
+    def withdraw(self, *, spare: Collection[str]) -> None:
+        """Take it, and all of the lab's keys but these, out of the store.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        if self._lease is not None:
+            self._store.revoke(self._lease)
+        for key in self._store.items().keys() - spare:
+            self._store.delete(key)
+
+    def _announce(self) -> int:
+        """The lease for as long as which the key is there."""
+        lease = self._store.grant(LEASE_S)
+        if self._store.create(LAB_KEY, self._record, lease=lease):
+            return lease
+        if self._store.items().get(LAB_KEY) == self._record:  # made before; the answer was lost
+            self._store.put(LAB_KEY, self._record, lease=lease)
+            return lease
+        self._store.revoke(lease)
+        raise ConfigError(
+            f"a lab is under way at {self._store.prefix} in the store; give this one another "
+            f"name, or wait {LEASE_S} s if that one has just been killed"
+        )

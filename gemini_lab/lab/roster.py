@@ -1,0 +1,63 @@
+"""Who of a lab's nodes is there, by what the root agent says: without any I/O."""
+
+from collections.abc import Iterator
+
+from gemini_lab.log.events import (
+    AnyEvent,
+    Network,
+    NodeJoined,
+    NodeLost,
+    NodeReady,
+    RootElected,
+)
+from gemini_lab.node.network import remarks_on
+
+
+class Roster:
+    """What is known of the nodes.
+
+    Attributes:
+        root: The node with the root agent.
+        ready: Those that have imported what workers need.
+        silent: Those that are lost in the root agent's eyes; they may still be connected.
+    """
+
+    def __init__(self) -> None:
+        self.root: str | None = None
+        self.ready: set[str] = set()
+        self.silent: set[str] = set()
+        self._term = 0  # of the newest root agent that was heard
+        self._networks: dict[str, Network] = {}
+        self._remarked: set[str] = set()  # on these, in the run under way
+
+    def is_heard(self, term: int | None) -> bool:
+        """Whether what was said in this term is not a deposed root's word, which came too late."""
+        if term is not None and term < self._term:
+            return False
+        self._term = max(self._term, term or 0)
+        return True
+
+    def follow(self, event: AnyEvent) -> None:
+        """Something happened."""
+        match event:
+            case RootElected(name=name):
+                self.root = name
+            case NodeReady(name=name, network=network):
+                self.ready.add(name)
+                if network is not None:
+                    self._networks[name] = network
+            case NodeLost(name=name):
+                self.silent.add(name)
+            case NodeJoined(name=name):
+                self.silent.discard(name)
+
+    def begin_run(self) -> None:
+        """A run starts: it has heard no remark yet."""
+        self._remarked.clear()
+
+    def remarks(self) -> Iterator[str]:
+        """What is likely wrong with the nodes' networks, each once a run."""
+        for text in remarks_on(dict(self._networks)):
+            if text not in self._remarked:
+                self._remarked.add(text)
+                yield text

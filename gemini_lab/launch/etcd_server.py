@@ -1,0 +1,146 @@
+"""One member of an etcd: what starts it, what it says, and whether it answers."""
+
+import os
+import shutil
+import ssl
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gemini_lab.launch.certificate import Certificate
+from gemini_lab.node.own_stores import CLIENTS_AT, DATA
+
+ASK_S: Final = 2.0  # for an answer to whether it is well
+LOG: Final = "etcd.log"
+LOG_BYTES: Final = 16 * 2**20
+AUTHORITY: Final = "authority.pem"
+CERTIFICATE: Final = "certificate.pem"
+KEY: Final = "key.pem"
+_LAST_WORDS: Final = frozenset({"panic", "fatal"})
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """A line of etcd's log."""
+
+    level: str
+    msg: str
+    error: str = ""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One member of an etcd, as its keeper starts it.
+
+    Attributes:
+        binary: The program.
+        folder: For data, log and certificates; its user's alone.
+        client: The URL for clients.
+        peer: The URL for other members.
+        name: Its own, in `cluster`.
+        cluster: `name=peer URL` of each member, separated by commas.
+        is_first: Whether the etcd begins with it, and with those in `cluster`.
+        is_durable: Whether data outlives the machine's power; an only member ends with its lab.
+    """
+
+    binary: str
+    folder: str
+    client: str
+    peer: str
+    name: str
+    cluster: str
+    is_first: bool = True
+    is_durable: bool = False
+
+    def write(self, certificate: Certificate) -> None:
+        """Have it prove itself with this certificate."""
+        folder = Path(self.folder)
+        (folder / AUTHORITY).write_bytes(certificate.authority_pem)
+        (folder / CERTIFICATE).write_bytes(certificate.pem)
+        (folder / KEY).write_bytes(certificate.key_pem)
+
+    def command(self) -> list[str]:
+        """What starts it."""
+        known = {
+            "--name": self.name,
+            "--data-dir": f"{self.folder}/{DATA}",
+            CLIENTS_AT: self.client,
+            "--advertise-client-urls": self.client,
+            "--listen-peer-urls": self.peer,
+            "--initial-advertise-peer-urls": self.peer,
+            "--initial-cluster": self.cluster,
+            "--initial-cluster-state": "new" if self.is_first else "existing",
+            "--auto-compaction-retention": "5m",
+            "--bcrypt-cost": "4",  # the password is random: slow hashing would only cost time
+        }
+        if self.client.startswith("https:"):
+            known |= {
+                "--cert-file": f"{self.folder}/{CERTIFICATE}",
+                "--key-file": f"{self.folder}/{KEY}",
+            }
+        if self.peer.startswith("https:"):
+            known |= {
+                "--peer-cert-file": f"{self.folder}/{CERTIFICATE}",
+                "--peer-key-file": f"{self.folder}/{KEY}",
+                "--peer-trusted-ca-file": f"{self.folder}/{AUTHORITY}",
+            }
+        words = [word for pair in known.items() for word in pair]
+        words += ["--peer-client-cert-auth"] if self.peer.startswith("https:") else []
+        return [self.binary, *words, *([] if self.is_durable else ["--unsafe-no-fsync"])]
+
+    def start(self, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+        """Start it on whatever data there is.
+
+        Args:
+            held: The descriptor that holds the folder: it is in use as long as it runs.
+        """
+        with (Path(self.folder) / LOG).open("ab") as log:
+            return subprocess.Popen(
+                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=held
+            )
+
+    def bound_log(self) -> None:
+        """Keep the newest of what it has said: `etcd.log` and, before that, `etcd.log.1`."""
+        log = Path(self.folder) / LOG
+        with suppress(OSError):
+            if log.stat().st_size > LOG_BYTES:
+                with suppress(OSError):  # a full disk has no room for both
+                    shutil.copyfile(log, log.with_name(f"{LOG}.1"))
+                os.truncate(log, 0)  # etcd appends, and goes on at its beginning
+
+    def trouble(self) -> str:
+        """What it said last as it ended by itself; empty if it did not."""
+        last = ""
+        with suppress(OSError), (Path(self.folder) / LOG).open("rb") as log:
+            for line in log:
+                with suppress(msgspec.MsgspecError):
+                    said = msgspec.json.decode(line, type=_Said)
+                    last = f"{said.msg}: {said.error}" if said.level in _LAST_WORDS else last
+        return last
+
+    def answers(self) -> bool:
+        """Whether it says how it is, be that well or ill."""
+        return answers(self.client, f"{self.folder}/{AUTHORITY}")
+
+
+def answers(url: str, authority: str) -> bool:
+    """Whether the etcd at `url` says how it is; by TLS, if it has a certificate of `authority`."""
+    at = urlsplit(url)
+    host = str(at.hostname)
+    asked = HTTPConnection(host, at.port, timeout=ASK_S)
+    try:
+        if at.scheme == "https":
+            trust = ssl.create_default_context(cafile=authority)
+            asked = HTTPSConnection(host, at.port, timeout=ASK_S, context=trust)
+        asked.request("GET", "/health")
+        asked.getresponse()
+    except (OSError, HTTPException):
+        return False
+    else:
+        return True
+    finally:
+        asked.close()

@@ -1,0 +1,131 @@
+"""What a node's workers say: passed on to the log and the root agent, or answered from memory."""
+
+import msgspec
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Protected, VersionComplete
+from gemini_lab.node.host import Worker
+from gemini_lab.node.keeper import MemoryKeeper
+from gemini_lab.node.kept_workers import KeptWorkers
+from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.remembered import Remembered
+from gemini_lab.node.root_link import RootLink
+from gemini_lab.node.shard_writer import ShardWriter
+from gemini_lab.node.tasks import Tasks
+from gemini_lab.node.watch import WorkerWatch
+from gemini_lab.recovery.messages import (
+    EventSaid,
+    Held,
+    Learned,
+    Message,
+    OldSlabsGiven,
+    OldSlabsWanted,
+    OutputSaid,
+    ReadyToJoin,
+    Refused,
+    RestoreFailed,
+    ScriptFinished,
+    Serving,
+    Severed,
+    SlabGiven,
+    SlabRequest,
+    Stands,
+    WorkerPulse,
+)
+from gemini_lab.recovery.protocol import HeardEvent
+
+
+class WorkerListener:
+    """Hears the workers of one node.
+
+    Args:
+        lab: The way to the log.
+        root: The way to the root agent.
+        tasks: Where work beside a message runs.
+        keeper: Has the memory that they ask for.
+        writer: Saves versions; is told when one may be whole.
+        kept: Waits for those that are to stand still.
+
+    Attributes:
+        watch: Hears their pulses.
+        remembered: What they said, for a root agent that asks later.
+        is_placed: Whether the root agent knows the placement.
+    """
+
+    def __init__(
+        self,
+        *,
+        lab: LabLink,
+        root: RootLink,
+        tasks: Tasks,
+        keeper: MemoryKeeper,
+        writer: ShardWriter,
+        kept: KeptWorkers,
+    ) -> None:
+        self.watch = WorkerWatch()
+        self.remembered = Remembered()
+        self.is_placed = False
+        self._lab, self._root, self._tasks = lab, root, tasks
+        self._keeper, self._writer, self._kept = keeper, writer, kept
+
+    def hear(self, worker: Worker, message: Message, fds: list[int]) -> None:
+        """A worker says something."""
+        del fds  # workers send none
+        match message:
+            case EventSaid():
+                self._pass_on(message.entry)
+            case WorkerPulse():
+                self.watch.hear(message)
+            case Stands() | Serving():
+                self._kept.hear(message)
+            case SlabRequest():
+                self._tasks.begin(self._give_slab(worker, message))
+            case OldSlabsWanted():
+                slabs, layouts = self._keeper.set_aside(message.ranks)
+                given = OldSlabsGiven(layouts=layouts)
+                worker.channel.send(given, tuple(slab.fd for slab in slabs))
+            case (
+                ScriptFinished() | Held() | Severed() | ReadyToJoin() | RestoreFailed() | Learned()
+            ):
+                self._root.send(message)
+
+    def hear_output(self, worker: Worker, lines: list[str]) -> None:
+        """A worker prints something."""
+        self._lab.say(OutputSaid(rank=worker.rank, epoch=worker.epoch, lines=lines))
+
+    def _pass_on(self, entry: Entry) -> None:
+        """Pass an event on, and keep of it what this node is asked for later."""
+        to_log, to_root = told_of(entry, is_placed=self.is_placed)
+        self._lab.pass_on(to_log)
+        if to_root is not None:
+            self._root.send(to_root)
+        if isinstance(entry.event, VersionComplete):
+            self._writer.begin_if_whole()
+        self.remembered.take(entry.event)
+
+    async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
+        try:
+            slab = await self._keeper.slab(worker.local_rank, wanted)
+        except (GeminiError, OSError) as error:
+            worker.channel.send(Refused.of(error))
+        else:
+            worker.channel.send(SlabGiven(), (slab.fd,))
+
+
+def told_of(entry: Entry, *, is_placed: bool) -> tuple[Entry, EventSaid | None]:
+    """What the log is told of a worker's event, and what the root agent.
+
+    The root agent hears what it decides on. A placement grows with the nodes, so that not every
+    one of thousands of ranks repeats it: the log has it from rank 0.
+
+    Args:
+        entry: What the worker says.
+        is_placed: Whether the root agent knows the placement.
+    """
+    event, brief = entry.event, entry
+    if isinstance(event, Protected):
+        brief = msgspec.structs.replace(entry, event=msgspec.structs.replace(event, placement=None))
+    is_first = isinstance(event, Protected) and event.rank == 0
+    to_root = EventSaid(entry=brief if is_placed else entry)
+    return entry if is_first else brief, to_root if isinstance(event, HeardEvent) else None

@@ -1,0 +1,168 @@
+"""The etcds that labs have started on this machine, found by their folders' names.
+
+An etcd whose keeper was killed lives on, for its lab may need it. Whoever starts or ends a lab on
+the machine, a launcher or an agent, ends those that nobody keeps and nobody uses: no agent of its
+lab is here, and no client is connected to it. Whoever is in a lab is connected to one member of its
+etcd all the time. Other members are no clients: they speak with each other for ever.
+"""
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import psutil
+
+from gemini_lab.node.held_folder import remove_left
+from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
+from gemini_lab.units import MIB, format_bytes
+
+FOLDER: Final = "gemini_lab-store-"
+"""What the names of their folders begin with; the port for clients follows."""
+DATA: Final = "data"
+"""What etcd writes, in such a folder."""
+CLIENTS_AT: Final = "--listen-client-urls"
+"""Etcd's option: the URL for clients follows."""
+LAB: Final = "lab"
+"""A file in such a folder: the prefix of its lab's keys."""
+SEGMENT_BYTES: Final = 64 * MIB
+"""A file of etcd's log, which is made in full: without room for one it does not start."""
+Address = tuple[str, int]
+LOOK_S: Final = 0.2
+GONE_S: Final = 3.0
+
+
+def lack_of_room(endpoints: Sequence[str]) -> str:
+    """Says that an etcd at one of these endpoints has no room here; empty if none is known to.
+
+    It dies of that, and what it says itself finds no room either.
+    """
+    places = (endpoint.rpartition(":") for endpoint in endpoints)
+    for port in (port for host, _, port in places if _is_here(host)):
+        for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}{port}-*"):
+            with suppress(OSError):  # it has just gone
+                free_bytes = shutil.disk_usage(folder).free
+                if free_bytes < SEGMENT_BYTES:
+                    return (
+                        f"its disk is full: {format_bytes(free_bytes)} are free below {folder}, "
+                        f"and it needs {format_bytes(SEGMENT_BYTES)}"
+                    )
+    return ""
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine's: another one may have the same port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.bind((host, 0))
+        return True
+    return False
+
+
+def end_store(folder: str) -> None:
+    """End the etcd that has its data in a folder, whoever uses it, and remove the folder."""
+    _end([store for store in _stores() if _folder_of(store) == Path(folder)])
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_left_stores(wait_s: float = 0.0, over: str = "") -> None:
+    """End this user's etcds here that nobody keeps and nobody uses, and remove their folders.
+
+    Args:
+        wait_s: For those that are still used, as a lab's last processes leave one after the other.
+        over: The prefix of a lab that is over: its agents do not count.
+    """
+    give_up_s = time.monotonic() + wait_s
+    while unkept := [store for store in _stores() if not _is_kept(store)]:
+        past = set(_of_agents(over))
+        left = [s for s in unkept if not _has_agent(s, over) and not _has_client(s, past)]
+        folders = [folder for folder in map(_folder_of, left) if folder is not None]
+        _end(left)
+        for folder in folders:  # also those below another job's TMPDIR
+            shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() >= give_up_s:
+            break
+        time.sleep(LOOK_S)
+    remove_left(FOLDER)
+
+
+def _stores() -> Iterator[psutil.Process]:
+    """This user's etcds of labs."""
+    for process in psutil.process_iter():
+        if _folder_of(process) is not None:
+            yield process
+
+
+def _folder_of(process: psutil.Process) -> Path | None:
+    """The lab's folder on whose data an etcd of this user runs; `None` if a process is none."""
+    with suppress(psutil.Error):  # it may have ended
+        for place in (Path(word) for word in process.cmdline() if word.endswith(f"/{DATA}")):
+            is_labs = place.parent.name.startswith(FOLDER)
+            if is_labs and process.uids().real == os.getuid():
+                return place.parent
+    return None
+
+
+def _is_kept(store: psutil.Process) -> bool:
+    """Whether its keeper lives, which is its parent then."""
+    with suppress(psutil.Error):
+        parent = store.parent()
+        return parent is not None and STORE_KEEPER in parent.cmdline()
+    return False
+
+
+def _has_agent(store: psutil.Process, over: str) -> bool:
+    """Whether an agent of its lab is here; those of a lab that is over do not count."""
+    folder = _folder_of(store)
+    with suppress(OSError):
+        prefix = (folder / LAB).read_text(encoding="utf-8") if folder is not None else over
+        return prefix != over and any(map(is_alive, processes_of(AGENT, prefix)))
+    return False
+
+
+def _has_client(store: psutil.Process, past: Collection[Address]) -> bool:
+    """Whether anybody else is connected to it, but for those from the addresses in `past`."""
+    try:
+        links, words = _links(store), store.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
+    port = urlsplit(words[words.index(CLIENTS_AT) + 1]).port
+    own = {here for here, _ in links}  # etcd speaks with itself, too
+    ends = {there for here, there in links if here[1] == port}
+    return not ends <= own | set(past)
+
+
+def _of_agents(prefix: str) -> Iterator[Address]:
+    """Where the connections of a lab's agents here begin."""
+    for agent in processes_of(AGENT, prefix):
+        with suppress(psutil.AccessDenied):
+            yield from (here for here, _ in _links(agent))
+
+
+def _links(process: psutil.Process) -> list[tuple[Address, Address]]:
+    """From where to where a process has connections; one that has ended has none."""
+    with suppress(psutil.NoSuchProcess):
+        links = process.net_connections("tcp")
+        open_ones = [link for link in links if link.status == psutil.CONN_ESTABLISHED]
+        return [(_plain(link.laddr), _plain(link.raddr)) for link in open_ones]
+    return []
+
+
+def _plain(address: Address) -> Address:
+    """An address of IPv4 as such, also where a socket of IPv6 has it."""
+    host, port = address
+    return host.removeprefix("::ffff:"), port
+
+
+def _end(stores: Sequence[psutil.Process]) -> None:
+    for store in stores:
+        with suppress(psutil.Error):
+            store.kill()
+    psutil.wait_procs(stores, GONE_S)

@@ -1,0 +1,169 @@
+"""Recoveries of a simulated run: from a failure, or a new machine, until training can go on."""
+
+from collections.abc import Generator
+from dataclasses import replace
+
+import simpy
+
+from gemini_lab.log.events import NodeJoined, NodeRequested
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.simulator.cluster import Part
+from gemini_lab.simulator.durations import FOUND
+from gemini_lab.simulator.failures import Outage
+from gemini_lab.simulator.outcome import Recovery
+from gemini_lab.simulator.progress import Segment
+from gemini_lab.simulator.run_state import RunState, Waits, Word
+from gemini_lab.simulator.selecting import select
+
+
+class Recovering:
+    """Brings a run back.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+
+    def recover(
+        self, outage: Outage, segment: Segment, elapsed_s: float
+    ) -> Generator[simpy.Event, None, int]:
+        """From a failure until training can go on; gives the version to go on from.
+
+        Args:
+            outage: The failure.
+            segment: What training did until then.
+            elapsed_s: For how long.
+        """
+        run, failed_s = self._run, self._run.env.now
+        reached = segment.newest_at(elapsed_s)
+        if run.recorder:
+            lost = sorted(run.cluster.dead)
+            run.recorder.failed(failed_s, cause=outage.cause, lost=lost, reached=reached)
+        plan, retrieval_s = yield from self._attempts(outage)
+        version = plan.version or 0
+        lost_s = run.redo_s(segment, elapsed_s, version)
+        run.lost_s += lost_s
+        recovery = Recovery(
+            at_s=failed_s,
+            failures=run.struck["failures"],
+            lost_nodes=run.struck["nodes"],
+            tier=plan.tier,
+            version=version,
+            lost_s=lost_s,
+            retrieval_s=retrieval_s,
+            duration_s=run.env.now - failed_s,
+        )
+        run.struck.clear()
+        run.recoveries.append(recovery)
+        self._follow()
+        if run.recorder:
+            run.recorder.recovered(run.env.now, recovery, reached)
+        return version
+
+    def rejoin(self, segment: Segment, elapsed_s: float) -> Generator[simpy.Event, None, int]:
+        """A shrunk job takes new machines in; the running iteration is repeated."""
+        run = self._run
+        version = segment.newest_at(elapsed_s)
+        run.lost_s += run.redo_s(segment, elapsed_s, version)
+        run.cluster.fill()
+        run.cluster.memory_version = version
+        segment = replace(segment, version=version, leg=None)
+        run.stopped = (segment, 0.0)
+        try:
+            rejoin_s = run.durations.rejoin_s if run.way is None else run.way.rejoin_s
+            yield from run.step("rejoin", rejoin_s)
+            run.cluster.blank = set(run.cluster.vacant)
+        except simpy.Interrupt as interrupt:
+            version = yield from self.recover(interrupt.cause, segment, 0.0)
+        return version
+
+    def _attempts(self, outage: Outage) -> Generator[simpy.Event, None, tuple[RecoveryPlan, float]]:
+        """Try until nothing fails meanwhile; gives what was loaded, and how long that took."""
+        run = self._run
+        while True:
+            if outage.failure == FOUND:
+                run.cluster.memory_version, run.cluster.persisted = run.trust.go_back()
+            try:
+                return (yield from self._attempt(outage))
+            except simpy.Interrupt as interrupt:
+                outage = interrupt.cause
+
+    def _attempt(self, outage: Outage) -> Generator[simpy.Event, None, tuple[RecoveryPlan, float]]:
+        """One try at a recovery, in the order of the paper's Fig. 14."""
+        run = self._run
+        steps = run.durations.steps(outage)
+        yield from run.step("detect", steps.detect_s)
+        if steps.fence_s:
+            yield from run.step("fence", steps.fence_s)
+        yield from run.step("serialise", steps.serialise_s)
+        for _ in range(run.unordered):
+            run.env.process(self._deliver())
+        run.unordered = 0
+        part, plan = yield from self._planned()
+        moved = run.cluster.moved()
+        run.cluster.take(part, plan)
+        if run.recorder:
+            run.recorder.planned(run.env.now, plan)
+        if steps.start_s:
+            yield from run.step("start", steps.start_s)
+        retrieval_s = run.durations.retrieval_s(plan, steps, moved=len(moved))
+        yield from run.step("retrieve", retrieval_s)
+        if run.recorder:
+            run.recorder.retrieved(run.env.now, plan, retrieval_s)
+        run.cluster.loaded(plan)
+        yield from run.step("warm_up", steps.warm_up_s if run.way is None else run.way.restart_s)
+        return plan, retrieval_s
+
+    def _planned(self) -> Generator[simpy.Event, None, tuple[Part, RecoveryPlan]]:
+        """What is loaded from where, once there are machines enough for it."""
+        run = self._run
+        run.way = None
+        part, plan = self._plan()
+        while plan.missing and not self._can_shrink(part, plan):
+            if run.recorder:
+                run.recorder.waiting(run.env.now, plan.missing, run.cluster.standbys)
+            yield from run.step("reserve", run.arrival)
+            part, plan = self._plan()
+        return part, plan
+
+    def _plan(self) -> tuple[Part, RecoveryPlan]:
+        """What is loaded from where; a recorder is told of every shard."""
+        cluster = self._run.cluster
+        part = cluster.everything if self._run.recorder else cluster.concerned()
+        return part, cluster.plan(part)
+
+    def _can_shrink(self, part: Part, plan: RecoveryPlan) -> bool:
+        run = self._run
+        missing = {part.positions[place] for place in plan.missing}
+        if run.policy.ways:
+            run.way = select(
+                run.policy.ways,
+                missing | run.cluster.vacant,
+                run.workload.nodes,
+                wait_s=run.durations.mean_replacement_s,
+                restart_s=run.durations.restart_s,
+            )
+            return run.way is not None
+        return run.policy.shrinks and run.idle_nodes(missing) < run.workload.nodes
+
+    def _deliver(self) -> Waits:
+        """A machine is ordered and comes."""
+        run = self._run
+        run.say(NodeRequested(reason="a machine was lost"))
+        yield run.env.timeout(run.durations.replacement_s(run.draw))
+        run.say(NodeJoined(name=run.cluster.arrive()))
+        run.arrival.succeed()
+        run.arrival = run.env.event()
+        if run.segment is not None and run.cluster.vacant:
+            run.interrupt(Word.MACHINE)
+
+    def _follow(self) -> None:
+        """All start anew, and every holder has its copies: these go where the risk is."""
+        run = self._run
+        if run.followed is None or run.cluster.vacant:
+            return
+        other = run.followed.next_placement(run.cluster.placement, run.env.now)
+        if other is not None:
+            run.cluster.place(other)

@@ -1,0 +1,144 @@
+"""A simulated run as it stands: what trains how fast on what is there, and the books of it."""
+
+import random
+from collections import Counter
+from collections.abc import Collection, Generator
+from enum import Enum
+
+import simpy
+
+from gemini_lab.log.events import AnyEvent
+from gemini_lab.placement import Placement
+from gemini_lab.simulator.ailing import Stragglers, Trust
+from gemini_lab.simulator.cluster import Cluster
+from gemini_lab.simulator.durations import Durations
+from gemini_lab.simulator.failures import Outage
+from gemini_lab.simulator.following import Followed
+from gemini_lab.simulator.outcome import Recovery
+from gemini_lab.simulator.policy import Policy
+from gemini_lab.simulator.progress import Segment
+from gemini_lab.simulator.recorder import Recorder
+from gemini_lab.simulator.selecting import Way
+from gemini_lab.simulator.workload import Workload
+
+Waits = Generator[simpy.Event, None, None]
+
+
+class Word(Enum):
+    """Why training is interrupted, where nothing failed."""
+
+    MACHINE = "a machine came for an empty position"
+    DONE = "all iterations are done"
+    PACE = "machines became slower or faster: look at the clock anew"
+
+
+class RunState:
+    """What training, failures and recoveries of one run share.
+
+    Args:
+        workload: The job and its cluster.
+        policy: Who protects it.
+        placement: Who keeps whose replica.
+        seed: Of all that is drawn.
+        recorder: Is told what happens.
+
+    Attributes:
+        trainer: The process that trains and recovers.
+        way: In which it trains without machines, if ways were given.
+        segment: While training runs.
+        usual_s: An iteration, if no machine were slow.
+        stopped: Where training stood, while it does not run: a segment, and for how long it ran.
+        unordered: Lost machines for which no replacement is ordered yet.
+        arrival: Of the next machine.
+        struck: Failures and lost nodes since the last recovery.
+        under_way: The step of a recovery that is going on, and since when.
+    """
+
+    trainer: simpy.Process
+
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy,
+        placement: Placement,
+        *,
+        seed: int,
+        recorder: Recorder | None,
+    ) -> None:
+        self.workload, self.policy, self.recorder = workload, policy, recorder
+        self.draw = random.Random(seed)
+        self.durations = Durations(workload, policy, seed=seed)
+        self.env = simpy.Environment()
+        self.cluster = Cluster(placement, standbys=workload.standbys)
+        self.stragglers = Stragglers()
+        self.trust = Trust(policy)
+        following = policy.following
+        self.followed = None if following is None else Followed(following, workload.nodes)
+        self.way: Way | None = None
+        self.segment: Segment | None = None
+        self.segment_start_s = 0.0
+        self.usual_s = workload.iteration_s
+        self.stopped: tuple[Segment, float] | None = None
+        self.unordered = 0
+        self.arrival = self.env.event()
+        self.struck: Counter[str] = Counter()
+        self.under_way = ("", 0.0)
+        self.failures = 0
+        self.lost_s = 0.0
+        self.down_s: Counter[str] = Counter()
+        self.recoveries: list[Recovery] = []
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the segment began."""
+        return float(self.env.now - self.segment_start_s)
+
+    def iteration_s(self, *, slowest: float | None = None) -> float:
+        """How long an iteration takes with the machines that are there.
+
+        Args:
+            slowest: How many times as long the slowest one computes; by default, as it does.
+        """
+        nodes = self.workload.nodes
+        if self.way is None:
+            factor = nodes / max(1, nodes - self.idle_nodes(self.cluster.vacant))
+        else:
+            factor = self.way.factor(self.cluster.vacant, nodes)
+        factor *= self.stragglers.factor if slowest is None else slowest
+        return factor * self.workload.iteration_s + self.policy.slowdown_s
+
+    def idle_nodes(self, vacant: Collection[int]) -> int:
+        """Nodes that do not train: on empty positions, and all that can only train with them."""
+        unit = self.policy.shrink_unit
+        return len({position // unit for position in vacant}) * unit
+
+    def redo_s(self, segment: Segment, elapsed_s: float, version: int) -> float:
+        """How long training took from `version` to where it stood in `segment`.
+
+        What was done before the segment counts as if no machine had been slow then.
+        """
+        if version >= segment.version:
+            return elapsed_s - segment.reached_s(version)
+        before = Segment(version=version, iteration_s=self.usual_s, policy=self.policy)
+        return elapsed_s + before.reached_s(segment.version)
+
+    def interrupt(self, cause: Outage | Word) -> None:
+        """Have whoever trains know, unless they are the one who says it."""
+        if self.trainer.is_alive and self.env.active_process is not self.trainer:
+            self.trainer.interrupt(cause)
+
+    def step(self, name: str, wait: float | simpy.Event) -> Waits:
+        """Let time pass, also in the books when it is interrupted."""
+        start_s = self.env.now
+        self.under_way = (name, start_s)
+        try:
+            yield self.env.timeout(wait) if isinstance(wait, float | int) else wait
+        finally:
+            self.down_s[name] += self.env.now - start_s
+            if self.recorder:
+                self.recorder.step(name, start_s, self.env.now)
+
+    def say(self, event: AnyEvent) -> None:
+        """Have it recorded."""
+        if self.recorder:
+            self.recorder.say(self.env.now, event)

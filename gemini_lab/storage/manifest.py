@@ -1,0 +1,102 @@
+"""What a persistent tier says of its versions, as sealed JSON, and which of them count."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Final
+
+import xxhash
+
+from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.rewinds import is_left
+from gemini_lab.shard.layout import ShardRecord
+from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
+
+MANIFEST: Final = "manifest.json"
+
+
+def manifest_of(
+    version: int, records: Sequence[ShardRecord], meta: Mapping[str, Any], *, order: int
+) -> dict[str, Any]:
+    """A version's manifest.
+
+    Args:
+        version: The version.
+        records: Of its shards.
+        meta: Anything worth keeping with it.
+        order: Its place among the versions that were written.
+    """
+    return {
+        "version": version,
+        "order": order,
+        "shards": [asdict(record) for record in sorted(records, key=lambda r: r.shard)],
+        "meta": dict(meta),
+    }
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """A file's text, with the checksum of what it says."""
+    return json.dumps({**content, "checksum": _checksum(content)}, sort_keys=True).encode()
+
+
+def unsealed(text: bytes) -> dict[str, Any] | None:
+    """What a file says; `None` for one that is torn, or bits of which flipped."""
+    try:
+        content: dict[str, Any] = json.loads(text)
+        return content if content.pop("checksum") == _checksum(content) else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def lineage_of(manifest: Mapping[str, Any]) -> Lineage:
+    """The history that a manifest's version is of."""
+    told = manifest["meta"].get("lineage")
+    return NO_LINEAGE if told is None else Lineage(**told)
+
+
+def left_text(left: Sequence[VersionId]) -> bytes:
+    """The file of what a run went back behind."""
+    return sealed({"left": [asdict(one) for one in left]})
+
+
+def left_in(text: bytes) -> list[VersionId]:
+    """What such a file says; one that is torn says nothing."""
+    content = unsealed(text)
+    with suppress(TypeError, KeyError):
+        return [*map(_version_id, content["left"])] if content is not None else []
+    return []
+
+
+def left_by(manifests: Mapping[int, Mapping[str, Any]]) -> list[VersionId]:
+    """What manifests say of versions that training has gone back behind."""
+    said = [one for manifest in manifests.values() for one in manifest["meta"].get("left", ())]
+    return [*map(_version_id, said)]
+
+
+def counting(
+    manifests: Mapping[int, Mapping[str, Any]], told: Sequence[VersionId]
+) -> dict[int, Mapping[str, Any]]:
+    """Those of versions behind which training has not gone back, by what any of them says.
+
+    Args:
+        manifests: Of the versions that exist.
+        told: What was said besides.
+    """
+    left = [*told, *left_by(manifests)]
+    return {
+        version: manifest
+        for version, manifest in manifests.items()
+        if not is_left(version, lineage_of(manifest), left)
+    }
+
+
+def _version_id(told: Mapping[str, Any]) -> VersionId:
+    """As a manifest has it."""
+    lineage, skips = Lineage(**told["lineage"]), told.get("skips", False)
+    return VersionId(version=told["version"], lineage=lineage, skips=skips)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Checksum of what a file says, however its JSON is spaced."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())

@@ -1,0 +1,94 @@
+"""What an optimizer has beside tensors goes back into the very things that a script may hold."""
+
+from collections import deque
+
+import numpy as np
+import torch
+
+from gemini_lab.engine.frameworks.optimizer_state import OptimizerState
+from gemini_lab.engine.frameworks.options import group_options, own_values, put_group_options
+from gemini_lab.shard.codec import decode, encode
+
+
+def test_the_tensor_of_a_learning_rate_stays_the_one_that_the_script_changes():
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=rate)
+    kept = encode(group_options(optimizer))
+    rate.fill_(0.5)
+    put_group_options(optimizer, decode(kept))
+    assert rate == torch.tensor(0.1)
+    rate.fill_(0.7)
+    assert optimizer.param_groups[0]["lr"] == torch.tensor(0.7)
+
+
+def test_a_number_is_replaced_and_so_is_a_tensor_of_another_form():
+    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=torch.tensor(0.1))
+    (options,) = group_options(optimizer)
+    put_group_options(optimizer, [{**options, "lr": torch.ones(1), "momentum": 0.5}])
+    (group,) = optimizer.param_groups
+    assert group["lr"].shape == (1,)
+    assert group["momentum"] == 0.5
+
+
+class Warm(torch.optim.SGD):
+    """Somebody's own: it counts for all weights together, in containers of its own, too."""
+
+    def __init__(self, weights):
+        super().__init__(weights, lr=0.1)
+        self.state["all"] = {"taken": 0, "mean": torch.zeros(3)}
+        self.phase, self.counts, self.seen = "warm", {"steps": 0}, [0.5, (1, 2)]
+        self.sums, self.ends = np.zeros(2), deque([1], maxlen=2)
+        self.history = [0.0] * 2_000
+
+    @torch.no_grad()
+    def step(self):
+        self.state["all"]["taken"] += 1
+        self.state["all"]["mean"] += 1.0
+        self.phase = "hot"
+        self.counts["steps"] += 1
+        self.seen.append(len(self.seen))
+        self.sums += 1
+        self.ends.append(2)
+        super().step()
+
+
+def warm():
+    optimizer = Warm([torch.ones(2, requires_grad=True)])
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+    return optimizer, OptimizerState(optimizer)
+
+
+def values_of(optimizer):
+    common = {**optimizer.state["all"], "mean": optimizer.state["all"]["mean"].tolist()}
+    own = (optimizer.phase, dict(optimizer.counts), [*optimizer.seen])
+    return common, *own, optimizer.sums.tolist(), [*optimizer.ends]
+
+
+def test_what_an_optimizer_counts_for_all_weights_and_in_containers_comes_back():
+    optimizer, state = warm()
+    list(state.forms())
+    for _ in range(3):
+        optimizer.step()
+    kept, then = encode(state.capture([])), values_of(optimizer)
+    optimizer.step()
+    other, state = warm()
+    state.restore(decode(kept))
+    assert values_of(other)[:-1] == then[:-1]
+    other.step()
+    assert values_of(other)[:-1] == values_of(optimizer)[:-1]
+
+
+def test_to_foresee_a_state_changes_nothing_that_an_optimizer_keeps_in_containers():
+    optimizer, state = warm()
+    before, seen = values_of(optimizer), optimizer.seen
+    list(state.forms())
+    assert values_of(optimizer) == before
+    assert optimizer.seen is seen
+
+
+def test_a_long_history_and_what_the_optimizer_goes_on_changing_are_not_kept():
+    optimizer, _ = warm()
+    kept = own_values(optimizer)
+    optimizer.step()
+    assert "history" not in kept
+    assert kept["counts"] == {"steps": 0}

@@ -1,0 +1,349 @@
+"""What a script carries by itself is named once it has changed; what it hands over is not."""
+
+import gc
+import random
+import time
+import weakref
+from collections import deque
+from itertools import cycle
+from types import FunctionType
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gemini_lab.engine.state.own_code import is_own_file
+from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.engine.state.script_watch import ScriptWatch
+from gemini_lab.engine.state.unkept import Unkept, script_frames
+from gemini_lab.shard.codec import encode
+
+
+def ours():
+    """What lives of this module: other tests' scripts may be there, too."""
+    things = gc.get_objects()
+    return [
+        one
+        for one in things
+        if type(one).__module__ == __name__
+        or (type(one) is FunctionType and one.__module__ == __name__)
+    ]
+
+
+def tops(unkept):
+    """A loop's top, four times; gives what was named there."""
+    for _ in range(4):
+        frames = [one for one in script_frames() if one.f_code is not tops.__code__]
+        yield unkept.changed(frames)
+
+
+def patience(unkept, told):
+    best, bad = 9.0, 0
+    for found in tops(unkept):
+        told.append(found)
+        loss = random.random()
+        best, bad = (loss, 0) if loss < best else (best, bad + 1)
+
+
+def counting(unkept, told):
+    """As a learning rate's function may count its calls."""
+    calls = 0
+
+    def decay():
+        nonlocal calls
+        calls += 1
+
+    for found in tops(unkept):
+        told.append(found)
+        decay()
+
+
+def hooked(unkept, told):
+    """As a hook counts in a list around it; what it looks up is no value of its own."""
+    count, window, known, losses = [0], [1.0], {}, []
+
+    def hook():
+        count[0] += 1
+        window.append(1.0 / count[0])
+        known[count[0]] = known.get(count[0], "said")
+        losses.append(window[-1])
+
+    for found in tops(unkept):
+        told.append(found)
+        hook()
+
+
+TOTALS = {"loss": 0.0, "seen": 1}
+
+
+def totals(unkept, told):
+    """In a dict of the module."""
+
+    def add():
+        TOTALS["loss"] = TOTALS["loss"] * 0.9 + TOTALS["seen"]
+
+    for found in tops(unkept):
+        told.append(found)
+        add()
+
+
+def generator(unkept, told):
+    """In the closure of a function."""
+    own = np.random.default_rng(1)
+
+    def noise():
+        return own.random()
+
+    for found in tops(unkept):
+        told.append(found)
+        noise()
+
+
+def stream(unkept, told):
+    """A generator function that counts epochs; the loop asks it for batches."""
+
+    def endless():
+        epoch = 0
+        while True:
+            yield epoch
+            epoch += 1
+
+    batches = endless()
+    for found in tops(unkept):
+        told.append(found)
+        next(batches)
+
+
+class Stopper:
+    """Stops early."""
+
+    def __init__(self):
+        self.bad = self.last = 0
+        self.losses = []
+
+    def see(self, loss):
+        self.bad += 1
+        self.last = loss
+        self.losses.append(loss)
+
+
+def stopper(unkept, told):
+    it = Stopper()
+    for found in tops(unkept):
+        told.append(found)
+        it.see(1.0 + it.bad)
+
+
+class Normaliser:
+    """Of what an environment gives."""
+
+    def __init__(self):
+        self.mean = np.zeros(2)
+
+    def see(self, seen):
+        self.mean += (seen - self.mean) / 2
+
+
+def normaliser(unkept, told):
+    it = Normaliser()
+    for found in tops(unkept):
+        told.append(found)
+        it.see(1.0)
+
+
+def replay(unkept, told):
+    buffer, own = deque(maxlen=2), torch.Generator()
+    for found in tops(unkept):
+        told.append(found)
+        buffer.append(torch.rand((), generator=own).item())
+        max(buffer)
+
+
+def ahead(unkept, told):
+    """A batch that one pass fetches for the next."""
+    batch = torch.rand(2)
+    for found in tops(unkept):
+        told.append(found)
+        batch = torch.rand(2) + batch
+
+
+STORIES = {
+    patience: ["'bad' of patience()", "'best' of patience()"],
+    counting: ["'calls' of counting.<locals>.decay()"],
+    hooked: ["'count' of hooked.<locals>.hook()", "'window' of hooked.<locals>.hook()"],
+    totals: ["'TOTALS' of totals.<locals>.add()"],
+    generator: ["'own' of generator.<locals>.noise()"],
+    stream: ["'epoch' of stream.<locals>.endless()"],
+    stopper: ["'bad' of a Stopper"],
+    normaliser: ["'mean' of a Normaliser"],
+    replay: ["'buffer' of replay()", "'own' of replay()"],
+    ahead: ["'batch' of ahead()"],
+}
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_what_a_script_carries_by_itself_is_named_once_it_has_changed(story):
+    told = []
+    random.seed(1)
+    story(Unkept([], living=ours), told)
+    named = [name for carried, twofold in told for name in (*carried, *twofold)]
+    assert told[0] == ([], [])
+    assert sorted(named) == STORIES[story]
+
+
+def test_what_is_handed_over_or_told_or_written_anew_is_not_named():
+    """A dict and a generator that a version has; a clock; a history; what a pass begins with."""
+    counts, own = {"bad": 0, "seen": [1]}, random.Random(1)
+    unkept, named = Unkept([counts, own], living=ours), []
+    together = {"one": own}
+    history, began_s, last = [], time.perf_counter(), 0.0
+    for carried, twofold in tops(unkept):
+        named += [*carried, *twofold]
+        loss = together["one"].random()
+        counts["bad"] += 1
+        counts["seen"].append(loss)
+        history.append(time.perf_counter() - began_s)
+        began_s = time.perf_counter()
+        last = loss
+    assert (len(history), last) != (0, 0.0)
+    assert named == []
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_the_epoch_that_the_outer_loop_is_given_is_no_value_of_the_scripts_own(is_told):
+    unkept, named = Unkept([], living=ours), []
+    for epoch in range(3):
+        for _ in range(2):
+            frames = script_frames()[:1]
+            named += unkept.changed(frames, epoch=epoch if is_told else None)[0]
+            assert epoch < 3
+    assert [name.split()[0] for name in named] == ([] if is_told else ["'epoch'"])
+
+
+def test_what_a_dict_holds_and_the_script_knows_by_another_name_is_said():
+    """After a failure the dict holds another list."""
+    buffer = []
+    unkept, found = Unkept([{"buffer": buffer, "other": []}], living=ours), []
+    for carried, twofold in tops(unkept):
+        found.append((carried, twofold))
+        buffer.append(len(buffer))
+        max(buffer)
+    where = test_what_a_dict_holds_and_the_script_knows_by_another_name_is_said.__name__
+    assert found[1] == ([], [f"'buffer' of {where}()"])
+
+
+def test_a_name_that_is_taken_from_the_dict_afterwards_is_no_second_one():
+    """So that it is the restored list."""
+    state = {"buffer": []}
+    unkept, named = Unkept([state], living=ours), []
+    buffer = state["buffer"]
+    for carried, twofold in tops(unkept):
+        named += [*carried, *twofold]
+        buffer.append(len(buffer))
+        max(buffer)
+    assert named == []
+
+
+def test_it_is_said_with_the_way_out_from_the_first_versions_on():
+    script, said = ScriptState(), []
+    answers = iter([((), ()), (["'bad' of main()"], ["'buffer' of main()"]), ((), ())])
+    script.unkept = lambda: next(answers)
+    watch = ScriptWatch(script, said.append)
+    drawn = encode(script.drawn())
+    for _ in range(4):
+        watch.see_version(drawn, at_top=True, is_asked=True)
+    carried, twofold = said
+    assert "that no version has ('bad' of main()), and after a failure" in carried
+    assert "protect(..., client_state=counts)" in carried
+    assert "under a name of its own ('buffer' of main()): after a failure" in twofold
+
+
+def test_what_cannot_be_read_disturbs_nobody():
+    """A tensor without values, or what another thread changes meanwhile."""
+
+    def loop(unkept, told):
+        hollow, sparse = torch.empty(2, device="meta"), torch.eye(2).to_sparse()
+        for found in tops(unkept):
+            told.append(found)
+            hollow, sparse = hollow + 1, sparse * 2
+
+    told = []
+    loop(Unkept([], living=list), told)
+    assert told == [([], [])] * 4
+
+
+def test_what_cycle_keeps_of_a_loader_is_said_once():
+    loader = DataLoader([1, 2, 3])
+    script, said = ScriptState(data=[loader]), []
+    watch = ScriptWatch(script, said.append)
+    batches = cycle(loader)
+    for _ in range(4):
+        next(batches)
+        watch.see_version(encode(script.drawn()), at_top=True, is_asked=True)
+    (text,) = said
+    assert "itertools.cycle reads a loader" in text
+    assert "`while True: yield from loader`" in text
+
+
+def in_epochs(loader, watch):
+    """As a loop over `protected.epochs`: a version is sealed where the next batch is asked for."""
+    watch_of_loader = loader.__dict__["_gemini_lab_watch"]
+    watch_of_loader.on_fetch = lambda: watch.see_version(encode(DRAWN), at_top=True, is_asked=True)
+    for i, batch in enumerate(loader):
+        if i + 1 == len(loader):
+            return
+        str(f"{i} {batch}")
+
+
+DRAWN = {"data": [], "client": None, "also": {}, "own": [], "random": 0}
+
+
+def test_a_count_of_batches_by_enumerate_is_said_where_something_hangs_on_it():
+    loader, remarks = DataLoader([1, 2, 3, 4]), []
+    script = ScriptState(data=[loader])
+    in_epochs(loader, ScriptWatch(script, remarks.append))
+    (text,) = remarks
+    assert "by `enumerate` ('i' of in_epochs()), which begins at 0 again" in text
+
+
+class Batch:
+    """What an iteration computes with."""
+
+    def __init__(self):
+        self.tokens = torch.zeros(8)
+
+
+def test_a_weak_proxy_of_what_is_gone_disturbs_nobody():
+    owner, other, told = Stopper(), Stopper(), []
+    other.owner = weakref.proxy(owner)
+    unkept = Unkept([[other.owner]], living=ours)
+    del owner
+    for found in tops(unkept):
+        told.append(found)
+        other.see(1.0)
+    assert told[1] == (["'bad' of a Stopper"], [])
+
+
+def test_what_torch_compile_writes_is_not_the_scripts_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    assert not is_own_file(str(tmp_path / "compiled" / "ab" / "cab.py"))
+    assert is_own_file(str(tmp_path / "train.py"))
+
+
+def test_nothing_is_kept_alive():
+    """A batch that was there at a look would stand in memory for the rest of the run."""
+    batch, outputs = Batch(), torch.zeros(8)
+    unkept = Unkept([], living=ours)
+    for _ in range(2):
+        unkept.changed(script_frames())
+    held = [weakref.ref(batch), weakref.ref(batch.tokens), weakref.ref(outputs)]
+    del batch, outputs
+    assert [one() for one in held] == [None, None, None]
+
+
+def test_a_function_keeps_what_it_had_of_its_variables():
+    seed = 7
+    config = locals()
+    Unkept([], living=list).changed(script_frames())
+    assert config["seed"] == seed
