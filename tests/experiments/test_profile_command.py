@@ -61,7 +61,8 @@ def test_a_script_is_profiled_unchanged(script: Path, capfd: pytest.CaptureFixtu
     assert code == 0
     assert "network" in said
     profile = Profile.from_json(Path("profile.json").read_text(encoding="utf-8"))
-    assert (profile.iterations, profile.world_size) == (3, 2)
+    assert 2 <= profile.iterations <= 3  # one that stalled is left out
+    assert profile.world_size == 2
     assert "paced" in profile.conditions[0]
     names = [c.name for c in profile.collectives]
     assert names.count("reduce_scatter_tensor") % 2 == 0
