@@ -15,6 +15,8 @@ from typing import Any, Final, Protocol
 from gemini_lab.errors import ConfigError, in_lines
 
 GROUP: Final = "gemini_lab.display"
+NO_FORMULAS: Final = "mathjax_ignore tex2jax_ignore"
+"""The class of HTML in which two dollar signs are dollars: of MathJax 3 and of MathJax 2."""
 
 
 class Picture(Protocol):
@@ -86,7 +88,8 @@ class Said:
     def _repr_html_(self) -> str:
         table = f'<pre style="white-space:pre">{escape(self._table)}</pre>' if self._table else ""
         sentence = escape(self._sentence)
-        return f'<p style="overflow-wrap:anywhere;max-width:50em">{sentence}</p>{table}'
+        style = "overflow-wrap:anywhere;max-width:50em"
+        return f'<div class="{NO_FORMULAS}"><p style="{style}">{sentence}</p>{table}</div>'
 
 
 def say(words: str) -> None:

@@ -91,7 +91,10 @@ def number(answer: object, *, name: str, words: str) -> float:
     """
     if isinstance(answer, bool) or not isinstance(answer, (int, float, Real)):
         raise another_kind(answer, name=name, words=words)
-    value = float(answer)
+    try:
+        value = float(answer)
+    except OverflowError:
+        value = math.inf
     if not math.isfinite(value):
         raise WrongAnswerError(f"`{name}` has to be {words}, and yours is {value}")
     return value

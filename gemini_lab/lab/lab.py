@@ -144,7 +144,7 @@ class Lab:
         """
         self._check_open()
         if self._runs.under_way is not None:
-            raise ConfigError(f"{self.run} is under way; wait for it, or stop it first")
+            raise ConfigError(f"{self.run} is under way; wait for it, or stop it: lab.run.stop()")
         wanted = Submission.checked(
             self.config,
             job,

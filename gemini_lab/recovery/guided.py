@@ -44,6 +44,8 @@ from gemini_lab.shard.lineage import Lineage
 
 ASKING: Final = frozenset({"fencing", "inventory", "waiting"})
 """The phases of a recovery in which nothing is started yet."""
+SILENCE_S: Final = 10.0
+"""After so long without a word of `decide`, and with nobody left to answer, people are told."""
 
 
 class GuidedRoot(RootAgent):
@@ -64,6 +66,9 @@ class GuidedRoot(RootAgent):
         self._lost: tuple[str, ...] = ()
         self._has_fenced: set[str] = set()
         self._chosen: RecoveryPlan | None = None
+        self._idle: tuple[float, Event] | None = (
+            None  # since when, after it answered nothing to what
+        )
 
     # -- what happens, as `decide` hears it ------------------------------------------------------
 
@@ -122,6 +127,24 @@ class GuidedRoot(RootAgent):
         if not self._is_guided:
             yield from super()._take_inventory(at_s)
 
+    def _on_tick(self, at_s: float) -> Iterator[Instruction]:
+        yield from super()._on_tick(at_s)
+        is_over = self.state.phase in {"failed", "done"}
+        if is_over or self._idle is None or self._is_to_hear_more():
+            return
+        since_s, event = self._idle
+        if at_s - since_s > SILENCE_S:
+            self._idle = None
+            yield self._waiting_event(
+                f"root= answered nothing to {told(event)}, and nobody has anything more to say; "
+                "lab.run.stop() ends the run"
+            )
+
+    def _is_to_hear_more(self) -> bool:
+        """Whether somebody who was asked has yet to answer."""
+        answered = {"fencing": self._has_fenced, "inventory": self._inventory.keys()}
+        return not self.living.keys() <= answered.get(self.state.phase, self.living.keys())
+
     # -- what it says, and how that is done ------------------------------------------------------
 
     def _ask_guide(self, at_s: float, event: Event) -> Iterator[Instruction]:
@@ -138,6 +161,7 @@ class GuidedRoot(RootAgent):
             yield from self._fail(at_s, f"root= was told {told(event)}: {said}", cause="script")
             return
         self.decisions.append((event, actions))
+        self._idle = None if actions else (at_s, event)
         if own != self.state.own:
             self.state = replace(self.state, own=own)
             yield WriteState(state=self.state)

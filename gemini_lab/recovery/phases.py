@@ -251,11 +251,14 @@ class PhasedRun(EndingRun):
         if reason == self._waits_for:
             return
         self._waits_for = reason
-        yield Emit(
+        yield self._waiting_event(reason, missing=plan.missing)
+
+    def _waiting_event(self, reason: str, *, missing: tuple[int, ...] = ()) -> Emit:
+        return Emit(
             event=events.RecoveryWaiting(
                 recovery=self.state.recovery,
                 epoch=self.state.epoch,
-                missing=plan.missing,
+                missing=missing,
                 standbys=tuple(self._spares()),
                 reason=reason,
             )

@@ -34,6 +34,15 @@ plan_placement(nodes=8, replicas=3, racks=["<img src=x onerror=alert(1)>"] * 8)
 from gemini_lab.profiler.profile import Profile
 Profile.synthetic(iteration_s=60.0, idle_spans_s=[5.0, 2.0, 4.0], update_s=55.0)
 """
+DOLLARS = """
+from gemini_lab.display import say
+from gemini_lab_widgets.predictions import predict
+say("$a$ of words")
+predict("$a$ of predictions")
+# %%
+from IPython.display import HTML
+HTML("<p class='formula'>$a$</p>")
+"""
 WIDGETS = """
 from gemini_lab_widgets.timeline import Timeline
 from gemini_lab.report.reducers.nodes import Nodes
@@ -48,7 +57,7 @@ lab.controls(Job(script="waits.py"), persistent_url=None)
 # %%
 %gemini status
 """
-CELLS = [cell.strip() for cell in f"{PICTURES}# %%{WIDGETS}".split("# %%")]
+CELLS = [cell.strip() for cell in f"{PICTURES}# %%{DOLLARS}# %%{WIDGETS}".split("# %%")]
 WAITS = "import time\ntime.sleep(600)\n"
 SETTINGS = {
     "notification": {"checkForUpdates": False, "fetchNews": "false"},
@@ -184,6 +193,10 @@ def test_a_notebook_in_jupyterlab_shows_pictures_and_its_buttons_work(
     paper = "getComputedStyle(document.querySelector('svg.gl-drawing')).getPropertyValue('{}')"
     assert page.evaluate(paper.format("--gl-paper")).strip() == "#141414"  # it is a dark theme
     page.wait_for_selector(".jp-OutputArea-output canvas")
+    page.wait_for_selector(".formula mjx-container")
+    assert page.locator("mjx-container").count() == 1  # dollars in words are dollars
+    for words in ("$a$ of words", "$a$ of predictions"):
+        assert outputs.get_by_text(words).first.is_visible()
 
     panel = outputs.locator(".widget-vbox")
     panel.get_by_role("button", name="Start").click()

@@ -164,6 +164,7 @@ WRONG = [
     ("lab_04", 1, "smallest_bytes = 900 * KIB", "can do with a KiB less"),
     ("lab_04", 1, "smallest_bytes = 300", "refused, even with a KiB more"),
     ("lab_04", 1, "smallest_bytes = 0", "above 0"),
+    ("lab_04", 1, "smallest_bytes = 10**400", "has to be a number of bytes, and yours is inf"),
     ("lab_04", 1, "smallest_bytes = 1e18", "a buffer of petabytes is more than there is"),
     (
         "lab_04",

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import ipywidgets
 
-from gemini_lab.display import say
+from gemini_lab.display import NO_FORMULAS, say
 from gemini_lab.errors import ConfigError
 from gemini_lab_widgets.below import Below
 
@@ -48,7 +48,9 @@ class Prediction:
             continuous_update=False,
             layout={"width": "22em"},
         )
-        asked = ipywidgets.HTML(f"<b>{escape(question)}</b>", layout={"margin": "0 1em 0 0"})
+        asked = ipywidgets.HTML(
+            f'<b class="{NO_FORMULAS}">{escape(question)}</b>', layout={"margin": "0 1em 0 0"}
+        )
         self._row = ipywidgets.HBox([asked, self.box])
         self._below = Below()
         self.box.observe(self._keep, names="value")
@@ -91,7 +93,8 @@ class Prediction:
 
     def _text(self) -> dict[str, Any]:
         told = f"<b>{escape(self.question)}</b>&emsp;{escape(self.words)}"
-        html = f'<p style="overflow-wrap:anywhere;max-width:50em">{told}</p>'
+        style = "overflow-wrap:anywhere;max-width:50em"
+        html = f'<p class="{NO_FORMULAS}" style="{style}">{told}</p>'
         return {"text/html": html, "text/plain": f"{self.question}: {self.words}"}
 
     def _ipython_display_(self) -> None:

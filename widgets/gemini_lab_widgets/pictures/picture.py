@@ -11,6 +11,7 @@ from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 
 from matplotlib.figure import Figure
 
+from gemini_lab.display import NO_FORMULAS
 from gemini_lab.errors import in_lines
 from gemini_lab_widgets.pictures.palette import DARK, FONT, LIGHT, ON_DARK
 from gemini_lab_widgets.pictures.style import styled
@@ -113,7 +114,7 @@ class Picture:
             if len(part)
         )
         # names with dollar signs are no formulas
-        return f'<div class="gl-drawing tex2jax_ignore">{self.svg()}{below}</div>'
+        return f'<div class="gl-drawing {NO_FORMULAS}">{self.svg()}{below}</div>'
 
     def bundle(self) -> dict[str, str]:
         """All forms by their MIME types."""
