@@ -1,9 +1,9 @@
 """How a version's chunks travel when a schedule says in which idle span each may leave.
 
-The sender waits for a chunk's span and for a free sub-buffer at its receiver, then gives it to the
-link. The receiver takes chunks in the order of the schedule, which it knows as well, straight into
-the slab; where a bus to CPU memory is emulated, through sub-buffers that the bus empties. Each
-emptied sub-buffer is told to the sender, so never more than all of them are on the way.
+The sender waits for a chunk's span, then gives it to the link. The receiver takes chunks in the order
+of the schedule, which it knows as well, straight into the slab. Where a bus to CPU memory is emulated,
+they go through sub-buffers that the bus empties, and the sender waits for a free one, too: each that
+was emptied is told to it, so never more than all of them are on the way.
 
 No rank waits in a circle: a chunk waits only for chunks before it in the one order that all ranks
 share, and for a span that opens, at the latest, when training has come to its update. Training's
@@ -69,10 +69,9 @@ class ScheduledRoute:
         self._peers = peers
         self._schedule = schedules[peers.rank]
         self._wait_for_span = wait_for_span
-        self._window = self._schedule.sub_buffers
         self._incoming = incoming_chunks(schedules, peers)
         largest = max((one.chunk.size_bytes for one in self._incoming), default=0)
-        rooms = self._window if self._empty is not None else 0
+        rooms = self._schedule.sub_buffers if self._empty is not None else 0
         self._rooms = [torch.empty(largest, dtype=torch.uint8) for _ in range(rooms)]
         self._receiver = OwnThread("gemini-receive")
 
@@ -114,7 +113,7 @@ class ScheduledRoute:
             peer = self._peers.sends_to[chunk.replica - 1]
             end = chunk.offset_bytes + chunk.size_bytes
             local.up_to(end)
-            if len(freed[peer]) >= self._window:
+            if self._rooms and len(freed[peer]) >= len(self._rooms):
                 self._group.finish([freed[peer].popleft()])
             with self._group.waiting():
                 self._wait_for_span(chunk.span)
@@ -122,40 +121,47 @@ class ScheduledRoute:
                 if self._carry is not None:
                     self._carry(chunk.size_bytes)
             works.append(self._group.isend(payload[chunk.offset_bytes : end], peer))
-            freed[peer].append(self._group.irecv(torch.zeros(1), peer, tag=_FREED))
+            if self._rooms:
+                freed[peer].append(self._group.irecv(torch.zeros(1), peer, tag=_FREED))
             _note(sent, chunk, peer, start_s)
         self._group.finish([*works, *(one for waiting in freed.values() for one in waiting)])
         return tuple(sent)
 
     def _receive_all(self, incoming: Mapping[int, Chunks]) -> None:
         with self._group.used():
-            self._receive(incoming)
+            if self._rooms:
+                self._receive_through_rooms(incoming)
+            else:
+                self._receive(incoming)
 
     def _receive(self, incoming: Mapping[int, Chunks]) -> None:
+        """Straight into the slab."""
+        works = [
+            self._group.irecv(_part(incoming[one.source], one.chunk), one.source)
+            for one in self._incoming
+        ]
+        self._group.finish(works[::-1])  # the last first: so the thread is woken once, not each time
+
+    def _receive_through_rooms(self, incoming: Mapping[int, Chunks]) -> None:
         under_way: deque[tuple[IncomingChunk, torch.Tensor, Any]] = deque()
         freed: list[Any] = []
         for number, one in enumerate(self._incoming):
-            if len(under_way) >= self._window:
+            if len(under_way) >= len(self._rooms):
                 freed.append(self._take(*under_way.popleft(), incoming))
-            room = self._room(number, one.chunk, incoming[one.source])
+            room = self._rooms[number % len(self._rooms)][: one.chunk.size_bytes]
             under_way.append((one, room, self._group.irecv(room, one.source)))
         while under_way:
             freed.append(self._take(*under_way.popleft(), incoming))
         self._group.finish(freed)
 
-    def _room(self, number: int, chunk: Chunk, buffer: Chunks) -> torch.Tensor:
-        if self._rooms:
-            return self._rooms[number % self._window][: chunk.size_bytes]
-        return _part(buffer, chunk)
-
     def _take(
         self, one: IncomingChunk, room: torch.Tensor, work: Any, incoming: Mapping[int, Chunks]
     ) -> Any:
         """Wait for a chunk, empty its sub-buffer, and begin to say that it is free."""
+        assert self._empty is not None
         self._group.finish([work])
-        if self._empty is not None:
-            _part(incoming[one.source], one.chunk).copy_(room)
-            self._empty(one.chunk.size_bytes)
+        _part(incoming[one.source], one.chunk).copy_(room)
+        self._empty(one.chunk.size_bytes)
         return self._group.isend(torch.zeros(1), one.source, tag=_FREED)
 
 

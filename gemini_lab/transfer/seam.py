@@ -4,6 +4,7 @@ DeepSpeed sends all its collectives through one object, `deepspeed.comm.comm.cdb
 its own functions in front of that object's methods and takes them off again.
 """
 
+import math
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ Pace = Callable[[str, int, Any], float]
 emulated link has carried it."""
 _MARK: Final = "_gemini_lab_seam"
 _POLL_S: Final = 60.0
+_STILL_S: Final = 1.0  # training that does nothing for less does not stand still
 
 
 class Gate(Protocol):
@@ -79,6 +81,7 @@ class CommSeam:
         self._changed = threading.Condition(threading.Lock())
         self._in_flight = 0
         self._busy_until_s = 0.0
+        self._moved_s = time.monotonic()  # when a collective last began or ended
         self._wakes_at = sys.maxsize  # collectives after which the first who waits may send
         self._start: Any = None
         self._update: Any = None
@@ -135,6 +138,7 @@ class CommSeam:
             start, update, calls = self._start, self._update, self._records
             self._start, self._update, self._records = now, None, []
             self.calls = self._in_flight = 0
+            self._moved_s = time.monotonic()
             self._iteration += 1
             self.is_updating = False
             self.deviation = ""
@@ -181,9 +185,19 @@ class CommSeam:
         It may once its span has been reached and no collective is under way; a chunk that missed
         its span goes in a later one. A chunk without a span goes after the last collective before
         the update. When the iteration does not follow the profile, every pause will do. While the
-        update waits, everything goes.
+        update waits, everything goes, and so it does once training has stood still for longer than
+        an iteration takes, as in an evaluation: nobody knows how long the next span is away.
         """
-        return self.is_updating or (not self.in_flight and self.calls >= self._opens_at(span))
+        if self.is_updating or time.monotonic() >= self._stands_still_at_s:
+            return True
+        return not self.in_flight and self.calls >= self._opens_at(span)
+
+    @property
+    def _stands_still_at_s(self) -> float:
+        """When an iteration's time will have passed since a collective last began or ended."""
+        if self._profile is None:
+            return math.inf
+        return self._moved_s + max(self._profile.iteration_s, _STILL_S)
 
     def _opens_at(self, span: int | None) -> int:
         """The number of collectives after which a chunk of that span may leave."""
@@ -208,7 +222,7 @@ class CommSeam:
                 opens_at = self._opens_at(span)
                 self._wakes_at = min(self._wakes_at, opens_at)
                 is_link_busy = self.calls >= opens_at and now_s < self._busy_until_s
-                until_s = self._busy_until_s if is_link_busy else give_up_s
+                until_s = self._busy_until_s if is_link_busy else self._stands_still_at_s
                 self._changed.wait(min(until_s, give_up_s) - now_s)
         return True
 
@@ -271,6 +285,7 @@ class CommSeam:
                 )
         call = Call(name, size_bytes, self._stamp(), self._iteration)
         with self._changed:
+            self._moved_s = time.monotonic()
             self.calls += 1
             self._in_flight += 1
             if self._recording:
@@ -285,6 +300,7 @@ class CommSeam:
         with self._changed:
             if call.end is not None:
                 return
+            self._moved_s = time.monotonic()
             now = self._clock.stamp() if self._recording else 0.0
             call.end = max(now, release_s) if release_s else now
             if call.iteration == self._iteration:

@@ -181,6 +181,18 @@ def test_a_sender_waits_for_its_span_and_gives_up_in_time(seam: CommSeam) -> Non
     assert answers == [True]
 
 
+@pytest.mark.parametrize("waits_for_peers", [False, True])
+def test_a_chunk_leaves_when_training_stands_still(
+    seam: CommSeam, *, waits_for_peers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank evaluates, and the others wait for it in a collective."""
+    monkeypatch.setattr("gemini_lab.transfer.seam._STILL_S", 0.3)
+    seam.expect(profile_of(seam, calls=4))
+    seam._backend.all_reduce(WORD, async_op=waits_for_peers)
+    assert not seam.wait_to_send(None, timeout_s=0.05)
+    assert seam.wait_to_send(None, timeout_s=30.0)
+
+
 def test_collectives_before_its_span_leave_a_sender_asleep(
     seam: CommSeam, monkeypatch: pytest.MonkeyPatch
 ) -> None:
