@@ -1,9 +1,9 @@
 """How a version's chunks travel when a schedule says in which idle span each may leave.
 
-The sender waits for a chunk's span, then gives it to the link. The receiver takes chunks in the order
-of the schedule, which it knows as well, straight into the slab. Where a bus to CPU memory is emulated,
-they go through sub-buffers that the bus empties, and the sender waits for a free one, too: each that
-was emptied is told to it, so never more than all of them are on the way.
+The sender waits for a chunk's span, then gives it to the link. The receiver takes chunks in the
+order of the schedule, which it knows as well, straight into the slab. Where a bus to CPU memory is
+emulated, they go through sub-buffers that the bus empties, and the sender waits for a free one,
+too: each that was emptied is told to it, so never more than all of them are on the way.
 
 No rank waits in a circle: a chunk waits only for chunks before it in the one order that all ranks
 share, and for a span that opens, at the latest, when training has come to its update. Training's
@@ -140,7 +140,9 @@ class ScheduledRoute:
             self._group.irecv(_part(incoming[one.source], one.chunk), one.source)
             for one in self._incoming
         ]
-        self._group.finish(works[::-1])  # the last first: so the thread is woken once, not each time
+        self._group.finish(
+            works[::-1]
+        )  # the last first: so the thread is woken once, not each time
 
     def _receive_through_rooms(self, incoming: Mapping[int, Chunks]) -> None:
         under_way: deque[tuple[IncomingChunk, torch.Tensor, Any]] = deque()
