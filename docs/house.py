@@ -106,8 +106,8 @@ def drawing() -> str:
         y += height
     parts.append(_log(y))
     return (
-        f'<svg class="house" viewBox="0 0 {WIDTH} {y + 2:.0f}" role="img" '
-        f'aria-label="{escape(_told())}">{"".join(parts)}</svg>'
+        f'<div class="picture"><svg class="house" viewBox="0 0 {WIDTH} {y + 2:.0f}" role="img" '
+        f'aria-label="{escape(_told())}">{"".join(parts)}</svg></div>'
     )
 
 

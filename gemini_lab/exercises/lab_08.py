@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from gemini_lab import RunReport
+from gemini_lab.errors import RunFailedError
 from gemini_lab.exercises.attacks import compared, withstood
-from gemini_lab.exercises.verdict import another_kind, need
+from gemini_lab.exercises.verdict import WrongAnswerError, another_kind, in_short, need
 
 _WORDS = "a function of `state`, `event` and `cluster`"
 
@@ -39,8 +40,10 @@ def exercise_2(
     """
     if not callable(mine):
         raise another_kind(mine, name="mine", words=_WORDS)
-    report = train(mine)
-    need(report.outcome == "finished", f"the run did not finish: {report.reason}")
+    try:
+        report = train(mine)
+    except RunFailedError as error:
+        raise WrongAnswerError(f"not yet: the run did not finish: {in_short(error)}") from error
     told = len(report.recoveries)
     need(told >= failures, f"{failures} failures were to strike, and the log has {told}; run again")
     elsewhere = [each.tier for each in report.recoveries if each.tier != "memory"]

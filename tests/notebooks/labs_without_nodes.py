@@ -15,7 +15,7 @@ import nbformat
 from editions import SOURCES, read
 
 import gemini_lab
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.exercises.attacks.roots import SMALL
 from gemini_lab.exercises.attacks.stories import of_function, tell
 from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
@@ -98,9 +98,6 @@ class ToldReport:
     @property
     def injections(self) -> list[str]:
         return [str(each.node) for one in self.recoveries for each in one.injections]
-
-    outcome: str = "finished"
-    reason: str = ""
 
     def losses_match(self, _: "ToldReport") -> Comparison:
         return Comparison(compared=1, first_difference=None)
@@ -247,7 +244,7 @@ def train_with(root: Any) -> ToldReport:
     failures = (("go", 1, 300), ("kill_worker", 0), ("go", 2, 160), ("kill", 1, 1))
     broken = tell(SMALL, failures, of_function(packed(root))).broken
     if broken:
-        return ToldReport(outcome="failed", reason=broken)
+        raise RunFailedError(f"with-mine failed: {broken}")
     return ToldReport((recovery([("worker_crash", "node-0")]), recovery([("node_loss", "node-1")])))
 
 

@@ -17,6 +17,9 @@ from gemini_lab_widgets.views.replicas import HEIGHT
 from test_views import HOSTILE, hostile_run, tables
 from told_runs import ToldRun, with_one_loss
 
+from gemini_lab import plan_placement
+from gemini_lab.display import picture
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = [
     "--no-sandbox",
@@ -129,3 +132,18 @@ def test_a_hostile_name_runs_nothing_in_any_view(page: Any, tmp_path: Path) -> N
         assert page.title() == "views"
         assert page.get_by_text(HOSTILE[:20]).count() >= 1
         assert page.locator("img").count() == 0
+
+
+def test_a_picture_on_a_phone_is_scrolled_and_not_shrunk(page: Any, tmp_path: Path) -> None:
+    """Words of a quarter of their size can be read by nobody."""
+    path = tmp_path / "picture.html"
+    drawn = picture(plan_placement(nodes=8, replicas=3)).html()
+    path.write_text(f"<!doctype html><meta charset=utf-8>{drawn}", encoding="utf-8")
+    for width in (390, 1180):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto(path.as_uri())
+        shown, own = page.locator("svg").evaluate(
+            "one => [one.getBoundingClientRect().width, Number(one.getAttribute('width'))]"
+        )
+        assert 0.69 * own < shown <= own
+        assert page.evaluate("document.documentElement.scrollWidth") == width

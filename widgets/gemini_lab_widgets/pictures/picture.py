@@ -26,6 +26,8 @@ _NAMES: Final = {light: name for name, (light, _) in _PAIRS.items()}
 """matplotlib writes a colour as we gave it, so it is found again."""
 _ON_LIGHT: Final = ";".join(f"--gl-{name}:{light}" for name, (light, _) in _PAIRS.items())
 _ON_DARK: Final = ";".join(f"--gl-{name}:{dark}" for name, (_, dark) in _PAIRS.items())
+LEAST: Final = 0.7
+"""Of its own size a drawing keeps this much on a narrow page, which scrolls it then."""
 STYLE: Final = (
     f".gl-drawing{{{_ON_LIGHT}}}"
     f"@media (prefers-color-scheme:dark){{.gl-drawing{{{_ON_DARK}}}}}"
@@ -114,7 +116,8 @@ class Picture:
             if len(part)
         )
         # names with dollar signs are no formulas
-        return f'<div class="gl-drawing {NO_FORMULAS}">{self.svg()}{below}</div>'
+        drawn = f'<div style="overflow-x:auto">{self.svg()}</div>'
+        return f'<div class="gl-drawing {NO_FORMULAS}">{drawn}{below}</div>'
 
     def bundle(self) -> dict[str, str]:
         """All forms by their MIME types."""
@@ -164,7 +167,8 @@ def _themed(svg: str, picture: Picture) -> str:
             "viewBox": f"0 0 {width} {height}",
             "width": width,
             "height": height,
-            "style": "max-width:100%;height:auto;stroke-linejoin:round",
+            "style": f"max-width:100%;min-width:calc({LEAST}*{width}px);height:auto;"
+            "stroke-linejoin:round",
         },
     )
     SubElement(root, "title").text = clean(picture.title)
