@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -110,7 +111,8 @@ class _Server:
             self._etcd.kill()
         if self._etcd.poll() is not None and now - self._began_s >= self._pause_s:
             self._pause_s = min(max(1.0, 2 * self._pause_s), LONGEST_PAUSE_S)
-            self._etcd = self._member.start(self._held)
+            with suppress(OSError):  # it has no program, disk or memory now, and is tried again
+                self._etcd = self._member.start(self._held)
             self._began_s = self._heard_s = self._asked_s = time.monotonic()
 
     def end(self) -> None:

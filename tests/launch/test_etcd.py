@@ -37,12 +37,17 @@ PATIENCE_S = 60.0
 
 
 @contextlib.contextmanager
-def kept(folder: Path, hung_s: float) -> Iterator[tuple[str, psutil.Process]]:
-    """An etcd with its keeper: its URL, and the keeper."""
+def kept(
+    folder: Path, hung_s: float, program: Path | None = None
+) -> Iterator[tuple[str, psutil.Process]]:
+    """An etcd with its keeper: its URL, and the keeper; by a link to etcd, where that is named."""
     try:
         binary = find_etcd()
     except LaunchError as error:
         pytest.skip(str(error))
+    if program is not None:
+        program.symlink_to(binary)
+        binary = str(program)
     folder.mkdir()
     client, peer = (f"http://127.0.0.1:{free_port('127.0.0.1')}" for _ in range(2))
     member = Member(
@@ -88,6 +93,21 @@ def test_an_etcd_that_fails_is_started_again_on_its_data(tmp_path, failure):
         until(lambda: answers(client, ""))
         assert patiently(store.items) == {"key": "kept"}
         store.close()
+
+
+def test_an_etcd_that_cannot_be_started_for_a_while_comes_back_when_it_can(tmp_path):
+    """Its program is away, as while packages are installed; so it is on a read-only disk."""
+    program = tmp_path / "etcd-link"
+    with kept(tmp_path / "etcd", HUNG_S, program) as (client, keeper):
+        binary = program.readlink()
+        (server,) = keeper.children()
+        program.unlink()
+        server.kill()
+        server.wait(PATIENCE_S)
+        time.sleep(3.0)  # for more than one attempt
+        assert keeper.status() != psutil.STATUS_ZOMBIE
+        program.symlink_to(binary)
+        until(lambda: answers(client, ""))
 
 
 def test_the_embedded_etcd_wants_its_password():
