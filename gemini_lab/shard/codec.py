@@ -6,7 +6,7 @@ tensors and arrays keep dtype, shape and every bit. Tensors come back in CPU mem
 """
 
 import ctypes
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ _ORDERED: Final = 4
 _TENSOR: Final = 5
 _ARRAY: Final = 6
 _SCALAR: Final = 7  # numpy's own scalars
+_DEQUE: Final = 8
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, bytearray)
 
 
@@ -32,7 +33,7 @@ def encode(state: Any) -> bytes:
 
     Args:
         state: None, bool, int, float, str, bytes, bytearray, numpy array or scalar, torch tensor,
-            or lists, tuples and dicts of these, nested as deep as you like within reason.
+            or lists, tuples, deques and dicts of these, nested as deep as you like within reason.
 
     Raises:
         UnsupportedError: Something in it is of another type; the message says where.
@@ -43,7 +44,7 @@ def encode(state: Any) -> bytes:
         where = next(_misfits(state, "state", 0), f"the state as a whole: {error}")
         raise UnsupportedError(
             f"cannot store {where}; keep None, bool, int, float, str, bytes, numpy arrays and "
-            "torch tensors, in lists, tuples and dicts"
+            "torch tensors, in lists, tuples, deques and dicts"
         ) from error
 
 
@@ -95,6 +96,8 @@ def _extend(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_TUPLE, _pack(list(value)))
     if kind is bytearray:
         return msgpack.ExtType(_BYTEARRAY, bytes(value))
+    if kind is deque:
+        return msgpack.ExtType(_DEQUE, _pack([value.maxlen, list(value)]))
     if kind is OrderedDict:
         return msgpack.ExtType(_ORDERED, _pack(dict(value)))
     if isinstance(value, torch.Tensor):
@@ -121,6 +124,9 @@ def _reduce(code: int, data: bytes) -> Any:
         return tuple(content)
     if code == _ORDERED:
         return OrderedDict(content)
+    if code == _DEQUE:
+        most, items = content
+        return deque(items, most)
     name, shape, raw = content
     if code == _TENSOR:
         tensor = torch.empty(shape, dtype=getattr(torch, name))
@@ -140,10 +146,10 @@ def _misfits(value: Any, path: str, depth: int) -> Iterator[str]:
         for key, item in value.items():
             yield from _misfits(key, f"the key {key!r} of {path}", depth + 1)
             yield from _misfits(item, f"{path}[{key!r}]", depth + 1)
-    elif type(value) in {list, tuple}:
+    elif type(value) in {list, tuple, deque}:
         for index, item in enumerate(value):
             yield from _misfits(item, f"{path}[{index}]", depth + 1)
-    if type(value) in {dict, list, tuple, *_PLAIN}:
+    if type(value) in {dict, list, tuple, deque, *_PLAIN}:
         return
     try:
         _extend(value)

@@ -69,6 +69,22 @@ def test_a_history_that_is_read_in_the_loop_is_carried():
     assert tops.seen == [{"buffer"}] * 3
 
 
+def test_what_a_comprehension_or_a_lambda_reads_is_carried():
+    def loop(tops):
+        scale, seen, shift, other = 1.0, [1.0], 2.0, 3.0
+        for step in tops:
+            known = [one * scale for one in range(step) if one in seen]
+            largest = max(known, default=0.0, key=lambda one: one + shift)
+            scale, shift = scale + largest, shift + 1.0
+            seen.append(scale)
+            other = [step + n for n in range(3)]
+        return other
+
+    tops = Tops()
+    loop(tops)
+    assert tops.seen == [{"scale", "seen", "shift"}] * 3
+
+
 def test_what_code_does_to_attributes_and_to_variables_around_it():
     calls = 0
 

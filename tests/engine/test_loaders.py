@@ -2,6 +2,7 @@
 
 import functools
 import random
+from collections import deque
 from itertools import chain, cycle, islice
 
 import numpy as np
@@ -118,6 +119,7 @@ class Noting(Samples):
         self.order = self.alias = [*range(10)]
         self.weights = np.arange(10.0)
         self.table = {"sizes": SIZES}
+        self.recent = self.last = deque([0], maxlen=3)
 
     def __getitem__(self, index):
         self.is_odd = not self.is_odd
@@ -125,8 +127,10 @@ class Noting(Samples):
         self.count += 1
         self.alias[:] = self.alias[1:] + self.alias[:1]
         self.weights[index] += 1
+        self.last.append(index)
         self.seen = {**getattr(self, "seen", {}), index: (self.is_odd, index)}
         numbers = [self.is_odd, self.count, self.order[0], *self.weights, len(self.seen)]
+        numbers += [sum(self.recent)]
         return torch.tensor([float(one) for one in numbers] + [float(sum(self.name.encode()))])
 
 

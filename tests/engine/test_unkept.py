@@ -5,7 +5,7 @@ import random
 import time
 import weakref
 from collections import deque
-from itertools import cycle
+from itertools import cycle, islice
 from types import FunctionType
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from gemini_lab.engine.state.own_code import is_own_file
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.engine.state.script_watch import ScriptWatch
+from gemini_lab.engine.state.stray_loaders import StrayLoaders
 from gemini_lab.engine.state.unkept import Unkept, script_frames
 from gemini_lab.shard.codec import encode
 
@@ -160,6 +161,27 @@ def replay(unkept, told):
         max(buffer)
 
 
+class Buffer:
+    """Draws from what it was given, within a comprehension."""
+
+    def __init__(self):
+        self.items = deque(maxlen=5)
+
+    def push(self, item):
+        self.items.append(item)
+
+    def sample(self, count):
+        return [random.choice(self.items) for _ in range(count)]
+
+
+def sampled(unkept, told):
+    it = Buffer()
+    for found in tops(unkept):
+        told.append(found)
+        it.push(1.0)
+        it.sample(2)
+
+
 def ahead(unkept, told):
     """A batch that one pass fetches for the next."""
     batch = torch.rand(2)
@@ -178,6 +200,7 @@ STORIES = {
     stopper: ["'bad' of a Stopper"],
     normaliser: ["'mean' of a Normaliser"],
     replay: ["'buffer' of replay()", "'own' of replay()"],
+    sampled: ["'items' of a Buffer"],
     ahead: ["'batch' of ahead()"],
 }
 
@@ -305,6 +328,64 @@ def test_a_count_of_batches_by_enumerate_is_said_where_something_hangs_on_it():
     in_epochs(loader, ScriptWatch(script, remarks.append))
     (text,) = remarks
     assert "by `enumerate` ('i' of in_epochs()), which begins at 0 again" in text
+
+
+@pytest.mark.parametrize(
+    ("read", "is_told"),
+    [
+        (lambda loader: islice(loader, 6), True),
+        (lambda loader: zip(range(6), loader, strict=False), True),
+        (lambda loader: map(str, enumerate(zip(range(6), loader, strict=False))), True),
+        (lambda loader: zip(loader, "abcdef", strict=False), False),
+        (iter, False),
+    ],
+    ids=["islice", "zip", "zip within", "zip with a text", "itself"],
+)
+def test_what_takes_a_number_of_batches_is_said(read, *, is_told):
+    loader, said = DataLoader([1, 2, 3, 4, 5, 6, 7]), []
+    script = ScriptState(data=[loader])
+    watch = ScriptWatch(script, said.append)
+    batches = read(loader)
+    for _ in range(4):
+        next(batches)
+        watch.see_version(encode(script.drawn()), at_top=False, is_asked=True)
+    assert ["`zip` with a range" in text for text in said] == [True] * is_told
+
+
+def endless(loader):
+    while True:
+        yield from loader
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["handed over", "not handed over"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_is_read_from_one_iteration_to_the_next_is_said(workers, kept):
+    """Beside it another is read to its end in each, as in an evaluation, and one is begun alone."""
+    loader = DataLoader([1, 2, 3, 4, 5, 6], batch_size=2, num_workers=workers)
+    script = ScriptState(data=[loader] if kept else [])
+    said = []
+    watch = ScriptWatch(script, said.append)
+    batches, begun = endless(loader), iter(DataLoader([1, 2]))
+    next(begun)
+    for _ in range(4):
+        next(batches)
+        assert list(DataLoader([1, 2, 3]))
+        watch.see_version(encode(script.drawn()), at_top=False, is_asked=True)
+    told = [text for text in said if "has not handed over (a DataLoader of a list)" in text]
+    assert len(told) == (not kept)
+
+
+def test_a_source_of_ones_own_may_read_a_loader():
+    class Stream:
+        state_dict = load_state_dict = None
+
+    loader = DataLoader([1, 2, 3, 4])
+    strays = StrayLoaders([Stream()], living=lambda: [batches])
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+        strays.look()
+    assert strays.read_on() == []
 
 
 class Batch:

@@ -1,7 +1,7 @@
 """Small state comes back equal in value and type, or is refused with its place."""
 
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 
 import numpy as np
@@ -111,9 +111,17 @@ def test_an_ordered_dict_stays_one():
     assert list(back.items()) == [("b", 1), ("a", 2)]
 
 
+@pytest.mark.parametrize("most", [None, 3])
+def test_a_deque_keeps_its_length(most):
+    back = decode(encode({"recent": deque([1, (2, 3), deque()], most)}))["recent"]
+    assert back == deque([1, (2, 3), deque()], most)
+    assert back.maxlen == most
+
+
 @pytest.mark.parametrize(
     ("state", "place"),
     [
+        ({"a": deque([1, {2}])}, r"state\['a'\]\[1\], a builtins.set"),
         ({"a": [1, {"b": {1, 2}}]}, r"state\['a'\]\[1\]\['b'\], a builtins.set"),
         ([Path("x")], r"state\[0\], a pathlib"),
         ({"f": lambda: 0}, r"state\['f'\], a builtins.function"),

@@ -65,7 +65,7 @@ def require_both(what: str, *, stored: object, current: object) -> None:
 
 
 def own_values(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Attributes of an optimizer: numbers, texts, and copies of lists and dicts of these."""
+    """Attributes of an optimizer: numbers, texts, and copies of containers of these."""
     return {
         name: copied(value)
         for name, value in vars(optimizer).items()
@@ -107,7 +107,7 @@ def _leaves(value: Any) -> Iterator[object]:
         value = [one for pair in value.items() for one in pair]
     if isinstance(value, np.ndarray) and value.dtype.kind not in "OV":
         value = [*value.flat[: _MANY + 1]]
-    if type(value) not in (list, tuple):
+    if type(value) not in (list, tuple, deque):
         yield value
         return
     for one in value:

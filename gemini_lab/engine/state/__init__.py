@@ -7,7 +7,7 @@
     not kept, told  script_watch says it <- bystanders, weights and metrics; unkept, what is carried
                     by hand; liveness and own_code, which variables these are, and whose;
                     digests, whether a value has changed; readers, what reads a loader and
-                    counts
+                    counts; stray_loaders, which loaders are read and were not handed over
 
 `unkept` and `bystanders` look twice, and what has changed in between is named.
 """

@@ -9,6 +9,7 @@ kept, and is named where it has changed.
 
 import io
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -156,7 +157,7 @@ def _weight(value: Any, left: int = _MANY) -> int:
         return int(value.size)
     if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
         return value.numel()
-    if type(value) not in (list, tuple, dict) or len(value) > left:
+    if type(value) not in (list, tuple, dict, deque) or len(value) > left:
         return _MANY + 1
     found = 1
     for one in [*value, *(value.values() if type(value) is dict else ())]:
@@ -177,6 +178,9 @@ def _put(thing: Any, name: str, wanted: Any) -> None:
         held.fill_(wanted)  # an older version has the number alone
     elif type(held) is list and type(wanted) is list:
         held[:] = wanted
+    elif type(held) is deque and type(wanted) is deque and held.maxlen == wanted.maxlen:
+        held.clear()
+        held.extend(wanted)
     elif type(held) is dict and type(wanted) is dict:
         held.clear()
         held.update(wanted)

@@ -17,6 +17,8 @@ _ENDS: Final = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "
 """How the names of instructions begin after which the next one is not carried out."""
 _STORES_ITEM: Final = "STORE_SUBSCR"
 _GETS: Final = ("LOAD_ATTR", "LOAD_METHOD")
+_EXPRESSIONS: Final = frozenset({"<dictcomp>", "<genexpr>", "<lambda>", "<listcomp>", "<setcomp>"})
+"""How code is named that is written within other code, and is carried out there."""
 _ADDERS: Final = frozenset({"add", "append", "appendleft", "extend", "setdefault"})
 _TAKERS: Final = frozenset({"pop", "popleft", "popitem"})
 
@@ -63,6 +65,14 @@ def live_names(code: CodeType, at: int) -> frozenset[str]:
                 live[number], is_settled = before, False
     following = [number for number, step in enumerate(steps) if step.offset > at]
     return live[min(following, default=len(steps))]
+
+
+def expressions_in(code: CodeType) -> Iterator[CodeType]:
+    """The code of comprehensions and lambdas within a piece of code."""
+    for one in code.co_consts:
+        if isinstance(one, CodeType) and one.co_name in _EXPRESSIONS:
+            yield one
+            yield from expressions_in(one)
 
 
 def counted_by(code: CodeType, at: int) -> str | None:
@@ -214,6 +224,8 @@ def _effect(
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Variables that an instruction reads first, and those that it writes."""
     step = steps[number]
+    if step.opname == "LOAD_CONST" and getattr(step.argval, "co_name", "") in _EXPRESSIONS:
+        return frozenset(_reads_outside(step.argval)) if is_read else frozenset(), frozenset()
     if "CLEAR" in step.opname:  # a comprehension puts a variable of this name aside
         return frozenset(), frozenset()
     names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
@@ -224,6 +236,18 @@ def _effect(
         elif name not in written and is_read and not _only_adds(steps, number):
             read.add(name)
     return frozenset(read), frozenset(written)
+
+
+def _reads_outside(code: CodeType) -> Iterator[str]:
+    """Variables that a comprehension or a lambda reads of the code around it."""
+    for one in (code, *expressions_in(code)):
+        steps = [*dis.get_instructions(one)]
+        for number, step in enumerate(steps):
+            is_outside = (
+                step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} or step.argval in one.co_freevars
+            )
+            if is_outside and step.opname.startswith("LOAD_") and not _only_adds(steps, number):
+                yield step.argval
 
 
 def _only_adds(steps: Sequence[dis.Instruction], number: int) -> bool:

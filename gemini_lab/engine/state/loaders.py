@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.engine.state.data_generators import put_generators, read_generators
 from gemini_lab.engine.state.data_values import DataValues
-from gemini_lab.engine.state.readers import is_read_by
+from gemini_lab.engine.state.readers import is_cut_short, is_read_by
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import encode
 
@@ -109,6 +109,12 @@ class LoaderWatch:
         """Whether `enumerate` reads it, which counts from where it was made."""
         latest = self._latest()
         return latest is not None and is_read_by(enumerate, latest)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether something that counts from where it was made ends it within an epoch."""
+        latest = self._latest()
+        return latest is not None and is_cut_short(latest)
 
     @property
     def dealt(self) -> int | None:

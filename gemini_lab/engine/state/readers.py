@@ -1,11 +1,12 @@
 """Who reads a loader's iterator: what of Python's own stands between it and the script's loop.
 
-`itertools.cycle` keeps an epoch's batches by itself, and `enumerate` counts from where it was made.
-Both may read it through `map`, a generator such as a progress bar's, or one another.
+`itertools.cycle` keeps an epoch's batches by itself; `enumerate`, `islice`, and `zip` with a range,
+count from where they were made. All may read it through `map`, a generator such as a progress
+bar's, or one another.
 """
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice
 from types import FrameType, GeneratorType
 from typing import Final
@@ -14,21 +15,41 @@ from gemini_lab.engine.state.liveness import counted_by
 
 _BETWEEN: Final = (map, filter, zip, enumerate, chain, cycle, islice, GeneratorType, tuple)
 """Some hold in a tuple what they read."""
+_RANGES: Final = (type(iter(range(1))), type(iter(range(1 << 64))))
 _DEEPEST: Final = 6
 
 
 def is_read_by(kind: type, iterator: object) -> bool:
     """Whether one of that kind reads an iterator, however many stand between them."""
-    waiting, known = [iterator], {id(iterator)}
+    return any(type(one) is kind for one in _readers(iterator))
+
+
+def is_cut_short(iterator: object) -> bool:
+    """Whether `islice` takes a number of batches of it, or `zip` as many as a range has."""
+    return any(
+        type(one) is islice
+        or (type(one) is zip and any(type(part) in _RANGES for part in _parts(one)))
+        for one in _readers(iterator)
+    )
+
+
+def _readers(iterator: object) -> list[object]:
+    """What of Python's own reads an iterator, and what reads that."""
+    found, waiting, known = list[object](), [iterator], {id(iterator)}
     for _ in range(_DEEPEST):
         holders = [one for one in gc.get_referrers(*waiting) if type(one) in _BETWEEN]
-        if any(type(one) is kind for one in holders):
-            return True
         waiting = [one for one in holders if id(one) not in known]
         known |= {id(one) for one in waiting}
+        found += waiting
         if not waiting:
             break
-    return False
+    return found
+
+
+def _parts(reader: object) -> Iterator[object]:
+    """What it reads."""
+    for one in gc.get_referents(reader):
+        yield from one if type(one) is tuple else [one]
 
 
 def counters(frames: Sequence[FrameType]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from gemini_lab.engine.state.readers import counters
 from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.engine.state.stray_loaders import StrayLoaders
 from gemini_lab.engine.state.unkept import script_frames
 from gemini_lab.shard.codec import decode, encode
 
@@ -28,6 +29,16 @@ IS_COUNTED: Final = (
     "the script counts a loader's batches by `enumerate` ({}), which begins at 0 again where a "
     "start after a failure goes on within an epoch: count in a dict that `client_state` has (from "
     "0 where the epoch begins), and decide by that; what is only told may stay"
+)
+IS_CUT_SHORT: Final = (
+    "the script takes a number of a loader's batches by `islice`, or by `zip` with a range: where "
+    "that counts from 0 again, a start after a failure that goes on within an epoch takes too "
+    "many; count in a dict that `client_state` has, or loop over `protected.steps(N)`"
+)
+ARE_STRAYS: Final = (
+    "the script reads, from one iteration to the next, loaders that it has not handed over ({}), "
+    "and after a failure they begin anew: make them before `protect`, and name all that the loop "
+    "reads: protect(..., data=[loader, other])"
 )
 IS_AMBIGUOUS: Final = (
     "between the step and the next forward pass the script drew random numbers or changed "
@@ -70,6 +81,7 @@ class ScriptWatch:
 
     def __init__(self, script: ScriptState, remark: Callable[[str], None]) -> None:
         self._script, self._remark = script, remark
+        self._strays = StrayLoaders(script.sources)
         self._looks = _LOOKS
         self._sealed = 0
         self._positions = b""
@@ -94,6 +106,10 @@ class ScriptWatch:
         if self._looks:
             self._look(decode(drawn), at_top=at_top, is_asked=is_asked)
         self._sealed += 1
+        if strays := self._strays.read_on():
+            self._remark_once(ARE_STRAYS.format(", ".join(strays)))
+        if self._sealed in (1, *_GLANCES):
+            self._strays.look()
         if at_top and self._sealed in (1, *_GLANCES):
             carried, twofold = self._script.unkept()
             for text, names in ((ARE_CARRIED, carried), (GO_BY_TWO_NAMES, twofold)):
@@ -113,6 +129,8 @@ class ScriptWatch:
         others = {name: drawn[name] for name in ("client", "also", "own", "random")}
         if any(one.is_cycled for one in self._script.watches):
             self._remark_once(IS_CYCLED)
+        if any(one.is_cut_short for one in self._script.watches):
+            self._remark_once(IS_CUT_SHORT)
         if at_top and (names := counters(script_frames())) and self._is_enumerated():
             self._remark_once(IS_COUNTED.format(", ".join(names)))
         if not at_top and encode(others) != (self._at_fetch or encode(self._script.others())):

@@ -28,7 +28,12 @@ from gemini_lab.engine.state.digests import (
     digest,
     is_kind,
 )
-from gemini_lab.engine.state.liveness import attributes_in, live_names, loop_targets
+from gemini_lab.engine.state.liveness import (
+    attributes_in,
+    expressions_in,
+    live_names,
+    loop_targets,
+)
 from gemini_lab.engine.state.own_code import is_own_file, is_own_type
 
 _MANY: Final = 64  # objects of one class: more of them are data
@@ -111,6 +116,7 @@ class Unkept:
         objects = [one for one in (held() for held in self._objects) if one is not None]
         functions = [one for one in objects if isinstance(one, FunctionType)]
         code = {one.__code__: None for one in functions if one.__name__ != "__init__"} | under_way
+        code |= {inner: None for outer in [*code] for inner in expressions_in(outer)}
         found = {one: attributes_in(one, at) for one, at in code.items()}
         read = frozenset[str]().union(*(one.read for one in found.values()))
         changed = frozenset[str]().union(*(one.changed for one in found.values()))

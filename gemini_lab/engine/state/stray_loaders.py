@@ -1,0 +1,78 @@
+"""Loaders that a script reads from one iteration to the next and has not handed over.
+
+No version has where they stand. An iterator that is amid an epoch, and is read on in the next
+iteration, belongs to such a loader; an evaluation comes to its end within an iteration.
+"""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from gemini_lab.engine.state.digests import is_kind
+from gemini_lab.engine.state.loaders import KINDS, LoaderWatch
+
+
+class StrayLoaders:
+    """Looks at iterators of loaders, and keeps none of them alive.
+
+    Args:
+        sources: What says where the data stand: loaders or their watches, or objects that may read
+            a loader by themselves; where there is such a one, nothing is looked at.
+        living: Gives the objects of this process.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[object],
+        living: Callable[[], Iterable[object]] = gc.get_objects,
+    ) -> None:
+        loaders = [one.loader if isinstance(one, LoaderWatch) else one for one in sources]
+        self._is_blind = not all(isinstance(one, KINDS) for one in loaders)
+        self._known = {id(part) for loader in loaders for part in _samplers(loader)}
+        self._living = living
+        self._seen: list[tuple[weakref.ref[Any], int]] = []
+
+    def look(self) -> None:
+        """See who is amid an epoch."""
+        if self._is_blind:
+            return
+        iterators = (one for one in self._living() if is_kind(one, _BaseDataLoaderIter))
+        self._seen = [
+            (weakref.ref(one), taken)
+            for one in iterators
+            if (taken := _taken_amid(one)) and self._known.isdisjoint(map(id, _samplers(one)))
+        ]
+
+    def read_on(self) -> list[str]:
+        """The data sets of loaders that were read on since the last look; asked once of each."""
+        seen, self._seen = self._seen, []
+        alive = [(one, taken) for held, taken in seen if (one := held()) is not None]
+        return sorted({_name(one) for one, taken in alive if _taken_amid(one) > taken})
+
+
+def _samplers(reads: Any) -> list[object]:
+    """By which a loader and its iterators are known: its batches' indices, and where they are from.
+
+    Args:
+        reads: A loader, or an iterator of one.
+    """
+    names = ("_index_sampler", "batch_sampler", "sampler", "data_sampler")
+    found = [getattr(reads, name, None) for name in names]
+    found += [getattr(one, "sampler", None) for one in found]
+    return [one for one in found if one is not None]
+
+
+def _taken_amid(iterator: Any) -> int:
+    """How many batches an iterator has given; 0 where its epoch has not begun, or is over."""
+    taken: int = iterator._num_yielded  # noqa: SLF001 - PyTorch tells it nowhere else
+    try:
+        return taken if taken < len(iterator) else 0
+    except TypeError:  # a stream has no length
+        return taken
+
+
+def _name(iterator: Any) -> str:
+    return f"a DataLoader of a {type(iterator._dataset).__name__}"  # noqa: SLF001
