@@ -15,7 +15,10 @@ import gemini_lab
 from gemini_lab.engine.arguments import as_engine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer, left_out
 from gemini_lab.engine.frameworks.torch_framework import TorchFramework
+from gemini_lab.engine.state import small_state
+from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
+from gemini_lab.shard.codec import encode
 
 
 @pytest.fixture
@@ -307,3 +310,13 @@ def test_to_look_at_an_optimizer_changes_nothing():
     assert repr((optimizer.state_dict(), schedule.state_dict(), sorted(vars(optimizer)))) == before
     assert all(torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
     assert torch.equal(random, torch.get_rng_state())
+
+
+@pytest.mark.usefixtures("group")
+def test_a_version_of_a_model_that_had_other_parts_is_refused():
+    model = nn.Sequential(nn.Linear(2, 2))
+    there = framework(model, sgd(model))
+    small = small_state.capture(there, ScriptState(), encode(ScriptState().drawn()))
+    model.add_module("late", nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="the model has 4 parameters, and had 2 in the version"):
+        small_state.restore(small_state.unfold(small), there, ScriptState())

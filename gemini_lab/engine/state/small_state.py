@@ -68,11 +68,21 @@ def restore(
         script: What the script handed over.
         with_data: Whether the positions in the data are put back as well.
         in_place: Whether the script reads on with the iterators that it has.
+
+    Raises:
+        ConfigError: The model has other weights.
     """
     framework.restore(small)
-    if small.get(_TRAINS):
-        for weight, trains in zip(framework.module.parameters(), small[_TRAINS], strict=True):
-            weight.requires_grad_(trains)
+    if trains := small.get(_TRAINS):
+        weights = [*framework.module.parameters()]
+        if len(weights) != len(trains):
+            raise ConfigError(
+                f"the model has {len(weights)} parameters, and had {len(trains)} in the version; "
+                "parts that are added or removed while it trains do not come back: do so before "
+                "`protect`"
+            )
+        for weight, is_trained in zip(weights, trains, strict=True):
+            weight.requires_grad_(is_trained)
     for part, mode in zip(framework.module.modules(), small.get(_MODES, []), strict=False):
         part.training = mode
     put_buffers(framework.module, small["buffers"], framework.device)
