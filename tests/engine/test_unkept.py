@@ -395,6 +395,27 @@ class Batch:
         self.tokens = torch.zeros(8)
 
 
+class Sampling(torch.optim.SGD):
+    """Adapts itself by what it has seen."""
+
+    def __init__(self):
+        super().__init__([torch.zeros(1, requires_grad=True)], lr=0.1)
+        self.seen, self.taken = set(), 0
+
+    def step(self, closure=None):
+        self.taken += len(self.seen)
+        self.seen.add(self.taken)
+        return super().step(closure)
+
+
+def test_a_set_of_an_optimizers_own_is_named_and_its_numbers_are_not():
+    optimizer, told = Sampling(), []
+    for found in tops(Unkept([optimizer], living=ours)):
+        told.append(found)
+        optimizer.step()
+    assert [name for carried, _ in told for name in carried] == ["'seen' of a Sampling"]
+
+
 def test_a_weak_proxy_of_what_is_gone_disturbs_nobody():
     owner, other, told = Stopper(), Stopper(), []
     other.owner = weakref.proxy(owner)

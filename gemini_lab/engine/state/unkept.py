@@ -38,6 +38,8 @@ from gemini_lab.engine.state.own_code import is_own_file, is_own_type
 
 _MANY: Final = 64  # objects of one class: more of them are data
 _LARGE: Final = 1_000  # values of one dict: more of them are data
+_SETS: Final = (set, frozenset)
+"""Of an optimizer's own attributes these are not kept: nothing says in what order they give."""
 _CLOCKS: Final = (time.time, time.perf_counter, time.monotonic)
 _ASKS_FOR_LOCALS: Final = frozenset({"dir", "eval", "exec", "locals", "vars"})
 
@@ -56,7 +58,9 @@ class Unkept:
         living: Callable[[], Iterable[object]] = gc.get_objects,
     ) -> None:
         self._twofold = {id(one) for one in _held_twice(kept)}  # before it is held here as well
-        self._kept = {id(one): _reference(one) for one in _inside(kept)}
+        inside = [*_inside(kept)]
+        self._kept = {id(one): _reference(one) for one in inside}
+        self._optimizers = [ref(one) for one in inside if is_kind(one, torch.optim.Optimizer)]
         self._living = living
         self._began_s = [clock() for clock in _CLOCKS]
         self._objects: list[ref[object]] = []
@@ -126,6 +130,10 @@ class Unkept:
         for one in objects:
             if not isinstance(one, FunctionType) and not self._has(one):
                 yield from _of_object(one, read, changed)
+        for optimizer in (held() for held in self._optimizers):
+            for name, value in getattr(optimizer, "__dict__", {}).items():
+                if is_kind(value, _SETS):
+                    yield f"{name!r} of a {type(optimizer).__name__}", value
 
     def _has(self, value: object) -> bool:
         """Whether a version has this; of containers, which know no references, the place tells."""
@@ -236,7 +244,10 @@ def _inside(things: Iterable[Any], depth: int = 0) -> Iterator[object]:
         elif type(thing) in CONTAINERS:
             yield from _inside([*islice(thing, _MANY)], depth + 1)
         elif isinstance(held := getattr(thing, "__dict__", None), dict):
-            yield from _inside([*held.values()], depth + 1)
+            parts = [*held.values()]
+            if is_kind(thing, torch.optim.Optimizer):
+                parts = [one for one in parts if not is_kind(one, _SETS)]
+            yield from _inside(parts, depth + 1)
 
 
 def _held_twice(kept: Iterable[Any]) -> Iterator[object]:
