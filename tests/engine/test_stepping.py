@@ -167,7 +167,7 @@ class Script:
     def __init__(self) -> None:
         self.number = self.position = 0
         self.loader = Loader()
-        self.watches = [self.loader]
+        self.watches = self.sources = [self.loader]
         self.bystanders = self.data_changes = tuple
         self.unkept = lambda: ((), ())
 
@@ -182,7 +182,7 @@ class Loader:
     """Stands for a loader's watch."""
 
     on_fetch = staticmethod(lambda: None)
-    is_cycled = is_enumerated = False
+    is_cycled = is_enumerated = is_cut_short = False
 
 
 class Layout:
