@@ -160,7 +160,7 @@ with start_etcd() as started:
 
 
 def test_an_etcd_that_is_killed_with_all_else_leaves_its_folder_to_the_next(place):
-    with orphaned() as server:
+    with orphaned() as (server, _):
         (left,) = place.iterdir()
         server.kill()
         server.wait(PATIENCE_S)
@@ -170,13 +170,9 @@ def test_an_etcd_that_is_killed_with_all_else_leaves_its_folder_to_the_next(plac
 
 def test_an_etcd_whose_keeper_and_launcher_were_killed_ends_once_nobody_uses_it(place):
     """Whoever starts or ends a lab on its machine sees to that."""
-    with orphaned() as server:
+    with orphaned() as (server, used):
         (left,) = place.iterdir()
-        url = server.cmdline()[server.cmdline().index("--listen-client-urls") + 1]
-        host, _, port = url.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port))) as used:
-            used.sendall(b"GET /health HTTP/1.1\r\nHost: etcd\r\n\r\n")
-            assert used.recv(1), "it has taken the connection once it answers"
+        with used:
             end_left_stores()
             assert server.is_running()
             assert (left / "data").exists()
@@ -185,18 +181,28 @@ def test_an_etcd_whose_keeper_and_launcher_were_killed_ends_once_nobody_uses_it(
 
 
 @contextlib.contextmanager
-def orphaned() -> Iterator[psutil.Process]:
-    """An etcd whose keeper was killed, and who started that."""
+def orphaned() -> Iterator[tuple[psutil.Process, socket.socket]]:
+    """An etcd whose keeper was killed, and who started that; and what uses it from before on.
+
+    Any lab that begins or ends on the machine would end it otherwise.
+    """
     command = [sys.executable, "-c", STARTED]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout.readline() == "up\n"
         below = psutil.Process(launcher.pid).children(recursive=True)
         server = next(process for process in below if process.name() == "etcd")
-        for process in [launcher, *(one for one in below if one != server)]:
+        url = server.cmdline()[server.cmdline().index("--listen-client-urls") + 1]
+        host, _, port = url.removeprefix("http://").partition(":")
+        used = socket.create_connection((host, int(port)))
+        used.sendall(b"GET /health HTTP/1.1\r\nHost: etcd\r\n\r\n")
+        assert used.recv(1), "it has taken the connection once it answers"
+        # Its keeper first, which ends it when the launcher goes.
+        for process in [*(one for one in below if one != server), launcher]:
             process.kill()
     try:
-        yield server
+        yield server, used
     finally:
+        used.close()
         with contextlib.suppress(psutil.NoSuchProcess):
             server.kill()
 
