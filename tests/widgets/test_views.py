@@ -582,6 +582,13 @@ def test_what_a_recovery_under_way_wastes_is_not_known_yet() -> None:
     assert "in 1 recovery; one more is under way" in drawn(StatusView, run).strip.text
 
 
+def test_what_a_recovery_wastes_that_the_run_did_not_survive_is_not_nothing() -> None:
+    run = ToldRun().protect().train(1, 9).crash(1, known=9).give_up("it fails each time")
+    text = drawn(StatusView, run).strip.text
+    assert "not known<" in text
+    assert "a recovery did not end" in text
+
+
 def test_no_part_of_a_bar_has_a_pattern_that_bokeh_does_not_know() -> None:
     """It would say so in the browser's console at each drawing."""
     assert "" not in drawn(SpentView, with_one_loss()).parts.data["hatch"]

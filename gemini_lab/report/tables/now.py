@@ -77,6 +77,7 @@ class Status:
         lost_nodes: Nodes lost in the whole run.
         recoveries: In the whole run.
         wasted_s: Lost progress and retrieval of those recoveries, as far as measured.
+        is_open: Whether the newest of them has not come to its end.
         diverged: Losses that are no numbers now; what came out otherwise when it was done
             again, and the likely cause; or nothing.
         conditions: What the run emulates or assumes, for people.
@@ -106,6 +107,7 @@ class Status:
     notes: tuple[str, ...]
     unread: int
     diverged: tuple[str, ...] = ()
+    is_open: bool = False
     is_past: bool = False
 
 

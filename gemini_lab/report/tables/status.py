@@ -48,6 +48,7 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
         lost_nodes=nodes.lost_count,
         recoveries=losses.total,
         wasted_s=losses.wasted_s,
+        is_open=any(one.resumed_at_s is None for one in losses.recoveries[-1:]),
         conditions=tuple(_conditions(run)),
         diverged=tuple(_diverged(run)),
         notes=(

@@ -234,15 +234,18 @@ def _overhead(spent: Spent) -> tuple[str, str]:
 
 
 def _wasted(status: Status) -> tuple[str, str]:
-    """What recoveries cost; of one under way that is known when it is over."""
-    is_under_way = status.phase in UNDER_WAY and status.recoveries > 0
-    over = status.recoveries - is_under_way
+    """What recoveries cost; of one that is not over nobody knows it."""
+    over = status.recoveries - status.is_open
     times = f"in {over} recover{'y' if over == 1 else 'ies'}"
-    if not is_under_way:
+    if not status.is_open:
         return format_seconds(status.wasted_s), times if over else "no recovery so far"
+    goes_on = "is under way" if status.phase in UNDER_WAY else "did not end"
     if not over:
-        return "not known yet", "a recovery is under way"
-    return format_seconds(status.wasted_s), f"{times}; one more is under way"
+        return (
+            "not known yet" if status.phase in UNDER_WAY else "not known",
+            f"a recovery {goes_on}",
+        )
+    return format_seconds(status.wasted_s), f"{times}; one more {goes_on}"
 
 
 def _named(status: Status) -> Sequence[NodeRow]:
