@@ -66,9 +66,7 @@ class GuidedRoot(RootAgent):
         self._lost: tuple[str, ...] = ()
         self._has_fenced: set[str] = set()
         self._chosen: RecoveryPlan | None = None
-        self._idle: tuple[float, Event] | None = (
-            None  # since when, after it answered nothing to what
-        )
+        self._idle: tuple[float, Event] | None = None  # since when, and what got no answer
 
     # -- what happens, as `decide` hears it ------------------------------------------------------
 

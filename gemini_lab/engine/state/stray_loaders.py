@@ -11,7 +11,6 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from gemini_lab.engine.state.digests import is_kind
 from gemini_lab.engine.state.loaders import KINDS, LoaderWatch
 
 
@@ -39,7 +38,9 @@ class StrayLoaders:
         """See who is amid an epoch."""
         if self._is_blind:
             return
-        iterators = (one for one in self._living() if is_kind(one, _BaseDataLoaderIter))
+        things = [*self._living()]
+        kinds = {one for one in {*map(type, things)} if issubclass(one, _BaseDataLoaderIter)}
+        iterators = [one for one in things if type(one) in kinds] if kinds else []
         self._seen = [
             (weakref.ref(one), taken)
             for one in iterators
