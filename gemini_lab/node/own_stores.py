@@ -3,7 +3,8 @@
 An etcd whose keeper was killed lives on, for its lab may need it. Whoever starts or ends a lab on
 the machine, a launcher or an agent, ends those that nobody keeps and nobody uses: no agent of its
 lab is here, and no client is connected to it. Whoever is in a lab is connected to one member of its
-etcd all the time. Other members are no clients: they speak with each other for ever.
+etcd all the time. Other members are no clients, for they speak with each other for ever, and nor is
+a keeper here, which asks any member whether its lab is over.
 """
 
 import os
@@ -79,8 +80,8 @@ def end_left_stores(wait_s: float = 0.0, over: str = "") -> None:
     """
     give_up_s = time.monotonic() + wait_s
     while unkept := [store for store in _stores() if not _is_kept(store)]:
-        past = set(_of_agents(over))
-        left = [s for s in unkept if not _has_agent(s, over) and not _has_client(s, past)]
+        none = {*_of(AGENT, over), *_of(STORE_KEEPER)}
+        left = [s for s in unkept if not _has_agent(s, over) and not _has_client(s, none)]
         folders = [folder for folder in map(_folder_of, left) if folder is not None]
         _end(left)
         for folder in folders:  # also those below another job's TMPDIR
@@ -125,8 +126,8 @@ def _has_agent(store: psutil.Process, over: str) -> bool:
     return False
 
 
-def _has_client(store: psutil.Process, past: Collection[Address]) -> bool:
-    """Whether anybody else is connected to it, but for those from the addresses in `past`."""
+def _has_client(store: psutil.Process, none: Collection[Address]) -> bool:
+    """Whether anybody else is connected to it, but for those from the addresses in `none`."""
     try:
         links, words = _links(store), store.cmdline()
     except psutil.NoSuchProcess:
@@ -136,14 +137,14 @@ def _has_client(store: psutil.Process, past: Collection[Address]) -> bool:
     port = urlsplit(words[words.index(CLIENTS_AT) + 1]).port
     own = {here for here, _ in links}  # etcd speaks with itself, too
     ends = {there for here, there in links if here[1] == port}
-    return not ends <= own | set(past)
+    return not ends <= own | set(none)
 
 
-def _of_agents(prefix: str) -> Iterator[Address]:
-    """Where the connections of a lab's agents here begin."""
-    for agent in processes_of(AGENT, prefix):
+def _of(module: str, lab: str | None = None) -> Iterator[Address]:
+    """Where the connections begin of those here that run a module, for one lab or for any."""
+    for process in processes_of(module, lab):
         with suppress(psutil.AccessDenied):
-            yield from (here for here, _ in _links(agent))
+            yield from (here for here, _ in _links(process))
 
 
 def _links(process: psutil.Process) -> list[tuple[Address, Address]]:

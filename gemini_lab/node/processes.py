@@ -11,12 +11,17 @@ AGENT: Final = "gemini_lab.node.agent"
 STORE_KEEPER: Final = "gemini_lab.launch.etcd_keeper"
 
 
-def processes_of(module: str, lab: str) -> Iterator[psutil.Process]:
-    """Those that run a module, with the prefix of a lab's keys or its identity as an argument."""
+def processes_of(module: str, lab: str | None) -> Iterator[psutil.Process]:
+    """Those that run a module, with the prefix of a lab's keys or its identity as an argument.
+
+    Args:
+        module: Its name.
+        lab: The prefix or the identity; `None`: of any lab.
+    """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it may have ended
             words = process.cmdline()
-            if module in words and lab in words:
+            if module in words and (lab is None or lab in words):
                 yield process
 
 

@@ -375,6 +375,21 @@ def test_a_loader_that_is_read_from_one_iteration_to_the_next_is_said(workers, k
     assert len(told) == (not kept)
 
 
+def test_an_iterator_that_could_not_be_made_is_none():
+    """Its traceback, which somebody keeps, keeps it as far as it came."""
+
+    class Broken(list):
+        def __iter__(self):
+            raise NotImplementedError
+
+    strays = StrayLoaders([])
+    with pytest.raises(NotImplementedError) as kept:
+        iter(DataLoader([1, 2], batch_sampler=Broken()))
+    strays.look()
+    assert kept.traceback
+    assert not strays.read_on()
+
+
 def test_a_source_of_ones_own_may_read_a_loader():
     class Stream:
         state_dict = load_state_dict = None

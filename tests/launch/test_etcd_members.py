@@ -157,10 +157,13 @@ def test_members_whose_keepers_were_killed_end_with_the_last_agent_here(prefix):
 
 
 def test_a_member_that_only_kept_members_are_connected_with_is_ended(prefix):
-    """They stand for those of other machines."""
+    """They stand for those of other machines; a keeper here asks any member of its lab."""
     start_members(["a", "b", "c"], prefix, reach=HERE, run=run_here)
+    endpoint = next(iter(keepers(prefix)))
     (left,) = orphaned(prefix, 1)
-    end_left_stores()
+    with stand_in_keeper(endpoint) as keeper:
+        end_left_stores()
+        keeper.kill()
     assert not is_alive(left)
     assert all(keeper.children() for keeper in keepers(prefix).values())
 
@@ -179,3 +182,16 @@ def stand_in_agent(prefix) -> subprocess.Popen[bytes]:
     """A process that looks like an agent of the lab."""
     code = "import sys; sys.stdin.read()"
     return subprocess.Popen([sys.executable, "-c", code, AGENT, prefix], stdin=subprocess.PIPE)
+
+
+def stand_in_keeper(endpoint) -> subprocess.Popen[bytes]:
+    """A process that looks like a keeper, and is connected to a member."""
+    host, port = endpoint.split(":")
+    code = (
+        f"import socket, sys; held = socket.create_connection(({host!r}, {port}));"
+        "print(flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", code, STORE_KEEPER, "another"]
+    keeper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    keeper.stdout.readline()
+    return keeper

@@ -68,10 +68,10 @@ def _samplers(reads: Any) -> list[object]:
 
 def _taken_amid(iterator: Any) -> int:
     """How many batches an iterator has given; 0 where its epoch has not begun, or is over."""
-    taken: int = iterator._num_yielded  # noqa: SLF001 - PyTorch tells it nowhere else
+    taken: int = getattr(iterator, "_num_yielded", 0)  # one that could not be made has none
     try:
         return taken if taken < len(iterator) else 0
-    except TypeError:  # a stream has no length
+    except Exception:  # noqa: BLE001 - a stream has no length, and a sampler's own may be amiss
         return taken
 
 
