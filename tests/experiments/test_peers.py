@@ -117,11 +117,16 @@ def test_a_turn_that_fails_once_is_repeated_and_the_table_says_so():
     assert "repeated: TimeoutError: late" in table(rows_of([record], CONDITIONS))
 
 
-def test_a_missing_package_is_reported_with_the_way_out():
-    record = Record(peer="dlrover")
-    error = "ModuleNotFoundError: No module named 'dlrover'"
+@pytest.mark.parametrize(
+    ("peer", "way_out"),
+    [("dlrover", "--install DIR"), ("ml_flashpoint", "source distribution")],
+)
+def test_a_missing_package_is_reported_with_the_way_out(peer, way_out):
+    record = Record(peer=peer)
+    error = f"ModuleNotFoundError: No module named {peer!r}"
     take_turns([record], lambda *_: found(error=error), repeats=2, flips=0)
-    assert "--install DIR" in record.why_not
+    assert way_out in record.why_not
+    assert f"--env {peer}=PYTHON" in record.why_not
     rows = rows_of([record], CONDITIONS)
     assert [row.values for row in rows] == [()]
     assert "not measured: not installed" in table(rows)

@@ -136,6 +136,9 @@ def _is_missing(error: str) -> bool:
 
 
 def _reason(peer: str, error: str) -> str:
-    if _is_missing(error) and CATALOG[peer].requirements:
+    entry = CATALOG[peer]
+    if _is_missing(error) and entry.by_hand:
+        return f"not installed ({error}): {entry.by_hand}; then --env {peer}=PYTHON"
+    if _is_missing(error) and entry.requirements:
         return f"not installed ({error}); use --install DIR or --env {peer}=PYTHON"
     return error

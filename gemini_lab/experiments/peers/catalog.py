@@ -21,6 +21,7 @@ class Entry:
         packages: Whose versions to state.
         platform: Take the newest wheels that are made for this one, though this machine's own C
             library may be older: what is measured of them is Python.
+        by_hand: How to install what no index offers in a form that runs.
     """
 
     target: str
@@ -28,6 +29,7 @@ class Entry:
     requirements: tuple[str, ...] = ()
     packages: tuple[str, ...] = ("torch",)
     platform: str = ""
+    by_hand: str = ""
 
     def make(self, task: Task) -> Peer:
         """The peer, set up on this rank.
@@ -85,6 +87,14 @@ CATALOG: Final[dict[str, Entry]] = {
         "no CUDA; restored as copies; a lost rank's state by its restart files, with CRC-32",
         requirements=("lm-resiliency==0.2.0",),
         packages=("lm-resiliency",),
+    ),
+    "ml_flashpoint": Entry(
+        target="ml_flashpoint_memory:MlFlashpointMemory",
+        how="its adapter's calls for Megatron, to memory files, in pairs by its transfer service; "
+        "tensors in CPU memory are not staged: an update waits until they are written",
+        by_hand="use `pip install -e` on its unpacked source distribution, as the wheel that pip "
+        "builds of it lacks the compiled modules",
+        packages=("ml-flashpoint",),
     ),
     "torch_checkpointing": Entry(
         target="torch_checkpointing_files:TorchCheckpointingFiles",
