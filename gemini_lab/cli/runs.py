@@ -26,7 +26,8 @@ from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.progress import show_progress
 from gemini_lab.lab.watched import watched
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER
-from gemini_lab.node.control_store import EtcdAddress, StoreUnavailableError
+from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.etcd_address import EtcdAddress
 
 STOP_S: Final = 60.0
 LOOK_S: Final = 0.25
