@@ -3,11 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
-from numbers import Integral, Real
-from types import NoneType
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.limits import (
+    above_zero,
+    above_zero_or_none,
+    named,
+    one_of,
+    require_limits,
+    require_type,
+    share,
+    zero_or_more,
+)
 from gemini_lab.units import MIB, PerNode, format_bytes, parse_bandwidth, parse_bytes
 
 SettingValue = str | int | float | bool | None
@@ -16,14 +24,6 @@ SettingValue = str | int | float | bool | None
 SCHEMES: Final = ("background", "none", "blocking", "naive", "interleaved", "gemini")
 SCHEDULED: Final = ("naive", "interleaved", "gemini")
 """The schemes whose chunks wait for idle spans, and so need a profile."""
-ALGORITHMS: Final = ("drain", "paper")
-REPLICATE: Final = ("copies", "gradients")
-ON_DIVERGENCE: Final = ("warn", "stop")
-DATA_ON_RESIZE: Final = ("refuse", "restart")
-ON_WRONG_SUMS: Final = ("drain", "stop", "warn")
-BATCH_ON_RESIZE: Final = ("keep", "change")
-WHEN_SHORT: Final = ("wait", "shrink")
-ON_NOT_FINITE: Final = ("hold", "warn", "stop", "rewind")
 
 AUTO: Final = "auto"
 """What `replicas` may be in place of a number."""
@@ -35,47 +35,6 @@ LOGGED_RANKS: Final = 64
 
 LAYERS: Final = ("lab", "config block", "command line")
 """Who may say a setting; what comes later wins. What nobody says has its default."""
-
-_ABOVE_ZERO: Final = (
-    "replicas",
-    "keep_in_memory",
-    "chunk_bytes",
-    "keep_versions",
-    "min_progress_s",
-    "idle_s",
-    "grow_pause_s",
-    "persist_limit_s",
-    "profile_iterations",
-    "sub_buffers",
-    "survival_days",
-)
-_ZERO_OR_MORE: Final = (
-    "shrink_after_s",
-    "adapt_pause_s",
-    "repair_s",
-    "rack_failures_per_day",
-)
-_ABOVE_ZERO_OR_NONE: Final = (
-    "persist_every_s",
-    "persist_every_iterations",
-    "full_copy_every",
-    "max_overhead",
-    "max_same_errors",
-    "rewind_on_spike",
-    "verify_every",
-    "link_bytes_per_s",
-    "copy_bytes_per_s",
-)
-
-_CHOICES: Final = {
-    "on_divergence": ON_DIVERGENCE,
-    "on_not_finite": ON_NOT_FINITE,
-    "on_wrong_sums": ON_WRONG_SUMS,
-    "data_on_resize": DATA_ON_RESIZE,
-    "batch_on_resize": BATCH_ON_RESIZE,
-    "when_short": WHEN_SHORT,
-    "replicate": REPLICATE,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,87 +154,66 @@ class Settings:
         copy_bytes_per_s: Empties received sub-buffers at this rate, as a bus to CPU memory does.
     """
 
-    replicas: int = 2
+    replicas: int = above_zero(2)
     adapt_replicas: bool = False
     survival_target: float = 0.999
-    survival_days: float = 30.0
+    survival_days: float = above_zero(30.0)
     failures_per_day: str | float = 0.015
-    rack_failures_per_day: float = 0.0
-    repair_s: float = 600.0
+    rack_failures_per_day: float = zero_or_more(0.0)
+    repair_s: float = zero_or_more(600.0)
     replica_memory: str | float | None = None
     risk_from: str | None = None
-    adapt_pause_s: float = 600.0
-    keep_in_memory: int = 1
+    adapt_pause_s: float = zero_or_more(600.0)
+    keep_in_memory: int = above_zero(1)
     strategy: str = "auto"
-    chunk_bytes: int = 4 * MIB
+    chunk_bytes: int = above_zero(4 * MIB)
     persistent_url: str | None = None
-    persist_every_s: float | None = 3 * 3600.0
-    persist_every_iterations: int | None = None
-    persist_limit_s: float = 600.0
-    keep_versions: int = 2
+    persist_every_s: float | None = above_zero_or_none(3 * 3600.0)
+    persist_every_iterations: int | None = above_zero_or_none(None)
+    persist_limit_s: float = above_zero(600.0)
+    keep_versions: int = above_zero(2)
     give_up_progress_after_s: float | None = None
-    on_divergence: str = "warn"
-    on_not_finite: str = "hold"
-    data_on_resize: str = "refuse"
-    when_short: str = "wait"
-    shrink_after_s: float = 30.0
-    grow_pause_s: float = 60.0
-    batch_on_resize: str = "keep"
-    rewind_on_spike: float | None = None
-    verify_every: int | None = None
-    on_wrong_sums: str = "drain"
-    max_same_errors: int | None = 5
-    min_progress_s: float = 30.0
-    idle_s: float = 300.0
-    scheme: str = "background"
-    replicate: str = "copies"
-    full_copy_every: int | None = None
-    algorithm: str = "drain"
-    profile_iterations: int = 20
-    mu: float = 0.8
+    on_divergence: str = one_of("warn", ("warn", "stop"))
+    on_not_finite: str = one_of("hold", ("hold", "warn", "stop", "rewind"))
+    data_on_resize: str = one_of("refuse", ("refuse", "restart"))
+    when_short: str = one_of("wait", ("wait", "shrink"))
+    shrink_after_s: float = zero_or_more(30.0)
+    grow_pause_s: float = above_zero(60.0)
+    batch_on_resize: str = one_of("keep", ("keep", "change"))
+    rewind_on_spike: float | None = above_zero_or_none(None)
+    verify_every: int | None = above_zero_or_none(None)
+    on_wrong_sums: str = one_of("drain", ("drain", "stop", "warn"))
+    max_same_errors: int | None = above_zero_or_none(5)
+    min_progress_s: float = above_zero(30.0)
+    idle_s: float = above_zero(300.0)
+    scheme: str = named("background", SCHEMES)
+    replicate: str = one_of("copies", ("copies", "gradients"))
+    full_copy_every: int | None = above_zero_or_none(None)
+    algorithm: str = named("drain", ("drain", "paper"))
+    profile_iterations: int = above_zero(20)
+    mu: float = share(0.8)
     buffer_bytes: int = 128 * MIB
-    sub_buffers: int = 4
-    max_overhead: float | None = None
-    link_bytes_per_s: float | None = None
-    copy_bytes_per_s: float | None = None
+    sub_buffers: int = above_zero(4)
+    max_overhead: float | None = above_zero_or_none(None)
+    link_bytes_per_s: float | None = above_zero_or_none(None)
+    copy_bytes_per_s: float | None = above_zero_or_none(None)
     log_collectives: bool | None = None
     import_ahead: bool = True
     keep_processes: bool = False
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        self._check_choices()
+        require_limits(self)
+        self._check_buffers()
         self._check_resizes()
         self._check_returns()
         self._check_replicas()
 
-    def _check_numbers(self) -> None:
-        for name in _ABOVE_ZERO:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above zero (got {getattr(self, name)})")
-        for name in _ABOVE_ZERO_OR_NONE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be above zero, or null for none (got {value})")
-        for name in _ZERO_OR_MORE:
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must be 0 or more (got {getattr(self, name)})")
-        if not 0 < self.mu <= 1:
-            raise ConfigError(f"mu must be above 0 and at most 1 (got {self.mu})")
+    def _check_buffers(self) -> None:
         if self.buffer_bytes < self.sub_buffers:
             raise ConfigError(
                 f"buffer_bytes={self.buffer_bytes} leaves nothing for each of {self.sub_buffers} "
                 "sub-buffers; raise it"
             )
-
-    def _check_choices(self) -> None:
-        if self.scheme not in SCHEMES:
-            raise ConfigError(f"there is no scheme {self.scheme!r}; choose from {SCHEMES}")
-        if self.algorithm not in ALGORITHMS:
-            raise ConfigError(f"there is no algorithm {self.algorithm!r}; choose from {ALGORITHMS}")
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} must be one of {allowed} (got {getattr(self, name)!r})")
 
     def _check_replicas(self) -> None:
         """Refuse what does not go with copies that follow the risk."""
@@ -389,7 +327,7 @@ class Settings:
                 values[name] = parse_bandwidth(values[name])
         hints = get_type_hints(type(self))
         for name, value in values.items():
-            _require_type(name, value, hints[name])
+            require_type(name, value, hints[name])
         return replace(self, **values)
 
     def to_json(self) -> dict[str, SettingValue]:
@@ -420,36 +358,6 @@ def _unknown(unknown: Sequence[str], known: Sequence[str]) -> str:
     nearest = f"the nearest: {', '.join(dict.fromkeys(near))}; " if near else ""
     names = ", ".join(map(repr, unknown))
     return f"the gemini settings have no {names}; {nearest}help(gemini_lab.Settings) has all"
-
-
-def _require_type(name: str, value: object, hint: Any) -> None:
-    """Refuse a value of another type than its setting's, before it is used for anything."""
-    allowed = get_args(hint) or (hint,)
-    fits = any(
-        isinstance(value, _ACCEPTED[kind]) and (kind is bool or not isinstance(value, bool))
-        for kind in allowed
-    )
-    if not fits:
-        words = " or ".join(_WORDS[kind] for kind in allowed)
-        raise ConfigError(
-            f"the gemini setting {name}={value!r} has the wrong type; it has to be {words}"
-        )
-
-
-_ACCEPTED: Final[Mapping[type, type]] = {
-    int: Integral,
-    float: Real,
-    str: str,
-    bool: bool,
-    NoneType: NoneType,
-}
-_WORDS: Final[Mapping[type, str]] = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    NoneType: "null",
-}
 
 
 def origins(*layers: Mapping[str, SettingValue]) -> dict[str, str]:

@@ -24,7 +24,8 @@ from gemini_lab.launch.join import (
 from gemini_lab.launch.provider import TOKEN_VARIABLE
 from gemini_lab.node.agent import run_agent
 from gemini_lab.node.config import AgentConfig, AgentUp, why_blind
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 
 DESCRIPTION = f"""Make this machine a node of a lab, for as long as the lab lasts. Whatever starts
 one process a machine starts it: srun, a pod, a launch template, ssh. The lab's token comes from

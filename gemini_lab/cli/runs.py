@@ -26,7 +26,8 @@ from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.progress import show_progress
 from gemini_lab.lab.watched import watched
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER
-from gemini_lab.node.control_store import EtcdAddress, StoreUnavailableError
+from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.etcd_address import EtcdAddress
 
 STOP_S: Final = 60.0
 LOOK_S: Final = 0.25
@@ -215,16 +216,9 @@ def stop_command(arguments: Sequence[str]) -> int:
             raise
         print(f"gemini-lab stop: {error}; its keys are taken away", file=sys.stderr)  # noqa: T201
         end_by_force(access)
-    give_up_s = time.monotonic() + options.wait
-    while time.monotonic() < give_up_s:
-        try:
-            finder.way()
-        except (RunGoneError, StoreUnavailableError):
-            print(f"{finder.name} has ended")  # noqa: T201
-            return 0
-        except ConfigError:
-            pass
-        time.sleep(LOOK_S)
+    if _ends_within(finder, options.wait):
+        print(f"{finder.name} has ended")  # noqa: T201
+        return 0
     if access is None:
         print(  # noqa: T201
             f"{finder.name} has not ended within {options.wait:.0f} s (--wait); it was told to.\n"
@@ -234,6 +228,20 @@ def stop_command(arguments: Sequence[str]) -> int:
     end_by_force(access)
     print(f"{finder.name} did not end by itself; its keys were taken away, which ends its agents")  # noqa: T201
     return 0
+
+
+def _ends_within(finder: Finder, wait_s: float) -> bool:
+    """Wait for a run's end; says whether it came."""
+    give_up_s = time.monotonic() + wait_s
+    while time.monotonic() < give_up_s:
+        try:
+            finder.way()
+        except (RunGoneError, StoreUnavailableError):
+            return True
+        except ConfigError:
+            pass
+        time.sleep(LOOK_S)
+    return False
 
 
 def _save(finder: Finder, notice_s: float) -> None:

@@ -17,7 +17,8 @@ from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.join import check_name, find_token, prefix_of
 from gemini_lab.log.file import find_run
 from gemini_lab.node.config import LAB_KEY, LabRecord
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.recovery.protocol import RootState
 from gemini_lab.seats import in_order
 

@@ -23,7 +23,8 @@ from gemini_lab.lab.roster import Roster
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import NodeReady
 from gemini_lab.node.config import DRAIN_KEY, AgentUp, LabRecord
-from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.control_store import StoreUnavailableError, patiently
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.node.words import (
     CANCEL_KEY,

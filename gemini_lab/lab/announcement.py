@@ -10,7 +10,8 @@ import msgspec
 from gemini_lab.errors import ConfigError
 from gemini_lab.launch.join import say
 from gemini_lab.node.config import LAB_KEY, LabRecord
-from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.control_store import StoreUnavailableError, patiently
+from gemini_lab.node.etcd_store import EtcdStore
 
 LEASE_S: Final = 15
 

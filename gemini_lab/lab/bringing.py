@@ -10,7 +10,8 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.lab.cluster import Audience
 from gemini_lab.launch.operator import Operator
 from gemini_lab.node.config import NONE_COME_KEY, AgentUp
-from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
+from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.etcd_store import EtcdStore
 
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0

@@ -14,7 +14,7 @@ from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.provider import Provider
 from gemini_lab.launch.providers import parse_provider
 from gemini_lab.log.file import RUNS_FOLDER
-from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.units import check_number
 

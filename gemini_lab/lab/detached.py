@@ -25,7 +25,9 @@ from gemini_lab.launch.slurm import Slurm
 from gemini_lab.log.events import LabStarted
 from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.node.config import LAB_FILE, LAB_KEY, Detached, LabRecord
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.control_store import StoreUnavailableError, patiently
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import in_order
 

@@ -32,7 +32,8 @@ from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import LabClosed, RunFailed, RunFinished
 from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.node.config import LAB_FILE, LAB_KEY, LabRecord, why_blind
-from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
+from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.membership import RootRecord, node_addresses
 from gemini_lab.node.owner_process import OwnerStart
 from gemini_lab.recovery.messages import JobOrder

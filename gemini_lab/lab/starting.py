@@ -21,7 +21,8 @@ from gemini_lab.launch.provider import Invitation, Supply
 from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.config import Detached, LabRecord
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.held_folder import remove_left
 from gemini_lab.node.host import SCRATCH
 

@@ -16,12 +16,9 @@ from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd_keeper import Stay, start_keeper
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.programs import find_program
-from gemini_lab.node.control_store import (
-    EtcdAddress,
-    EtcdStore,
-    StoreUnavailableError,
-    tls_credentials,
-)
+from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.etcd_address import EtcdAddress, tls_credentials
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.held_folder import hold
 from gemini_lab.node.own_stores import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
 from gemini_lab.units import format_bytes

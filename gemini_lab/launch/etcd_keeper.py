@@ -25,7 +25,9 @@ import psutil
 
 from gemini_lab.launch.etcd_end import LabEnd
 from gemini_lab.launch.etcd_server import Member
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
+from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.own_stores import LAB
 from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
 

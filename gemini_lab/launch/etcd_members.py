@@ -21,7 +21,9 @@ from gemini_lab.launch.etcd_keeper import Stay, start_keeper
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.mpi_order import take_order
 from gemini_lab.node.agent import address_towards
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, patiently
+from gemini_lab.node.control_store import patiently
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.held_folder import hold
 from gemini_lab.node.own_stores import FOLDER, end_left_stores
 

@@ -17,7 +17,9 @@ from gemini_lab.launch.etcd_end import DEAF_S, OVER_KEY
 from gemini_lab.launch.etcd_members import PROGRAM, MemberOrder, MemberPlace, address_of, exchanged
 from gemini_lab.launch.join import say
 from gemini_lab.launch.mpi import run_on_hosts
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.control_store import StoreUnavailableError, patiently
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 
 COUNT: Final = 3
 DEAD_S: Final = 15.0  # one that says nothing for so long is lost

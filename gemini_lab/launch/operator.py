@@ -16,7 +16,7 @@ from gemini_lab.launch.join import say
 from gemini_lab.launch.members import Members
 from gemini_lab.launch.mpi import Hosts, launch_agents
 from gemini_lab.node.config import AgentConfig, AgentUp, Detached
-from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.processes import AGENT, processes_of
 from gemini_lab.seats import node_name, node_number
 

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from gemini_lab.errors import CapacityError
 from gemini_lab.launch.boot import agent_environment
-from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress
 
 TOKEN_VARIABLE: Final = "GEMINI_LAB_TOKEN"  # noqa: S105 (where one is, not one)
 

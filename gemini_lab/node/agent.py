@@ -23,7 +23,8 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import NodeReady
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
-from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError
+from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.etcd_streams import EtcdStreams
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress
 
 
 class Detached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,13 +8,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from gemini_lab.node.control_store import (
-    Endpoints,
-    EtcdAddress,
-    client_endpoints,
-    no_answer,
-    tls_credentials,
-)
+from gemini_lab.node.etcd_address import Endpoints, EtcdAddress, client_endpoints, tls_credentials
+from gemini_lab.node.etcd_store import no_answer
 
 Result = TypeVar("Result")
 

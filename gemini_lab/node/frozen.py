@@ -16,7 +16,9 @@ import msgspec
 import psutil
 
 from gemini_lab.node.config import LAB_KEY
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError
+from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.watch import is_process_stopped
 
 PROGRAM: Final = "gemini_lab.node.frozen"

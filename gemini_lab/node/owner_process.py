@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from gemini_lab.node.config import AgentConfig
-from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.membership import RootRecord
 
 FIRST_PAUSE_S: Final = 0.5

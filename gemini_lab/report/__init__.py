@@ -1,4 +1,16 @@
-"""What a run did, from its event log and nothing else."""
+"""What a run did, from its event log and nothing else.
+
+    the reducer     reducer takes entries in, by its parts in `reducers`; the timeline's bars lie in
+                    `pyramid`; culprits, who ended on its own account
+    a report        values and recovery are what it says, build makes it; text and columns print it
+    for views       `tables` of the reducer's parts; moments, a run as it was; output, what workers
+                    printed
+    long logs       reopen goes on from an earlier reading, keeping reads while a run writes
+    for others      metrics, scalars, trace
+    beside it       twice, two runs; measured, what a log teaches; predicted, by the simulator
+
+What is told here was said in events, whose classes are in `log`.
+"""
 
 from gemini_lab.report.build import build_report, load_report
 from gemini_lab.report.measured import load_measured, measure

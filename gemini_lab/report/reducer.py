@@ -166,6 +166,10 @@ class RunReducer:
         pyramid = Pyramid(self.blocks) if keep.levels and keep.bars else None
         self.traffic = Traffic(self.nodes, limit=keep.bars, pyramid=pyramid)
         self._name = name
+        self._listen(self._in_turn(seated, keep), keep)
+
+    def _in_turn(self, seated: Seated, keep: Keep) -> list[Reducer]:
+        """The parts, in the order in which they take an entry in."""
         parts: list[Reducer] = [
             self.course,
             self.nodes,
@@ -191,6 +195,10 @@ class RunReducer:
             parts.append(self.iterations)
         if keep.bars:
             parts.append(self.traffic)
+        return parts
+
+    def _listen(self, parts: list[Reducer], keep: Keep) -> None:
+        """Settle which parts are asked of an entry, and of a stretch."""
         self._stretches: tuple[Callable[[Stretch], None], ...] = ()
         self._conditions: tuple[Callable[[Stretch], bool], ...] = ()
         if not keep.ranks:

@@ -1,4 +1,17 @@
-"""The same placements, schedules and plans at a thousand machines."""
+"""The same placements, schedules and plans at a thousand machines.
+
+    questions       what_if (`plan`) by forecast, money, sensitivity and interval; simulate; replay,
+                    of a real run's failures; scenario, of the injector's
+    what is given   workload, with traffic, by the names of the catalog; policy, and as policies
+                    peers, auto and selecting; times, which logs teach
+    what breaks     failures, laws (not all alike), ailing (slow, wrong); traces by trace_files
+    one run         training, by recovering and striking, on a run_state: cluster (who sits where),
+                    progress (without failures), durations (of recoveries), following (of the risk)
+    what comes out  outcome; recorder tells it in a real run's events
+    apart           coordination: what it costs to agree on a loss
+
+Placements, schedules and recovery plans come from the stages themselves.
+"""
 
 from gemini_lab.simulator.ailing import Ailments
 from gemini_lab.simulator.auto import gemini_lab_auto

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gemini_lab.errors import CapacityError, ConfigError
@@ -28,7 +29,7 @@ from gemini_lab.simulator.forecast import (
 )
 from gemini_lab.simulator.interval import Interval
 from gemini_lab.simulator.money import Price
-from gemini_lab.simulator.policy import gemini, gemini_lab
+from gemini_lab.simulator.policy import Policy, gemini, gemini_lab
 from gemini_lab.simulator.sensitivity import Sensitivity, tornado
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import NETWORK_SHARE, Workload
@@ -252,12 +253,7 @@ def plan(
     """
     check_number("nodes", nodes, least=1, is_whole=True)
     check_number("replicas", replicas, least=1, is_whole=True)
-    check_number("failures_per_node_per_day", failures_per_node_per_day)
-    if failures_per_node_per_day > MOST_PER_DAY:
-        raise ConfigError(
-            f"`failures_per_node_per_day` is {MOST_PER_DAY:g} at most: a machine that fails more "
-            f"often than every hour trains next to nothing (got {failures_per_node_per_day:g})"
-        )
+    _check_failures(failures_per_node_per_day)
     placement = plan_placement(nodes=nodes, replicas=replicas, racks=racks)
     workload, assumptions = _workload(
         params,
@@ -275,9 +271,7 @@ def plan(
     policies = policies_for(workload, replicas=replicas, max_overhead=max_overhead)
     days = history_days(nodes, failures_per_node_per_day)
     histories = _histories(nodes, failures_per_node_per_day, days=days, seed=seed)
-    repair_s = workload.detection_s + ours.serialise_s + ours.peer_s
-    if not standbys:  # then another machine has to come first, uniformly within these bounds
-        repair_s += sum(workload.replacement_s) / 2
+    play = partial(forecast, workload, days=days, placement=placement, price=prices, seed=seed)
     return WhatIf(
         workload=workload,
         placement=placement,
@@ -287,22 +281,11 @@ def plan(
         recovery_probability={
             k: float(recovery_probability(placement, k)) for k in range(1, min(nodes, 4) + 1)
         },
-        forecasts=tuple(
-            forecast(
-                workload,
-                policy,
-                histories,
-                days=days,
-                placement=placement,
-                price=prices,
-                seed=seed,
-            )
-            for policy in policies
-        ),
+        forecasts=tuple(play(policy, histories) for policy in policies),
         proposal=propose_placement(
             nodes=nodes,
             failures_per_node_per_day=failures_per_node_per_day,
-            repair_s=repair_s,
+            repair_s=_repair_s(workload, ours),
             memory_bytes=room,
             shard_bytes=workload.shard_bytes,
             target=target,
@@ -314,6 +297,24 @@ def plan(
         max_overhead=max_overhead,
         price=None if price is None else prices,
     )
+
+
+def _check_failures(per_node_per_day: float) -> None:
+    """Refuse a rate of failure with which nothing is trained."""
+    check_number("failures_per_node_per_day", per_node_per_day)
+    if per_node_per_day > MOST_PER_DAY:
+        raise ConfigError(
+            f"`failures_per_node_per_day` is {MOST_PER_DAY:g} at most: a machine that fails more "
+            f"often than every hour trains next to nothing (got {per_node_per_day:g})"
+        )
+
+
+def _repair_s(workload: Workload, ours: Policy) -> float:
+    """From a machine's loss until its copies exist again on its successor."""
+    repair_s = workload.detection_s + ours.serialise_s + ours.peer_s
+    if not workload.standbys:  # another machine comes first, uniformly within these bounds
+        repair_s += sum(workload.replacement_s) / 2
+    return repair_s
 
 
 def _memory(workload: Workload, replicas: int, memory: str | float | None) -> tuple[int, int]:

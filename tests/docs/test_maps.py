@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "gemini_lab"
-ROOMS = ("engine", "launch", "lab", "node", "recovery", "transfer")
+ROOMS = (
+    "cli",
+    "engine",
+    "lab",
+    "launch",
+    "node",
+    "recovery",
+    "report",
+    "simulator",
+    "transfer",
+)
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -22,7 +22,7 @@ from gemini_lab.node.config import (
     Detached,
     SharedMachine,
 )
-from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress
 
 RANKS = 3
 

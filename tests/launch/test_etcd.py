@@ -23,12 +23,9 @@ from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import find_etcd, free_port, start_etcd
 from gemini_lab.launch.etcd_keeper import HUNG_S
 from gemini_lab.launch.etcd_server import LOG, LOG_BYTES, Member, answers
-from gemini_lab.node.control_store import (
-    EtcdAddress,
-    EtcdStore,
-    StoreUnavailableError,
-    patiently,
-)
+from gemini_lab.node.control_store import StoreUnavailableError, patiently
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.etcd_streams import EtcdStreams
 from gemini_lab.node.own_stores import FOLDER, end_left_stores, lack_of_room
 from gemini_lab.node.processes import STORE_KEEPER

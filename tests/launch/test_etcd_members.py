@@ -19,7 +19,8 @@ from gemini_lab.launch.etcd_members import MemberPlace, begin, take_place
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.members import start_members
 from gemini_lab.node.config import LAB_KEY
-from gemini_lab.node.control_store import EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.control_store import StoreUnavailableError, patiently
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.own_stores import end_left_stores
 from gemini_lab.node.processes import (
     AGENT,

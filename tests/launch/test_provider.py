@@ -13,7 +13,7 @@ from gemini_lab.errors import CapacityError, ConfigError, LaunchError
 from gemini_lab.launch.join import JoinOperator, take_name
 from gemini_lab.launch.provider import Joined, Supply, missing
 from gemini_lab.launch.providers import parse_provider
-from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress
 
 TOKEN = "0123456789abcdef"
 REGION = "eu-central-1"

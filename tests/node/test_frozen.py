@@ -13,14 +13,15 @@ import pytest
 
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.node.config import LAB_KEY
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.frozen import PROGRAM
 
 LIMIT_S = 60.0
 NODE = """
 import os, subprocess, sys, time
 import msgspec
-from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.frozen import stand_guard
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)

@@ -10,7 +10,9 @@ import psutil
 import pytest
 
 from gemini_lab.launch.etcd import start_etcd
-from gemini_lab.node.control_store import EtcdAddress, EtcdStore, StoreUnavailableError, patiently
+from gemini_lab.node.control_store import StoreUnavailableError, patiently
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.etcd_streams import EtcdStreams
 from gemini_lab.node.news import REREAD_S, SPREAD_S, StoreNews
 

@@ -52,6 +52,30 @@ def keepsakes(also: Mapping[str, object]) -> dict[str, Keepsake]:
 
 
 def _keepsake(name: str, thing: Any) -> Keepsake:
+    if (found := _generator(thing)) is not None:
+        return found
+    if isinstance(thing, dict):
+        return Keepsake(
+            read=lambda: thing, put=partial(refill, thing), room_bytes=_tensor_bytes(thing)
+        )
+    if isinstance(thing, DeepSpeedEngine):
+        raise UnsupportedError(
+            f"also={{{name!r}: ...}} is a second DeepSpeed engine, and a job protects one; "
+            "make both models parts of one module, or train the second as a plain module with "
+            "a torch optimizer and name these two in `also`"
+        )
+    if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+        raise ConfigError(
+            f"also={{{name!r}: ...}} is a {type(thing).__name__}; give a generator (torch's, "
+            "numpy's or Python's), a dict, or an object with `state_dict` and `load_state_dict`"
+        )
+    if isinstance(thing, torch.nn.Module) and read_unsaid(thing):
+        return _module(thing)
+    return _stateful(thing)
+
+
+def _generator(thing: Any) -> Keepsake | None:
+    """Torch's, numpy's or Python's."""
     match thing:
         case torch.Generator():
             return Keepsake(
@@ -80,24 +104,7 @@ def _keepsake(name: str, thing: Any) -> Keepsake:
                 put=thing.setstate,
                 renew=lambda seed: random.Random(seed).getstate(),
             )
-        case dict():
-            return Keepsake(
-                read=lambda: thing, put=partial(refill, thing), room_bytes=_tensor_bytes(thing)
-            )
-        case DeepSpeedEngine():
-            raise UnsupportedError(
-                f"also={{{name!r}: ...}} is a second DeepSpeed engine, and a job protects one; "
-                "make both models parts of one module, or train the second as a plain module with "
-                "a torch optimizer and name these two in `also`"
-            )
-    if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-        raise ConfigError(
-            f"also={{{name!r}: ...}} is a {type(thing).__name__}; give a generator (torch's, "
-            "numpy's or Python's), a dict, or an object with `state_dict` and `load_state_dict`"
-        )
-    if isinstance(thing, torch.nn.Module) and read_unsaid(thing):
-        return _module(thing)
-    return _stateful(thing)
+    return None
 
 
 def _module(thing: torch.nn.Module) -> Keepsake:

@@ -22,7 +22,7 @@ from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log import events
 from gemini_lab.log.entry import encode_entry
 from gemini_lab.node.config import AgentConfig, AgentUp
-from gemini_lab.node.control_store import EtcdStore
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.recovery.messages import EventSaid, JobOrder, LabHello
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.wire.tcp import Channel, connect

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gemini_lab.experiments.bench import spread_of, value_of
 from gemini_lab.experiments.figures import fig10, fig12, provenance, ratio
+from gemini_lab.experiments.figures.emulated import by_name
 from gemini_lab.experiments.figures.figure import Figure, Known, Point
 from gemini_lab.placement import plan_placement, recovery_probability
 from gemini_lab.placement.probability import Estimate, estimate
@@ -31,7 +32,7 @@ FATAL: Final = {("group", 4, 2): 2, ("ring", 4, 2): 4}
 def ninth(record: Mapping[str, Any]) -> Figure:
     """Fig. 9: how often memory sufficed when every pair of nodes was lost."""
     points = []
-    for name, row in _rows(record).items():
+    for name, row in by_name(record).items():
         strategy, _, what = name.partition(": ")
         settings = row["settings"]
         if what == "memory sufficed":
@@ -107,7 +108,7 @@ def _as_sample(count: int, losses: int) -> str:
 
 def tenth(record: Mapping[str, Any]) -> Figure:
     """Fig. 10: what a failure wasted, in iterations."""
-    rows = _rows(record)
+    rows = by_name(record)
     points = []
     for name, paper in ARMS.items():
         wasted, iteration = rows[f"{name}: wasted by a failure"], rows[f"{name}: an iteration"]
@@ -163,7 +164,7 @@ def tenth(record: Mapping[str, Any]) -> Figure:
 
 def twelfth(record: Mapping[str, Any]) -> Figure:
     """Fig. 12: checkpoints, for each iteration."""
-    rows = _rows(record)
+    rows = by_name(record)
     names = {"Strawman": "Strawman, store", "HighFreq": "HighFreq, store"}
     names["gemini_lab"] = "Gemini, CPU memory"
     points, stalls = [], []
@@ -215,7 +216,7 @@ def _stalled(iteration: Mapping[str, Any]) -> float:
 
 def fifteenth(record: Mapping[str, Any]) -> Figure:
     """Fig. 15: the effective training time ratio under failures."""
-    rows = _rows(record)
+    rows = by_name(record)
     points, restarts = [], []
     for name, paper in ARMS.items():
         points += _ratios(rows, name, paper)
@@ -288,10 +289,6 @@ def _ratios(rows: Mapping[str, Any], name: str, paper: str) -> list[Point]:
             by_chance=settings["kills"] * cycle_s / 2 / settings["stretch_s"],
         ),
     ]
-
-
-def _rows(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {row["name"]: row for row in record["rows"]}
 
 
 def _how(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from gemini_lab.experiments.bench import value_of
 from gemini_lab.experiments.figures import fig11, provenance
+from gemini_lab.experiments.figures.emulated import by_name
 from gemini_lab.experiments.figures.figure import Figure, Point
 from gemini_lab.units import format_bytes
 
@@ -15,7 +16,7 @@ SHORT: Final = 0.15
 
 def eleventh(record: Mapping[str, Any]) -> Figure:
     """Fig. 11: how much sooner a version is whole at peers than in the store, by nodes."""
-    rows = {row["name"]: row for row in record["rows"]}
+    rows = by_name(record)
     measured = [row for name, row in rows.items() if ": reduction" in name]
     points = [point for row in measured for point in _reduced(rows, row)]
     points += [

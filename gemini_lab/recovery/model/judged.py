@@ -82,6 +82,19 @@ class Told:
         return is_news
 
 
+def _given(shape: Shape) -> dict[str, SettingValue]:
+    """What a job of this shape sets."""
+    given: dict[str, SettingValue] = {"replicas": shape.replicas}
+    if shape.has_tier:
+        given["persistent_url"] = "memory://run"
+        given["persist_every_iterations"] = shape.persist_every
+    if shape.shrinks:
+        given |= {"when_short": "shrink", "shrink_after_s": 1.0, "grow_pause_s": 2.0}
+    if shape.follows:
+        given |= FOLLOWING
+    return given
+
+
 class JudgedWorld:
     """A lab, its run, and what must hold of them after every step.
 
@@ -112,16 +125,7 @@ class JudgedWorld:
         self.replaced = 0  # how often copies were placed anew
         self._halfway = 0  # the epoch in which `go_halfway` came there last
         self._fuses: dict[str, tuple[int, str]] = {}
-        given: dict[str, SettingValue] = {"replicas": self.shape.replicas}
-        if self.shape.has_tier:
-            given |= {
-                "persistent_url": "memory://run",
-                "persist_every_iterations": self.shape.persist_every,
-            }
-        if self.shape.shrinks:
-            given |= {"when_short": "shrink", "shrink_after_s": 1.0, "grow_pause_s": 2.0}
-        if self.shape.follows:
-            given |= FOLLOWING
+        given = _given(self.shape)
         self.settings = Settings.parse(given)
         self.order = JobOrder(
             number=1,

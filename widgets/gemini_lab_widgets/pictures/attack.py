@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
+from matplotlib.patches import Circle, Rectangle
 
 from gemini_lab.exercises.attacks.chunks import ChunkCase
 from gemini_lab.exercises.attacks.outcome import Beside, Counterexample, Withstood
@@ -17,7 +17,7 @@ from gemini_lab.placement import Placement
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import LEFT, MARGIN, WIDTH, Board, inside, rows, seconds_axis
 from gemini_lab_widgets.pictures.picture import Picture, Table
-from gemini_lab_widgets.pictures.placement import NODE, cell, seats
+from gemini_lab_widgets.pictures.placement import NODE, arrow, cell, seats
 from gemini_lab_widgets.pictures.story import draw_story, story_table
 
 DRAWN_UP_TO: Final = 24
@@ -109,7 +109,15 @@ def _placement(board: Board, found: Counterexample, holders: Sequence[Sequence[i
     for shard, kept in enumerate(holders):
         is_gone = shard in found.fault.shards
         for holder in {*kept} & places.keys() - {shard}:
-            _arrow(plane, places[shard], places[holder], is_gone=is_gone)
+            arrow(
+                plane,
+                places[shard],
+                places[holder],
+                gap=NODE + 2,
+                width=2.4 if is_gone else 1.4,
+                colour=palette.FAILURE if is_gone else palette.BLUE,
+                is_dashed=is_gone,
+            )
     for position, (x, y) in places.items():
         is_lost = f"node-{position}" in found.fault.lost
         colour = palette.FAILURE if is_lost else palette.LIGHT.ink
@@ -121,25 +129,6 @@ def _placement(board: Board, found: Counterexample, holders: Sequence[Sequence[i
         if is_lost:
             plane.text(x + NODE + 1, y - NODE + 4, "✕", color=colour, size=16, weight="bold")
     board.notes(["An arrow goes from a shard's owner to another holder. With a cross: lost."])
-
-
-def _arrow(
-    plane: Axes, start: tuple[float, float], end: tuple[float, float], *, is_gone: bool
-) -> None:
-    plane.add_patch(
-        FancyArrowPatch(
-            start,
-            end,
-            arrowstyle="-|>,head_length=.5,head_width=.26",
-            mutation_scale=14,
-            connectionstyle="arc3,rad=0.16",
-            shrinkA=NODE + 2,
-            shrinkB=NODE + 2,
-            linewidth=2.4 if is_gone else 1.4,
-            color=palette.FAILURE if is_gone else palette.BLUE,
-            linestyle=(0, (4, 2)) if is_gone else "-",
-        )
-    )
 
 
 # -- a chunk schedule -----------------------------------------------------------------------------

@@ -24,6 +24,7 @@ RINGS_UP_TO: Final = 32
 """Nodes beyond which groups are drawn as a grid."""
 GRID_UP_TO: Final = 1024
 NODE: Final = 16.0
+BOW: Final = 0.16  # of an arrow, to the right, so that one back does not cover it
 LEFT: Final = 480.0
 """Where the rings end and the numbers begin."""
 BAR: Final = 24.0
@@ -139,23 +140,39 @@ def _arrows(plane: Axes, placement: Placement, places: Mapping[int, Place], *, g
         for holder in holders:
             start, end = places[owner], places[holder]
             is_near = holder in group_of[owner]
-            bow = 0.16  # to the right, so that an arrow back does not cover it
+            bow = BOW
             if is_near and math.dist(start, end) > 100:
                 bow = 0.28 * _side(start, end, [places[p] for p in group_of[owner]])
-            plane.add_patch(
-                FancyArrowPatch(
-                    start,
-                    end,
-                    arrowstyle="-|>,head_length=.5,head_width=.26",
-                    mutation_scale=14,
-                    connectionstyle=f"arc3,rad={bow}",
-                    shrinkA=gap,
-                    shrinkB=gap,
-                    linewidth=1.6,
-                    color=palette.BLUE if is_near else palette.PINK,
-                    linestyle="-" if is_near else (0, (4, 2)),
-                )
-            )
+            colour = palette.BLUE if is_near else palette.PINK
+            arrow(plane, start, end, bow=bow, gap=gap, colour=colour, is_dashed=not is_near)
+
+
+def arrow(
+    plane: Axes,
+    start: Place,
+    end: Place,
+    *,
+    bow: float = BOW,
+    gap: float,
+    width: float = 1.6,
+    colour: str,
+    is_dashed: bool,
+) -> None:
+    """From an owner to a holder, `gap` from the middle of both."""
+    plane.add_patch(
+        FancyArrowPatch(
+            start,
+            end,
+            arrowstyle="-|>,head_length=.5,head_width=.26",
+            mutation_scale=14,
+            connectionstyle=f"arc3,rad={bow}",
+            shrinkA=gap,
+            shrinkB=gap,
+            linewidth=width,
+            color=colour,
+            linestyle=(0, (4, 2)) if is_dashed else "-",
+        )
+    )
 
 
 def _side(start: Place, end: Place, places: Sequence[Place]) -> int:

@@ -1,0 +1,133 @@
+"""Where an etcd is, how to log in there, and which of its members to try."""
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gemini_lab.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdAddress:
+    """Where etcd is and how to log in.
+
+    Attributes:
+        endpoints: `host:port` of each member.
+        user: User name, or `None` without authentication.
+        password: That user's password.
+        ca_cert: File with the certificate authority; given, connections use TLS.
+        ca_pem: The certificate authority itself, of an etcd that a lab has started.
+        cert: Client certificate file, where the server wants one.
+        key: Client key file.
+        is_followed: Whether its members may change: any of them says who the others are.
+    """
+
+    endpoints: tuple[str, ...]
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_cert: str | None = None
+    ca_pem: str | None = field(default=None, repr=False)
+    cert: str | None = None
+    key: str | None = None
+    is_followed: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ConfigError("no etcd endpoint was given; write host:port[,host:port...]")
+        for endpoint in self.endpoints:
+            host_and_port(endpoint)
+
+    @classmethod
+    def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> "EtcdAddress":
+        """The address in `text` (`host:port,...`), with the variables that etcdctl reads too.
+
+        `ETCDCTL_USER` (`name:password`, or with `ETCDCTL_PASSWORD`), `ETCDCTL_CACERT`,
+        `ETCDCTL_CERT` and `ETCDCTL_KEY` keep secrets off the command line.
+        """
+        names = ("ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY")
+        files = {name: environment.get(name) for name in names}
+        for name, file in files.items():
+            _require_file(name, file)
+        user, _, password = environment.get("ETCDCTL_USER", "").partition(":")
+        return cls(
+            endpoints=tuple(part.strip() for part in text.split(",") if part.strip()),
+            user=user or None,
+            password=(environment.get("ETCDCTL_PASSWORD") or password or None) if user else None,
+            ca_cert=files["ETCDCTL_CACERT"],
+            cert=files["ETCDCTL_CERT"],
+            key=files["ETCDCTL_KEY"],
+        )
+
+
+def _require_file(name: str, file: str | None) -> None:
+    """Refuse a certificate that cannot be read: of etcd that would be said to be away.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    try:
+        if file is not None:
+            Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{name} names {file}, which cannot be read: {error.strerror}; correct it there"
+        ) from error
+
+
+def tls_credentials(address: EtcdAddress) -> Any:
+    """What gRPC wants for TLS, or `None` where connections are in clear."""
+    import grpc  # noqa: PLC0415  (its threads start with its import)
+
+    def read(file: str | None) -> bytes | None:
+        return None if file is None else Path(file).read_bytes()
+
+    authority = address.ca_pem.encode() if address.ca_pem is not None else read(address.ca_cert)
+    if authority is None:
+        return None
+    return grpc.ssl_channel_credentials(
+        root_certificates=authority,
+        private_key=read(address.key),
+        certificate_chain=read(address.cert),
+    )
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """Of a member, as etcd's client wants them.
+
+    Raises:
+        ConfigError: `endpoint` cannot be read as such.
+    """
+    parts = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if not parts.hostname or port is None:
+        raise ConfigError(f"cannot read {endpoint!r} as an etcd endpoint; write host:port")
+    return parts.hostname, port
+
+
+class Endpoints:
+    """The members of an etcd, in turn."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self._known: set[str] = set()
+        self.learn(known)
+
+    def next(self) -> str:
+        """The one to try now."""
+        return next(self._turn)
+
+    def learn(self, told: Sequence[str]) -> None:
+        """These are the members now, as one of them says."""
+        if told and set(told) != self._known:
+            self._known, self._turn = set(told), itertools.cycle(tuple(told))
+
+
+def client_endpoints(urls: Iterable[Sequence[str]]) -> list[str]:
+    """`host:port` of each member that has started, from its URLs for clients."""
+    return [urlsplit(one[0]).netloc for one in urls if one]
