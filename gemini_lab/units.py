@@ -34,6 +34,8 @@ _SIZES: Final = {
     "TIB": TIB,
 }
 _BITS: Final = {"BIT": 1, "KBIT": KB, "MBIT": MB, "GBIT": GB, "TBIT": TB}
+_UNCLEAR: Final = re.compile("[kKmMgGtT]?i?(b(/[sS])?|B[pP][sS])")
+"""Units of a rate that some write for bits, and others for bytes."""
 _QUANTITY: Final = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 
 
@@ -89,14 +91,18 @@ def parse_bandwidth(text: str | float) -> float:
     """Bytes per second meant by `text`, such as `"20 Gbit/s"`, `"2.5 GB/s"` or a plain number.
 
     Raises:
-        ConfigError: The text is no bandwidth, or it is not above zero.
+        ConfigError: The text is no bandwidth, may mean bits or bytes, or is not above zero.
     """
     if isinstance(text, (int, float)):
         rate = float(text)
     else:
         match = _QUANTITY.fullmatch(text)
+        if match and _UNCLEAR.fullmatch(match[2]):
+            raise ConfigError(
+                f"{text!r} may mean bits or bytes; write it like '20 Gbit/s' or '2.5 GB/s'"
+            )
         unit = match[2].upper().removesuffix("/S") if match else ""
-        unit = {"GBPS": "GBIT", "MBPS": "MBIT", "TBPS": "TBIT"}.get(unit, unit)
+        unit = re.sub("BPS$", "BIT", unit)
         if match and unit in _BITS:
             rate = float(match[1]) * _BITS[unit] / 8
         elif match and unit in _SIZES:

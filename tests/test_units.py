@@ -44,3 +44,27 @@ def test_sizes_and_rates_are_finite(value) -> None:
         parse_bytes(value)
     with pytest.raises(ConfigError, match="finite"):
         parse_bandwidth(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("20 Gbit/s", 2.5e9),
+        ("20gbit", 2.5e9),
+        ("20 Gbps", 2.5e9),
+        ("80 kbps", 1e4),
+        ("2.5 GB/s", 2.5e9),
+        ("10 MB", 1e7),
+        ("10 kB/s", 1e4),
+        ("1 MiB/s", 2**20),
+    ],
+)
+def test_a_rate_is_in_bits_or_in_bytes(text: str, rate: float) -> None:
+    assert parse_bandwidth(text) == rate
+
+
+@pytest.mark.parametrize("text", ["25 Gb/s", "25 gb/s", "25Gb", "8 b/s", "1 Mib/s", "2 GBps"])
+def test_a_rate_that_may_mean_bits_or_bytes_is_refused(text: str) -> None:
+    """One was taken for eight times the other, and every figure with it."""
+    with pytest.raises(ConfigError, match="may mean bits or bytes"):
+        parse_bandwidth(text)

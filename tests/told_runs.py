@@ -27,6 +27,7 @@ class ToldRun:
         placement: Placement | None = None,
         name: str = "told",
         settings: dict[str, str] | None = None,
+        racks: tuple[str, ...] | None = None,
     ) -> None:
         self.nodes, self.per_node = nodes, per_node
         self.names = list(names or [f"node-{i}" for i in range(nodes + standbys)])
@@ -46,6 +47,7 @@ class ToldRun:
                 nodes=nodes,
                 standbys=standbys,
                 workers_per_node=per_node,
+                racks=racks,
                 settings={"replicas": replicas, **(settings or {})},
             )
         )

@@ -12,7 +12,9 @@ from gemini_lab.report.columns import columns
 
 DESCRIPTION: Final = """\
 Break something in a live run, now. PLACE says where: a node's name such as
-node-2, rank-2 (the node that runs rank 2) or root (the root agent's node)."""
+node-2, rank-2 (the node that runs rank 2) or root (the root agent's node):
+
+  gemini-lab inject latest node_loss node-2"""
 
 REQUESTS: Final = {
     "stop": "The run ends.",
@@ -48,13 +50,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def meaning(kind: type[Failure]) -> str:
-    """What a kind of failure is, in a line for people."""
-    return (kind.__doc__ or "").partition("\n")[0].replace("`", "").replace('"', "")
+    """What a kind of failure is, in a line for people, with others as they are named here."""
+    line = (kind.__doc__ or "").partition("\n")[0].replace("`", "").replace('"', "")
+    for name, other in FAILURES.items():
+        line = line.replace(other.__name__, name)
+    return line
 
 
 def command(arguments: Sequence[str]) -> int:
     """Ask the owner of a live run to make a failure happen."""
-    options = parser().parse_args(arguments)
+    options = parser().parse_intermixed_args(arguments)  # places may follow an option
     finder = finder_of(options)
     run = AttachedRun(finder.name, finder.way, finder.folder)
     if options.failure == "stop":

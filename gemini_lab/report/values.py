@@ -220,7 +220,8 @@ class RunReport:
         for iteration, rank in sorted({*here, *there}):
             mine, theirs = (_hex(side.get((iteration, rank))) for side in (here, there))
             if mine != theirs:
-                difference = f"iteration {iteration}, rank {rank}: {mine} and {theirs}"
+                pair = f"{mine or 'no loss'} and {theirs or 'no loss'}"
+                difference = f"iteration {iteration}, rank {rank}: {pair}"
                 break
         return Comparison(compared=len(here.keys() & there.keys()), first_difference=difference)
 

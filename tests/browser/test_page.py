@@ -119,6 +119,19 @@ def test_no_strip_of_a_card_stands_empty_below_its_figures(
             page.wait_for_function(f"() => Object.values(({EMPTY})()).every((below) => below < 30)")
 
 
+def test_the_buttons_beside_the_slider_stay_on_one_line(log: Path, page: Any) -> None:
+    """At 768 pixels two of the three fell below the first."""
+    write(log, lines_of_a_run())
+    with shown(log, page):
+        wait_for(page, "this is the whole run")
+        buttons = [page.get_by_role("button", name=name) for name in ("◀", "failure ▶", "newest")]
+        for width in (390, 768, 1000, 1440):
+            page.set_viewport_size({"width": width, "height": 900})
+            boxes = [button.bounding_box() for button in buttons]
+            assert len({round(box["y"]) for box in boxes}) == 1, width
+            assert boxes[-1]["x"] + boxes[-1]["width"] <= width
+
+
 def test_a_map_of_many_nodes_is_scrolled_and_not_squeezed(log: Path, page: Any) -> None:
     write(log, lines_of_a_run(nodes=400, failures=1))
     with shown(log, page):

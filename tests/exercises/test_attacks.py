@@ -473,3 +473,7 @@ def test_an_interrupt_is_no_counterexample():
 
     with pytest.raises(KeyboardInterrupt):
         attack(interrupted)
+
+
+def test_a_case_of_chunks_says_what_its_buffer_is_cut_into():
+    assert "a buffer of 128 bytes in 4 sub-buffers, idle for" in str(chunks.LARGE)

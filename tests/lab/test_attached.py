@@ -109,6 +109,9 @@ def test_a_run_elsewhere_is_broken_by_its_name_and_folder(run, cluster, capsys, 
     assert [order.node for order in cluster.orders] == ["node-2"]
     assert main([word for word in asked if word != "node-2"]) == Exit.REFUSED
     assert "node_loss needs to be told where; write a node's name" in capsys.readouterr().err
+    asked = ["inject", "--folder", str(run.folder.parent), "one", "wrong_sums", "--once", "node-1"]
+    assert main(asked) == Exit.FINISHED  # a place may stand behind an option
+    assert cluster.orders[-1].node == "node-1"
 
 
 class Told:

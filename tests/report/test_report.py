@@ -50,7 +50,9 @@ def test_a_missing_loss_is_a_difference_and_no_losses_are_no_match(steady):
     shorter = [e for e in steady if e.kind != "iteration" or e.event.iteration != 4]
     silent = [e for e in steady if e.kind != "iteration"]
 
-    assert not build_report(shorter).losses_match(build_report(steady))
+    comparison = build_report(shorter).losses_match(build_report(steady))
+    assert not comparison
+    assert "iteration 4, rank 0: no loss and 0x1." in str(comparison)
     assert "nothing to compare" in str(build_report(silent).losses_match(build_report(silent)))
     assert not build_report(silent).losses_match(build_report(silent))
 

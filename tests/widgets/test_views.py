@@ -205,6 +205,21 @@ def test_names_are_of_one_line_and_not_too_long(text: str, safe: str) -> None:
 # -- what is drawn ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("nodes", [4, 36])
+def test_the_map_says_in_which_rack_a_node_is_and_what_a_rack_takes_with_it(nodes: int) -> None:
+    apart = tuple(f"rack-{position % 2}" for position in range(nodes))
+    view = drawn(ReplicasView, ToldRun(nodes=nodes, racks=apart).protect().train(1, 2))
+    assert view.words.endswith("They are in 2 racks, and every shard has copies in more than one.")
+    assert view.nodes.data["told"][1] == "node-1 in rack-1"
+    assert "<b>node-1 in rack-1</b>" in view.nodes.data["html"][1]
+    assert nodes == 4 or view.cells.data["holder"][1] == "node-1 in rack-1"
+
+    together = ("rack-0", "rack-0", *apart[2:])
+    view = drawn(ReplicasView, ToldRun(nodes=nodes, racks=together).protect().train(1, 2))
+    assert view.words.endswith("all copies of shards 0, 1 are in one (rack-0).")
+    assert "rack" not in drawn(ReplicasView, ToldRun(nodes=nodes).protect().train(1, 2)).words
+
+
 def test_up_to_32_nodes_stand_in_a_ring_and_more_in_a_grid() -> None:
     ring = drawn(ReplicasView, ToldRun(nodes=32).protect().train(1, 2))
     grid = drawn(ReplicasView, ToldRun(nodes=33).protect().train(1, 2))
@@ -443,6 +458,11 @@ def test_while_nothing_is_known_of_a_run_no_number_is_made_up_for_it() -> None:
     assert "0 ms" not in view.strip.text
     view.update(EventStore(name=HOSTILE).tables())
     assert "no events yet" in view.strip.text
+    unread = EventStore(name=HOSTILE)
+    unread.run.unread = 3
+    view.update(unread.tables())
+    assert "no events yet" not in view.strip.text
+    assert "could be read" in view.strip.text
     assert "<img" not in view.strip.text
     assert view.root.css_classes == ["nothing"]
     assert drawn(StatusView, with_one_loss()).root.css_classes == []

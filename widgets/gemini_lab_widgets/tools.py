@@ -28,6 +28,7 @@ CLOCK: Final = """
     if (h) return `${h}:${two(m)}:${two(Math.floor(s % 60))}`
     return `${m}:${(s % 60).toFixed(1).padStart(4, "0")}`
 """
+WRAPS: Final = {"flex-wrap": "wrap", "gap": "4px 10px"}
 NEWEST: Final = "the newest run"
 NOTHING: Final = "nothing"
 STEPS: Final = 1_000
@@ -60,8 +61,7 @@ class MomentParts:
         self.before = Button(label="◀ failure", width=84)
         self.after = Button(label="failure ▶", width=84)
         self.newest = Button(label="newest ▶▏", width=100)
-        for button in (self.before, self.after, self.newest):
-            button.styles = {"align-self": "flex-end"}
+        self._buttons = (self.before, self.after, self.newest)
 
     def reach(self, end_s: float, *, at_s: float | None) -> None:
         """Let the slider reach to `end_s`, and stand at a moment, or there for `None`."""
@@ -78,13 +78,19 @@ class MomentParts:
         self.newest.disabled = at_s is None
 
     def in_row(self, *others: Any) -> Any:
-        """What a page shows: `others`, and then these."""
-        parts = [*others, self.slider, self.before, self.after, self.newest]
+        """What a page shows: `others`, and then these.
+
+        Where there is no room for all, the slider takes the buttons with it to the next line.
+        """
         sheet = InlineStyleSheet(css=STYLE)
-        for part in parts:
+        for part in (*others, self.slider, *self._buttons):
             part.stylesheets = [sheet]
-        root: Any = row(*parts, sizing_mode="stretch_width", name="tools")
-        root.styles = {"flex-wrap": "wrap", "gap": "4px 10px"}
+        buttons = row(*self._buttons, spacing=10)
+        buttons.styles = {"align-self": "flex-end"}
+        moment = row(self.slider, buttons, sizing_mode="stretch_width")
+        moment.styles = WRAPS | {"flex": "1 1 580px"}
+        root: Any = row(*others, moment, sizing_mode="stretch_width", name="tools")
+        root.styles = WRAPS
         return root
 
 

@@ -77,6 +77,12 @@ class ChunkCase:
         }
 
     @property
+    def room(self) -> str:
+        """A receiver's buffer, in words."""
+        parts = counted(self.sub_buffers, "sub-buffer")
+        return f"{counted(self.buffer_bytes, 'byte')} in {parts}"
+
+    @property
     def part_bytes(self) -> int:
         """The largest chunk that a sub-buffer has room for."""
         return self.buffer_bytes // self.sub_buffers
@@ -101,7 +107,7 @@ class ChunkCase:
         return (
             f"{counted(self.checkpoint_bytes, 'byte')}, {counted(self.replicas, 'replica')}, "
             f"{self.bandwidth_bytes_per_s:g} B/s, alpha {self.alpha_s:g} s, a buffer of "
-            f"{self.buffer_bytes} bytes in {self.sub_buffers}, idle for {spans or '0 s'}{late}"
+            f"{self.room}, idle for {spans or '0 s'}{late}"
         )
 
 
@@ -222,8 +228,8 @@ def _too_large(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
     largest = max((chunk.size_bytes for chunk in chunks), default=0)
     if largest <= case.part_bytes:
         return None
-    room = f"{case.buffer_bytes} bytes in {case.sub_buffers} sub-buffers"
-    return Fault(why=f"a chunk of {largest} bytes has no room at its receiver, which has {room}")
+    why = f"a chunk of {largest} bytes has no room at its receiver, which has {case.room}"
+    return Fault(why=why)
 
 
 def _strange_span(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:

@@ -201,6 +201,21 @@ class Replicas:
     version: int | None
     persistent_version: int | None
 
+    @property
+    def racks(self) -> frozenset[str]:
+        """Those that the log names."""
+        return frozenset(node.rack for node in self.nodes if node.rack)
+
+    @property
+    def in_one_rack(self) -> dict[int, str]:
+        """Shards of which all copies belong into one rack, and that."""
+        found: dict[int, set[str]] = {}
+        for copy in self.copies:
+            found.setdefault(copy.shard, set()).add(self.nodes[copy.position].rack)
+        return {
+            shard: min(racks) for shard, racks in found.items() if len(racks) == 1 and any(racks)
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:

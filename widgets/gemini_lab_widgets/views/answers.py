@@ -9,6 +9,7 @@ from gemini_lab.report.tables import Replicas, Status, WhatIf
 from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, SKY, css, esc, shown
 
 SHARDS_NAMED: Final = 12
+RACKS_NAMED: Final = 4
 
 
 def when(status: Status) -> str:
@@ -21,6 +22,7 @@ def when(status: Status) -> str:
 def questions(table: Replicas, when: str) -> dict[str, list[Any]]:
     """For each position what would follow if its node died: short for hover, long for reading."""
     names = [shown(node.name) for node in table.nodes]
+    told = [placed(node.name, node.rack) for node in table.nodes]
     answers = {answer.position: answer for answer in table.what_if}
     short = [
         answer_of(answers[p], table) if p in answers else ("no placement known", "", "")
@@ -28,6 +30,7 @@ def questions(table: Replicas, when: str) -> dict[str, list[Any]]:
     ]
     return {
         "name": names,
+        "told": told,
         "position": list(range(len(names))),
         "key": [str(p) for p in range(len(names))],
         "what_if": [what for what, _, _ in short],
@@ -35,9 +38,14 @@ def questions(table: Replicas, when: str) -> dict[str, list[Any]]:
         "comes_from": [origin for _, _, origin in short],
         "html": [
             f"{_html(name, *answer, when=when)}{keeps}"
-            for name, answer, keeps in zip(names, short, _keepers(table), strict=True)
+            for name, answer, keeps in zip(told, short, _keepers(table), strict=True)
         ],
     }
+
+
+def placed(name: str, rack: str) -> str:
+    """A node's name, and its rack where the log says that."""
+    return f"{shown(name)} in {shown(rack)}" if rack else shown(name)
 
 
 def _keepers(table: Replicas) -> list[str]:
@@ -123,7 +131,20 @@ def describe(table: Replicas) -> str:
     return (
         f"{len(table.nodes):,} nodes in {kinds.get(table.strategy, table.strategy)}, "
         f"{table.replicas} copies of each shard: {copies}; {version}, {persistent}."
+        f"{_in_racks(table)}"
     )
+
+
+def _in_racks(table: Replicas) -> str:
+    """What the loss of a rack would take; empty where the log names none."""
+    if not table.racks:
+        return ""
+    count = f" They are in {len(table.racks):,} rack{'s'[: len(table.racks) > 1]}"
+    if not table.in_one_rack:
+        return f"{count}, and every shard has copies in more than one."
+    shards = "shard" if len(table.in_one_rack) == 1 else "shards"
+    racks = ", ".join(shown(rack) for rack in sorted(set(table.in_one_rack.values()))[:RACKS_NAMED])
+    return f"{count}; all copies of {shards} {_list(table.in_one_rack)} are in one ({racks})."
 
 
 def chances(table: Replicas) -> str:

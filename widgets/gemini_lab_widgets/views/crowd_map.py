@@ -197,7 +197,7 @@ def _looks(copies: Sequence[CopyRow], table: Replicas) -> dict[str, list[Any]]:
         "width": [2.5 if copy.position in roots else 0 for copy in copies],
         "position": [copy.position for copy in copies],
         "shard": [copy.shard for copy in copies],
-        "holder": [shown(copy.holder) for copy in copies],
+        "holder": [answers.placed(copy.holder, table.nodes[copy.position].rack) for copy in copies],
         "tier": ["own" if copy.is_own else "replica" for copy in copies],
         "state": [words_of(copy) for copy in copies],
         "version": [version_of(copy.version) for copy in copies],

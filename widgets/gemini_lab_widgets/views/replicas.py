@@ -107,7 +107,7 @@ class ReplicasView(CrowdMap):
 
     def _build(self) -> Sequence[Any]:
         self.nodes = source(
-            "x y marker colour name position key html touches cells what_if lost comes_from"
+            "x y marker colour name told position key html touches cells what_if lost comes_from"
         )
         self.labels = source("x y text align baseline angle")
         self.copies = source("x0 y0 x1 y1 cx cy angle dash colour head shard holder state version")
@@ -249,7 +249,7 @@ class ReplicasView(CrowdMap):
         hover(
             plot,
             [marks],
-            ("node", "@name"),
+            ("node", "@told"),
             ("if it dies", "@what_if"),
             ("lost from memory", "@lost"),
             ("its shard comes from", "@comes_from"),

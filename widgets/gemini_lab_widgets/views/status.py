@@ -58,6 +58,8 @@ NO_RUN: Final = (
     "This page shows a run by itself as soon as one begins: gemini-lab quickstart starts one in "
     "another terminal, lab.train in a notebook. Nothing has to be loaded again."
 )
+NO_EVENTS: Final = "Its log has no events yet."
+NOT_READ: Final = "Nothing in its log could be read: it may be another file, or a newer version's."
 HEALTH: Final[dict[NodeHealth, str]] = {"failed": "its worker failed"}
 """Health in words, where it is not said by its own."""
 CSS: Final = """
@@ -104,7 +106,7 @@ class StatusView(View):
         is_empty = status.phase == "waiting for events" and not status.is_past
         self.root.css_classes = ["nothing"] if is_empty else []  # a page shows nothing else then
         if is_empty:
-            words = "Its log has no events yet." if status.run else NO_RUN
+            words = _without_events(status)
             self._say(words)
             self._write(_waiting(status, words))
             return
@@ -126,6 +128,12 @@ class StatusView(View):
     def _write(self, text: str) -> None:
         if self.strip.text != text:
             self.strip.text = text
+
+
+def _without_events(status: Status) -> str:
+    if not status.run:
+        return NO_RUN
+    return NOT_READ if status.unread else NO_EVENTS
 
 
 def _waiting(status: Status, words: str) -> str:
