@@ -119,7 +119,7 @@ class Unkept:
             yield from _variables(frame, epoch)
         under_way = {frame.f_code: frame.f_lasti for frame in frames}
         objects = [one for one in (held() for held in self._objects) if one is not None]
-        functions = [one for one in objects if isinstance(one, FunctionType)]
+        functions = [one for one in objects if isinstance(one, FunctionType) and _is_called(one)]
         code = {one.__code__: None for one in functions if one.__name__ != "__init__"} | under_way
         code |= {inner: None for outer in [*code] for inner in expressions_in(outer)}
         found = {one: attributes_in(one, at) for one, at in code.items()}
@@ -263,6 +263,11 @@ def _of_object(
         is_one = name in changed or (is_held and not is_module)
         if is_one or is_kind(value, GENERATORS):
             yield f"{name!r} of a {type(thing).__name__}", value
+
+
+def _is_called(function: FunctionType) -> bool:
+    """Whether it is no module's code, which is carried out once."""
+    return function.__code__.co_name != "<module>"
 
 
 def _content(cell: Any) -> object:
