@@ -8,7 +8,7 @@ but what is drawn (random numbers, data) or counted by the script may by then be
 iteration, so of these the version keeps what there was right after the step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -171,6 +171,11 @@ class LiveProtection:
     def counts(self) -> bool:
         """Whether the iteration under way counts: no rank is lost."""
         return not self._is_broken
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What the script's author was told."""
+        return self._script_watch.remarks
 
     def begin_forward(self) -> None:
         """An iteration computes: the version before it is sealed now, if that was not done yet."""

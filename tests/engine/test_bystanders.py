@@ -207,3 +207,13 @@ def test_what_is_gone_is_forgotten():
     step()
     ema.clear()
     assert seen.changed() == []
+
+
+def test_parts_that_a_model_is_given_while_it_trains_are_named():
+    """They have no weights of their own, which would be refused."""
+    engine = trained()
+    watched = Bystanders([], engine)
+    update(engine)
+    assert watched.changed() == []
+    engine.module[1] = nn.Sequential(engine.module[1], nn.Dropout(0.1))
+    assert watched.changed() == ["the model's parts, which are made before `protect`"]

@@ -6,6 +6,7 @@ from itertools import pairwise, product
 
 import pytest
 
+from gemini_lab.engine.frameworks.zero_obstacles import of_blocks
 from gemini_lab.shard.layout import ShardLayout
 
 ONE_A_STAGE = {(1, "SGD", 2), (2, "Adam", 1), (3, "Adam", 2)}
@@ -149,16 +150,28 @@ def test_a_payload_that_one_rank_cannot_read_is_refused_by_all(server, tmp_path)
         ({"stage": 0, "optimizer": "Adam"}, 'ZeRO stage 0; set "zero_optimization"'),
         ({"stage": 2, "optimizer": "Adagrad"}, "Adagrad with 2 parameter groups"),
         ({"stage": 1, "optimizer": "Muon"}, "the optimizer Muon, whose momentum"),
+        ({"stage": 1, "optimizer": "OnebitAdam"}, "the optimizer OnebitAdam, whose errors"),
         (
             {"stage": 3, "optimizer": "Adam", "zero": {"zero_hpz_partition_size": 2}},
             r"hierarchical partitions \(hpZ\)",
         ),
     ],
-    ids=["stage 0", "Adagrad in groups", "Muon", "hpZ"],
+    ids=["stage 0", "Adagrad in groups", "Muon", "1-bit Adam", "hpZ"],
 )
 def test_what_cannot_be_protected_is_refused_with_the_way_out(server, tmp_path, case, message):
     with pytest.raises(RuntimeError, match=f"UnsupportedError: this engine cannot .*{message}"):
         server.run(tmp_path, case=case, seed=1)
+
+
+def test_blocks_that_older_releases_of_deepspeed_have_are_refused():
+    config = {
+        "zero_optimization": {"stage": 2},
+        "progressive_layer_drop": {"enabled": True, "theta": 0.5},
+        "curriculum_learning": {"enabled": False},
+        "compression_training": {"weight_quantization": {}},
+    }
+    found = [way_out for _, way_out in of_blocks(config)]
+    assert found == ["leave 'compression_training' out", "leave 'progressive_layer_drop' out"]
 
 
 @pytest.mark.parametrize(

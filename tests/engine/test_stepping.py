@@ -42,6 +42,7 @@ class Hook:
     """Takes down when it is called."""
 
     counts = True
+    remarks = ()
 
     def __init__(self, told: list) -> None:
         self.told = told

@@ -16,6 +16,7 @@ from gemini_lab.engine.arguments import as_engine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer, left_out
 from gemini_lab.engine.frameworks.torch_framework import TorchFramework
 from gemini_lab.engine.state import small_state
+from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
 from gemini_lab.shard.codec import encode
@@ -183,6 +184,7 @@ class Told:
     """Takes down when it is called."""
 
     counts = True
+    remarks = ()
 
     def __init__(self):
         self.told = []
@@ -310,6 +312,16 @@ def test_to_look_at_an_optimizer_changes_nothing():
     assert repr((optimizer.state_dict(), schedule.state_dict(), sorted(vars(optimizer)))) == before
     assert all(torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
     assert torch.equal(random, torch.get_rng_state())
+
+
+@pytest.mark.usefixtures("group")
+def test_parts_that_are_added_to_a_protected_model_are_refused_at_the_next_version():
+    model = nn.Sequential(nn.Linear(2, 2))
+    state = EngineState(TorchEngine(model, sgd(model)))
+    state.capture_small()
+    model.add_module("late", nn.Linear(2, 2))
+    with pytest.raises(UnsupportedError, match=r"has 4 parameters, and had 2 .*before `protect`"):
+        state.capture_small()
 
 
 @pytest.mark.usefixtures("group")

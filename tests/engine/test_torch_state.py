@@ -98,11 +98,20 @@ def covered_to(runs):
 
 
 def test_ranks_that_come_apart_under_ddp_are_noticed_after_the_update(run):
-    case = {"parallel": "DDP", "optimizer": "AdamW", "break_ranks": True}
+    case = {"parallel": "DDP", "optimizer": "AdamW", "break_ranks": 2}
     with pytest.raises(RuntimeError) as caught:
         run(case=case)
     words = "UnsupportedError: DDP's ranks differ after update 2: 'parameter.data' of rank 1 is not"
     assert words in str(caught.value)
+
+
+def test_ranks_that_come_apart_are_told_what_was_told_before(run):
+    case = {"parallel": "DDP", "optimizer": "AdamW", "break_ranks": 4}
+    told = (
+        r"after update 4: .*; it was told before: the script carries .*'until_broken' of Job.train"
+    )
+    with pytest.raises(RuntimeError, match=told):
+        run(case=case)
 
 
 def test_another_way_to_share_the_model_is_refused_at_the_restore(run):

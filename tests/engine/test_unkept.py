@@ -215,6 +215,48 @@ def test_what_a_script_carries_by_itself_is_named_once_it_has_changed(story):
     assert sorted(named) == STORIES[story]
 
 
+NORMS: list[float] = []
+TOLD: list[float] = []
+
+
+def note(norm):
+    NORMS.append(norm)
+    TOLD.append(norm)
+
+
+def threshold():
+    return np.percentile(NORMS, 10) + len([one for one in (1.0, 2.0) if one in NORMS])
+
+
+def clipped(unkept, told):
+    """By a history of the module's, which one function keeps and another reads."""
+    for found in tops(unkept):
+        told.append(found)
+        note(1.0)
+        threshold()
+
+
+def clipped_within(unkept, told):
+    """By one of its own, to which it adds, and which a function within it reads."""
+    norms, shown = [], []
+
+    def largest():
+        return max(norms)
+
+    for found in tops(unkept):
+        told.append(found)
+        norms.append(1.0)
+        shown.append(largest())
+
+
+@pytest.mark.parametrize(("story", "name"), [(clipped, "NORMS"), (clipped_within, "norms")])
+def test_a_history_that_one_function_keeps_and_another_reads_is_named(story, name):
+    told = []
+    story(Unkept([], living=ours), told)
+    ((found,),) = [names for names, _ in told if names]
+    assert found.startswith(f"{name!r} of ")
+
+
 def test_what_is_handed_over_or_told_or_written_anew_is_not_named():
     """A dict and a generator that a version has; a clock; a history; what a pass begins with."""
     counts, own = {"bad": 0, "seen": [1]}, random.Random(1)

@@ -224,7 +224,7 @@ class Job:
 
     def train(self):
         accumulate = self.case.get("accumulation", 1)
-        batches = self.batches()
+        batches, until_broken = self.batches(), self.case.get("break_ranks", 0)
         for step in self.protection.steps(STEPS):
             self.optimizer.zero_grad()
             if self.case.get("thawed") and step == 2:
@@ -245,8 +245,9 @@ class Job:
             self.scaler.unscale_(self.optimizer)
             dense = [w for w in self.model.parameters() if w.grad is None or not w.grad.is_sparse]
             norm = nn.utils.clip_grad_norm_(dense, 1.0)
-            if self.case.get("break_ranks") and step == 1:
-                self.break_ranks()
+            if until_broken:
+                until_broken -= 1
+                self.break_ranks(now=not until_broken)
             self.scaler.step(self.optimizer)  # it leaves steps out, after an overflow
             self.scaler.update()
             beside = [] if self.critic is None else [self.critic.norm().hex()]
@@ -263,8 +264,8 @@ class Job:
         """Gradients are not added up over the ranks inside."""
         return self.model.no_sync() if self.case["parallel"] == "DDP" else nullcontext()
 
-    def break_ranks(self):
-        if dist.get_rank() == 1:
+    def break_ranks(self, *, now):
+        if now and dist.get_rank() == 1:
             with torch.no_grad():
                 next(self.model.parameters()).grad.mul_(1.01)
 

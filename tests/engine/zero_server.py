@@ -144,6 +144,10 @@ class Rows(torch.optim.SGD):
         super().step()
 
 
+class OnebitAdam(torch.optim.SGD):
+    """Named as DeepSpeed's, which releases of 0.19 had at first."""
+
+
 class Muon(torch.optim.SGD):
     """By its name."""
 
@@ -156,6 +160,7 @@ OWN = {
     "SignMomentum": SignMomentum,
     "SlowAdam": lambda groups: SlowAdam(groups, lr=0.01, amsgrad=True),
     "Averaging": lambda groups: Averaging(groups, lr=0.01),
+    "OnebitAdam": lambda groups: OnebitAdam(groups, lr=0.01),
     "Rows": lambda groups: Rows(groups, lr=0.01),
 }
 

@@ -1,6 +1,6 @@
 """The hooks in an engine: where an iteration begins to compute, and around its update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +23,10 @@ class StepHook(Protocol):
     @property
     def counts(self) -> bool:
         """Whether the iteration under way counts, and is not thrown away."""
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What the script's author was told, which may be why something fails."""
 
     def begin_forward(self) -> None:
         """The model begins to compute for an update, or its step is called; often an iteration."""

@@ -295,19 +295,20 @@ class TorchFramework(Framework):
         unhook = hook_optimizer(self._engine, hook)
         if self._check is not None:
             then, check = self._engine.after_update, self._check
-            self._engine.after_update = self._checked(then, check, lambda: hook.counts)
+            self._engine.after_update = self._checked(then, check, hook)
         return unhook
 
     def _checked(
-        self, then: Callable[[], None], check: ReplicaCheck, counts: Callable[[], bool]
+        self, then: Callable[[], None], check: ReplicaCheck, hook: StepHook
     ) -> Callable[[], None]:
         def after_update() -> None:
             then()  # first: where a machine computes wrong, it is named, and the script is not
             try:
                 check.after_update(self._engine.global_steps)
-            except UnsupportedError:
-                if counts():
-                    raise
+            except UnsupportedError as error:
+                if hook.counts:
+                    told = "".join(f"; it was told before: {one}" for one in hook.remarks)
+                    raise UnsupportedError(f"{error}{told}") from None
 
         return after_update
 

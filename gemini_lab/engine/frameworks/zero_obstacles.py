@@ -1,7 +1,7 @@
 """What of a DeepSpeed engine stands against protecting it, each with the way out."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import torch
 from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
@@ -9,10 +9,21 @@ from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
 Obstacle = tuple[str, str]
 """What was found, and the way out."""
 
+_OWN_COUNTS: Final = (
+    "compression_training",
+    "curriculum_learning",
+    "progressive_layer_drop",
+    "quantize_training",
+)
+"""Blocks of DeepSpeed's configuration that older releases of 0.19 have, and newer ones refuse."""
+_COMPRESSED: Final = ("Onebit", "OneBit", "ZeroOne")
+"""How the names of optimizers begin that send a gradient's signs, and keep what that left out."""
+
 
 def obstacles(engine: Any) -> Iterator[Obstacle]:
     """All that stands against protecting `engine`; nothing in most cases."""
     yield from _of_parallelism(engine)
+    yield from of_blocks(engine._config._param_dict)  # noqa: SLF001 - it was asked for
     if not engine.zero_optimization():
         yield "ZeRO stage 0", 'set "zero_optimization": {"stage": 1}, 2 or 3'
         return
@@ -20,6 +31,14 @@ def obstacles(engine: Any) -> Iterator[Obstacle]:
     if engine.data_efficiency_enabled():
         yield "the data efficiency library", 'set "data_efficiency": {"enabled": false}'
     yield from _of_optimizer(engine.optimizer)
+
+
+def of_blocks(config: Mapping[str, Any]) -> Iterator[Obstacle]:
+    """Blocks of a configuration by which the engine counts steps of its own, in no version."""
+    for name in _OWN_COUNTS:
+        block = config.get(name)
+        if isinstance(block, Mapping) and block.get("enabled", True):
+            yield f"{name!r}, which counts for itself what it has done", f"leave {name!r} out"
 
 
 def _of_parallelism(engine: Any) -> Iterator[Obstacle]:
@@ -71,6 +90,11 @@ def _of_optimizer(wrapper: Any) -> Iterator[Obstacle]:
         yield (
             f"the optimizer {type(base).__name__}, whose momentum is of whole weights",
             "use AdamW or Lion, or torch.optim.Muon in plain PyTorch, after fully_shard",
+        )
+    if any(cls.__name__.startswith(_COMPRESSED) for cls in type(base).__mro__):
+        yield (
+            f"the optimizer {type(base).__name__}, whose errors of compression lie in no partition",
+            "use Adam, AdamW or Lamb",
         )
     partitions = getattr(wrapper, "single_partition_of_fp32_groups", ())
     if isinstance(base, torch.optim.Adagrad) and len(base.param_groups) < len(partitions):

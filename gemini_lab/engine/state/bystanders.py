@@ -30,11 +30,11 @@ Look = Callable[[], int | None]
 class Bystanders:
     """What looks like weights, is not the engine's, and is not handed over.
 
-    These are frozen weights of the model, its buffers that are not persistent, tensors in its
-    attributes, modules outside of it, metrics, other optimizers, and tensors that are alive
-    together in the shapes of at least half of its matrices, such as an average in a dictionary.
-    What the script makes later is not seen. A few values of each are read now, and again whenever
-    they are asked for.
+    These are the kinds of the model's parts, its frozen weights, its buffers that are not
+    persistent, tensors in its attributes, modules outside of it, metrics, other optimizers, and
+    tensors that are alive together in the shapes of at least half of its matrices, such as an
+    average in a dictionary. What the script makes later is not seen. A few values of each are read
+    now, and again whenever they are asked for.
 
     Args:
         living: The objects of this process.
@@ -58,6 +58,9 @@ class Bystanders:
         self._note("frozen weights of the model", frozen)
         known = handed | {_place(one) for one in weights}
         known |= {_place(buffer) for _, buffer in persistent_buffers(engine.module)}
+        self._watch(
+            "the model's parts, which are made before `protect`", _look_at(engine.module, _parts)
+        )
         for name, tensors in _beside_weights(engine.module).items():
             self._note(name, [one for one in tensors if _place(one) not in known])
         # By their type alone: to ask an object of unknown kind anything may run its code.
@@ -100,6 +103,11 @@ def _look_at(thing: Any, read: Callable[[Any], int]) -> Look:
     """Reads it as long as it is there."""
     found = ref(thing)
     return lambda: None if (there := found()) is None else read(there)
+
+
+def _parts(model: nn.Module) -> int:
+    """A checksum of which kinds of parts it has, in order."""
+    return xxhash.xxh3_64_intdigest(repr([type(one).__name__ for one in model.modules()]).encode())
 
 
 def _added_up(metric: Any) -> int:

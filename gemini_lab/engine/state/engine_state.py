@@ -27,7 +27,13 @@ from gemini_lab.engine.ranks import gather
 from gemini_lab.engine.state import small_state
 from gemini_lab.engine.state.recast import recast
 from gemini_lab.engine.state.script_state import ScriptState
-from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
+from gemini_lab.errors import (
+    CapacityError,
+    ConfigError,
+    GeminiError,
+    IntegrityError,
+    UnsupportedError,
+)
 from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, framed, lay_out, require_same
 from gemini_lab.units import MIB, format_bytes
@@ -99,11 +105,12 @@ class EngineState:
             at_top: The script is at the top of its loop; see `restore_small_again`.
 
         Raises:
-            UnsupportedError: It is no time for it (gradients are being accumulated), or an object
-                in it cannot be stored.
+            UnsupportedError: It is no time for it (gradients are being accumulated), an object
+                in it cannot be stored, or the model has other parts than at first.
             CapacityError: It outgrew its room.
         """
         self.framework.require_boundary()
+        self._require_same_parts()
         drawn = self.capture_drawn() if drawn is None else drawn
         small = small_state.capture(self.framework, self.script, drawn)
         small["identity"] = self._identity
@@ -277,6 +284,16 @@ class EngineState:
             frozen_sum=sum_over_ranks(frozen) if frozen else "",
             unplaced=tuple(framework.unplaced()),
         )
+
+    def _require_same_parts(self) -> None:
+        """Refuse a model of other parts: a start after a failure would not have them."""
+        then = len(self.layout.weights) + len(self.layout.frozen)
+        now = sum(1 for _ in self.framework.module.parameters())
+        if now != then:
+            raise UnsupportedError(
+                f"the model has {now} parameters, and had {then} when `protect` was called; parts "
+                "that are added or removed while it trains do not come back: do so before `protect`"
+            )
 
     def _require_fit(self, small: Mapping[str, Any], size_bytes: int) -> None:
         """Refuse a version that does not fit this engine and this script."""

@@ -8,6 +8,7 @@ import dis
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import CO_OPTIMIZED
 from itertools import islice, pairwise
 from types import CodeType
 from typing import Final
@@ -20,7 +21,11 @@ _GETS: Final = ("LOAD_ATTR", "LOAD_METHOD")
 _EXPRESSIONS: Final = frozenset({"<dictcomp>", "<genexpr>", "<lambda>", "<listcomp>", "<setcomp>"})
 """How code is named that is written within other code, and is carried out there."""
 _ADDERS: Final = frozenset({"add", "append", "appendleft", "extend", "setdefault"})
+_LOADS: Final = frozenset({"LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME"})
 _TAKERS: Final = frozenset({"pop", "popleft", "popitem"})
+
+Item = tuple[str, object]
+"""A variable, and the item of it that code names; `None` for whichever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +37,15 @@ class Attributes:
         changed: Names that it reads and writes.
         outer: Variables of the functions around it, or of its module, that it writes, or whose
             items it reads and changes.
+        items_read: Variables whose items it reads, its own included, and which items if it says so.
+        items_added: Those to which it adds items, in the same way.
     """
 
     read: frozenset[str]
     changed: frozenset[str]
     outer: frozenset[str]
+    items_read: frozenset[Item]
+    items_added: frozenset[Item]
 
 
 def live_names(code: CodeType, at: int) -> frozenset[str]:
@@ -139,34 +148,45 @@ def attributes_in(code: CodeType, at: int | None = None) -> Attributes:
             written.add(step.argval)
         elif step.opname in _GETS and not _only_adds(steps, number):
             read.add(step.argval)
-    outer |= _changed_in_place(code, steps, counted)
+    items_read, items_added = _items(steps, counted)
+    inner = {name for name, _ in items_read & items_added} - {*code.co_varnames, *code.co_cellvars}
+    if code.co_flags & CO_OPTIMIZED:  # a module's own variables are all its own
+        outer |= inner
     return Attributes(
-        read=frozenset(read), changed=frozenset(read & written), outer=frozenset(outer)
+        read=frozenset(read),
+        changed=frozenset(read & written),
+        outer=frozenset(outer),
+        items_read=frozenset(items_read),
+        items_added=frozenset(items_added),
     )
 
 
-def _changed_in_place(
-    code: CodeType, steps: Sequence[dis.Instruction], counted: Container[int]
-) -> set[str]:
-    """Outer variables whose items code both reads and changes; what it looks up anew is no such."""
-    found, read, added = set[str](), set[object](), set[object]()
+def _items(
+    steps: Sequence[dis.Instruction], counted: Container[int]
+) -> tuple[set[Item], set[Item]]:
+    """Variables whose items code reads, and those to which it adds; what it takes out is both."""
+    read, added = set[Item](), set[Item]()
     for number, step in enumerate(steps):
-        is_free = step.opname == "LOAD_DEREF" and step.argval in code.co_freevars
-        if number not in counted or not (is_free or step.opname == "LOAD_GLOBAL"):
+        if number not in counted:
+            continue
+        if step.opname == "LOAD_CONST" and getattr(step.argval, "co_name", "") in _EXPRESSIONS:
+            read |= {(name, None) for name in _reads_outside(step.argval)}
+        if step.opname not in _LOADS:
             continue
         name, following = step.argval, _following(steps, number)
         first, *others = following
         if [one.opname for one in others[:2]] == ["COPY", "COPY"] and _gets_item(others[2]):
-            found.add(name)  # as in `counts[0] += 1`
+            both = (name, None)  # as in `counts[0] += 1`
+            read, added = read | {both}, added | {both}
         elif first.opname == "LOAD_CONST" and others[0].opname == _STORES_ITEM:
             added.add((name, first.argval))
         elif first.opname == "LOAD_CONST" and _gets_item(others[0]):
-            read |= {name, (name, first.argval)}
+            read |= {(name, None), (name, first.argval)}
         elif first.opname in _GETS and first.argval in _TAKERS:
-            found.add(name)
+            read, added = read | {(name, None)}, added | {(name, None)}
         else:
-            (added if _only_adds(steps, number) else read).add(name)
-    return found | {str(one[0] if isinstance(one, tuple) else one) for one in read & added}
+            (added if _only_adds(steps, number) else read).add((name, None))
+    return read, added
 
 
 def _following(steps: Sequence[dis.Instruction], number: int) -> list[dis.Instruction]:

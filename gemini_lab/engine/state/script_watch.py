@@ -1,6 +1,6 @@
 """What a script's author should know, seen from its first versions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -86,10 +86,15 @@ class ScriptWatch:
         self._sealed = 0
         self._positions = b""
         self._at_fetch: bytes | None = None  # what was drawn when a loader was first asked
-        self._said: set[str] = set()
+        self._said: list[str] = []
         for loader in script.watches:
             loader.on_fetch = self._see_fetch
             loader.on_return = partial(self._remark_once, TAKE_TURNS)
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What was said so far."""
+        return self._said
 
     def end_update(self) -> None:
         """A loader that is asked from here on reads for the next iteration."""
@@ -148,7 +153,7 @@ class ScriptWatch:
 
     def _remark_once(self, text: str) -> None:
         if text not in self._said:
-            self._said.add(text)
+            self._said.append(text)
             self._remark(text)
 
 

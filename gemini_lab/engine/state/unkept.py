@@ -10,10 +10,10 @@ import gc
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from inspect import CO_OPTIMIZED
 from itertools import islice
-from types import FrameType, FunctionType, GeneratorType
+from types import CodeType, FrameType, FunctionType, GeneratorType
 from typing import Any, Final
 from weakref import ProxyTypes, ref
 
@@ -29,6 +29,7 @@ from gemini_lab.engine.state.digests import (
     is_kind,
 )
 from gemini_lab.engine.state.liveness import (
+    Attributes,
     attributes_in,
     expressions_in,
     live_names,
@@ -118,15 +119,16 @@ class Unkept:
             yield from _variables(frame, epoch)
         under_way = {frame.f_code: frame.f_lasti for frame in frames}
         objects = [one for one in (held() for held in self._objects) if one is not None]
-        functions = [one for one in objects if isinstance(one, FunctionType)]
+        functions = [one for one in objects if isinstance(one, FunctionType) and _is_called(one)]
         code = {one.__code__: None for one in functions if one.__name__ != "__init__"} | under_way
         code |= {inner: None for outer in [*code] for inner in expressions_in(outer)}
         found = {one: attributes_in(one, at) for one, at in code.items()}
         read = frozenset[str]().union(*(one.read for one in found.values()))
         changed = frozenset[str]().union(*(one.changed for one in found.values()))
+        handed_on = _handed_on(frames, functions, found)
         for function in functions:
             if function.__code__ in found:
-                yield from _of_function(function, found[function.__code__].outer)
+                yield from _of_function(function, found[function.__code__].outer, handed_on)
         for one in objects:
             if not isinstance(one, FunctionType) and not self._has(one):
                 yield from _of_object(one, read, changed)
@@ -185,12 +187,45 @@ def _live_values(frame: FrameType) -> dict[str, object]:
     batch, outputs and a loss for the rest of the run: it is emptied, but where the function may
     have the dict itself.
     """
+    return _values_of(frame, live_names(frame.f_code, frame.f_lasti))
+
+
+def _values_of(frame: FrameType, names: Iterable[str]) -> dict[str, object]:
     code, values = frame.f_code, frame.f_locals
-    live = {name: values[name] for name in live_names(code, frame.f_lasti) & values.keys()}
+    found = {name: values[name] for name in names if name in values}
     is_a_copy = code.co_flags & CO_OPTIMIZED and isinstance(values, dict)
     if is_a_copy and _ASKS_FOR_LOCALS.isdisjoint(code.co_names):
         values.clear()
-    return live
+    return found
+
+
+def _handed_on(
+    frames: Sequence[FrameType],
+    functions: Sequence[FunctionType],
+    found: Mapping[CodeType, Attributes],
+) -> set[int]:
+    """Containers to which one piece of code adds items, and whose items another one reads."""
+    seen = [(found[o.__code__], _around(o)) for o in functions if o.__code__ in found]
+    for frame in frames:
+        does = found[frame.f_code]
+        names = {name for name, _ in does.items_read | does.items_added}
+        seen.append((does, _seen_by(frame, names)))
+    read, added = set[tuple[int, object]](), set[tuple[int, object]]()
+    for does, values in seen:
+        places = {name: id(value) for name, value in values.items() if _is_container(value)}
+        read |= {(places[name], item) for name, item in does.items_read if name in places}
+        added |= {(places[name], item) for name, item in does.items_added if name in places}
+    return {place for place, _ in read & added}
+
+
+def _seen_by(frame: FrameType, names: Iterable[str]) -> dict[str, object]:
+    """Its own variables of these names, and its module's."""
+    globals_ = {name: frame.f_globals[name] for name in names if name in frame.f_globals}
+    return globals_ | _values_of(frame, names)
+
+
+def _is_container(value: object) -> bool:
+    return is_kind(value, (*CONTAINERS, np.ndarray))
 
 
 def _reference(thing: object) -> ref[object] | None:
@@ -200,16 +235,22 @@ def _reference(thing: object) -> ref[object] | None:
         return None
 
 
-def _of_function(function: FunctionType, written: frozenset[str]) -> Iterator[tuple[str, object]]:
-    """What a function keeps for itself: variables around it that it writes, and generators."""
+def _of_function(
+    function: FunctionType, written: frozenset[str], handed_on: Container[int]
+) -> Iterator[tuple[str, object]]:
+    """What a function keeps: variables around it that it writes or hands on, and generators."""
+    for name, value in _around(function).items():
+        if name in written or id(value) in handed_on or is_kind(value, GENERATORS):
+            yield f"{name!r} of {function.__qualname__}()", value
+
+
+def _around(function: FunctionType) -> dict[str, object]:
+    """Variables of the functions around it and of its module of which its code speaks."""
     names = function.__code__.co_freevars
     cells = zip(names, function.__closure__ or (), strict=True)
-    around = {name: _content(cell) for name, cell in cells}
     known = set(function.__code__.co_names)
     globals_ = {n: v for n, v in function.__globals__.items() if n in known}
-    for name, value in (globals_ | around).items():
-        if name in written or is_kind(value, GENERATORS):
-            yield f"{name!r} of {function.__qualname__}()", value
+    return globals_ | {name: _content(cell) for name, cell in cells}
 
 
 def _of_object(
@@ -222,6 +263,11 @@ def _of_object(
         is_one = name in changed or (is_held and not is_module)
         if is_one or is_kind(value, GENERATORS):
             yield f"{name!r} of a {type(thing).__name__}", value
+
+
+def _is_called(function: FunctionType) -> bool:
+    """Whether it is no module's code, which is carried out once."""
+    return function.__code__.co_name != "<module>"
 
 
 def _content(cell: Any) -> object:

@@ -195,6 +195,7 @@ class _Watched:
     """The hook in an engine's step: every iteration is verified, and one is struck."""
 
     counts = True
+    remarks = ()
 
     def __init__(self, trial: Trial, engine: Any, group: CheckpointGroup) -> None:
         framework = framework_of(engine)
