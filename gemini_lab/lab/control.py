@@ -181,11 +181,19 @@ def read_lines(log: Path, from_bytes: int) -> bytes:
 
 
 def write_secret(path: Path, value: msgspec.Struct) -> None:
-    """Write what only this user may read, in one go."""
+    """Write what only this user may read, in one go.
+
+    Raises:
+        OSError: The disk does not take it; nothing of it is left.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.touch(mode=0o600)
-    draft.write_bytes(msgspec.json.encode(value))
-    draft.replace(path)
+    try:
+        draft.touch(mode=0o600)
+        draft.write_bytes(msgspec.json.encode(value))
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def way_in(folder: Path) -> Way:

@@ -13,7 +13,7 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.lab.access import ACCESS_FILE, RUN_KEY, Access
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.control import write_secret
-from gemini_lab.lab.runs import fresh_folder, run_started, said
+from gemini_lab.lab.runs import begun, fresh_folder, run_started, said
 from gemini_lab.lab.starting import embedded_etcd, own_operator, record_of
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.auto_scaling import AutoScaling
@@ -109,13 +109,16 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
         The run's folder: what opens the run lies there.
 
     Raises:
-        ConfigError: A lab of this name is under way.
+        ConfigError: A lab of this name is under way, or the folder's disk is full.
         LaunchError: etcd, MPI or an agent could not be started, or one does not see the folder.
         CapacityError: Agents that were to join did not come in time.
     """
     check_detached(config, wanted)
     token = config.token or secrets.token_hex(16)
     folder = fresh_folder(config.folder / wanted.name)
+    detached = Detached(owner=OWNER_MODULE, folder=str(folder), identity=secrets.token_hex(16))
+    with begun(folder):
+        (folder / LAB_FILE).write_text(detached.identity, encoding="utf-8")
     order = wanted.order(number=1, shared=folder)
     with ExitStack() as undo:
         name = config.join or folder.name
@@ -128,16 +131,15 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
         access = Access(name=name, etcd=etcd, token=token, authority=authority)
         store = access.store()
         undo.callback(store.close)
-        detached = Detached(owner=OWNER_MODULE, folder=str(folder), identity=secrets.token_hex(16))
-        (folder / LAB_FILE).write_text(detached.identity, encoding="utf-8")
         record = record_of(config, detached)
         patiently(lambda: _claim(store, record), tell=say)
         undo.callback(_clear, store)
         operator = own_operator(config, store, record, token=token, members=members)
         undo.callback(operator.clear)
         agents = operator.bring(config.seats.machines)
-        _begin_log(config, order, folder, etcd, [agent.name for agent in agents])
-        write_secret(folder / ACCESS_FILE, access)
+        with begun(folder):
+            _begin_log(config, order, folder, etcd, [agent.name for agent in agents])
+            write_secret(folder / ACCESS_FILE, access)
         _submit(store, RunRecord.of(config, wanted.scenario), order)
         if isinstance(started, Embedded):
             started.stay()

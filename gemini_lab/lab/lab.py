@@ -18,7 +18,14 @@ from gemini_lab.lab.config import LabConfig, config_of
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
-from gemini_lab.lab.runs import Runs, fresh_folder, lab_started, require_folder, run_started
+from gemini_lab.lab.runs import (
+    Runs,
+    begun,
+    fresh_folder,
+    lab_started,
+    require_folder,
+    run_started,
+)
 from gemini_lab.lab.starting import start_cluster
 from gemini_lab.lab.submission import Submission, default_name
 from gemini_lab.launch.provider import Provider
@@ -170,16 +177,11 @@ class Lab:
             number=run.number,
             shared=run.folder if self._cluster.is_local else None,
         )
-        try:
+        with begun(run.folder):
             self._control.open_to(run.folder)
             run.take(lab_started(self.config, self._cluster))
             run.take(run_started(order))
             run.settle()
-        except OSError as error:
-            raise ConfigError(
-                f"the run cannot keep its log in {run.folder} ({error}); make room there, or give "
-                "the lab another folder"
-            ) from error
         self._runs.begin(run)
         self._cluster.submit(order)
         return run

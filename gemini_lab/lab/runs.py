@@ -1,8 +1,10 @@
 """The runs of a lab, one at a time, and what reaches them from the nodes."""
 
 import itertools
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from gemini_lab.errors import ConfigError
@@ -206,3 +208,20 @@ def fresh_folder(folder: Path) -> Path:
             "folder with folder= or --folder"
         ) from error
     return found
+
+
+@contextmanager
+def begun(folder: Path) -> Iterator[None]:
+    """A block that writes a run's first files; where the disk takes them not, its folder goes.
+
+    Raises:
+        ConfigError: It does not take them.
+    """
+    try:
+        yield
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise ConfigError(
+            f"the run cannot keep its log in {folder} ({error}); make room there, or name another "
+            "folder with folder= or --folder"
+        ) from error

@@ -123,6 +123,20 @@ class Agent:
             address=self.address,
             lease_s=self.config.lease_s,
         )
+        try:
+            await self._join()
+            await self._stop.wait()
+        finally:  # also where who started it, or the store, is gone before it has joined
+            server.close()
+            await self._leave()
+        if self._is_lab_over:
+            if self.config.etcd.is_followed:
+                release_store(self.config.prefix)
+            await asyncio.to_thread(end_left_stores, STORE_LEFT_S, self.config.prefix)
+        return self._is_lab_over
+
+    async def _join(self) -> None:
+        """Register, say so, and begin all that goes on beside."""
         await self.membership.register()
         self._announce(
             AgentUp(
@@ -137,14 +151,6 @@ class Agent:
         self._tasks.begin(self._keep_lease())
         self._tasks.begin(self._watch_store())
         self._tasks.begin(self._watch_workers())
-        await self._stop.wait()
-        server.close()
-        await self._leave()
-        if self._is_lab_over:
-            if self.config.etcd.is_followed:
-                release_store(self.config.prefix)
-            await asyncio.to_thread(end_left_stores, STORE_LEFT_S, self.config.prefix)
-        return self._is_lab_over
 
     def _heed_notice(self) -> None:
         """The machine is to go: have the workers' ranks move, for as long as that may take."""

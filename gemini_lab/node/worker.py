@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 SWITCH_S: Final = 0.001
 """For so long at most a thread beside training's computes in Python while training waits for it."""
+_UNWRITTEN: Final = re.compile(r"inline_container\.cc\S* \. unexpected pos|iostream error")
+"""What `torch.save` says of a file that was not written to its end; the reason it keeps."""
+_UNWRITTEN_MEANS: Final = "torch could not write a file to its end: see that its disk has room"
 _LOCAL_RANK: Final = re.compile(r"""["'](--local[_-]rank)["']""")
 
 
@@ -268,8 +271,12 @@ def say_error(error: BaseException, channel: LocalChannel) -> None:
     if lost_with_a_rank(error):
         print(f"lost a peer: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return
+    text = str(error)
+    if isinstance(error, RuntimeError) and _UNWRITTEN.search(text):
+        error.add_note(_UNWRITTEN_MEANS)
+        text = f"{text} ({_UNWRITTEN_MEANS})"
     print_error(error)
-    channel.send(ScriptError(error=type(error).__name__, text=str(error)))
+    channel.send(ScriptError(error=type(error).__name__, text=text))
 
 
 def lost_with_a_rank(error: BaseException) -> bool:

@@ -12,11 +12,14 @@ from lab_stand_in import ClusterStandIn, begin, lab_on, printed, tell
 from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
 from gemini_lab.errors import WIDE, ConfigError, LaunchError, RunFailedError
 from gemini_lab.job import job_of
-from gemini_lab.lab.control import CONTROL_FILE, ask
+from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.control import CONTROL_FILE, Way, ask, write_secret
+from gemini_lab.lab.detached import start_detached
 from gemini_lab.lab.output import OutputFiles
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import check_name
 from gemini_lab.log.events import RunFinished
+from gemini_lab.node.control_store import EtcdAddress
 from gemini_lab.recovery.messages import InjectFailure, StopRun
 
 THREE_OF_ONE = Placement(
@@ -295,7 +298,23 @@ def test_a_run_that_cannot_keep_its_log_does_not_begin(lab, cluster, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
     with full_at(10), pytest.raises(ConfigError, match=r"cannot keep its log in .*make room"):
-        lab.train(Job(script=str(script)))
+        lab.train(Job(script=str(script)), name="one")
     assert cluster.jobs == []
-    lab.train(Job(script=str(script)))
+    assert not (lab.folder / "one").exists()
+    lab.train(Job(script=str(script)), name="one")
     assert len(cluster.jobs) == 1
+
+
+def test_a_detached_run_that_cannot_keep_its_log_starts_nothing_and_leaves_nothing(job, tmp_path):
+    nowhere = EtcdAddress(endpoints=("127.0.0.1:1",))
+    config = LabConfig(nodes=2, standbys=0, folder=tmp_path / "runs", etcd=nowhere)
+    wanted = Submission.checked(config, job, scenario=None, name="one", resume=False, settings={})
+    with full_at(10), pytest.raises(ConfigError, match=r"cannot keep its log in .*make room"):
+        start_detached(config, wanted)
+    assert list(config.folder.iterdir()) == []
+
+
+def test_a_secret_that_a_full_disk_does_not_take_leaves_nothing(tmp_path):
+    with full_at(10), pytest.raises(OSError, match="too large"):
+        write_secret(tmp_path / CONTROL_FILE, Way(address="127.0.0.1:1", token="secret"))
+    assert list(tmp_path.iterdir()) == []

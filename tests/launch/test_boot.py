@@ -1,5 +1,6 @@
 """What crosses MPI while nodes start."""
 
+import asyncio
 import contextlib
 import queue
 import threading
@@ -13,7 +14,7 @@ from msgspec import structs
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.boot import hand_out, parts_of, shared_machine, start_agent
 from gemini_lab.launch.etcd import find_etcd, start_etcd
-from gemini_lab.node.agent import KEY_GRACE_S
+from gemini_lab.node.agent import KEY_GRACE_S, run_agent
 from gemini_lab.node.config import (
     LAB_FILE,
     AgentConfig,
@@ -25,6 +26,7 @@ from gemini_lab.node.config import (
 from gemini_lab.node.etcd_address import EtcdAddress
 
 RANKS = 3
+WARM_PARENT = "gemini_lab.node.warm"
 
 
 class Request:
@@ -105,21 +107,41 @@ def test_no_rank_is_told_to_start_anything_where_hosts_are_one_machine():
     assert [msgspec.json.decode(part, type=BootOrder).agents for part in parts] == [[]] * RANKS
 
 
-def test_a_machine_that_comes_when_its_detached_run_is_over_leaves_at_once(tmp_path):
-    """It was on its way when the run ended, which nobody could tell it."""
+@pytest.fixture
+def etcd():
     try:
         find_etcd()
     except LaunchError as error:
         pytest.skip(str(error))
+    with start_etcd() as started:
+        yield started.address
+
+
+def test_an_agent_whose_launcher_was_killed_before_it_could_answer_leaves_no_warm_parent(etcd):
+    """That one imports for long, and sees only then that nobody needs it."""
+
+    def answer(_up):
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(run_agent(structs.replace(config(0), etcd=etcd), answer))
+    alive = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    left = [one for one in alive if WARM_PARENT in one.cmdline()]
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def test_a_machine_that_comes_when_its_detached_run_is_over_leaves_at_once(etcd, tmp_path):
+    """It was on its way when the run ended, which nobody could tell it."""
     detached = Detached(owner="none", folder=str(tmp_path), identity="the run's")
     (tmp_path / LAB_FILE).write_text(detached.identity, encoding="utf-8")
-    with start_etcd() as etcd:
-        late = structs.replace(config(0), etcd=etcd.address, detached=detached)
-        up = start_agent(late, str(tmp_path))
-        assert isinstance(up, AgentUp)
-        agent = psutil.Process(up.pid)
-        try:
-            agent.wait(KEY_GRACE_S / 2)
-        finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                agent.kill()
+    late = structs.replace(config(0), etcd=etcd, detached=detached)
+    up = start_agent(late, str(tmp_path))
+    assert isinstance(up, AgentUp)
+    agent = psutil.Process(up.pid)
+    try:
+        agent.wait(KEY_GRACE_S / 2)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            agent.kill()

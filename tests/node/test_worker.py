@@ -7,8 +7,11 @@ import socket
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
+import torch
+from full_disk import full_at
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from gemini_lab.engine import session
@@ -22,6 +25,7 @@ from gemini_lab.node.worker import (
     print_error,
     run_script,
     said_status,
+    say_error,
     why_not_kept,
 )
 from gemini_lab.recovery.messages import JobOrder, WorkerStart
@@ -169,6 +173,16 @@ def test_an_error_is_printed_from_the_scripts_own_frames_on(tmp_path, capsys, mo
     first, place, *_ = capsys.readouterr().err.splitlines()
     assert first == "Traceback (most recent call last):"
     assert place == f'  File "{script}", line 4, in <module>'
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_what_torch_says_of_a_full_disk_is_told_in_words(tmp_path, capsys, size):
+    with full_at(1000), pytest.raises(RuntimeError) as caught:
+        torch.save(torch.zeros(size), tmp_path / "model.pt")
+    told = []
+    say_error(caught.value, SimpleNamespace(send=told.append))
+    assert "see that its disk has room" in capsys.readouterr().err
+    assert "see that its disk has room" in told[0].text
 
 
 @pytest.mark.parametrize(("code", "status", "said"), [(3, 3, ""), ("no data", 1, "no data\n")])
