@@ -19,7 +19,7 @@ from gemini_lab.lab.output import OutputFiles
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import check_name
 from gemini_lab.log.events import RunFinished
-from gemini_lab.node.control_store import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.recovery.messages import InjectFailure, StopRun
 
 THREE_OF_ONE = Placement(
