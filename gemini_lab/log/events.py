@@ -473,11 +473,13 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         random: Checksum of each random generator's state at that moment: Python's, NumPy's,
             torch's, and the device's where that is no CPU.
         learning_rate: That of the first group of weights; `None` where it is not known.
+        ranks: How many there are, each with a part of the data; 0 where an older log has it not.
     """
 
     batch: str
     random: dict[str, str]
     learning_rate: float | None = None
+    ranks: int = 0
 
 
 class IterationBegun(OfWorker, frozen=True, kw_only=True):

@@ -191,12 +191,7 @@ class PhasedRun(EndingRun):
         """Tell of the plan, and have workers meet who begin with it; `before`: as they sat."""
         self.state, self._plan = placed.state, placed.plan
         plan, lineage = placed.plan, placed.plan.lineage
-        self._repeats.restart(
-            plan.version or 0,
-            epoch=lineage.epoch,
-            rewinds=lineage.rewinds,
-            is_resized=bool(plan.cuts) or before.seats.nodes != self.state.seats.nodes,
-        )
+        self._repeats.restart(plan.version, epoch=lineage.epoch, rewinds=lineage.rewinds)
         # What is newer than the plan's version is lost or given up: not to be waited for again.
         self.state = replace(
             self.state, placed=self.state.seats.seated(plan.members), newest=plan.version or 0

@@ -7,6 +7,10 @@ batch, a random state, the learning rate, or none of these.
 After a rewind iterations of the same numbers are done with other batches, on purpose: what was said
 of them before is forgotten. A recovery may load a version from before a rewind. What follows then
 is done as before that, so what was said since is forgotten too, as far as the rewind took it back.
+
+Ranks of another number have other batches, so that nothing of one number is compared with what was
+of another. A generator that nobody seeds is in another state after a start from the beginning. It
+counts for nothing where an iteration, with all that came out of it, was the same nevertheless.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -137,8 +141,16 @@ def inputs_difference(
     return _rate_difference(before, after)
 
 
-def differing_generators(before: Inputs, after: Inputs) -> list[str]:
-    """The random generators whose states differ."""
+def are_comparable(before: Account, after: Account) -> bool:
+    """Whether both are of the same number of ranks, as far as is known."""
+    known = {one.inputs.ranks for one in (before, after) if one.inputs is not None} - {0}
+    return len(known) < 2
+
+
+def differing_generators(before: Inputs | None, after: Inputs | None) -> list[str]:
+    """The random generators whose states differ; none where either is not known."""
+    if before is None or after is None:
+        return []
     both = before.random.keys() & after.random.keys()
     return sorted(name for name in both if before.random[name] != after.random[name])
 
@@ -185,6 +197,7 @@ class Repeats:
         self._last: dict[int, tuple[int, int]] = {}  # of each rank: epoch, newest that ended
         self._before: dict[int, tuple[int, Account]] = {}  # of each rank: the one done again now
         self._diverged: dict[int, set[int]] = {}  # ranks, by epoch
+        self._unfelt: set[str] = set()  # generators that differed, and nothing else did
         self._left: dict[tuple[int, int], int] = {}  # epoch, rewinds before: version of a rewind
 
     def learn(self, earlier: Iterable[Said], left: Iterable[VersionId] = ()) -> None:
@@ -212,11 +225,13 @@ class Repeats:
         if said.epoch < max(epoch, 0 if known is None else known.epoch):
             return None  # it arrives late, from workers that were replaced
         is_restored = isinstance(said, Iteration) and said.restored
-        is_again = known is not None and known.epoch < said.epoch
-        if known is not None and is_again and not is_restored:
-            self._before[said.rank] = said.iteration, known
-            self.compared[said.epoch] = self.compared.get(said.epoch, 0) + 1
         account = joined(known, said)
+        if known is not None and known.epoch < said.epoch and not is_restored:
+            if are_comparable(known, account):
+                self._before[said.rank] = said.iteration, known
+                self.compared[said.epoch] = self.compared.get(said.epoch, 0) + 1
+            else:
+                self._before.pop(said.rank, None)
         if not (is_restored and known is not None and known.is_done):  # it knows no more
             self._keep(said, account)
         found = None if is_restored else self._difference(said, account)
@@ -232,16 +247,21 @@ class Repeats:
         self._forget(said.rank, after=said.version)
         self._last[said.rank] = said.epoch, said.version
 
-    def restart(self, version: int, *, epoch: int, rewinds: int, is_resized: bool = False) -> None:
+    def restart(self, version: int | None, *, epoch: int, rewinds: int) -> None:
         """All ranks go on from a version that was made in that epoch, after so many rewinds.
 
-        Ranks of another number have other batches, so what follows cannot be compared with before.
+        Args:
+            version: It; `None`: from the beginning, where iterations that had only begun need not
+                begin in the same random state again.
+            epoch: Of the start that made it.
+            rewinds: How often training had gone back in that.
         """
-        if is_resized:
-            for rank in self._told:
-                self._forget(rank, after=version)
-        made = (epoch, rewinds)
-        later = [at for line, at in self._left.items() if made <= line and version <= at]
+        if version is None:
+            for of_rank in self._told.values():
+                for number in [number for number, one in of_rank.items() if not one.is_done]:
+                    del of_rank[number]
+        made, at_least = (epoch, rewinds), version or 0
+        later = [at for line, at in self._left.items() if made <= line and at_least <= at]
         for rank in self._told if later else ():
             self._forget(rank, after=min(later))
 
@@ -254,7 +274,12 @@ class Repeats:
 
     def _difference(self, said: Said, account: Account) -> Difference | None:
         number, before = self._before.get(said.rank, (0, account))
-        found = difference(before, account) if number == said.iteration else None
+        if number != said.iteration:
+            return self._out_of_order(said)
+        unfelt = () if before.compared else self._unfelt
+        found = difference(before, account, unseeded=unfelt)
+        if found is None and before.compared and before.compared == account.compared:
+            self._unfelt.update(differing_generators(before.inputs, account.inputs))
         return found or self._out_of_order(said)
 
     def _out_of_order(self, said: Said) -> Difference | None:

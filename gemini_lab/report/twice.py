@@ -123,10 +123,7 @@ def _unseeded(pairs: Mapping[tuple[int, int], tuple[Account, Account]]) -> set[s
     first = min((iteration for iteration, _ in pairs), default=0)
     begins = [pair for (iteration, _), pair in pairs.items() if iteration == first]
     return {
-        name
-        for one, other in begins
-        if one.inputs is not None and other.inputs is not None
-        for name in differing_generators(one.inputs, other.inputs)
+        name for one, other in begins for name in differing_generators(one.inputs, other.inputs)
     }
 
 

@@ -40,13 +40,14 @@ INLINE = sorted(
 
 def stop_when_parsed(monkeypatch):
     """Have every command end where it knows what it is asked."""
-    parse = argparse.ArgumentParser.parse_args
+    for name in ("parse_args", "parse_intermixed_args"):
+        parse = getattr(argparse.ArgumentParser, name)
 
-    def parse_args(self, *arguments, **more):
-        parse(self, *arguments, **more)
-        raise ParsedError
+        def stop(*arguments, parse=parse, **more):
+            parse(*arguments, **more)
+            raise ParsedError
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        monkeypatch.setattr(argparse.ArgumentParser, name, stop)
 
 
 @pytest.mark.parametrize("line", LINES)

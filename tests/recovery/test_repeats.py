@@ -185,6 +185,62 @@ def test_a_version_tells_what_nobody_alive_has_heard():
     assert repeats.take(done(3, epoch=3, values={"loss": 9.0})).differs == "loss"
 
 
+def of_ranks(ranks: int, batch: str) -> Inputs:
+    return Inputs(batch=batch, random={"torch": "r"}, learning_rate=0.1, ranks=ranks)
+
+
+def test_ranks_of_another_number_are_not_compared():
+    """Three go on from a version of four that only the persistent tier had, as a new root hears."""
+    four, three = of_ranks(4, "a"), of_ranks(3, "b")
+    repeats = Repeats()
+    remembered = [*whole(43, inputs=four), *whole(44, inputs=four)]
+    repeats.learn(remembered)
+    repeats.restart(42, epoch=1, rewinds=0)
+    other = {"loss": 9.0, "grad_norm": 0.6}
+    assert set(told(repeats, *whole(43, epoch=2, inputs=three, values=other))) == {None}
+    repeats.learn(remembered)
+    repeats.restart(42, epoch=1, rewinds=0)
+    assert set(told(repeats, *whole(43, epoch=3, inputs=three, values=other))) == {None}
+    assert set(told(repeats, *whole(44, epoch=3, inputs=three, values=other))) == {None}
+    assert repeats.compared == {3: 1}
+    found = told(repeats, *whole(43, epoch=4, inputs=of_ranks(3, "c")))
+    assert [one and one.differs for one in found] == [None, "batch"]
+
+
+def unseeded(numpy: str, torch: str = "r") -> Inputs:
+    return Inputs(batch="a", random={"numpy": numpy, "torch": torch}, learning_rate=0.1)
+
+
+def test_a_generator_that_nobody_seeds_counts_for_nothing_once_that_was_seen():
+    """A job begins anew, as all memory was lost, and then goes on from a version of that start."""
+    repeats = Repeats()
+    before = [*whole(1, inputs=unseeded("x")), begun(2, inputs=unseeded("x"))]
+    told(repeats, *before)
+    repeats.restart(None, epoch=0, rewinds=0)
+    assert set(told(repeats, *whole(1, epoch=2, inputs=unseeded("y")))) == {None}
+    repeats.learn(before)  # by who was there
+    repeats.restart(1, epoch=2, rewinds=0)
+    assert repeats.take(begun(2, epoch=3, inputs=unseeded("y"))) is None
+    repeats.restart(1, epoch=2, rewinds=0)
+    found = repeats.take(begun(2, epoch=4, inputs=unseeded("z", torch="s")))
+    assert found.before == "torch r"
+
+
+def test_a_start_from_the_beginning_need_not_begin_in_the_same_random_state():
+    repeats = Repeats()
+    told(repeats, begun(1, inputs=unseeded("x")))
+    repeats.restart(None, epoch=0, rewinds=0)
+    assert repeats.take(begun(1, epoch=2, inputs=unseeded("y"))) is None
+
+
+def test_a_generator_that_is_felt_is_named_though_it_was_not_felt_before():
+    repeats = Repeats()
+    told(repeats, *whole(1, inputs=unseeded("x")), *whole(1, epoch=2, inputs=unseeded("y")))
+    told(repeats, *whole(2, epoch=2, inputs=unseeded("y")))
+    told(repeats, begun(2, epoch=3, inputs=unseeded("z")))
+    assert repeats.take(done(2, epoch=3, values={**VALUES, "loss": 9.0})).differs == "random"
+
+
 def test_the_newest_iterations_are_kept_however_far_back_training_begins_again():
     repeats = Repeats(newest=2)
     for epoch in (1, 2):

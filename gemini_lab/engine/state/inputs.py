@@ -18,6 +18,7 @@ from deepspeed.accelerator import get_accelerator
 from gemini_lab.engine.contract import Engine
 from gemini_lab.engine.digests import tensor_sum
 from gemini_lab.engine.iterations import IterationLog
+from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.log.events import Inputs
 
 _DEEPEST: Final = 16
@@ -43,8 +44,12 @@ class StepInputs:
 
     def read(self) -> Inputs:
         """All of it."""
+        _, ranks = rank_and_world_size()
         return Inputs(
-            batch=self._batch.read(), random=self._random, learning_rate=self._learning_rate
+            batch=self._batch.read(),
+            random=self._random,
+            learning_rate=self._learning_rate,
+            ranks=ranks,
         )
 
 

@@ -33,7 +33,6 @@ class Divergences:
         self.found: list[Diverged] = []
         self.changes = 0
         self._known: set[tuple[int, int]] = set()  # epoch and rank
-        self._nodes = 0  # of the newest plan; 0 before any
         self._repeats = Repeats(newest=None) if ranks else None
 
     def take(self, entry: Entry) -> None:
@@ -50,15 +49,7 @@ class Divergences:
                 whole(said.version)
                 self._repeats.learn((), [left_by(said, run=0)])
             case RecoveryPlanned(version=version) as plan if self._repeats is not None:
-                nodes = len(plan.members)
-                is_resized = plan.ranks_then is not None or self._nodes not in {0, nodes}
-                self._nodes = nodes
-                self._repeats.restart(
-                    version or 0,
-                    epoch=plan.made_in,
-                    rewinds=plan.made_after,
-                    is_resized=is_resized,
-                )
+                self._repeats.restart(version, epoch=plan.made_in, rewinds=plan.made_after)
             case Diverged() as noticed:
                 self._add(noticed)
 
