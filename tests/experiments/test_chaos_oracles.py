@@ -196,6 +196,8 @@ def test_after_a_resize_losses_are_near_those_of_the_undisturbed_run_and_before_
     assert "no loss of 1 iterations is in the log: [4]" in missing
     wrong = [iteration(2, 1, loss=7.0), *resized()]
     assert "loss of iteration 2, rank 1" in problems(replace(HELD, entries=wrong))[0]
+    some = [iteration(2, rank, epoch=2, loss=0.9, restored=True) for rank in (0, 1, 2)]
+    assert problems(replace(HELD, entries=(*resized()[:-2], *some, *resized()[-2:]))) == []
 
 
 def test_what_was_saved_is_gone_on_from_unless_it_was_spoilt_or_let_go():
