@@ -168,6 +168,7 @@ def test_blocks_that_older_releases_of_deepspeed_have_are_refused():
         "zero_optimization": {"stage": 2},
         "progressive_layer_drop": {"enabled": True, "theta": 0.5},
         "curriculum_learning": {"enabled": False},
+        "quantize_training": {"quantize_groups": 1},
         "compression_training": {"weight_quantization": {}},
     }
     found = [way_out for _, way_out in of_blocks(config)]

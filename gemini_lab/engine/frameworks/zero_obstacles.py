@@ -9,13 +9,14 @@ from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
 Obstacle = tuple[str, str]
 """What was found, and the way out."""
 
-_OWN_COUNTS: Final = (
-    "compression_training",
-    "curriculum_learning",
-    "progressive_layer_drop",
-    "quantize_training",
-)
-"""Blocks of DeepSpeed's configuration that older releases of 0.19 have, and newer ones refuse."""
+_OWN_COUNTS: Final = {
+    "compression_training": True,
+    "curriculum_learning": False,
+    "progressive_layer_drop": False,
+    "quantize_training": False,
+}
+"""Blocks of DeepSpeed's configuration that older releases of 0.19 have, and newer ones refuse, and
+whether one is on that does not say so."""
 _COMPRESSED: Final = ("Onebit", "OneBit", "ZeroOne")
 """How the names of optimizers begin that send a gradient's signs, and keep what that left out."""
 
@@ -35,9 +36,9 @@ def obstacles(engine: Any) -> Iterator[Obstacle]:
 
 def of_blocks(config: Mapping[str, Any]) -> Iterator[Obstacle]:
     """Blocks of a configuration by which the engine counts steps of its own, in no version."""
-    for name in _OWN_COUNTS:
+    for name, is_on in _OWN_COUNTS.items():
         block = config.get(name)
-        if isinstance(block, Mapping) and block.get("enabled", True):
+        if isinstance(block, Mapping) and block.get("enabled", is_on):
             yield f"{name!r}, which counts for itself what it has done", f"leave {name!r} out"
 
 
