@@ -42,6 +42,22 @@ def chunk_digest(data: Bytes | bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data.data if isinstance(data, np.ndarray) else data)
 
 
+class ChunkDigest:
+    """The same checksum, of a chunk that comes in parts."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_64()
+
+    def update(self, part: Bytes) -> None:
+        """Take in the next part."""
+        self._state.update(part.data)
+
+    @property
+    def value(self) -> int:
+        """Of all parts so far."""
+        return self._state.intdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
     """One shard that a slab keeps: its number and the room for its payload."""

@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from gemini_lab.memory.slab import WriteBuffer, chunk_digest
-from gemini_lab.memory.slab_form import Bytes
+from gemini_lab.memory.slab_form import Bytes, ChunkDigest
 from gemini_lab.transfer.lanes import Lanes
 from gemini_lab.transfer.version import OutgoingVersion
 
+CACHED_BYTES: Final = 2**20
+"""What is copied at a time, so that its checksum finds it in the core's cache."""
+_AHEAD: Final = 2
+"""Chunks that a device's lane is given before the first of them has come."""
 _SEALERS: Final = 4
 """Threads that seal what a device copied: its bus is faster than the checksums of one thread."""
 
@@ -47,7 +52,6 @@ class LocalCopy:
         self._chunk_bytes = own.chunk(0).nbytes
         self._lanes = lanes
         self._may_go_on = may_go_on
-        self._ahead = 1 if lanes is None else 2
         self._filled: deque[tuple[Bytes, Any]] = deque()  # chunks, each with its lane's mark
         self._next_piece = 0
         self._done = 0
@@ -57,8 +61,10 @@ class LocalCopy:
         started_s = time.perf_counter()
         last = -(-min(end_bytes, self.payload_bytes) // self._chunk_bytes)
         if self._lanes is None:
-            for number, chunk in self._arrived(last):
-                self._seal(number, chunk)
+            while self._done < last:
+                self._may_go_on()
+                self._copy_sealed(self._done)
+                self._done += 1
         else:
             with ThreadPoolExecutor(_SEALERS, thread_name_prefix="gemini-seal") as sealers:
                 seals = [sealers.submit(self._seal, *one) for one in self._arrived(last)]
@@ -66,15 +72,26 @@ class LocalCopy:
                 seal.result()
         self.elapsed_s += time.perf_counter() - started_s
 
+    def _copy_sealed(self, number: int) -> None:
+        """Fill a chunk from this machine's memory, and seal it on the way."""
+        start = number * self._chunk_bytes
+        chunk = self._own.chunk(number)[: self.payload_bytes - start]
+        digest = ChunkDigest()
+        for at in range(0, chunk.nbytes, CACHED_BYTES):
+            part = chunk[at : at + CACHED_BYTES]
+            self._fill(torch.from_numpy(part), start + at)
+            digest.update(part)
+        self._own.seal_chunk(number, digest.value)
+
     def _arrived(self, last: int) -> Iterator[tuple[int, Bytes]]:
-        """The chunks before number `last` that are missing, each when it has been copied."""
+        """The chunks before number `last` that are missing, each when a lane has copied it."""
+        assert self._lanes is not None
         while self._done < last:
             self._may_go_on()
-            while self._done + len(self._filled) < min(last, self._done + self._ahead):
+            while self._done + len(self._filled) < min(last, self._done + _AHEAD):
                 self._filled.append(self._begin(self._done + len(self._filled)))
             chunk, mark = self._filled[0]
-            if self._lanes is not None:
-                self._lanes.finish(mark)
+            self._lanes.finish(mark)
             self._filled.popleft()
             self._done += 1
             yield self._done - 1, chunk
@@ -83,11 +100,12 @@ class LocalCopy:
         self._own.seal_chunk(number, chunk_digest(chunk))
 
     def _begin(self, number: int) -> tuple[Bytes, Any]:
-        """Fill a chunk; on a device, as soon as its lane comes to the mark that is given too."""
+        """Have a lane fill a chunk: it has, when it comes to the mark that is given too."""
+        assert self._lanes is not None
         start = number * self._chunk_bytes
         chunk = self._own.chunk(number)[: self.payload_bytes - start]
         self._fill(torch.from_numpy(chunk), start)
-        return chunk, None if self._lanes is None else self._lanes.mark("local")
+        return chunk, self._lanes.mark("local")
 
     def _fill(self, room: torch.Tensor, start: int) -> None:
         """Fill `room` with the payload's bytes from `start` on."""
@@ -103,6 +121,6 @@ class LocalCopy:
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if self._lanes is None:
-            target.copy_(source)
+            np.copyto(target.numpy(), source.numpy())  # one thread's: training has the others
         else:
             self._lanes.copy("local", target, source)

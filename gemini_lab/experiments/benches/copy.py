@@ -15,6 +15,7 @@ from gemini_lab.experiments.bench import Row
 from gemini_lab.memory.slab import Slab, SlotSpec, chunk_digest
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
+from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.mover import VersionMover
 from gemini_lab.transfer.route import WINDOW_CHUNKS
 from gemini_lab.transfer.version import Carry, MovedVersion, OutgoingVersion, Peers, Wire
@@ -201,12 +202,14 @@ def _fill(slab: Slab, source: torch.Tensor, *, checked: bool) -> None:
     """Write `source` as the next version; without checksums, it is never committed."""
     newest = max((copy.version for copy in slab.copies()), default=0)
     buffer = slab.begin(0, newest + 1)
-    for index, part in enumerate(_parts(source, slab.chunk_bytes)):
-        torch.from_numpy(buffer.chunk(index)).copy_(part)
-        if checked:
-            buffer.seal_chunk(index)
-    if checked:
-        buffer.commit(source.numel())
+    if not checked:
+        torch.from_numpy(buffer.data[: source.numel()]).copy_(source)
+        return
+    version = OutgoingVersion(
+        version=newest + 1, pieces=[(0, source)], payload_bytes=source.numel()
+    )
+    LocalCopy(version, buffer).up_to(source.numel())
+    buffer.commit(source.numel())
 
 
 def _parts(whole: torch.Tensor, size_bytes: int) -> list[torch.Tensor]:
