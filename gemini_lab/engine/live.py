@@ -22,7 +22,7 @@ from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.engine.state.script_watch import ScriptWatch
+from gemini_lab.engine.unkept.script_watch import ScriptWatch
 from gemini_lab.engine.verify.verification import Verification
 from gemini_lab.errors import CannotGoOnError, GeminiError
 from gemini_lab.shard.lineage import Lineage

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from gemini_lab.engine.own_code import is_own_type
 from gemini_lab.engine.state.keepsakes import keepsakes
-from gemini_lab.engine.state.own_code import is_own_type
 
 _KINDS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _DEEPEST: Final = 5

@@ -15,7 +15,7 @@ import torch
 
 from gemini_lab.engine.imports import installed_places
 
-_OURS: Final = f"{Path(__file__).parents[2]}/"
+_OURS: Final = f"{Path(__file__).parents[1]}/"
 _COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
 _KEPT_OTHERWISE: Final = (type, Enum, BaseException, torch.optim.Optimizer, torch.Tensor)
 

@@ -20,7 +20,8 @@ from weakref import ProxyTypes, ref
 import numpy as np
 import torch
 
-from gemini_lab.engine.state.digests import (
+from gemini_lab.engine.own_code import is_own_file, is_own_type
+from gemini_lab.engine.state.value_digest import (
     CONTAINERS,
     DEEPEST,
     GENERATORS,
@@ -28,14 +29,13 @@ from gemini_lab.engine.state.digests import (
     digest,
     is_kind,
 )
-from gemini_lab.engine.state.liveness import (
+from gemini_lab.engine.unkept.liveness import (
     Attributes,
     attributes_in,
     expressions_in,
     live_names,
     loop_targets,
 )
-from gemini_lab.engine.state.own_code import is_own_file, is_own_type
 
 _MANY: Final = 64  # objects of one class: more of them are data
 _LARGE: Final = 1_000  # values of one dict: more of them are data
@@ -45,7 +45,7 @@ _CLOCKS: Final = (time.time, time.perf_counter, time.monotonic)
 _ASKS_FOR_LOCALS: Final = frozenset({"dir", "eval", "exec", "locals", "vars"})
 
 
-class Unkept:
+class ScriptValues:
     """Looks at what no version has, and keeps nothing of it alive.
 
     Args:
