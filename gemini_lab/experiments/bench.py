@@ -140,6 +140,8 @@ PACKAGES: Final = ("torch", "deepspeed", "numpy")
 DRAWN: Final = ("wasted", "losses", "baselines", "goodput")
 """Benches that draw moments or an order at random; their seed is the number of repeats."""
 
+RESAMPLES: Final = 1000
+"""How many samples the interval of a median is made of."""
 FEW: Final = 10
 """Fewer values are told by their mean: a bootstrap of the median covers 75 % at 3 values."""
 
@@ -219,17 +221,15 @@ def timed(work: Callable[[], object], *, repeats: int, warm_ups: int = 1) -> tup
     return tuple(values)
 
 
-def bootstrap_interval(
-    values: Sequence[float], *, resamples: int = 1000, seed: int = 0
-) -> tuple[float, float]:
-    """95 % interval of the median: medians of samples drawn anew from `values`."""
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the median: medians of samples drawn anew from `values`, always the same."""
     if not values:
         raise ConfigError("there is nothing to measure in 0 values; use at least 1 repeat")
-    draw = random.Random(seed)
+    draw = random.Random(0)
     medians = sorted(
-        statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples)
+        statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)
     )
-    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+    return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES) - 1]
 
 
 def growth(sizes: Sequence[float], values: Sequence[float]) -> float:
