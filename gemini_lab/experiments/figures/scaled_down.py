@@ -5,12 +5,12 @@ checkpoints.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gemini_lab.experiments.bench import value_of
-from gemini_lab.experiments.figures import fig08, fig16, models_100b, models_p3dn, provenance
+from gemini_lab.experiments.figures import fig08, fig16, models_100b, models_p3dn
 from gemini_lab.experiments.figures.emulated import by_name, conditions, how_measured, percent
 from gemini_lab.experiments.figures.figure import Figure, Point
 from gemini_lab.simulator.interval import mean_interval
@@ -174,8 +174,12 @@ def _filling(
         paper.idle_s.items(), key=lambda item: item[1][1] / item[1][0]
     )
     runs = zip(checkpoint["values"], before["values"], strict=True)
-    mean = mean_interval([100 * taken / idle for taken, idle in runs])
-    has_spread = len(before["values"]) > 1
+    mean = _mean(
+        [100 * taken / idle for taken, idle in runs],
+        series=series,
+        x=HERE,
+        how=how_measured(record, before),
+    )
     return [
         Point(
             series=series,
@@ -184,16 +188,7 @@ def _filling(
             origin="paper",
             how=f"{paper.figures}, pixels; its fullest",
         ),
-        Point(
-            series=series,
-            x=HERE,
-            y=mean.mean,
-            low=mean.low if has_spread else None,
-            high=mean.high if has_spread else None,
-            origin="measured",
-            how=how_measured(record, before),
-            against=f"{name}{paper.where}",
-        ),
+        replace(mean, against=f"{name}{paper.where}"),
     ]
 
 
@@ -236,19 +231,11 @@ def sixteenth_in_order(record: Mapping[str, Any]) -> Figure:
     points = []
     for more, less in itertools.combinations(schemes, 2):
         turns = [*zip(*(rows[f"{one} / none"]["values"] for one in (more, less)), strict=True)]
-        mean = mean_interval([100.0 * (above > below) for above, below in turns])
+        shares = [100.0 * (above > below) for above, below in turns]
         series, x = "turns", " > ".join(fig16.PAPER[one][0] for one in (more, less))
         points += [
             Point(series=series, x=x, y=100.0, origin="paper", how="Fig. 16, pixels"),
-            Point(
-                series=series,
-                x=x,
-                y=mean.mean,
-                low=mean.low if len(turns) > 1 else None,
-                high=mean.high if len(turns) > 1 else None,
-                origin="measured",
-                how=f"in each of {len(turns)} turns",
-            ),
+            _mean(shares, series=series, x=x, how=f"in each of {len(turns)} turns"),
         ]
     return _bars(
         record,
@@ -267,6 +254,20 @@ def _added(record: Mapping[str, Any], scheme: str, *, series: str, x: str) -> Po
     if reason := rows[scheme]["settings"].get("refused"):
         return Point(series=series, x=x, y=None, origin="measured", how=reason, text="refused")
     return percent(record, rows[f"{scheme} / none"], x=x, origin="measured", series=series)
+
+
+def _mean(values: Sequence[float], *, series: str, x: str, how: str) -> Point:
+    """The mean of what was measured; one value alone has no interval."""
+    mean, has_spread = mean_interval(values), len(values) > 1
+    return Point(
+        series=series,
+        x=x,
+        y=mean.mean,
+        low=mean.low if has_spread else None,
+        high=mean.high if has_spread else None,
+        origin="measured",
+        how=how,
+    )
 
 
 def _bars(
@@ -289,6 +290,4 @@ def _bars(
         kind="bars",
         tolerance=tolerance,
         is_absolute=True,
-        seeds=provenance.seeds_of(record),
-        measured_with=provenance.measured_with(record),
     )
