@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.verify_ranks import (
     EngineName,
     Outcome,
@@ -15,6 +14,7 @@ from gemini_lab.experiments.benches.verify_ranks import (
     node_name,
     outcomes,
 )
+from gemini_lab.experiments.rows import Row
 from gemini_lab.injector.failures import Where
 
 RANKS: Final = (3, 4, 5)

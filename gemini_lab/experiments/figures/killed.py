@@ -7,10 +7,10 @@ checkpoint as often as the paper's, counted so, and the store is as much slower 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import spread_of, value_of
 from gemini_lab.experiments.figures import fig10, fig12, ratio
 from gemini_lab.experiments.figures.emulated import by_name
 from gemini_lab.experiments.figures.figure import Figure, Known, Point
+from gemini_lab.experiments.rows import spread_of, value_of
 from gemini_lab.placement import plan_placement, recovery_probability
 from gemini_lab.placement.probability import Estimate, estimate
 from gemini_lab.simulator.interval import mean_interval

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import value_of
 from gemini_lab.experiments.figures import fig08, fig16, models_100b, models_p3dn
 from gemini_lab.experiments.figures.emulated import by_name, conditions, how_measured, percent
 from gemini_lab.experiments.figures.figure import Figure, Point
+from gemini_lab.experiments.rows import value_of
 from gemini_lab.simulator.interval import mean_interval
 
 HERE: Final = "GPT 0.5 M, 2 nodes, here"
