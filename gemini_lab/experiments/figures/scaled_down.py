@@ -33,14 +33,17 @@ class _Paper:
         figures: Where the idle times are from.
         iteration_s: Without checkpoints, and with Gemini, by model.
         idle_s: Idle time before, checkpoint time and, where it was drawn, idle time left.
-        parts: How many of those three there are.
     """
 
     where: str
     figures: str
     iteration_s: Mapping[str, tuple[float, float]]
     idle_s: Mapping[str, tuple[float, ...]]
-    parts: int
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """What `idle_s` has, in words."""
+        return fig08.SERIES[: len(next(iter(self.idle_s.values())))]
 
 
 LARGE: Final = _Paper(
@@ -48,14 +51,12 @@ LARGE: Final = _Paper(
     figures="Figs. 7 and 8",
     iteration_s=models_100b.ITERATION_S,
     idle_s=models_100b.IDLE_S,
-    parts=3,
 )
 SMALL: Final = _Paper(
     where=", 16 p3dn",
     figures="Figs. 13a and 13b",
     iteration_s=models_p3dn.ITERATION_S,
     idle_s=models_p3dn.IDLE_S,
-    parts=2,
 )
 
 
@@ -106,41 +107,16 @@ def _adding(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
 
 
 def _idling(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
-    rows = by_name(record)
-    iteration_s = value_of(rows["none"])
-    points = []
-    for place, series in enumerate(fig08.SERIES[: paper.parts]):
-        points += [
-            Point(
-                series=series,
-                x=f"{name}{paper.where}",
-                y=100 * seconds[place] / paper.iteration_s[name][0],
-                origin="paper",
-                how=f"{paper.figures}, pixels",
-            )
-            for name, seconds in paper.idle_s.items()
-        ]
-        row, share = rows[f"gemini, {PARTS[series]}"], 100 / iteration_s
-        points.append(
-            Point(
-                series=series,
-                x=HERE,
-                y=share * value_of(row),
-                low=None if (low := row.get("low_95")) is None else share * low,
-                high=None if (high := row.get("high_95")) is None else share * high,
-                origin="measured",
-                how=how_measured(record, row),
-            )
-        )
+    rows, points = by_name(record), _shares(record, paper)
     before, checkpoint = (rows[f"gemini, {PARTS[series]}"] for series in fig08.SERIES[:2])
-    if paper.parts == len(fig08.SERIES):
+    if paper.series == fig08.SERIES:
         label = "% of an iteration without checkpoints"
         tolerance, why = LEFT, "chunks that fit shift no collective"
         points.append(
             Point(
                 series=fig08.SERIES[2],
                 x=HERE,
-                y=100 / iteration_s * (value_of(before) - value_of(checkpoint)),
+                y=100 / value_of(rows["none"]) * (value_of(before) - value_of(checkpoint)),
                 origin="model",
                 how="idle time before - checkpoint time, both as measured",
             )
@@ -160,6 +136,36 @@ def _idling(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
         "pauses between chunks; what training's collectives took meanwhile is left out. Idle time "
         f"and checkpoint time are set up, and not judged. Tolerance: {tolerance:g} points; {why}.",
     )
+
+
+def _shares(record: Mapping[str, Any], paper: _Paper) -> list[Point]:
+    """The paper's idle and checkpoint times and those here, in percent of an iteration."""
+    rows, points = by_name(record), list[Point]()
+    share = 100 / value_of(rows["none"])
+    for place, series in enumerate(paper.series):
+        points += [
+            Point(
+                series=series,
+                x=f"{name}{paper.where}",
+                y=100 * seconds[place] / paper.iteration_s[name][0],
+                origin="paper",
+                how=f"{paper.figures}, pixels",
+            )
+            for name, seconds in paper.idle_s.items()
+        ]
+        row = rows[f"gemini, {PARTS[series]}"]
+        points.append(
+            Point(
+                series=series,
+                x=HERE,
+                y=share * value_of(row),
+                low=None if (low := row.get("low_95")) is None else share * low,
+                high=None if (high := row.get("high_95")) is None else share * high,
+                origin="measured",
+                how=how_measured(record, row),
+            )
+        )
+    return points
 
 
 def _filling(
