@@ -1,15 +1,18 @@
 """What a worker protects: a DeepSpeed engine's state out and in, and the tie to its agent.
 
-    protect         protection <- ready_engine, arguments, contract, job_settings, unprotected
+    protect         protection <- ready_engine, arguments, contract, job_settings, unprotected;
+                    surroundings, what is found that the script has not named
     in the loop     live: a version is sealed, sent and waited for; iterations and monitor say how
-                    it goes, carried what goes along with a version, imports what a script imports
+                    it goes, inputs with what an iteration begins, carried what goes along with a
+                    version, imports what a script imports
     put back        restore, from memory, peers or the persistent tier; old_shards, of another
                     number of ranks; rewinding, without a restart
     kept processes  standing stands still in a recovery, rejoining goes on with other ranks
     the agent       session; pulse says once a second what training does; shard_memory; cut_link
     small things    ranks, random_states, digests, idleness, process_exit, shared_memory;
-                    private_names, what is read of other packages and may be gone
+                    own_code, what of all code is the script's; private_names, what is read of
+                    other packages and may be gone
 
-Four folders, from below: `frameworks` has ZeRO and plain PyTorch, `state` what a version has of a
-job, `verify` and `gradients` a setting each.
+Five folders, from below: `frameworks` has ZeRO and plain PyTorch, `state` what a version has of a
+job, `unkept` looks for what none has, `verify` and `gradients` are a setting each.
 """

@@ -17,7 +17,7 @@ def carried(
     *,
     epoch: int,
     guard: Guard | None,
-    verification: Verification | None = None,
+    verification: Verification | None,
 ) -> dict[str, object]:
     """What is carried now.
 

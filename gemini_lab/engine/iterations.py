@@ -14,7 +14,7 @@ _SAID_ANEW: Final = frozenset({"rank", "epoch", "restored"})
 
 
 class BegunWith(Protocol):
-    """What an iteration began with; `gemini_lab.engine.state.inputs.StepInputs` is one."""
+    """What an iteration began with; `gemini_lab.engine.inputs.StepInputs` is one."""
 
     @property
     def is_ready(self) -> bool:

@@ -22,7 +22,7 @@ from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.engine.state.script_watch import ScriptWatch
+from gemini_lab.engine.unkept.script_watch import ScriptWatch
 from gemini_lab.engine.verify.verification import Verification
 from gemini_lab.errors import CannotGoOnError, GeminiError
 from gemini_lab.shard.lineage import Lineage
@@ -78,31 +78,32 @@ class LiveProtection:
         hold: Callable[[int], None] = lambda _: None,
         rejoining: Rejoining | None = None,
     ) -> None:
-        self._began_at = state.version
-        self._state = state
-        self._traffic = traffic
-        self._iterations = iterations
-        self._pulse = pulse
-        self._lineage = lineage
-        self._epoch = epoch
-        self._rewinder = rewinder
-        self._recorder = recorder
-        self._verification = verification
-        self._flaws = flaws
-        self._wish: Wish | None = None
-        self._order_back = 0  # of those to go back, the last that was carried out
-        self._is_asked_back = False
-        self._is_in_loop = False
-        self._is_computing = False
-        self._is_judged = True  # whether the guard has seen the newest iteration
-        self._hold = hold
+        self._state, self._traffic, self._iterations, self._pulse = (
+            state,
+            traffic,
+            iterations,
+            pulse,
+        )
+        self._rewinder, self._recorder, self._verification = rewinder, recorder, verification
+        self._flaws, self._hold, self._rejoining = flaws, hold, rejoining
         self._script_watch = ScriptWatch(state.script, remark)
-        self._rejoining = rejoining
-        self._is_to_hold = False
+        self._lineage = lineage
+        # The script's loop, and where in it training is.
+        self._began_at = state.version
+        self._epoch = epoch
+        self._is_asked = False  # by the script, where to go on
+        self._is_in_loop = False
+        self._top_is_told = False  # that of this very loop, by `steps`
+        self._is_computing = False  # an iteration: gradients are there, and no update yet
+        # The newest version.
         self._unsealed: Unsealed | None = None
-        self._top_is_told = False
-        self._is_asked = False
+        self._is_judged = True  # by the guard
         self._is_finished = False
+        # What is to be done at the loop's top.
+        self._is_to_hold = False
+        self._is_asked_back = False  # by a person; all ranks know
+        self._order_back = 0  # of those to go back, the last that was carried out
+        self._wish: Wish | None = None  # the script's own, to go back
 
     @property
     def step(self) -> int:

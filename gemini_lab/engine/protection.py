@@ -20,6 +20,7 @@ from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stat
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.gradients.sent_differences import SentDifferences, recorder_of
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
+from gemini_lab.engine.inputs import gradient_norm, watch_inputs
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.monitor import with_monitor
@@ -27,7 +28,6 @@ from gemini_lab.engine.ready_engine import ReadyEngine, ready_engine
 from gemini_lab.engine.rejoining import Rejoining, follow, rewinder_of
 from gemini_lab.engine.rewinding import encode_order
 from gemini_lab.engine.session import WorkerSession
-from gemini_lab.engine.state.inputs import gradient_norm, watch_inputs
 from gemini_lab.engine.unprotected import Unprotected
 from gemini_lab.engine.verify.flaws import Flaws
 from gemini_lab.engine.verify.verification import Verification, Verified, verified_in

@@ -27,7 +27,7 @@ from gemini_lab.engine.shard_memory import (
     require_fingerprint,
 )
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.engine.state.surroundings import gather
+from gemini_lab.engine.surroundings import gather
 from gemini_lab.errors import CannotGoOnError, ConfigError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab

@@ -17,7 +17,7 @@ from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
 from gemini_lab.recovery.plan import PlanPart
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, require_same
-from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
+from gemini_lab.shard.lineage import Lineage
 from gemini_lab.shard.recut import Recut, plan_recut
 from gemini_lab.storage import persistent_tier
 from gemini_lab.storage.persistent import PersistentTier
@@ -102,10 +102,10 @@ class Place:
     slab: Slab
     group: CheckpointGroup
     persistent_url: str | None
-    lineage: Lineage = NO_LINEAGE
-    layout: ShardLayout | None = None
-    recast: Recast | None = None
-    old_slabs: Callable[[int], OldSlabs] | None = None
+    lineage: Lineage
+    layout: ShardLayout
+    recast: Recast
+    old_slabs: Callable[[int], OldSlabs]
 
     @property
     def node(self) -> str:
@@ -208,10 +208,10 @@ def fetch(version: int, place: Place) -> Receipt:
     with _usable(version, place):
         tier = persistent_tier(str(place.persistent_url))
         ranks_then = tier.shards(version)
-    if ranks_then == place.seats.world_size or place.layout is None or place.recast is None:
+    if ranks_then == place.seats.world_size:
         receipt = _fetch_own(tier, version, place)
     else:
-        receipt = _fetch_recut(tier, version, place, place.layout, place.recast)
+        receipt = _fetch_recut(tier, version, place)
     return replace(receipt, retrieve_s=time.perf_counter() - started_s)
 
 
@@ -232,29 +232,26 @@ def _fetch_own(tier: PersistentTier, version: int, place: Place) -> Receipt:
     """The shard of this rank, as it was written."""
     with _usable(version, place):
         payload, stored = tier.read_file(version, place.rank)
-    if place.layout is not None:  # it may be another run's, of another model
-        require_same(stored.identity, place.layout.identity)
+    require_same(stored.identity, place.layout.identity)  # it may be another run's, or model's
     buffer = place.slab.begin(place.rank, version, place.lineage)
     buffer.data[: len(payload)] = payload
     buffer.seal(len(payload))
     return Receipt(tier="persistent", holder=place.persistent_url)
 
 
-def _fetch_recut(
-    tier: PersistentTier, version: int, place: Place, layout: ShardLayout, recast: Recast
-) -> Receipt:
+def _fetch_recut(tier: PersistentTier, version: int, place: Place) -> Receipt:
     """This rank's shard, put together of those of another number of ranks."""
     with _usable(version, place):
         shards = tier.open_shards(version)
     layouts = [shard.layout for shard in shards]
-    plan = plan_recut(layouts, layout)
+    plan = plan_recut(layouts, place.layout)
     with _usable(version, place, errors=(IntegrityError,)):
-        small = recast(layouts, [shard.small for shard in shards])
-    buffer = _begin_cut(place, version, layout, plan, small)
+        small = place.recast(layouts, [shard.small for shard in shards])
+    buffer = _begin_cut(place, version, plan, small)
     for number, shard in enumerate(shards):
         with _usable(version, place):
             shard.copy(plan.moves_from(number), buffer.data.data)
-    buffer.seal(layout.payload_bytes)
+    buffer.seal(place.layout.payload_bytes)
     return Receipt(
         tier="persistent",
         holder=place.persistent_url,
@@ -270,10 +267,7 @@ def recut(plan: PlanPart, version: int, place: Place) -> Receipt:
         UnusableCopyError: A copy is damaged, or gone.
         ConfigError: The version cannot be cut anew for this rank.
     """
-    assert place.layout is not None
-    assert place.recast is not None
-    assert place.old_slabs is not None
-    layout, started_s = place.layout, time.perf_counter()
+    started_s = time.perf_counter()
     try:
         old = OldShards(
             plan,
@@ -282,15 +276,15 @@ def recut(plan: PlanPart, version: int, place: Place) -> Receipt:
             seats=place.seats,
             group=place.group,
         )
-        moves = plan_recut(old.layouts, layout, near=old.near)
+        moves = plan_recut(old.layouts, place.layout, near=old.near)
         small = place.recast(old.layouts, old.smalls)
-        buffer = _begin_cut(place, version, layout, moves, small)
+        buffer = _begin_cut(place, version, moves, small)
         old.copy(moves.moves, buffer.data.data)
     except BadShardError as error:
         raise UnusableCopyError(
             shard=error.shard, version=version, holder=error.holder, reason=error.reason
         ) from error
-    buffer.seal(layout.payload_bytes)
+    buffer.seal(place.layout.payload_bytes)
     return Receipt(
         tier="peer" if old.peer_bytes else "local",
         holder=max(old.peers, key=lambda node: old.peers[node], default=place.node),
@@ -302,10 +296,9 @@ def recut(plan: PlanPart, version: int, place: Place) -> Receipt:
     )
 
 
-def _begin_cut(
-    place: Place, version: int, layout: ShardLayout, moves: Recut, small: bytes
-) -> WriteBuffer:
+def _begin_cut(place: Place, version: int, moves: Recut, small: bytes) -> WriteBuffer:
     """A new shard with all but what comes from others."""
+    layout = place.layout
     buffer = place.slab.begin(place.rank, version, place.lineage)
     end_bytes = layout.small_offset_bytes + layout.small_capacity_bytes
     buffer.data[layout.small_offset_bytes : end_bytes] = 0

@@ -47,11 +47,16 @@ from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.wire.local import LocalChannel
 
 HOLD_S: Final = 600.0
+"""For a process that stands still to be ended."""
 FENCE_S: Final = 120.0
+"""The same where the root agent has to plan anew."""
 MEET_S: Final = 1800.0
+"""For all ranks to call `protect`."""
 IDLE_S: Final = 30.0
 """For training's thread, once other ranks go on, without any work of its own."""
 NOT_ASKED: Final = "the launcher was not told to keep processes"
+Order = Hold | GoBack | Flawed | Cut | Stand
+"""What the node's agent may ask of a worker at any time."""
 _ARRIVED: Final = "gemini_lab/protect/arrived"
 _ALL: Final = "gemini_lab/protect/all"
 
@@ -84,23 +89,30 @@ class WorkerSession:
         standing: Standing | None = None,
         why_not_kept: str = NOT_ASKED,
     ) -> None:
-        self.start = start
+        self.start, self.store, self.pulse = start, store, pulse
         self.standing = standing
-        self._why_not_kept = why_not_kept
-        self.store = store
-        self.pulse = pulse
         self.on_finish: Callable[[], None] | None = None
-        self._channel = channel
-        self._imports = imports
         self.wants_hold = False
         self.order_back: GoBack | None = None
         self.flaws: list[Flawed] = []
-        self._held: Held | None = None
+        self._channel, self._imports = channel, imports
+        self._why_not_kept = why_not_kept
+        self._held: Held | None = None  # what was said of the version after which training stands
         self._listener: threading.Thread | None = None
         if standing is not None:
             standing.say_severed = self._say_severed
         elif why_not_kept != NOT_ASKED and start.rank == 0:
             self.emit(Note(text=f"keep_processes keeps no process here: {why_not_kept}"))
+
+    # -- what it says ------------------------------------------------------------------------------
+
+    def emit(self, event: AnyEvent) -> None:
+        """Say an event of this worker; whose it is, and when it was, is added here."""
+        rank, epoch = self.start.rank, self.start.epoch
+        if isinstance(event, OfWorker):
+            event = msgspec.structs.replace(event, rank=rank, epoch=epoch)
+        entry = Entry(at_s=time.time(), node=self.start.seats.node_of(rank), event=event)
+        self._channel.send(EventSaid(entry=entry))
 
     def tell_imports(self) -> None:
         """Tell what the script has imported by now; one rank does, and only where it is much."""
@@ -113,13 +125,23 @@ class WorkerSession:
                 Learned(rank=rank, epoch=epoch, modules=modules, environment=environment)
             )
 
-    def emit(self, event: AnyEvent) -> None:
-        """Say an event of this worker; whose it is, and when it was, is added here."""
-        rank, epoch = self.start.rank, self.start.epoch
-        if isinstance(event, OfWorker):
-            event = msgspec.structs.replace(event, rank=rank, epoch=epoch)
-        entry = Entry(at_s=time.time(), node=self.start.seats.node_of(rank), event=event)
-        self._channel.send(EventSaid(entry=entry))
+    def restore_failed(self, *, shard: int, version: int, holder: str | None, reason: str) -> None:
+        """Tell the root agent that a copy could not be used, so that it plans without it."""
+        self._channel.send(
+            RestoreFailed(
+                rank=self.start.rank,
+                epoch=self.start.epoch,
+                shard=shard,
+                version=version,
+                holder=holder,
+                reason=reason,
+            )
+        )
+
+    def _say_severed(self) -> None:
+        self._channel.send(Severed(rank=self.start.rank, epoch=self.start.epoch))
+
+    # -- while `protect` begins: it asks, and hears nothing else -----------------------------------
 
     def meet(self) -> None:
         """Return when every rank has come here: what follows, they do together.
@@ -188,86 +210,14 @@ class WorkerSession:
         """What the node's agent answers; before this session listens to it."""
         self._channel.send(request)
         answer = self._channel.receive()
-        while answer is not None and isinstance(answer[0], Hold | GoBack | Flawed | Cut | Stand):
-            if isinstance(answer[0], Stand):
-                self._stand(answer[0].epoch)
-            else:
-                self._obey(answer[0])
+        while answer is not None and isinstance(answer[0], Order):
+            self._obey(answer[0])
             answer = self._channel.receive()
         if answer is None:
             raise GeminiError("the node's agent is gone; it was asked for memory for checkpoints")
         if isinstance(answer[0], Refused):
             raise answer[0].to_error()
         return answer
-
-    @contextmanager
-    def restoring(self) -> Iterator[None]:
-        """In it, the version of the plan is loaded; all ranks do so together."""
-        if self.standing is not None:
-            self.standing.begin_restore(self.store)
-        with self.pulse.within("restoring", self.start.plan.tier):
-            yield
-        if self.standing is not None:
-            self.standing.end_restore()
-
-    def restore_failed(self, *, shard: int, version: int, holder: str | None, reason: str) -> None:
-        """Tell the root agent that a copy could not be used, so that it plans without it."""
-        self._channel.send(
-            RestoreFailed(
-                rank=self.start.rank,
-                epoch=self.start.epoch,
-                shard=shard,
-                version=version,
-                holder=holder,
-                reason=reason,
-            )
-        )
-
-    def wait_for_fence(self) -> NoReturn:
-        """Wait to be ended: the root agent plans anew with what was just said.
-
-        Raises:
-            GeminiError: It did not.
-        """
-        time.sleep(FENCE_S)
-        raise GeminiError(
-            "the persistent tier from which to resume is named in the script's configuration, and "
-            f"no new start came within {FENCE_S:.0f} s; name it for the launcher: --persistent-url"
-        )
-
-    def listen(self) -> None:
-        """Hear the node's agent from now on, beside training; nobody else asks it anything then."""
-        self._listener = threading.Thread(target=self._hear, name="gemini-session", daemon=True)
-        self._listener.start()
-
-    def _hear(self) -> None:
-        while (answer := self._channel.receive()) is not None:
-            match answer[0]:
-                case Hold() | GoBack() | Flawed() | Cut() as order:
-                    self._obey(order)
-                case Stand(epoch=epoch):
-                    self._stand(epoch)
-                case Serve(epoch=epoch, host=host) if self.standing is not None:
-                    port = self.standing.serve(host)
-                    self._channel.send(Serving(rank=self.start.rank, epoch=epoch, port=port))
-                case GoOn(start=start) if self.standing is not None:
-                    self.standing.go_on(start)
-                    threading.Thread(target=self._see_it_go_on, daemon=True).start()
-
-    def _see_it_go_on(self) -> None:
-        """End this process if training's thread waits for good and comes to no loop's top."""
-        assert self.standing is not None
-        while self.standing.is_awaited:
-            if self.pulse.idle_s >= IDLE_S:
-                text = f"rank {self.start.rank} does not go on, and does nothing, at {{}}; it ends"
-                self.emit(Note(text=text.format(self.pulse.place())))
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(1.0)
-
-    def _stand(self, epoch: int) -> None:
-        standing = self.standing
-        reason = self._why_not_kept if standing is None else standing.stand()
-        self._channel.send(Stands(rank=self.start.rank, epoch=epoch, reason=reason))
 
     def stand_by(self) -> WorkerStart:
         """Say that this process could take its place beside those that train, and wait for it.
@@ -291,33 +241,62 @@ class WorkerSession:
                     self._obey(order)
         raise GeminiError("the node's agent is gone; this process waited to take its place")
 
-    def _say_severed(self) -> None:
-        self._channel.send(Severed(rank=self.start.rank, epoch=self.start.epoch))
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """In it, the version of the plan is loaded; all ranks do so together."""
+        if self.standing is not None:
+            self.standing.begin_restore(self.store)
+        with self.pulse.within("restoring", self.start.plan.tier):
+            yield
+        if self.standing is not None:
+            self.standing.end_restore()
 
-    def go_on(self) -> WorkerStart:
-        """Wait for the word to go on, and be of the new epoch from then on."""
-        assert self.standing is not None
-        with self.pulse.within("held"):
-            self.start, self.store = self.standing.wait()
-        self.pulse.epoch = self.start.epoch
-        self.wants_hold, self.order_back, self._held = False, None, None
-        return self.start
+    def wait_for_fence(self) -> NoReturn:
+        """Wait to be ended: the root agent plans anew with what was just said.
 
-    def _obey(self, order: Hold | GoBack | Flawed | Cut) -> None:
-        """What is asked of all ranks is done where they agree on it."""
-        if isinstance(order, Cut):
-            cutting = threading.Thread(target=self._cut, args=(order,), daemon=True)
-            cutting.start()  # it waits for the other end
-            return
-        if isinstance(order, Flawed):
-            self.flaws.append(order)
-            return
-        if isinstance(order, GoBack):
-            self.order_back = order
-            return
-        self.wants_hold = True
-        if self._held is not None:  # another root asks
-            self._channel.send(self._held)
+        Raises:
+            GeminiError: It did not.
+        """
+        time.sleep(FENCE_S)
+        raise GeminiError(
+            "the persistent tier from which to resume is named in the script's configuration, and "
+            f"no new start came within {FENCE_S:.0f} s; name it for the launcher: --persistent-url"
+        )
+
+    # -- beside training: it hears -----------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Hear the node's agent from now on, beside training; nobody else asks it anything then."""
+        self._listener = threading.Thread(target=self._hear, name="gemini-session", daemon=True)
+        self._listener.start()
+
+    def _hear(self) -> None:
+        while (answer := self._channel.receive()) is not None:
+            match answer[0]:
+                case Hold() | GoBack() | Flawed() | Cut() | Stand() as order:
+                    self._obey(order)
+                case Serve(epoch=epoch, host=host) if self.standing is not None:
+                    port = self.standing.serve(host)
+                    self._channel.send(Serving(rank=self.start.rank, epoch=epoch, port=port))
+                case GoOn(start=start) if self.standing is not None:
+                    self.standing.go_on(start)
+                    threading.Thread(target=self._see_it_go_on, daemon=True).start()
+
+    def _obey(self, order: Order) -> None:
+        """What is asked of all ranks is only noted here: they do it where they agree on it."""
+        match order:
+            case Hold():
+                self.wants_hold = True
+                if self._held is not None:  # another root asks
+                    self._channel.send(self._held)
+            case GoBack():
+                self.order_back = order
+            case Flawed():
+                self.flaws.append(order)
+            case Cut():  # it waits for the other end
+                threading.Thread(target=self._cut, args=(order,), daemon=True).start()
+            case Stand():
+                self._stand(order.epoch)
 
     def _cut(self, order: Cut) -> None:
         ours = self.start.rank
@@ -328,12 +307,22 @@ class WorkerSession:
                 text = f"rank {ours} has not cut its connections to rank {rank}: {error}"
                 self.emit(Note(text=text))
 
-    def outlast(self) -> None:
-        """Return when the node's agent lets this worker go."""
-        if self._listener is not None:
-            self._listener.join()
-        while self._channel.receive() is not None:
-            pass
+    def _stand(self, epoch: int) -> None:
+        standing = self.standing
+        reason = self._why_not_kept if standing is None else standing.stand()
+        self._channel.send(Stands(rank=self.start.rank, epoch=epoch, reason=reason))
+
+    def _see_it_go_on(self) -> None:
+        """End this process if training's thread waits for good and comes to no loop's top."""
+        assert self.standing is not None
+        while self.standing.is_awaited:
+            if self.pulse.idle_s >= IDLE_S:
+                text = f"rank {self.start.rank} does not go on, and does nothing, at {{}}; it ends"
+                self.emit(Note(text=text.format(self.pulse.place())))
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1.0)
+
+    # -- where training stands still or ends -------------------------------------------------------
 
     def hold(self, version: int) -> None:
         """Say that training stands still after `version`, and wait to be ended.
@@ -355,6 +344,15 @@ class WorkerSession:
             "leave, and nobody went on; it starts again from there"
         )
 
+    def go_on(self) -> WorkerStart:
+        """Wait for the word to go on, and be of the new epoch from then on."""
+        assert self.standing is not None
+        with self.pulse.within("held"):
+            self.start, self.store = self.standing.wait()
+        self.pulse.epoch = self.start.epoch
+        self.wants_hold, self.order_back, self._held = False, None, None
+        return self.start
+
     def stand_still(self) -> NoReturn:
         """A machine computes wrong, as was just said: wait to be ended.
 
@@ -373,6 +371,13 @@ class WorkerSession:
             self.emit(Unprotected())
         else:
             self.on_finish()
+
+    def outlast(self) -> None:
+        """Return when the node's agent lets this worker go."""
+        if self._listener is not None:
+            self._listener.join()
+        while self._channel.receive() is not None:
+            pass
 
 
 current: WorkerSession | None = None

@@ -16,7 +16,7 @@ def exercise_1(iterations: object, *, every: Callable[[int], Outcome]) -> str:
     Raises:
         WrongAnswerError: It is no whole number from 1 on, or another interval does much better.
     """
-    count = whole_number(iterations, name="iterations", words="a whole number")
+    count = whole_number(iterations, name="iterations")
     need(count >= 1, f"there is no checkpoint every {count} iterations; 1 is the least")
     yours = every(count).effective_ratio
     best = max(every(each).effective_ratio for each in (4, 8, 12, 16, 20, 24))
@@ -35,7 +35,7 @@ def exercise_2(enough: object, *, waiting: Callable[[int], float], nodes: int = 
     Raises:
         WrongAnswerError: It is no whole number, is too small, or is not the smallest.
     """
-    count = whole_number(enough, name="enough", words="a whole number")
+    count = whole_number(enough, name="enough")
     need(0 <= count <= nodes, f"between 0 and {nodes} standbys can wait, not {count}")
     share = waiting(count)
     need(share < 0.001, f"with {count} standbys, {share:.2%} of the time is spent waiting")

@@ -64,7 +64,7 @@ def exercise_3(
     Raises:
         WrongAnswerError: It is no whole number, does not reach it, or is not the smallest.
     """
-    count = whole_number(standbys_needed, name="standbys_needed", words="a whole number")
+    count = whole_number(standbys_needed, name="standbys_needed")
     need(0 <= count <= nodes, f"between 0 and {nodes} standbys can wait, not {count}")
     ratio = reached(count)
     need(ratio >= wanted, f"{ratio:.2%} with {count}, and shrinking reaches {wanted:.2%}")

@@ -100,15 +100,15 @@ def number(answer: object, *, name: str, words: str) -> float:
     return value
 
 
-def whole_number(answer: object, *, name: str, words: str) -> int:
+def whole_number(answer: object, *, name: str) -> int:
     """The answer as an integer; 12.0 is one.
 
     Raises:
         WrongAnswerError: It is none.
     """
-    value = number(answer, name=name, words=words)
+    value = number(answer, name=name, words="a whole number")
     if not value.is_integer():
-        raise WrongAnswerError(f"`{name}` has to be {words}, and yours is {value:g}")
+        raise WrongAnswerError(f"`{name}` has to be a whole number, and yours is {value:g}")
     return int(value)
 
 

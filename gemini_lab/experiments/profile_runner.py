@@ -52,8 +52,8 @@ class ProfiledSteps:
         *,
         iterations: int,
         skip: int,
-        link: LinkBucket | None = None,
-        conditions: Sequence[str] = (),
+        link: LinkBucket | None,
+        conditions: Sequence[str],
     ) -> None:
         self._step = step
         self._iterations = iterations

@@ -69,7 +69,7 @@ def gpt_job(*, size: str = SIZE, iterations: int = 24, **options: object) -> Job
     return Job(script="gemini_lab.training.gpt_job", args=args, module=True, name=f"gpt-{size}")
 
 
-def main_scenario(iterations: int, *, ranks: int = 4) -> Scenario:
+def main_scenario(iterations: int, *, ranks: int) -> Scenario:
     """A worker, a node and the root's node are killed at a quarter, a half and three quarters."""
     return (
         Scenario()
@@ -102,7 +102,7 @@ def summary(result: Result, *, ink: Ink = BLOCKS) -> str:
 
 
 def run_main_job(
-    lab: Lab, job: Job, scenario: Scenario, *, iterations: int, keep_processes: bool = False
+    lab: Lab, job: Job, scenario: Scenario, *, iterations: int, keep_processes: bool
 ) -> Result:
     """Run `job` twice on `lab`, once undisturbed; shows progress while it runs."""
     print("first, a run that never fails:")  # noqa: T201

@@ -1,11 +1,14 @@
-"""What something is made with: versions of package, Python and libraries, and the commit."""
+"""What something is made with, and on: versions, the commit, the machine."""
 
+import os
 import platform
 import subprocess
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import psutil
 
 import gemini_lab
 
@@ -18,6 +21,17 @@ def made_with(packages: Sequence[str]) -> dict[str, str]:
     if commit := _commit(Path(gemini_lab.__file__).parent):
         found["commit"] = commit
     return found | {name: _version(name) for name in packages}
+
+
+def machine() -> dict[str, Any]:
+    """What the measurements were made on, and how busy it was."""
+    return {
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_1_min": os.getloadavg()[0],
+    }
 
 
 def _version(package: str) -> str:

@@ -15,6 +15,7 @@ from gemini_lab.report.recovery import kept_words
 from gemini_lab.report.reducers.recoveries import exit_of
 from gemini_lab.units import format_seconds
 
+GLANCE_S: Final = 0.1
 LINES: Final = 6
 """Of a worker's last lines, those that are shown when it ends."""
 
@@ -73,12 +74,12 @@ class Shown:
         if show_output:
             self._endings.append(run.listen(self._hear))
 
-    def follow(self, *, glance_s: float = 0.1) -> None:
+    def follow(self) -> None:
         """Show it until it is over."""
         is_last = False
         try:
             while not is_last:
-                is_last = self._run.is_over_within(glance_s)
+                is_last = self._run.is_over_within(GLANCE_S)
                 while not self._lines.empty():
                     self._bar.write(self._lines.get())
                 sys.stdout.flush()  # who follows a file sees a line when it is said
@@ -104,14 +105,12 @@ class Shown:
                 self._lines.put(new)
 
 
-def show_progress(
-    run: Followed, *, total: int | None = None, show_output: bool = False, glance_s: float = 0.1
-) -> None:
+def show_progress(run: Followed, *, total: int | None = None, show_output: bool = False) -> None:
     """Show `run` from this thread until it is over; see `FollowedRun.progress`.
 
     A file that a terminal's output was sent to gets the lines without the bar.
     """
-    Shown(run, total=total, show_output=show_output).follow(glance_s=glance_s)
+    Shown(run, total=total, show_output=show_output).follow()
 
 
 _OfNumbers = (

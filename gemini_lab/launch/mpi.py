@@ -175,8 +175,8 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
 def launch_agents(
     configs: Sequence[AgentConfig],
     *,
-    hosts: Sequence[str] = (),
-    taken: Mapping[str, str] | None = None,
+    hosts: Sequence[str],
+    taken: Mapping[str, str],
     log_folder: Path,
 ) -> list[AgentUp]:
     """Start an agent for each configuration, and return when all are up.
@@ -198,7 +198,7 @@ def launch_agents(
         agents=list(configs),
         log_folder=str(log_folder),
         hosts=[host for host in dict.fromkeys(hosts) for _ in range(hosts.count(host))],
-        taken=dict(taken or {}),
+        taken=dict(taken),
     )
     line = run_on_hosts(BOOT, len(configs), hosts, msgspec.json.encode(order).decode())
     answers = msgspec.json.decode(line, type=list[AgentUp | AgentDown | SharedMachine])

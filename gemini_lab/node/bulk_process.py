@@ -103,7 +103,7 @@ def _copies_that_fit(
     return found
 
 
-def inspect(run: int, slabs: Sequence[Slab], *, ranks: int = 0) -> SlabsInspected:
+def inspect(run: int, slabs: Sequence[Slab], *, ranks: int) -> SlabsInspected:
     """Which of a run's copies are whole, and which differ from their checksums; all are read."""
     copies, damaged = [], []
     for slab in slabs:

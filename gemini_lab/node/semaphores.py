@@ -25,9 +25,9 @@ def name_semaphores(prefix: str) -> None:
     multiprocessing.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def remove_semaphores(prefix: str, *, folder: Path = _FOLDER) -> None:
+def remove_semaphores(prefix: str) -> None:
     """Remove those of processes that are gone; only Linux says which there are."""
     if sys.platform == "linux":
-        for path in folder.glob(f"sem.{prefix}-*"):
+        for path in _FOLDER.glob(f"sem.{prefix}-*"):
             with suppress(OSError):
                 path.unlink()

@@ -43,7 +43,7 @@ def seat_guests(
     groups: Sequence[Sequence[int]],
     fits: Sequence[int],
     replicas: int,
-    racks: Sequence[str] | None = None,
+    racks: Sequence[str] | None,
 ) -> tuple[tuple[int, ...], ...] | None:
     """Holders of all shards, where nodes without a group put their copies into one group each.
 

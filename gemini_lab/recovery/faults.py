@@ -95,7 +95,7 @@ def judge_hang(
     *,
     seen: str,
     spares: Sequence[str],
-    is_past: bool = False,
+    is_past: bool,
 ) -> Verdict:
     """What becomes of a run whose workers stand still.
 

@@ -17,7 +17,7 @@ Holders = dict[int, list[str]]
 
 
 def with_cuts(
-    plan: RecoveryPlan, copies: Iterable[Copy], *, rejected: Collection[VersionId] = ()
+    plan: RecoveryPlan, copies: Iterable[Copy], *, rejected: Collection[VersionId]
 ) -> RecoveryPlan:
     """The plan, or the same with a better version that other numbers of ranks have made.
 

@@ -105,9 +105,7 @@ class Difference:
     cause: str
 
 
-def difference(
-    before: Account, after: Account, *, unseeded: Collection[str] = ()
-) -> Difference | None:
+def difference(before: Account, after: Account, *, unseeded: Collection[str]) -> Difference | None:
     """What differs first between two accounts of one iteration of one rank; `None` for nothing.
 
     Where losses or norms are known and equal, another batch or random state was without effect:
@@ -129,7 +127,7 @@ def difference(
 
 
 def inputs_difference(
-    before: Inputs, after: Inputs, *, unseeded: Collection[str] = ()
+    before: Inputs, after: Inputs, *, unseeded: Collection[str]
 ) -> Difference | None:
     """What differs first between what an iteration began with, twice."""
     if before.batch != after.batch:

@@ -111,7 +111,7 @@ def if_none_comes(state: RootState, at_s: float, living: Living) -> str:
     return f"; fewer cannot go on: {why_not(state, there)}"
 
 
-def smaller_sizes(settings: Settings, nodes: int, *, placed: int | None = None) -> list[int]:
+def smaller_sizes(settings: Settings, nodes: int, *, placed: int | None) -> list[int]:
     """The numbers of nodes with which a run of `nodes` can go on where machines are short."""
     if settings.when_short != "shrink":
         return []

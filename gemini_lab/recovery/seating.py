@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
-from types import MappingProxyType
 from typing import Final, Protocol
 
 from gemini_lab.seats import listed
@@ -31,7 +30,7 @@ def fill_positions(
     copies: Collection[KeptCopy],
     holders: Sequence[Sequence[int]],
     workers_per_node: int = 1,
-    rack_of: Mapping[str, str] = MappingProxyType({}),
+    rack_of: Mapping[str, str],
     late: Collection[str] = (),
 ) -> tuple[str | None, ...]:
     """The members with spares on the empty positions; `None` where none is left.

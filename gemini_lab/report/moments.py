@@ -21,6 +21,8 @@ from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.traffic import Traffic
 
+STEPS: Final = 20
+"""Of reading on, in one go."""
 STEP: Final = 500
 """Entries that are read at once, and between two copies at first."""
 MOST_COPIES: Final = 64
@@ -122,9 +124,9 @@ class Way:
         """Whether another moment lies at this one or further on."""
         return at_s >= self.at_s
 
-    def go(self, *, steps: int = 20) -> bool:
+    def go(self) -> bool:
         """Read on; whether the moment was reached."""
-        for _ in range(steps):
+        for _ in range(STEPS):
             entries = self.ahead or self.feed.poll(limit=STEP)
             late = next((n for n, entry in enumerate(entries) if entry.at_s > self.at_s), None)
             self.run.extend(entries[:late])

@@ -183,8 +183,8 @@ def open_traffic(
     node_of: Callable[[int], Hashable],
     device: torch.device,
     emit: Emit,
-    asked: Callable[[], Asked] = Asked,
-    differences: Callable[[Wire], Differences] | None = None,
+    asked: Callable[[], Asked],
+    differences: Callable[[Wire], Differences] | None,
 ) -> CheckpointTraffic:
     """A rank's traffic, with its seam in DeepSpeed's collectives; all ranks call it together.
 

@@ -8,7 +8,7 @@ import torch
 
 from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, chunk_digest
-from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
+from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.route import trimmed_chunk
 
@@ -42,7 +42,7 @@ def receive_copy(
     version: int,
     sender: int,
     group: CheckpointGroup,
-    lineage: Lineage = NO_LINEAGE,
+    lineage: Lineage,
 ) -> ReceivedCopy:
     """Receive and verify what `sender` sends by `send_copy`; then it is whole here too.
 

@@ -22,7 +22,7 @@ from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.engine.state.surroundings import gather
+from gemini_lab.engine.surroundings import gather
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 STEPS = 12

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import gemini_lab
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.engine.state.surroundings import gather
+from gemini_lab.engine.surroundings import gather
 from gemini_lab.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torchmetrics import MeanMetric
 
-from gemini_lab.engine.state.bystanders import Bystanders
 from gemini_lab.engine.state.keepsakes import keepsakes
+from gemini_lab.engine.unkept.bystanders import Bystanders
 
 
 def trained():

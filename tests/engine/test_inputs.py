@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gemini_lab.engine.digests import tensor_sum
-from gemini_lab.engine.state.inputs import BatchChecksum, random_checksums
+from gemini_lab.engine.inputs import BatchChecksum, random_checksums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool)
 

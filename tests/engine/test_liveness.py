@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from gemini_lab.engine.state.liveness import attributes_in, counted_by, live_names
+from gemini_lab.engine.unkept.liveness import attributes_in, counted_by, live_names
 
 
 class Tops:

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 import torch.distributed as dist
@@ -35,6 +36,11 @@ def write(slab: Slab, shard: int, version: int, lineage: Lineage = NO_LINEAGE) -
     buffer.commit(SIZE_BYTES)
 
 
+def none_of(*_: object) -> NoReturn:
+    """Stands for what is of other numbers of ranks: here all versions are of this one."""
+    raise AssertionError
+
+
 class Ranks:
     """The ranks of a job, one a node, in threads of this process; those on `lost` start empty."""
 
@@ -62,6 +68,10 @@ class Ranks:
                 slab=self.slabs[rank],
                 group=group,
                 persistent_url=self.url,
+                lineage=NO_LINEAGE,
+                layout=layout(rank),
+                recast=none_of,
+                old_slabs=none_of,
             )
 
         self.places = self.together(place)

@@ -8,7 +8,7 @@ from gemini_lab.engine.frameworks.stepping import hook_step
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.pulse import Pulse
-from gemini_lab.engine.state.script_watch import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL
+from gemini_lab.engine.unkept.script_watch import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
 
@@ -183,7 +183,7 @@ class Loader:
     """Stands for a loader's watch."""
 
     on_fetch = staticmethod(lambda: None)
-    is_cycled = is_enumerated = is_cut_short = False
+    newest = None
 
 
 class Layout:

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gemini_lab.engine.state.own_code import is_own_file
+from gemini_lab.engine.own_code import is_own_file
 from gemini_lab.engine.state.script_state import ScriptState
-from gemini_lab.engine.state.script_watch import ScriptWatch
-from gemini_lab.engine.state.stray_loaders import StrayLoaders
-from gemini_lab.engine.state.unkept import Unkept, script_frames
+from gemini_lab.engine.unkept.script_values import ScriptValues, script_frames
+from gemini_lab.engine.unkept.script_watch import ScriptWatch
+from gemini_lab.engine.unkept.stray_loaders import StrayLoaders
 from gemini_lab.shard.codec import encode
 
 
@@ -209,7 +209,7 @@ STORIES = {
 def test_what_a_script_carries_by_itself_is_named_once_it_has_changed(story):
     told = []
     random.seed(1)
-    story(Unkept([], living=ours), told)
+    story(ScriptValues([], living=ours), told)
     named = [name for carried, twofold in told for name in (*carried, *twofold)]
     assert told[0] == ([], [])
     assert sorted(named) == STORIES[story]
@@ -252,7 +252,7 @@ def clipped_within(unkept, told):
 @pytest.mark.parametrize(("story", "name"), [(clipped, "NORMS"), (clipped_within, "norms")])
 def test_a_history_that_one_function_keeps_and_another_reads_is_named(story, name):
     told = []
-    story(Unkept([], living=ours), told)
+    story(ScriptValues([], living=ours), told)
     ((found,),) = [names for names, _ in told if names]
     assert found.startswith(f"{name!r} of ")
 
@@ -260,7 +260,7 @@ def test_a_history_that_one_function_keeps_and_another_reads_is_named(story, nam
 def test_what_is_handed_over_or_told_or_written_anew_is_not_named():
     """A dict and a generator that a version has; a clock; a history; what a pass begins with."""
     counts, own = {"bad": 0, "seen": [1]}, random.Random(1)
-    unkept, named = Unkept([counts, own], living=ours), []
+    unkept, named = ScriptValues([counts, own], living=ours), []
     together = {"one": own}
     history, began_s, last = [], time.perf_counter(), 0.0
     for carried, twofold in tops(unkept):
@@ -277,7 +277,7 @@ def test_what_is_handed_over_or_told_or_written_anew_is_not_named():
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_the_epoch_that_the_outer_loop_is_given_is_no_value_of_the_scripts_own(is_told):
-    unkept, named = Unkept([], living=ours), []
+    unkept, named = ScriptValues([], living=ours), []
     for epoch in range(3):
         for _ in range(2):
             frames = script_frames()[:1]
@@ -289,7 +289,7 @@ def test_the_epoch_that_the_outer_loop_is_given_is_no_value_of_the_scripts_own(i
 def test_what_a_dict_holds_and_the_script_knows_by_another_name_is_said():
     """After a failure the dict holds another list."""
     buffer = []
-    unkept, found = Unkept([{"buffer": buffer, "other": []}], living=ours), []
+    unkept, found = ScriptValues([{"buffer": buffer, "other": []}], living=ours), []
     for carried, twofold in tops(unkept):
         found.append((carried, twofold))
         buffer.append(len(buffer))
@@ -301,7 +301,7 @@ def test_what_a_dict_holds_and_the_script_knows_by_another_name_is_said():
 def test_a_name_that_is_taken_from_the_dict_afterwards_is_no_second_one():
     """So that it is the restored list."""
     state = {"buffer": []}
-    unkept, named = Unkept([state], living=ours), []
+    unkept, named = ScriptValues([state], living=ours), []
     buffer = state["buffer"]
     for carried, twofold in tops(unkept):
         named += [*carried, *twofold]
@@ -334,7 +334,7 @@ def test_what_cannot_be_read_disturbs_nobody():
             hollow, sparse = hollow + 1, sparse * 2
 
     told = []
-    loop(Unkept([], living=list), told)
+    loop(ScriptValues([], living=list), told)
     assert told == [([], [])] * 4
 
 
@@ -467,7 +467,7 @@ class Sampling(torch.optim.SGD):
 
 def test_a_set_of_an_optimizers_own_is_named_and_its_numbers_are_not():
     optimizer, told = Sampling(), []
-    for found in tops(Unkept([optimizer], living=ours)):
+    for found in tops(ScriptValues([optimizer], living=ours)):
         told.append(found)
         optimizer.step()
     assert [name for carried, _ in told for name in carried] == ["'seen' of a Sampling"]
@@ -476,7 +476,7 @@ def test_a_set_of_an_optimizers_own_is_named_and_its_numbers_are_not():
 def test_a_weak_proxy_of_what_is_gone_disturbs_nobody():
     owner, other, told = Stopper(), Stopper(), []
     other.owner = weakref.proxy(owner)
-    unkept = Unkept([[other.owner]], living=ours)
+    unkept = ScriptValues([[other.owner]], living=ours)
     del owner
     for found in tops(unkept):
         told.append(found)
@@ -493,7 +493,7 @@ def test_what_torch_compile_writes_is_not_the_scripts_own(tmp_path, monkeypatch)
 def test_nothing_is_kept_alive():
     """A batch that was there at a look would stand in memory for the rest of the run."""
     batch, outputs = Batch(), torch.zeros(8)
-    unkept = Unkept([], living=ours)
+    unkept = ScriptValues([], living=ours)
     for _ in range(2):
         unkept.changed(script_frames())
     held = [weakref.ref(batch), weakref.ref(batch.tokens), weakref.ref(outputs)]
@@ -504,5 +504,5 @@ def test_nothing_is_kept_alive():
 def test_a_function_keeps_what_it_had_of_its_variables():
     seed = 7
     config = locals()
-    Unkept([], living=list).changed(script_frames())
+    ScriptValues([], living=list).changed(script_frames())
     assert config["seed"] == seed

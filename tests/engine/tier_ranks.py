@@ -9,6 +9,7 @@ from gemini_lab.engine.restore import Place, fetch
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardRecord
+from gemini_lab.shard.lineage import NO_LINEAGE
 from gemini_lab.storage.persistent import PersistentTier
 
 CHUNK_BYTES = 4096
@@ -52,8 +53,10 @@ def fetched(state, url, version, *, may_restart=False):
         slab=slab,
         group=None,  # what is stored goes from rank to rank by no group
         persistent_url=url,
+        lineage=NO_LINEAGE,
         layout=layout,
         recast=recast,
+        old_slabs=lambda _: ([], []),  # memory has nothing of other numbers of ranks
     )
     receipt = fetch(version, place)
     return slab.snapshot(layout.rank, version), remarks, receipt

@@ -4,9 +4,10 @@ import psutil
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.bench import BENCHES, Row
+from gemini_lab.experiments.bench import BENCHES
 from gemini_lab.experiments.benches.control import Plan, bench, measure, table
 from gemini_lab.experiments.benches.store_metrics import read_use
+from gemini_lab.experiments.rows import Row
 
 METRICS = """\
 # TYPE grpc_server_msg_received_total counter

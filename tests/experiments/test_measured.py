@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from gemini_lab.display import picture
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches import overhead
 from gemini_lab.experiments.benches.baselines import Arm
 from gemini_lab.experiments.benches.baselines import rows_of as baselines_rows
@@ -30,6 +29,7 @@ from gemini_lab.experiments.benches.store_runs import Wasted
 from gemini_lab.experiments.benches.timed_runs import Spent, TimedRun, idle_s, network_times
 from gemini_lab.experiments.figures import command, measured, provenance
 from gemini_lab.experiments.figures.figure import Figure
+from gemini_lab.experiments.rows import Row
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.pipeliner.machine import Calibration

@@ -2,7 +2,6 @@
 
 import sys
 
-from gemini_lab.experiments.bench import table
 from gemini_lab.experiments.benches.restart import (
     FAILURES,
     PEER_WAYS,
@@ -10,6 +9,7 @@ from gemini_lab.experiments.benches.restart import (
     nvrx_python,
     rows_of,
 )
+from gemini_lab.experiments.rows import table
 
 OURS = {(failure, how): [1.0, 2.0] for failure in FAILURES for how in WAYS}
 

@@ -4,20 +4,16 @@ They draw for a loader and for nobody else, so where a loader is, they are. What
 loader draw from their copies begins anew with each epoch, and these here stand still.
 """
 
-import random
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-import numpy as np
-import torch
 from torch import nn
 
-from gemini_lab.engine.state.keepsakes import keepsakes
-from gemini_lab.engine.state.own_code import is_own_type
+from gemini_lab.engine.own_code import is_own_type, variables_around
+from gemini_lab.engine.state.keepsakes import GENERATORS, keepsakes
 
-_KINDS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _DEEPEST: Final = 5
 _MANY: Final = 64  # elements of a container, which are data where they are more
 
@@ -47,7 +43,7 @@ def reached(parts: Iterable[object]) -> Iterator[tuple[str, Any]]:
 
 
 def _found(parts: Iterable[object]) -> dict[str, object]:
-    return {where: one for where, one in reached(parts) if isinstance(one, _KINDS)}
+    return {where: one for where, one in reached(parts) if isinstance(one, GENERATORS)}
 
 
 def _inside(thing: Any, where: str, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
@@ -55,7 +51,7 @@ def _inside(thing: Any, where: str, seen: set[int], depth: int) -> Iterator[tupl
         return
     seen.add(id(thing))
     yield where, thing
-    if not isinstance(thing, _KINDS):
+    if not isinstance(thing, GENERATORS):
         for name, value in _held(thing):
             yield from _inside(value, f"{where}.{name}", seen, depth + 1)
 
@@ -67,10 +63,7 @@ def _held(thing: Any) -> Iterator[tuple[object, object]]:
         if len(thing) <= _MANY:
             yield from thing.items() if kind is dict else enumerate(thing)
     elif kind is FunctionType:
-        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
-        yield from ((name, cell.cell_contents) for name, cell in cells if _is_filled(cell))
-        own = (name for name in thing.__code__.co_names if name in thing.__globals__)
-        yield from ((name, thing.__globals__[name]) for name in own)
+        yield from variables_around(thing).items()
     elif kind is MethodType:
         yield "self", thing.__self__
     elif kind is partial:
@@ -79,11 +72,3 @@ def _held(thing: Any) -> Iterator[tuple[object, object]]:
         yield from getattr(thing, "__dict__", {}).items()
     elif isinstance(thing, nn.Sequential):
         yield from enumerate(thing)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - nothing else tells
-    except ValueError:
-        return False
-    return True

@@ -18,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from gemini_lab.engine.own_code import is_own_type
 from gemini_lab.engine.state.data_generators import reached
-from gemini_lab.engine.state.digests import CONTAINERS, digest, is_kind
-from gemini_lab.engine.state.own_code import is_own_type
+from gemini_lab.engine.state.value_digest import CONTAINERS, digest, is_kind
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 

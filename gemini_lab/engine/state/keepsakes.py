@@ -16,6 +16,7 @@ from gemini_lab.engine.state.unsaid import put_unsaid, read_unsaid
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
 
+GENERATORS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _SMALL_SEEDS: Final = 2**32  # all that numpy's older generators can be seeded with
 _ADAM_COPIES: Final = 3  # what Adam keeps, at most, in tensors of a weight's size
 
@@ -75,7 +76,7 @@ def _keepsake(name: str, thing: Any) -> Keepsake:
 
 
 def _generator(thing: Any) -> Keepsake | None:
-    """Torch's, numpy's or Python's."""
+    """One of `GENERATORS`: torch's, numpy's or Python's."""
     match thing:
         case torch.Generator():
             return Keepsake(

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from itertools import cycle
 from typing import Any, Final
 
 import torch
@@ -24,7 +23,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.engine.state.data_generators import put_generators, read_generators
 from gemini_lab.engine.state.data_values import DataValues
-from gemini_lab.engine.state.readers import is_cut_short, is_read_by
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import encode
 
@@ -99,22 +97,9 @@ class LoaderWatch:
         return latest is None or latest.is_over
 
     @property
-    def is_cycled(self) -> bool:
-        """Whether `itertools.cycle` reads it, which gives an epoch's batches again by itself."""
-        latest = self._latest()
-        return latest is not None and is_read_by(cycle, latest)
-
-    @property
-    def is_enumerated(self) -> bool:
-        """Whether `enumerate` reads it, which counts from where it was made."""
-        latest = self._latest()
-        return latest is not None and is_read_by(enumerate, latest)
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether something that counts from where it was made ends it within an epoch."""
-        latest = self._latest()
-        return latest is not None and is_cut_short(latest)
+    def newest(self) -> object:
+        """Its newest iterator; None where there is none any more."""
+        return self._latest()
 
     @property
     def dealt(self) -> int | None:

@@ -12,6 +12,7 @@ from gemini_lab.engine.frameworks.heir import Heir, Small
 from gemini_lab.engine.state import small_state
 from gemini_lab.engine.state.positions import reshard_positions
 from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.shard.codec import encode
 
 _EVERYWHERE = ("epoch",)  # of what travels beside the engine's state, what a new rank has too
 
@@ -58,7 +59,7 @@ def recast(
         **small_state.folded(
             buffers=heir.lent([one["buffers"] for one in smalls], "the model's buffers"),
             made=made,
-            drawn=drawn,
+            drawn=encode(drawn),
         ),
         "trains": smalls[0].get("trains", []),
         "modes": smalls[0].get("modes", []),

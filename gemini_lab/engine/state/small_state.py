@@ -32,18 +32,12 @@ def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str
         _TRAINS: trains,
         _MODES: [part.training for part in framework.module.modules()],
         _ORDERS: [order.indices for order in script.orders],
-        **_folded(buffers, script.made(), drawn),
+        **folded(buffers=buffers, made=script.made(), drawn=drawn),
     }
 
 
-def folded(
-    *, buffers: Mapping[str, Any], made: Mapping[str, Any], drawn: Mapping[str, Any]
-) -> dict[str, Any]:
+def folded(*, buffers: Mapping[str, Any], made: Mapping[str, Any], drawn: bytes) -> dict[str, Any]:
     """The parts that no framework has, as `unfold` finds them."""
-    return _folded(buffers, made, encode(dict(drawn)))
-
-
-def _folded(buffers: Mapping[str, Any], made: Mapping[str, Any], drawn: bytes) -> dict[str, Any]:
     return {"buffers": dict(buffers), "made": dict(made), _DRAWN: drawn}
 
 

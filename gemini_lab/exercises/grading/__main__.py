@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 import nbformat
 
@@ -119,7 +119,7 @@ def _versions(notebook: dict[str, dict[str, dict[str, str]]], key: str) -> str:
     return "unknown" if not isinstance(found, dict) else " ".join(f"{k} {found[k]}" for k in found)
 
 
-def grade(course: Path, lab: str, *, jobs: int | None = None, told: TextIO = sys.stderr) -> Path:
+def grade(course: Path, lab: str, *, jobs: int | None = None) -> Path:
     """Grade all hand-ins of a lab; gives the file with the reasons.
 
     Args:
@@ -127,7 +127,6 @@ def grade(course: Path, lab: str, *, jobs: int | None = None, told: TextIO = sys
         lab: Such as `03_placement`.
         jobs: How many to judge at a time; None for as many as the machine has cores, or one after
             the other where a lab starts nodes.
-        told: Where it is said how far it is.
 
     Raises:
         ConfigError: There is no such lab.
@@ -136,7 +135,9 @@ def grade(course: Path, lab: str, *, jobs: int | None = None, told: TextIO = sys
     released = course.resolve() / "source" / lab / f"{lab}.ipynb"
     if not released.exists():
         raise ConfigError(f"there is no {released}; `make solutions` writes a course")
-    judge_all(list(hand_ins(course.resolve(), lab)), jobs=jobs or usual_jobs(released), told=told)
+    judge_all(
+        list(hand_ins(course.resolve(), lab)), jobs=jobs or usual_jobs(released), told=sys.stderr
+    )
     nbgrader(course, "generate_assignment", lab, "--force")
     autograde(course, lab)
     nbgrader(course, "export", "--to=grades.csv")

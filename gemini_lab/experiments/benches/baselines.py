@@ -18,7 +18,6 @@ from statistics import fmean, median
 from typing import Final
 
 from gemini_lab.errors import GeminiError
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.store_runs import (
     LAYER_S,
     RANKS,
@@ -32,6 +31,7 @@ from gemini_lab.experiments.benches.store_runs import (
 from gemini_lab.experiments.benches.waiting import wait_for
 from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.experiments.rows import Row
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.lab.lab import Lab
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s

@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE, TimedRun, Workload, in_lab
+from gemini_lab.experiments.rows import Row
 from gemini_lab.lab.lab import Lab
 from gemini_lab.pipeliner.planning import plan_chunks
 from gemini_lab.pipeliner.schedule import ChunkSchedule
@@ -24,6 +24,7 @@ LAYERS_S: Final = (0.05, 0.03, 0.02, 0.012, 0.006, 0.0)
 """Emulated time of a layer's forward pass, from much compute to none."""
 LINK_BYTES_PER_S: Final = 40.0 * MB
 SETTINGS: Final[dict[str, Any]] = {"profile_iterations": 6, "buffer_bytes": 256 * KIB}
+BISECTIONS: Final = 20
 FELT: Final = 1.02
 """A checkpoint is felt when iterations take so many times as long as without."""
 
@@ -103,9 +104,7 @@ def breaking_point(run: TimedRun) -> float | None:
     return None if share is None else share * _room(run)
 
 
-def shortest(
-    profile: Profile, plan: Callable[[Profile], ChunkSchedule], *, steps: int = 20
-) -> float | None:
+def shortest(profile: Profile, plan: Callable[[Profile], ChunkSchedule]) -> float | None:
     """To which share all idle spans can shrink before something is left over; by bisection.
 
     `None` where something is left over as it is.
@@ -113,12 +112,11 @@ def shortest(
     Args:
         profile: The iteration with its idle spans.
         plan: The scheduler.
-        steps: Of the bisection.
     """
     if plan(profile).leftover:
         return None
     low, high = 0.0, 1.0
-    for _ in range(steps):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         spans = tuple(
             replace(span, duration_s=middle * span.duration_s) for span in profile.idle_spans

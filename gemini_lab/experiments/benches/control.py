@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.experiments.bench import FEW, Row, growth
 from gemini_lab.experiments.benches.control_lab import Answered, Owner, Use, open_lab
+from gemini_lab.experiments.rows import FEW, Row, growth
 from gemini_lab.job import Job
 
 PACE: Final = 500.0  # iterations a second of all ranks together, at most: one process hears them

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.rows import Row
 from gemini_lab.memory.slab import Slab, SlotSpec, chunk_digest
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket

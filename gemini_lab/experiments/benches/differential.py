@@ -22,9 +22,9 @@ from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
 from gemini_lab.engine.gradients.maker_process import make_version
 from gemini_lab.engine.gradients.repeater import Repeater, rehearse
 from gemini_lab.engine.gradients.updates import Step, Update
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.contention import SETTINGS, crossing, workload
 from gemini_lab.experiments.benches.timed_runs import TimedRun, Workload, in_lab
+from gemini_lab.experiments.rows import Row
 from gemini_lab.lab.lab import Lab
 from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.recovery.messages import MakeVersion

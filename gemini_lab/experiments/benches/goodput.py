@@ -21,7 +21,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.baselines import (
     STRAWMAN_EVERY,
     WARM_UP,
@@ -41,6 +40,7 @@ from gemini_lab.experiments.benches.timed_runs import Workload, under_torchrun
 from gemini_lab.experiments.benches.waiting import wait_for
 from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.experiments.rows import Row
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.lab.lab import Lab
 from gemini_lab.report.values import RunReport

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.bench import Row
+from gemini_lab.experiments.rows import Row
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.training.gpt import GPT, GPTConfig, named_size
 from gemini_lab.transfer.group import CheckpointGroup

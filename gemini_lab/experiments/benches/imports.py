@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import LIMIT_S, recovery_s, wait_for
 from gemini_lab.experiments.progress import say
+from gemini_lab.experiments.rows import Row
 from gemini_lab.injector.failures import Failure, NodeLoss, WorkerCrash
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.profile_script import profile_script
+from gemini_lab.experiments.rows import Row
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.units import MB, format_bytes
 

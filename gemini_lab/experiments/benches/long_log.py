@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.long_run import NODES, write
+from gemini_lab.experiments.rows import Row
 from gemini_lab.log.file import LOG_FILE
 from gemini_lab.report.pyramid.pyramid import Pyramid
 from gemini_lab.report.reopen import Reading, opened, reopened

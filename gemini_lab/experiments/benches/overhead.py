@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.copy import memory_rows, wire_rows
 from gemini_lab.experiments.benches.timed_runs import (
     AS_IF_LARGE,
@@ -25,6 +24,7 @@ from gemini_lab.experiments.benches.timed_runs import (
     under_torchrun,
 )
 from gemini_lab.experiments.benches.turns import give_turns, listen
+from gemini_lab.experiments.rows import Row
 from gemini_lab.lab.lab import Lab
 from gemini_lab.units import MB, MIB
 

@@ -1,6 +1,6 @@
 """The `planner` bench: placing and its exact probability, and how both grow with N."""
 
-from gemini_lab.experiments.bench import Row, growth, timed
+from gemini_lab.experiments.rows import Row, growth, timed
 from gemini_lab.placement.planner import plan_placement
 from gemini_lab.placement.probability import recovery_probability
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from gemini_lab.experiments.bench import Row, timed
+from gemini_lab.experiments.rows import Row, timed
 from gemini_lab.transfer.seam import CommSeam
 
 CALLS: Final = 1000

@@ -19,10 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.store_runs import checkpoint_times, started
 from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.experiments.rows import Row
 from gemini_lab.lab.lab import Lab
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, VersionComplete

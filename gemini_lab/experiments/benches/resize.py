@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import wait_for
 from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.experiments.rows import Row
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
 from gemini_lab.log import events

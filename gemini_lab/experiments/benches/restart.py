@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import GeminiError, LaunchError
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import recovery_s, wait_for
 from gemini_lab.experiments.peers.environments import find_python, parse_environments
 from gemini_lab.experiments.peers.nvrx_restarts import LOOK_S, restart_s
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.experiments.rows import Row
 from gemini_lab.injector.failures import (
     Failure,
     LinkCut,

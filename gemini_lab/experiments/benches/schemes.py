@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.timed_runs import FEW_SPANS, TimedRun, Workload, in_lab
+from gemini_lab.experiments.rows import Row
 from gemini_lab.lab.lab import Lab
 from gemini_lab.units import KIB, MB
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Final, get_args
 
 from gemini_lab.errors import GeminiError
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import LIMIT_S, wait_for
 from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.experiments.rows import Row
 from gemini_lab.injector.failures import Where, WrongSums
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run

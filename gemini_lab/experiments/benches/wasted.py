@@ -14,10 +14,10 @@ from statistics import median
 from typing import Final
 
 from gemini_lab.errors import GeminiError
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.benches.waiting import wait_for
 from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.experiments.rows import Row
 from gemini_lab.injector.failures import WorkerCrash
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run

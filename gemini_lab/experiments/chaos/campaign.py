@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from gemini_lab.experiments.bench import machine
 from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule, draw
 from gemini_lab.experiments.chaos.oracles import Losses, problems
 from gemini_lab.experiments.chaos.result import Result
 from gemini_lab.experiments.chaos.shrink import shrink
 from gemini_lab.experiments.chaos.suffer import Suffered, suffer, undisturbed
 from gemini_lab.experiments.chaos.turn import Struck
+from gemini_lab.experiments.versions import machine
 
 ITERATIONS: Final = 40
 ITERATIONS_A_FAULT: Final = 9

@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.experiments.bench import machine
 from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
 from gemini_lab.experiments.chaos.oracles import standstill_s
 from gemini_lab.experiments.chaos.suffer import Suffered
+from gemini_lab.experiments.versions import machine
 
 HEAD: Final = (
     f"{'kind':<14}{'struck':>7}{'held':>6}{'stood still: median':>22}{'worst':>9}  verdict"

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import spread_of, value_of
-from gemini_lab.experiments.figures import provenance
 from gemini_lab.experiments.figures.emulated import conditions, percent
 from gemini_lab.experiments.figures.figure import Figure, Origin, Point
+from gemini_lab.experiments.rows import spread_of, value_of
 
 FAR: Final = 10.0
 """Tolerance in points; the figure's note gives the reason."""
@@ -59,8 +58,6 @@ def contention(record: Mapping[str, Any]) -> Figure:
         ),
         tolerance=FAR,
         is_absolute=True,
-        seeds=provenance.seeds_of(record),
-        measured_with=provenance.measured_with(record),
     )
 
 

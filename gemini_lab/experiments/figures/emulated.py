@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import FEW, value_of, with_unit
 from gemini_lab.experiments.figures.figure import Origin, Point
+from gemini_lab.experiments.rows import FEW, value_of, with_unit
 
 EMULATED: Final = {
     "link_bytes_per_s": "nodes' links are paced, at {}",

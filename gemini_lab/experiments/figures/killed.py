@@ -7,10 +7,10 @@ checkpoint as often as the paper's, counted so, and the store is as much slower 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import spread_of, value_of
-from gemini_lab.experiments.figures import fig10, fig12, provenance, ratio
+from gemini_lab.experiments.figures import fig10, fig12, ratio
 from gemini_lab.experiments.figures.emulated import by_name
 from gemini_lab.experiments.figures.figure import Figure, Known, Point
+from gemini_lab.experiments.rows import spread_of, value_of
 from gemini_lab.placement import plan_placement, recovery_probability
 from gemini_lab.placement.probability import Estimate, estimate
 from gemini_lab.simulator.interval import mean_interval
@@ -67,8 +67,6 @@ def ninth(record: Mapping[str, Any]) -> Figure:
         kind="bars",
         tolerance=0.0,
         is_absolute=True,
-        seeds=provenance.seeds_of(record),
-        measured_with=provenance.measured_with(record),
     )
 
 
@@ -157,8 +155,6 @@ def tenth(record: Mapping[str, Any]) -> Figure:
         kind="bars",
         log_y=True,
         tolerance=0.25,
-        seeds=provenance.seeds_of(record),
-        measured_with=provenance.measured_with(record),
     )
 
 
@@ -203,8 +199,6 @@ def twelfth(record: Mapping[str, Any]) -> Figure:
         kind="bars",
         log_y=True,
         tolerance=0.15,
-        seeds=provenance.seeds_of(record),
-        measured_with=provenance.measured_with(record),
     )
 
 
@@ -243,8 +237,6 @@ def fifteenth(record: Mapping[str, Any]) -> Figure:
         kind="bars",
         tolerance=NEAR,
         is_absolute=True,
-        seeds=provenance.seeds_of(record),
-        measured_with=provenance.measured_with(record),
     )
 
 

@@ -5,11 +5,12 @@ figures.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.figures import killed, reduced, scaled_down
+from gemini_lab.experiments.figures import killed, provenance, reduced, scaled_down
 from gemini_lab.experiments.figures.contention import contention
 from gemini_lab.experiments.figures.figure import Figure
 
@@ -34,7 +35,14 @@ def figures(path: Path) -> tuple[Figure, ...]:
             f"{path} holds results of {bench!r}, of which nothing is drawn; {WAY_OUT}"
         )
     try:
-        return tuple(make(record) for make in MAKERS[bench])
+        return tuple(
+            replace(
+                make(record),
+                seeds=provenance.seeds_of(record),
+                measured_with=provenance.measured_with(record),
+            )
+            for make in MAKERS[bench]
+        )
     except (
         ArithmeticError,
         AttributeError,

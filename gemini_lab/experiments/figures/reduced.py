@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import value_of
-from gemini_lab.experiments.figures import fig11, provenance
+from gemini_lab.experiments.figures import fig11
 from gemini_lab.experiments.figures.emulated import by_name
 from gemini_lab.experiments.figures.figure import Figure, Point
+from gemini_lab.experiments.rows import value_of
 from gemini_lab.units import format_bytes
 
 PAPER_GBIT_PER_S: Final = 100
@@ -56,8 +56,6 @@ def eleventh(record: Mapping[str, Any]) -> Figure:
             ),
         ),
         tolerance=SHORT,
-        seeds=provenance.seeds_of(record),
-        measured_with=provenance.measured_with(record),
     )
 
 

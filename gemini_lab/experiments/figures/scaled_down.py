@@ -5,14 +5,14 @@ checkpoints.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import value_of
-from gemini_lab.experiments.figures import fig08, fig16, models_100b, models_p3dn, provenance
+from gemini_lab.experiments.figures import fig08, fig16, models_100b, models_p3dn
 from gemini_lab.experiments.figures.emulated import by_name, conditions, how_measured, percent
 from gemini_lab.experiments.figures.figure import Figure, Point
+from gemini_lab.experiments.rows import value_of
 from gemini_lab.simulator.interval import mean_interval
 
 HERE: Final = "GPT 0.5 M, 2 nodes, here"
@@ -33,14 +33,17 @@ class _Paper:
         figures: Where the idle times are from.
         iteration_s: Without checkpoints, and with Gemini, by model.
         idle_s: Idle time before, checkpoint time and, where it was drawn, idle time left.
-        parts: How many of those three there are.
     """
 
     where: str
     figures: str
     iteration_s: Mapping[str, tuple[float, float]]
     idle_s: Mapping[str, tuple[float, ...]]
-    parts: int
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """What `idle_s` has, in words."""
+        return fig08.SERIES[: len(next(iter(self.idle_s.values())))]
 
 
 LARGE: Final = _Paper(
@@ -48,14 +51,12 @@ LARGE: Final = _Paper(
     figures="Figs. 7 and 8",
     iteration_s=models_100b.ITERATION_S,
     idle_s=models_100b.IDLE_S,
-    parts=3,
 )
 SMALL: Final = _Paper(
     where=", 16 p3dn",
     figures="Figs. 13a and 13b",
     iteration_s=models_p3dn.ITERATION_S,
     idle_s=models_p3dn.IDLE_S,
-    parts=2,
 )
 
 
@@ -106,41 +107,16 @@ def _adding(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
 
 
 def _idling(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
-    rows = by_name(record)
-    iteration_s = value_of(rows["none"])
-    points = []
-    for place, series in enumerate(fig08.SERIES[: paper.parts]):
-        points += [
-            Point(
-                series=series,
-                x=f"{name}{paper.where}",
-                y=100 * seconds[place] / paper.iteration_s[name][0],
-                origin="paper",
-                how=f"{paper.figures}, pixels",
-            )
-            for name, seconds in paper.idle_s.items()
-        ]
-        row, share = rows[f"gemini, {PARTS[series]}"], 100 / iteration_s
-        points.append(
-            Point(
-                series=series,
-                x=HERE,
-                y=share * value_of(row),
-                low=None if (low := row.get("low_95")) is None else share * low,
-                high=None if (high := row.get("high_95")) is None else share * high,
-                origin="measured",
-                how=how_measured(record, row),
-            )
-        )
+    rows, points = by_name(record), _shares(record, paper)
     before, checkpoint = (rows[f"gemini, {PARTS[series]}"] for series in fig08.SERIES[:2])
-    if paper.parts == len(fig08.SERIES):
+    if paper.series == fig08.SERIES:
         label = "% of an iteration without checkpoints"
         tolerance, why = LEFT, "chunks that fit shift no collective"
         points.append(
             Point(
                 series=fig08.SERIES[2],
                 x=HERE,
-                y=100 / iteration_s * (value_of(before) - value_of(checkpoint)),
+                y=100 / value_of(rows["none"]) * (value_of(before) - value_of(checkpoint)),
                 origin="model",
                 how="idle time before - checkpoint time, both as measured",
             )
@@ -162,6 +138,36 @@ def _idling(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
     )
 
 
+def _shares(record: Mapping[str, Any], paper: _Paper) -> list[Point]:
+    """The paper's idle and checkpoint times and those here, in percent of an iteration."""
+    rows, points = by_name(record), list[Point]()
+    share = 100 / value_of(rows["none"])
+    for place, series in enumerate(paper.series):
+        points += [
+            Point(
+                series=series,
+                x=f"{name}{paper.where}",
+                y=100 * seconds[place] / paper.iteration_s[name][0],
+                origin="paper",
+                how=f"{paper.figures}, pixels",
+            )
+            for name, seconds in paper.idle_s.items()
+        ]
+        row = rows[f"gemini, {PARTS[series]}"]
+        points.append(
+            Point(
+                series=series,
+                x=HERE,
+                y=share * value_of(row),
+                low=None if (low := row.get("low_95")) is None else share * low,
+                high=None if (high := row.get("high_95")) is None else share * high,
+                origin="measured",
+                how=how_measured(record, row),
+            )
+        )
+    return points
+
+
 def _filling(
     record: Mapping[str, Any],
     before: Mapping[str, Any],
@@ -174,8 +180,12 @@ def _filling(
         paper.idle_s.items(), key=lambda item: item[1][1] / item[1][0]
     )
     runs = zip(checkpoint["values"], before["values"], strict=True)
-    mean = mean_interval([100 * taken / idle for taken, idle in runs])
-    has_spread = len(before["values"]) > 1
+    mean = _mean(
+        [100 * taken / idle for taken, idle in runs],
+        series=series,
+        x=HERE,
+        how=how_measured(record, before),
+    )
     return [
         Point(
             series=series,
@@ -184,16 +194,7 @@ def _filling(
             origin="paper",
             how=f"{paper.figures}, pixels; its fullest",
         ),
-        Point(
-            series=series,
-            x=HERE,
-            y=mean.mean,
-            low=mean.low if has_spread else None,
-            high=mean.high if has_spread else None,
-            origin="measured",
-            how=how_measured(record, before),
-            against=f"{name}{paper.where}",
-        ),
+        replace(mean, against=f"{name}{paper.where}"),
     ]
 
 
@@ -236,19 +237,11 @@ def sixteenth_in_order(record: Mapping[str, Any]) -> Figure:
     points = []
     for more, less in itertools.combinations(schemes, 2):
         turns = [*zip(*(rows[f"{one} / none"]["values"] for one in (more, less)), strict=True)]
-        mean = mean_interval([100.0 * (above > below) for above, below in turns])
+        shares = [100.0 * (above > below) for above, below in turns]
         series, x = "turns", " > ".join(fig16.PAPER[one][0] for one in (more, less))
         points += [
             Point(series=series, x=x, y=100.0, origin="paper", how="Fig. 16, pixels"),
-            Point(
-                series=series,
-                x=x,
-                y=mean.mean,
-                low=mean.low if len(turns) > 1 else None,
-                high=mean.high if len(turns) > 1 else None,
-                origin="measured",
-                how=f"in each of {len(turns)} turns",
-            ),
+            _mean(shares, series=series, x=x, how=f"in each of {len(turns)} turns"),
         ]
     return _bars(
         record,
@@ -267,6 +260,20 @@ def _added(record: Mapping[str, Any], scheme: str, *, series: str, x: str) -> Po
     if reason := rows[scheme]["settings"].get("refused"):
         return Point(series=series, x=x, y=None, origin="measured", how=reason, text="refused")
     return percent(record, rows[f"{scheme} / none"], x=x, origin="measured", series=series)
+
+
+def _mean(values: Sequence[float], *, series: str, x: str, how: str) -> Point:
+    """The mean of what was measured; one value alone has no interval."""
+    mean, has_spread = mean_interval(values), len(values) > 1
+    return Point(
+        series=series,
+        x=x,
+        y=mean.mean,
+        low=mean.low if has_spread else None,
+        high=mean.high if has_spread else None,
+        origin="measured",
+        how=how,
+    )
 
 
 def _bars(
@@ -289,6 +296,4 @@ def _bars(
         kind="bars",
         tolerance=tolerance,
         is_absolute=True,
-        seeds=provenance.seeds_of(record),
-        measured_with=provenance.measured_with(record),
     )

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import ConfigError, LaunchError
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.peers.catalog import CATALOG
 from gemini_lab.experiments.peers.environments import find_python, parse_environments
 from gemini_lab.experiments.peers.one_turn import Conditions, Turn, run_turn
 from gemini_lab.experiments.peers.table import Record, rows_of, table
 from gemini_lab.experiments.progress import say
+from gemini_lab.experiments.rows import Row
 from gemini_lab.units import MIB, format_seconds, parse_bytes
 
 __all__ = ["add_options", "bench", "require", "table", "take_turns"]

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Final
 
-from gemini_lab.experiments.bench import Row
 from gemini_lab.experiments.peers.catalog import CATALOG, FLOOR, OURS
 from gemini_lab.experiments.peers.contract import TENSORS, Findings
 from gemini_lab.experiments.peers.one_turn import Conditions, Turn
+from gemini_lab.experiments.rows import Row
 from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.units import MIB, format_bytes
 

@@ -11,7 +11,7 @@ from itertools import chain, cycle, islice
 from types import FrameType, GeneratorType
 from typing import Final
 
-from gemini_lab.engine.state.liveness import counted_by
+from gemini_lab.engine.unkept.liveness import counted_by
 
 _BETWEEN: Final = (map, filter, zip, enumerate, chain, cycle, islice, GeneratorType, tuple)
 """Some hold in a tuple what they read."""
@@ -19,9 +19,14 @@ _RANGES: Final = (type(iter(range(1))), type(iter(range(1 << 64))))
 _DEEPEST: Final = 6
 
 
-def is_read_by(kind: type, iterator: object) -> bool:
-    """Whether one of that kind reads an iterator, however many stand between them."""
-    return any(type(one) is kind for one in _readers(iterator))
+def is_cycled(iterator: object) -> bool:
+    """Whether `cycle` reads an iterator, however many stand between them."""
+    return any(type(one) is cycle for one in _readers(iterator))
+
+
+def is_enumerated(iterator: object) -> bool:
+    """Whether `enumerate` reads an iterator, however many stand between them."""
+    return any(type(one) is enumerate for one in _readers(iterator))
 
 
 def is_cut_short(iterator: object) -> bool:
@@ -35,6 +40,8 @@ def is_cut_short(iterator: object) -> bool:
 
 def _readers(iterator: object) -> list[object]:
     """What of Python's own reads an iterator, and what reads that."""
+    if iterator is None:
+        return []
     found, waiting, known = list[object](), [iterator], {id(iterator)}
     for _ in range(_DEEPEST):
         holders = [one for one in gc.get_referrers(*waiting) if type(one) in _BETWEEN]

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from gemini_lab.engine.state.readers import counters
 from gemini_lab.engine.state.script_state import ScriptState
-from gemini_lab.engine.state.stray_loaders import StrayLoaders
-from gemini_lab.engine.state.unkept import script_frames
+from gemini_lab.engine.unkept.readers import counters, is_cut_short, is_cycled, is_enumerated
+from gemini_lab.engine.unkept.script_values import script_frames
+from gemini_lab.engine.unkept.stray_loaders import StrayLoaders
 from gemini_lab.shard.codec import decode, encode
 
 _LOOKS: Final = 3  # so many versions of a worker are looked at
@@ -132,19 +132,17 @@ class ScriptWatch:
             self._remark_once(STANDS_STILL)
         self._positions = positions
         others = {name: drawn[name] for name in ("client", "also", "own", "random")}
-        if any(one.is_cycled for one in self._script.watches):
+        iterators = [one.newest for one in self._script.watches]
+        if any(map(is_cycled, iterators)):
             self._remark_once(IS_CYCLED)
-        if any(one.is_cut_short for one in self._script.watches):
+        if any(map(is_cut_short, iterators)):
             self._remark_once(IS_CUT_SHORT)
-        if at_top and (names := counters(script_frames())) and self._is_enumerated():
+        if at_top and (names := counters(script_frames())) and any(map(is_enumerated, iterators)):
             self._remark_once(IS_COUNTED.format(", ".join(names)))
         if not at_top and encode(others) != (self._at_fetch or encode(self._script.others())):
             self._remark_once(IS_AMBIGUOUS)
         if not self._looks and not is_asked:
             self._remark_once(ASKS_NOTHING)
-
-    def _is_enumerated(self) -> bool:
-        return any(one.is_enumerated for one in self._script.watches)
 
     def _see_fetch(self) -> None:
         """A loader is asked for a batch: what is drawn from here on is drawn for that."""

@@ -22,11 +22,11 @@ from gemini_lab.engine.arguments import as_sources
 from gemini_lab.engine.contract import Keepable, Source
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.engine.state.bystanders import Bystanders
 from gemini_lab.engine.state.data_generators import own_generators
 from gemini_lab.engine.state.loaders import KINDS, of_loader
 from gemini_lab.engine.state.script_state import ScriptState
-from gemini_lab.engine.state.unkept import Unkept, script_frames
+from gemini_lab.engine.unkept.bystanders import Bystanders
+from gemini_lab.engine.unkept.script_values import ScriptValues, script_frames
 
 Kind = TypeVar("Kind")
 _MODELS: Final = (DeepSpeedEngine, DistributedDataParallel)
@@ -106,7 +106,7 @@ def gather(
     kept = [client_state, *named.values()]
     script.bystanders = Bystanders(things, engine, kept).changed
     drawing = [one for source in sources if isinstance(source, KINDS) for one in _drawing(source)]
-    unkept = Unkept([*kept, *sources, *drawing, *_rates(engine.optimizer)])
+    unkept = ScriptValues([*kept, *sources, *drawing, *_rates(engine.optimizer)])
     script.unkept = lambda: unkept.changed(script_frames(), epoch=script.epoch)
     return script
 

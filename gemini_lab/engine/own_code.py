@@ -9,13 +9,14 @@ import sysconfig
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import Final
 
 import torch
 
 from gemini_lab.engine.imports import installed_places
 
-_OURS: Final = f"{Path(__file__).parents[2]}/"
+_OURS: Final = f"{Path(__file__).parents[1]}/"
 _COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
 _KEPT_OTHERWISE: Final = (type, Enum, BaseException, torch.optim.Optimizer, torch.Tensor)
 
@@ -38,6 +39,23 @@ def _is_compiled(file: str) -> bool:
 def is_own_type(kind: type) -> bool:
     """Whether a class is the script's own, and its objects may hold what nobody else keeps."""
     return _is_own_module(kind.__module__) and not issubclass(kind, _KEPT_OTHERWISE)
+
+
+def variables_around(function: FunctionType) -> dict[str, object]:
+    """Variables of the functions around one, and of its module, of which its code speaks."""
+    code = function.__code__
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    outer = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    own = (name for name in code.co_names if name in function.__globals__)
+    return outer | {name: function.__globals__[name] for name in own if name not in outer}
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - nothing else tells
+    except ValueError:
+        return False
+    return True
 
 
 @cache

@@ -1,6 +1,5 @@
 """Checksums by which a later look tells whether a value has changed; of what is large, of parts."""
 
-import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -9,12 +8,11 @@ import numpy as np
 import torch
 import xxhash
 
-from gemini_lab.engine.state.keepsakes import keepsakes
+from gemini_lab.engine.state.keepsakes import GENERATORS, keepsakes
 from gemini_lab.shard.codec import encode
 
 NUMBERS: Final = (bool, int, float, complex, str, type(None), np.generic)
 CONTAINERS: Final = (list, tuple, set, dict, deque)
-GENERATORS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 DEEPEST: Final = 4
 _ENDS: Final = 8  # elements of a container that are looked at, from each of its ends
 _SAMPLE: Final = 256

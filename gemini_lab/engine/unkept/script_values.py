@@ -20,22 +20,22 @@ from weakref import ProxyTypes, ref
 import numpy as np
 import torch
 
-from gemini_lab.engine.state.digests import (
+from gemini_lab.engine.own_code import is_own_file, is_own_type, variables_around
+from gemini_lab.engine.state.keepsakes import GENERATORS
+from gemini_lab.engine.state.value_digest import (
     CONTAINERS,
     DEEPEST,
-    GENERATORS,
     NUMBERS,
     digest,
     is_kind,
 )
-from gemini_lab.engine.state.liveness import (
+from gemini_lab.engine.unkept.liveness import (
     Attributes,
     attributes_in,
     expressions_in,
     live_names,
     loop_targets,
 )
-from gemini_lab.engine.state.own_code import is_own_file, is_own_type
 
 _MANY: Final = 64  # objects of one class: more of them are data
 _LARGE: Final = 1_000  # values of one dict: more of them are data
@@ -45,7 +45,7 @@ _CLOCKS: Final = (time.time, time.perf_counter, time.monotonic)
 _ASKS_FOR_LOCALS: Final = frozenset({"dir", "eval", "exec", "locals", "vars"})
 
 
-class Unkept:
+class ScriptValues:
     """Looks at what no version has, and keeps nothing of it alive.
 
     Args:
@@ -205,7 +205,7 @@ def _handed_on(
     found: Mapping[CodeType, Attributes],
 ) -> set[int]:
     """Containers to which one piece of code adds items, and whose items another one reads."""
-    seen = [(found[o.__code__], _around(o)) for o in functions if o.__code__ in found]
+    seen = [(found[o.__code__], variables_around(o)) for o in functions if o.__code__ in found]
     for frame in frames:
         does = found[frame.f_code]
         names = {name for name, _ in does.items_read | does.items_added}
@@ -239,18 +239,9 @@ def _of_function(
     function: FunctionType, written: frozenset[str], handed_on: Container[int]
 ) -> Iterator[tuple[str, object]]:
     """What a function keeps: variables around it that it writes or hands on, and generators."""
-    for name, value in _around(function).items():
+    for name, value in variables_around(function).items():
         if name in written or id(value) in handed_on or is_kind(value, GENERATORS):
             yield f"{name!r} of {function.__qualname__}()", value
-
-
-def _around(function: FunctionType) -> dict[str, object]:
-    """Variables of the functions around it and of its module of which its code speaks."""
-    names = function.__code__.co_freevars
-    cells = zip(names, function.__closure__ or (), strict=True)
-    known = set(function.__code__.co_names)
-    globals_ = {n: v for n, v in function.__globals__.items() if n in known}
-    return globals_ | {name: _content(cell) for name, cell in cells}
 
 
 def _of_object(
@@ -268,13 +259,6 @@ def _of_object(
 def _is_called(function: FunctionType) -> bool:
     """Whether it is no module's code, which is carried out once."""
     return function.__code__.co_name != "<module>"
-
-
-def _content(cell: Any) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing is in it yet
-        return None
 
 
 def _inside(things: Iterable[Any], depth: int = 0) -> Iterator[object]:
