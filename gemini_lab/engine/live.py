@@ -78,14 +78,17 @@ class LiveProtection:
         hold: Callable[[int], None] = lambda _: None,
         rejoining: Rejoining | None = None,
     ) -> None:
-        self._state, self._traffic, self._iterations, self._pulse = (
-            state,
-            traffic,
-            iterations,
-            pulse,
-        )
-        self._rewinder, self._recorder, self._verification = rewinder, recorder, verification
-        self._flaws, self._hold, self._rejoining = flaws, hold, rejoining
+        # Its parts.
+        self._state = state
+        self._traffic = traffic
+        self._iterations = iterations
+        self._pulse = pulse
+        self._rewinder = rewinder
+        self._recorder = recorder
+        self._verification = verification
+        self._flaws = flaws
+        self._hold = hold
+        self._rejoining = rejoining
         self._script_watch = ScriptWatch(state.script, remark)
         self._lineage = lineage
         # The script's loop, and where in it training is.
