@@ -123,7 +123,7 @@ def _row_of(folder: Path) -> Row:
         found = [lab for lab in labs_in(access.etcd) if lab.name == access.name]
     except StoreUnavailableError:
         return folder.name, "its store does not answer", "-", "-", str(folder)
-    return _row(found[0]) if found else gone
+    return (folder.name, *_row(found[0])[1:]) if found else gone
 
 
 def _row_of_owner(folder: Path) -> Row | None:
