@@ -74,6 +74,8 @@ def _summary(report: RunReport) -> Iterator[str]:
         f"{_count(report.nodes, 'node')} in {format_seconds(report.duration_s)}"
         + (f"; {report.script}" if report.script else "")
     )
+    if report.began_from:
+        yield f"  it began from version {report.began_from} of the persistent tier"
     lost = sum(recovery.lost_iterations for recovery in report.recoveries)
     yield (
         f"  {_count(len(report.injections), 'failure')} injected, "

@@ -166,6 +166,7 @@ class RunReport:
         verified: What was computed again on other machines.
         resizes: When it went on with another number of nodes, in order of the log.
         copies_placed: When copies were placed anew because the risk had changed.
+        began_from: The version of an earlier run that its first start loaded; `None` if none.
         injections: All that the injector did.
         wasted: None until there is a recovery to measure.
         traffic: Bytes sent.
@@ -202,6 +203,7 @@ class RunReport:
     verified: Verified = Verified()
     resizes: tuple[Resized, ...] = ()
     copies_placed: tuple[ReplicasPlaced, ...] = ()
+    began_from: int | None = None
 
     @property
     def duration_s(self) -> float:
