@@ -205,6 +205,14 @@ class RunReport:
     copies_placed: tuple[ReplicasPlaced, ...] = ()
     began_from: int | None = None
 
+    def __str__(self) -> str:
+        done = max((one.number for one in self.iterations), default=0)
+        recoveries = len(self.recoveries)
+        return (
+            f"run {self.name}: {self.outcome}, {done} iteration{'s' * (done != 1)}, "
+            f"{recoveries} recover{'y' if recoveries == 1 else 'ies'}"
+        )
+
     @property
     def duration_s(self) -> float:
         """From the job's submission to its end."""

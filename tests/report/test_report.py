@@ -345,3 +345,8 @@ def test_a_resumed_run_says_from_which_version_on_the_terminal_and_in_its_report
     assert [describe(one) for one in planned] == [
         "    training begins from version 21 of the persistent tier"
     ]
+
+
+def test_a_report_that_is_printed_is_one_line(failing):
+    report = build_report(failing)
+    assert str(report) == f"run {report.name}: finished, 4 iterations, 1 recovery"
