@@ -27,6 +27,7 @@ lint: set-up
 	$(VENV)/bin/lint-imports
 
 docs: set-up
+	@echo "building the site: a minute, or some on a busy machine"
 	$(VENV)/bin/python -m sphinx --fail-on-warning --quiet docs build/docs
 	@echo "the site is at build/docs/index.html"
 

@@ -22,7 +22,10 @@ from gemini_lab.report.trace import chrome_trace
 
 def command(arguments: Sequence[str]) -> int:
     """Run `gemini-lab report`; the exit code is 1 where a comparison finds a difference."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.window is not None and options.html is None:
+        parser.error("--window is of the page that --html FILE writes: name that, too")
     log = find_log(options.run, below=options.folder)
     beside, learned = None, None
     if options.compare is not None:

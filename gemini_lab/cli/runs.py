@@ -20,7 +20,7 @@ from gemini_lab.cli.seconds import seconds
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
 from gemini_lab.lab.attached import AttachedRun
-from gemini_lab.lab.control import RunGoneError, owner_listens, way_in
+from gemini_lab.lab.control import RunGoneError, described, owner_listens, way_in
 from gemini_lab.lab.detached import end_by_force
 from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.progress import show_progress
@@ -109,7 +109,8 @@ Row = tuple[str, str, str, str, str]
 
 def _row(lab: Listed) -> Row:
     there = f"{len(lab.nodes)} of {lab.wanted}"
-    return lab.name, lab.phase, str(lab.recoveries), there, lab.folder or "(its owner's)"
+    phase = "training" if lab.phase == "running" else lab.phase  # as a run calls it
+    return lab.name, phase, str(lab.recoveries), there, lab.folder or "(its owner's)"
 
 
 def _row_of(folder: Path) -> Row:
@@ -117,18 +118,28 @@ def _row_of(folder: Path) -> Row:
     gone = ("", "", "", "", "")
     access = access_in(folder)
     if access is None:
-        try:
-            is_there = owner_listens(way_in(folder))
-        except RunGoneError:
-            is_there = False
-        if not is_there:
-            return gone
-        return folder.name, "under way", "-", "-", str(folder)
+        return _row_of_owner(folder) or gone
     try:
         found = [lab for lab in labs_in(access.etcd) if lab.name == access.name]
     except StoreUnavailableError:
         return folder.name, "its store does not answer", "-", "-", str(folder)
-    return _row(found[0]) if found else gone
+    return (folder.name, *_row(found[0])[1:]) if found else gone
+
+
+def _row_of_owner(folder: Path) -> Row | None:
+    """The row of a run that belongs to the process that started it, as that tells it."""
+    try:
+        if not owner_listens(way := way_in(folder)):
+            return None
+        told = described(way)
+    except RunGoneError:
+        return None
+    except ConfigError:
+        told = None
+    if told is None:
+        return folder.name, "its owner does not answer", "-", "-", str(folder)
+    there = f"{told.nodes} of {told.wanted}"
+    return folder.name, told.phase, str(told.recoveries), there, str(folder)
 
 
 def attach_command(arguments: Sequence[str]) -> int:

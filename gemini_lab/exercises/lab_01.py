@@ -53,7 +53,7 @@ def _two_numbers(result: object) -> tuple[float, float]:
     pair = as_list(result)
     if pair is None or len(pair) != 2:
         raise WrongAnswerError(f"`cases` has to return {words}")
-    best_s, worst_s = (number(each, name="cases", words=words) for each in pair)
+    best_s, worst_s = (number(each, name="cases(...)", words=words) for each in pair)
     return best_s, worst_s
 
 

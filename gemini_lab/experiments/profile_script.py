@@ -29,6 +29,13 @@ def command(arguments: list[str]) -> int:
         RunFailedError: The script failed, or ended too early.
     """
     options = _parser().parse_args(arguments)
+    Job(script=options.script).check()
+    print(  # noqa: T201
+        f"{options.script} on {options.nproc} ranks of this machine, for {options.skip} iterations "
+        f"and {options.iterations} that are looked at",
+        file=sys.stderr,
+        flush=True,
+    )
     profile = profile_script(
         Path(options.script),
         options.args,

@@ -19,6 +19,7 @@ from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.recovery.messages import (
     ControlHello,
+    DescribeRun,
     Done,
     DrainNode,
     FollowLog,
@@ -30,6 +31,7 @@ from gemini_lab.recovery.messages import (
     Refused,
     ResizeRun,
     RewindRun,
+    RunDescribed,
     SaveVersion,
     StopRun,
 )
@@ -58,6 +60,9 @@ class Told(Protocol):
 
     log: Path
 
+    def describe(self) -> RunDescribed:
+        """How it is now."""
+
     def listen(self, listener: Callable[[int, list[str]], None]) -> Callable[[], None]:
         """Call `listener` with a rank and the lines it prints; gives what ends this."""
 
@@ -76,7 +81,7 @@ class ControlServer:
     Args:
         loop: Where it listens.
         act: Does what is asked, and says what it did.
-        newest: The run whose log is sent to those who follow it.
+        newest: The run whose log is sent to those who follow it, and that is described.
         host: The address on which it listens.
         token: What proves the asker; by default a new one.
     """
@@ -128,6 +133,8 @@ class ControlServer:
                 run = self._newest()
                 if isinstance(message, FollowLog) and run is not None:
                     await self._send_log(channel, run, message.from_bytes)
+                elif isinstance(message, DescribeRun) and run is not None:
+                    channel.send(run.describe())
                 else:
                     channel.send(self._answer(message))
         finally:
@@ -243,22 +250,35 @@ def ask_by(way: Way, request: Request) -> str:
     Raises:
         ConfigError: Nobody answers there, or the owner refuses.
     """
+    match _answer_to(way, request):
+        case Done(text=text):
+            return text
+        case Refused() as refused:
+            raise refused.to_error()
+    raise ConfigError(f"the lab at {way.address} is closing")
+
+
+def described(way: Way) -> RunDescribed | None:
+    """How the run is whose owner is at the end of `way`; `None` if it does not tell.
+
+    Raises:
+        ConfigError: Nobody answers there.
+    """
+    answer = _answer_to(way, DescribeRun())
+    return answer if isinstance(answer, RunDescribed) else None
+
+
+def _answer_to(way: Way, request: Request | DescribeRun) -> Message | None:
     try:
-        answer = asyncio.run(_ask(way, request))
+        return asyncio.run(_ask(way, request))
     except (OSError, EOFError, TimeoutError) as error:
         raise ConfigError(
             f"no live run's owner answers at {way.address} ({type(error).__name__}); is the run "
             "over, or its owner being replaced? try again in some seconds"
         ) from error
-    match answer:
-        case Done():
-            return answer.text
-        case Refused():
-            raise answer.to_error()
-    raise ConfigError(f"the lab at {way.address} is closing")
 
 
-async def _ask(way: Way, request: Request) -> Message | None:
+async def _ask(way: Way, request: Request | DescribeRun) -> Message | None:
     channel = await connect(way.address, way.token, ControlHello(), timeout_s=ANSWER_S)
     channel.send(request)
     answer = await asyncio.wait_for(channel.receive(), ANSWER_S)

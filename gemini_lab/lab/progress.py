@@ -191,6 +191,8 @@ def _of_recovery(told: events.OfRecovery) -> str | None:
         case events.RecoveryStarted(lost=lost, cause=cause):
             where = f" ({', '.join(lost)})" if lost else ""
             return f"    failure {told.recovery}: {cause.replace('_', ' ')}{where}"
+        case events.RecoveryPlanned(recovery=0, tier="persistent", version=version):
+            return f"    training begins from version {version} of the persistent tier"
         case events.ProcessesKept(ranks=ranks):
             return f"    {kept_words(ranks)}"
         case events.RecoveryWaiting(missing=missing, reason=reason):

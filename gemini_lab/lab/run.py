@@ -26,7 +26,7 @@ from gemini_lab.log.events import FailureCause, RunFailed
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
 from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.recovery import drains
-from gemini_lab.recovery.messages import OutputSaid
+from gemini_lab.recovery.messages import OutputSaid, RunDescribed
 from gemini_lab.recovery.resizes import why_never
 from gemini_lab.report import RunReport, load_report
 from gemini_lab.report.keeping import Keeper
@@ -263,6 +263,15 @@ class Run(FollowedRun):
         with contextlib.suppress(OSError):  # the log tells of a full disk
             self._output.write(said.rank, said.lines, node=node, epoch=said.epoch)
         self.hear(said.rank, said.lines)
+
+    def describe(self) -> RunDescribed:
+        """How it is now, in short."""
+        return RunDescribed(
+            phase=self.phase,
+            recoveries=self.recoveries,
+            nodes=len(self._owner.living),
+            wanted=self._seats.machines,
+        )
 
     def recall(self) -> None:
         """Know what a log that was taken over tells; failures that were due are not due again."""

@@ -79,7 +79,7 @@ def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Memb
         is_unknown = error.errno == socket.EAI_NONAME
         raise (MissingError if is_unknown else LaunchError)(
             f"the host {hosts.names[-1]} is not known here ({error}); check its name, or "
-            "name a running etcd that all hosts reach with etcd="
+            "name a running etcd that all hosts reach with etcd= or --etcd"
         ) from error
     machines = tuple(dict.fromkeys(hosts.names))
     if len(machines) < COUNT:

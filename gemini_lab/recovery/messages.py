@@ -210,6 +210,26 @@ class LogSaid(Message, frozen=True, kw_only=True):
     lines: str
 
 
+class DescribeRun(Message, frozen=True, kw_only=True):
+    """To the lab: say how the run under way is."""
+
+
+class RunDescribed(Message, frozen=True, kw_only=True):
+    """From the lab: how its run is.
+
+    Attributes:
+        phase: What it does, as people call it.
+        recoveries: So far.
+        nodes: How many agents live, standbys included.
+        wanted: Nodes and standbys that its lab began with.
+    """
+
+    phase: str
+    recoveries: int
+    nodes: int
+    wanted: int
+
+
 class Done(Message, frozen=True, kw_only=True):
     """From the lab: what was done, in words."""
 

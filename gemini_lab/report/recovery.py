@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from gemini_lab.log.events import Diverged
+from gemini_lab.log.events import Diverged, ResizeRefused
 from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.report.output import error_line
 from gemini_lab.seats import listed
@@ -149,6 +149,7 @@ class Recovery:
         kept: Ranks that went on in their processes; the others started anew.
         compared: How many iterations of ranks were done again and compared with before, bit by bit.
         divergences: Those that are not what they were; the earliest first.
+        refused: Numbers of nodes that its script refused on the way, each with the reason.
     """
 
     number: int
@@ -171,6 +172,7 @@ class Recovery:
     kept: tuple[int, ...] = ()
     compared: int = 0
     divergences: tuple[Diverged, ...] = ()
+    refused: tuple[ResizeRefused, ...] = ()
 
     @property
     def duration_s(self) -> float | None:

@@ -74,6 +74,8 @@ def _summary(report: RunReport) -> Iterator[str]:
         f"{_count(report.nodes, 'node')} in {format_seconds(report.duration_s)}"
         + (f"; {report.script}" if report.script else "")
     )
+    if report.began_from:
+        yield f"  it began from version {report.began_from} of the persistent tier"
     lost = sum(recovery.lost_iterations for recovery in report.recoveries)
     yield (
         f"  {_count(len(report.injections), 'failure')} injected, "
@@ -170,7 +172,10 @@ def _recovery(
     took = "not over" if took_s is None else f"training again after {format_seconds(took_s)}"
     yield _heading(f"Recovery {recovery.number}: {_cause(recovery)}, {took}", ink)
     yield from gantt(recovery.steps, ink=ink)
-    yield from _exits([one for one in recovery.exits if one not in shown], said)
+    for one in recovery.refused:
+        yield from _wrapped(f"{one}: {one.reason}", "  ! ")
+    exits = [one for one in recovery.exits if one not in shown]
+    yield from culprits(exits) if _is_told(recovery) else _exits(exits, said)
     if recovery.version is None:
         yield "  nothing was planned"
         return
@@ -198,6 +203,12 @@ def _recovery(
         )
 
 
+def _is_told(recovery: Recovery) -> bool:
+    """Whether its workers ended by a refusal of ours, which says all that their lines do."""
+    first = culprit_of(recovery.exits)
+    return bool(recovery.refused and first and first.error.startswith("gemini_lab.errors."))
+
+
 def _lost(recovery: Recovery) -> str:
     text = _count(recovery.lost_iterations, "whole iteration")
     more = recovery.lost_by_any - recovery.lost_iterations
@@ -206,7 +217,11 @@ def _lost(recovery: Recovery) -> str:
 
 def _cause(recovery: Recovery) -> str:
     if recovery.injections:
-        return ", ".join(str(injection) for injection in recovery.injections)
+        several = len(recovery.injections)
+        told = ", ".join(str(injection) for injection in recovery.injections)
+        return told if several == 1 else f"{several} failures in one: {told}"
+    if recovery.refused:
+        return f"resize to {', '.join(str(one.nodes) for one in recovery.refused)} nodes, refused"
     where = f" ({', '.join(recovery.lost_nodes)})" if recovery.lost_nodes else ""
     return (recovery.cause.replace("_", " ") + where).strip()
 
@@ -223,7 +238,11 @@ def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS, width: int = _BAR_WIDTH) 
         return
     begin_s = min(step.start_s for step in steps)
     span_s = max(max(step.end_s for step in steps) - begin_s, 1e-9)
+    fenced = False
     for step in steps:
+        if step.name == "fence" and fenced:
+            yield "  anew:"
+        fenced = fenced or step.name == "fence"
         first = min(int((step.start_s - begin_s) / span_s * width), width - 1)
         last = max(first + 1, round((step.end_s - begin_s) / span_s * width))
         bar = ink.empty * first + ink.bar * (last - first) + ink.empty * (width - last)

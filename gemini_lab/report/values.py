@@ -166,6 +166,7 @@ class RunReport:
         verified: What was computed again on other machines.
         resizes: When it went on with another number of nodes, in order of the log.
         copies_placed: When copies were placed anew because the risk had changed.
+        began_from: The version of an earlier run that its first start loaded; `None` if none.
         injections: All that the injector did.
         wasted: None until there is a recovery to measure.
         traffic: Bytes sent.
@@ -202,6 +203,15 @@ class RunReport:
     verified: Verified = Verified()
     resizes: tuple[Resized, ...] = ()
     copies_placed: tuple[ReplicasPlaced, ...] = ()
+    began_from: int | None = None
+
+    def __str__(self) -> str:
+        done = max((one.number for one in self.iterations), default=0)
+        recoveries = len(self.recoveries)
+        return (
+            f"run {self.name}: {self.outcome}, {done} iteration{'s' * (done != 1)}, "
+            f"{recoveries} recover{'y' if recoveries == 1 else 'ies'}"
+        )
 
     @property
     def duration_s(self) -> float:

@@ -21,7 +21,7 @@ from gemini_lab.lab.control import (
     way_in,
 )
 from gemini_lab.lab.loop import LoopThread
-from gemini_lab.log.events import Note, RunFinished
+from gemini_lab.log.events import Note, RecoveryStarted, RunFinished
 from gemini_lab.log.file import EventLog
 
 WAIT_S = 20
@@ -46,6 +46,18 @@ def test_who_attaches_late_knows_all_and_hears_the_end(run):
         assert follower.members == run.members
         tell(run, *(step(rank, 4) for rank in range(4)), RunFinished(iteration=4))
         assert follower.wait(WAIT_S).iteration == 4
+
+
+def test_list_tells_of_a_run_that_is_not_detached_what_it_tells_of_others(run, capsys):
+    begin(run)
+    began = RecoveryStarted(
+        recovery=1, epoch=2, cause="node_lost", lost=("node-1",), failed_at_s=5.0, iteration=3
+    )
+    tell(run, began)
+    assert main(["list", "--folder", str(run.folder.parent)]) == Exit.FINISHED
+    row = capsys.readouterr().out.splitlines()[1]
+    assert row.split(maxsplit=3)[:3] == ["one", "recovering", "1"]
+    assert "4 of 5" in row
 
 
 def test_what_a_worker_prints_is_heard(run, cluster):

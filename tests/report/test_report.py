@@ -5,9 +5,12 @@ import random
 
 import msgspec
 import pytest
+from told_runs import ToldRun
 
 from gemini_lab.cli.report import command
 from gemini_lab.errors import ConfigError
+from gemini_lab.lab.progress import describe
+from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Simulated
 from gemini_lab.log.file import find_log, find_run
@@ -331,3 +334,19 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch, make_event):
         find_run("absent")
     with pytest.raises(ConfigError, match="no run_started"):
         build_report([make_event("note", 1.0, text="hello")])
+
+
+def test_a_resumed_run_says_from_which_version_on_the_terminal_and_in_its_report():
+    run = ToldRun().plan(21, tier="persistent").protect().train(22, 24)
+    said = "began from version 21 of the persistent tier"
+    assert said in render(build_report(run.entries))
+    assert said not in render(build_report(ToldRun().plan(None, tier="start").protect().entries))
+    planned = [one for one in run.entries if isinstance(one.event, events.RecoveryPlanned)]
+    assert [describe(one) for one in planned] == [
+        "    training begins from version 21 of the persistent tier"
+    ]
+
+
+def test_a_report_that_is_printed_is_one_line(failing):
+    report = build_report(failing)
+    assert str(report) == f"run {report.name}: finished, 4 iterations, 1 recovery"

@@ -127,3 +127,35 @@ def test_a_report_says_each_change_and_what_it_took():
     assert report.nodes == 4
     assert [one["nodes"] for one in report.to_json()["resizes"]] == [3, 4]
     assert "3 nodes in place of 4 from iteration 6 on" in render(report)
+
+
+def refused_with(error):
+    """A resize to three nodes that the script refuses; all go on as the four that they were."""
+    run = ToldRun(standbys=0).protect().train(1, 5)
+    run.fail(known=5, cause=events.RESIZE)
+    run.epoch += 1
+    run.step("fence", 0.1).exit(0, output=["Traceback (most recent call last):", error])
+    run.say_root(events.ResizeRefused, nodes=3, reason=f"rank 0: {error}")
+    run.step("fence", 0.1).plan(5).resume(5, known_lost=0)
+    return render(build_report(run.entries))
+
+
+def test_a_refused_size_says_so_and_where_its_second_try_begins():
+    text = refused_with("gemini_lab.errors.ConfigError: the global batch would be 9 samples")
+    assert "Recovery 1: resize to 3 nodes, refused, training again after" in text
+    assert "! 3 nodes are refused: rank 0" in text
+    assert [
+        line.split()[0] for line in text.splitlines() if line.startswith(("  fenc", "  anew"))
+    ] == [
+        "fencing",
+        "anew:",
+        "fencing",
+    ]
+    assert "Traceback" not in text
+    assert "Traceback" in refused_with("ValueError: no batch for three")
+
+
+def test_two_failures_of_one_recovery_are_counted_there():
+    run = ToldRun().protect().train(1, 5).fail("node-1", "node-2", known=5).plan(5).resume(5)
+    text = render(build_report(run.entries))
+    assert "Recovery 1: 2 failures in one: node loss on node-1, node loss on" in text

@@ -105,6 +105,11 @@ def test_a_saved_window_has_each_bar_and_the_rest_in_bins(traffic):
     assert len(html) < 400_000
 
 
+def test_a_saved_window_after_the_runs_end_is_refused(traffic):
+    with pytest.raises(ConfigError, match=r"begins 1e\+06 s after .* ends after \d+\.\d s; name"):
+        standalone_html(traffic, window=(1e6, 2e6))
+
+
 def test_a_saved_window_may_not_be_too_long(traffic):
     with pytest.raises(ConfigError, match="201 bars, and a page takes 100"):
         standalone_html(traffic, window=(100.0, 200.0), most_bars=100)

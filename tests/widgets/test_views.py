@@ -209,14 +209,14 @@ def test_names_are_of_one_line_and_not_too_long(text: str, safe: str) -> None:
 def test_the_map_says_in_which_rack_a_node_is_and_what_a_rack_takes_with_it(nodes: int) -> None:
     apart = tuple(f"rack-{position % 2}" for position in range(nodes))
     view = drawn(ReplicasView, ToldRun(nodes=nodes, racks=apart).protect().train(1, 2))
-    assert view.words.endswith("They are in 2 racks, and every shard has copies in more than one.")
+    assert view.words.endswith("2 racks, and no shard has all its copies in the same rack.")
     assert view.nodes.data["told"][1] == "node-1 in rack-1"
     assert "<b>node-1 in rack-1</b>" in view.nodes.data["html"][1]
     assert nodes == 4 or view.cells.data["holder"][1] == "node-1 in rack-1"
 
     together = ("rack-0", "rack-0", *apart[2:])
     view = drawn(ReplicasView, ToldRun(nodes=nodes, racks=together).protect().train(1, 2))
-    assert view.words.endswith("all copies of shards 0, 1 are in one (rack-0).")
+    assert view.words.endswith("all copies of shards 0, 1 are in one rack (rack-0).")
     assert "rack" not in drawn(ReplicasView, ToldRun(nodes=nodes).protect().train(1, 2)).words
 
 

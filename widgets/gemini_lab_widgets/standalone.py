@@ -86,6 +86,12 @@ def _window(
     Then between which moments they are all there are; `None` for no end.
     """
     bars, pyramid = traffic.bars, traffic.pyramid
+    lasted_s = (traffic.newest_s or 0.0) - (traffic.origin_s or 0.0)
+    if window is not None and window[0] > lasted_s:
+        raise ConfigError(
+            f"the window begins {window[0]:g} s after the run's start, and its timeline ends after "
+            f"{lasted_s:.1f} s; name an earlier one"
+        )
     if window is None or pyramid is None or not pyramid.end:
         since_s = bars.gone_s if bars.first else None
         return bars.between(bars.first, bars.end), bars.first, (since_s, None)

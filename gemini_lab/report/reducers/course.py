@@ -57,6 +57,7 @@ class Course:
         output: The last lines of the worker because of which the run was given up.
         epoch: Of the newest plan.
         nodes: How many train, as it stands; 0 until a job is known.
+        began_from: The version of an earlier run that its first start loaded; `None` if none.
         notes: Remarks: when, on which node, what.
     """
 
@@ -71,6 +72,7 @@ class Course:
         self.output: tuple[str, ...] = ()
         self.epoch = 0
         self.nodes = 0
+        self.began_from: int | None = None
         self.notes: deque[tuple[float, str, str]] = deque(maxlen=most_notes)
 
     def take(self, entry: Entry) -> None:
@@ -90,6 +92,8 @@ class Course:
             case RecoveryPlanned():
                 if event.epoch >= self.epoch:
                     self.nodes = len(event.members)
+                if event.recovery == 0 and event.tier == "persistent":
+                    self.began_from = event.version
                 self.epoch = max(self.epoch, event.epoch)
         if self.ended_at_s is None:
             self._follow(entry)

@@ -31,6 +31,7 @@ class _Told:
     steps: list[Step] = field(default_factory=list)
     rejected: list[str] = field(default_factory=list)
     kept: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by epoch
+    refused: list[events.ResizeRefused] = field(default_factory=list)
     resumed_at_s: float | None = None
 
     @property
@@ -87,6 +88,8 @@ class Recoveries:
                 self.exits.append(exit_of(entry, event))
             case events.ShardRestored():
                 self._restore(entry, event)
+            case events.ResizeRefused():
+                self._refuse(event)
             case events.OfRecovery(recovery=number) if number > 0:
                 self._tell(entry, event)
             case _:
@@ -106,6 +109,13 @@ class Recoveries:
         before = shards.get(whole(event.shard))
         if before is None or entry.at_s >= before[0]:
             shards[event.shard] = seconds(entry.at_s), _receipt(event)
+
+    def _refuse(self, event: events.ResizeRefused) -> None:
+        """The script refuses a size in the recovery under way."""
+        whole(event.nodes)
+        newest = self._told.get(max(self._told, default=0))
+        if newest is not None and newest.resumed_at_s is None and len(newest.refused) < MOST_STEPS:
+            newest.refused.append(event)
 
     def _tell(self, entry: Entry, event: events.OfRecovery) -> None:
         if (told := self._recovery(whole(event.recovery), seconds(entry.at_s))) is None:
@@ -193,6 +203,7 @@ class Recoveries:
             kept=told.kept.get(max(told.plans, default=0), ()),
             compared=self._divergences.compared(told.plans),
             divergences=self._divergences.of(told.plans),
+            refused=tuple(told.refused),
         )
 
     def _receipts_of(self, told: _Told) -> tuple[Receipt, ...]:

@@ -66,7 +66,8 @@ def _went_back(run: RunReducer) -> Iterable[str]:
     """The newest of the times that training went back to a version in memory."""
     if run.rewinds.found:
         times = f" ({run.rewinds.total} times by now)" if run.rewinds.total > 1 else ""
-        yield f"training went back{times}; {run.rewinds.found[-1]}"
+        newest = run.rewinds.found[-1]
+        yield f"{'' if newest.reason else 'training went '}{newest}{times}"
 
 
 def _sizes(run: RunReducer) -> Iterable[str]:

@@ -139,12 +139,12 @@ def _in_racks(table: Replicas) -> str:
     """What the loss of a rack would take; empty where the log names none."""
     if not table.racks:
         return ""
-    count = f" They are in {len(table.racks):,} rack{'s'[: len(table.racks) > 1]}"
+    count = f" The nodes are in {len(table.racks):,} rack{'s'[: len(table.racks) > 1]}"
     if not table.in_one_rack:
-        return f"{count}, and every shard has copies in more than one."
+        return f"{count}, and no shard has all its copies in the same rack."
     shards = "shard" if len(table.in_one_rack) == 1 else "shards"
     racks = ", ".join(shown(rack) for rack in sorted(set(table.in_one_rack.values()))[:RACKS_NAMED])
-    return f"{count}; all copies of {shards} {_list(table.in_one_rack)} are in one ({racks})."
+    return f"{count}; all copies of {shards} {_list(table.in_one_rack)} are in one rack ({racks})."
 
 
 def chances(table: Replicas) -> str:

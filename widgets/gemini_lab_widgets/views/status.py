@@ -285,7 +285,7 @@ def _lines(status: Status) -> list[str]:
     if status.conditions:
         lines.append("; ".join(status.conditions))
     lines += leaving_of(status.nodes)
-    lines += [f"note from {note}" for note in status.notes]
+    lines += [f"note: {note}" for note in status.notes]
     if status.unread:
         lines.append(f"events of the log that could not be read: {status.unread}")
     return lines
