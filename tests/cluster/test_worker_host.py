@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from gemini_lab.job import Job
+from gemini_lab.node.held_folder import MPI_SHARED
 from gemini_lab.node.host import ANSWER_S, LINE_BYTES, SCRATCH, Worker, WorkerHost
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.root_link import RootLink
@@ -225,8 +226,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_worker_whose_script_began_mpi_leaves_no_shared_memory(tmp_path):
+def test_a_killed_worker_whose_script_began_mpi_leaves_no_shared_memory(tmp_path, monkeypatch):
     """Some scripts' libraries do: to ask whether they run below it."""
+    monkeypatch.delenv(MPI_SHARED)
     (tmp_path / "train.py").write_text(BEGINS_MPI)
     assert end_of_worker(tmp_path) == -signal.SIGKILL
     assert not Path((tmp_path / "shared").read_text()).exists()
