@@ -4,9 +4,12 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from hypothesis import settings
+
+from gemini_lab.node.held_folder import MPI_SHARED
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -33,6 +36,17 @@ from deepspeed.ops.op_builder import CPUAdamBuilder, ShareMemCommBuilder
 for builder in (CPUAdamBuilder(), ShareMemCommBuilder()):
     builder.load(verbose=False)
 """
+
+
+def pytest_configure(config):
+    """Have tests that begin MPI keep its shared memory in a folder that goes with all tests.
+
+    In /dev/shm it would stay: processes of xdist end without MPI's own end.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ and MPI_SHARED not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="gemini_lab-tests-")
+        os.environ[MPI_SHARED] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_addoption(parser):

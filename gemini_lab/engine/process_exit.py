@@ -25,7 +25,7 @@ def leave(status: int) -> NoReturn:
 def die_with_parent() -> None:
     """Have this process killed when its parent dies."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        tie_to_parent()
         return
     parent = os.getppid()
 
@@ -35,3 +35,21 @@ def die_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def tie_to_parent() -> None:
+    """The same on Linux alone, where the kernel does so: no thread is there, and it can be undone.
+
+    The parent is the thread that has started this process.
+    """
+    _at_parents_death(signal.SIGKILL)
+
+
+def untie_from_parent() -> None:
+    """Let this process outlive its parent again."""
+    _at_parents_death(0)
+
+
+def _at_parents_death(signal_number: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)

@@ -44,6 +44,7 @@ class Bringing:
         self._operator, self._store = operator, store
         self._connect, self._count_living, self._audience = connect, count_living, audience
         self._coming = 0
+        self._waits = 0
         self._has_ended = False
 
     @property
@@ -59,7 +60,7 @@ class Bringing:
         """Ask the operator for the machines that are missing and not already on their way.
 
         An operator that has none now may have some later: it is asked again, ever later, for as
-        long as they are wanted.
+        long as they are wanted. Of several calls that wait for that the newest asks for all.
         """
         pause_s = FIRST_RETRY_S
         while (count := self._missing) > 0 and not self._has_ended:
@@ -73,7 +74,11 @@ class Bringing:
                 await asyncio.to_thread(self._say_none_come)
             finally:
                 self._coming -= count
+            self._waits += 1
+            wait = self._waits
             await asyncio.sleep(pause_s)
+            if wait != self._waits:
+                return
             pause_s = min(2 * pause_s, LONGEST_RETRY_S)
 
     @property

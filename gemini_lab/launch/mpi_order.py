@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -22,6 +22,8 @@ MORE: Final = "gemini_lab: the next part"
 PART_CHARACTERS: Final = 1000  # of at most four bytes each
 ORDER_S: Final = 20.0
 """For a part to come, once rank 0 has asked for it."""
+KEEPALIVE: Final = "PMIX_KEEPALIVE_PIPE"
+"""The descriptor of a pipe: Open MPI 5's `mpiexec` ends, with its program, when that is closed."""
 TIDY_S: Final = 5.0
 """For `mpiexec` to end by itself when it is told to; then it is killed."""
 
@@ -84,19 +86,24 @@ def _end_forsaken(within_s: float) -> None:
 def run_with_order(
     command: Sequence[str], order: str, *, env: Mapping[str, str], limit_s: float
 ) -> Told:
-    """Run `mpiexec` until it ends, giving its program an order of one line."""
+    """Run `mpiexec` until it ends, giving its program an order of one line.
+
+    It ends with this process, also where that is killed.
+    """
     late = threading.Event()
     with (
+        _pipe() as alive,
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
         subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=env,
+            env={**env, KEEPALIVE: str(alive)},
             encoding="utf-8",
             errors="replace",
             start_new_session=True,
+            pass_fds=[alive],
         ) as process,
     ):
 
@@ -120,6 +127,17 @@ def run_with_order(
         text = errors.read().strip() or "\n".join(said)
     answer = next((line for line in said if line.startswith("[{")), None)
     return Told(answer=answer, code=process.returncode, text=text, is_late=late.is_set())
+
+
+@contextmanager
+def _pipe() -> Iterator[int]:
+    """The reading end of a pipe whose other end this process alone has."""
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def _converse(stdin: IO[str], stdout: IO[str], order: str) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.engine.process_exit import tie_to_parent, untie_from_parent
 from gemini_lab.engine.pulse import BEAT_S
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import NodeReady
@@ -273,8 +274,9 @@ class Agent:
     def _watch_lab(self) -> None:
         """End when the lab is gone: its connection is closed, or its key has run out.
 
-        A lab whose other machines are slow to come takes its time before it connects. A detached
-        one lives as long as its key, or, while the store is away, as its workers.
+        A lab whose other machines are slow to come takes its time before it connects, while its
+        store is there. A detached one lives as long as its key, or, while the store is away, as its
+        workers.
         """
         reading = self._reading
         is_coming = not self.lab.was_opened
@@ -286,7 +288,7 @@ class Agent:
         is_alone = self.config.detached is not None and reading is None
         # What is read of the key is up to some seconds old; a connection that ended is known, and a
         # detached lab's key stands before its first agent starts.
-        may_come = is_coming and self.config.detached is None
+        may_come = is_coming and reading is not None and self.config.detached is None
         grace_s = KEY_GRACE_S if self.lab.is_open or may_come else LAB_GRACE_S
         if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else grace_s):
             self._end_with_lab()
@@ -373,7 +375,8 @@ def address_towards(endpoint: str) -> str:
 
 
 def say_up(answer: AgentUp) -> None:
-    """Tell who started this agent, on standard output."""
+    """Tell who started this agent, on standard output; it may go from then on."""
+    untie_from_parent()
     sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     sys.stdout.flush()
 
@@ -384,7 +387,11 @@ async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = s
 
 
 def main() -> None:
-    """Run an agent from standard input's configuration until the lab ends."""
+    """Run an agent from standard input's configuration until the lab ends.
+
+    Until it is up it ends with who started it, as where the launcher is killed amid that.
+    """
+    tie_to_parent()
     config = msgspec.json.decode(sys.stdin.readline(), type=AgentConfig)
     with suppress(KeyboardInterrupt):
         asyncio.run(run_agent(config))

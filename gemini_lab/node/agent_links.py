@@ -23,6 +23,8 @@ CONNECT_S: Final = 2.0  # for a connection to a busy agent, and for its first wo
 # machine refuses at once
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
+SILENT_S: Final = 30
+"""Without an answer from its machine an agent is lost that still has its lease: it reaches etcd."""
 STEADY_S: Final = 10.0  # a connection that lived so long starts the pauses anew
 
 
@@ -195,6 +197,7 @@ class AgentLinks:
         if not (isinstance(status, Joined) and keeper.is_registered):
             channel.close()
             return None
+        channel.break_after(SILENT_S)
         self._channels[node] = channel
         return NodeJoined(
             at_s=self._clock(),

@@ -13,9 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-LONGEST: Final = 80
-"""A longer path leaves too little of the 104 bytes of a socket's name on some systems."""
-
 MPI_SHARED: Final = "OMPI_MCA_btl_sm_backing_directory"
 """Where an MPI process keeps what it shares with others of its machine: Open MPI's setting, by
 default /dev/shm, in which one that is killed leaves 16 MiB."""
@@ -34,15 +31,14 @@ class HeldFolder:
         self._held: tuple[Path, int] | None = None
 
     def make(self) -> str:
-        """A folder in it; empty where none can be made, or its path would be too long."""
+        """A folder in it; empty where none can be made."""
         try:
             if self._held is None:
                 remove_left(self._prefix, self._below)
                 self._held = hold(self._prefix, self._below)
-            path = tempfile.mkdtemp(prefix="", dir=self._held[0])
+            return tempfile.mkdtemp(prefix="", dir=self._held[0])
         except OSError:
             return ""
-        return path if len(os.fsencode(path)) <= LONGEST else ""
 
     def close(self) -> None:
         """Remove it, and those of makers that were killed."""

@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.engine.process_exit import tie_to_parent, untie_from_parent
 from gemini_lab.node.cpu_facts import CpuFacts
 from gemini_lab.node.semaphores import remove_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import (
@@ -202,6 +203,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = LocalChannel.adopt(fd)
     if warm:
+        tie_to_parent()  # who imports hears nobody
         gc.disable()  # it would only find that what is being imported is in use
         facts = CpuFacts()
         import_heavy()
@@ -209,6 +211,7 @@ def main() -> None:
         gc.enable()
         gc.collect()
         gc.freeze()
+        untie_from_parent()  # it ends workers first
     WarmParent(channel, warm=warm).serve()
 
 

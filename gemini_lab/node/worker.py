@@ -37,6 +37,8 @@ from gemini_lab.wire.local import LocalChannel
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+SOCKETS_FOLDER_BYTES: Final = 80
+"""A longer path leaves too little of the 104 bytes of a socket's name on some systems."""
 SWITCH_S: Final = 0.001
 """For so long at most a thread beside training's computes in Python while training waits for it."""
 _UNWRITTEN: Final = re.compile(r"inline_container\.cc\S* \. unexpected pos|iostream error")
@@ -106,6 +108,8 @@ def keep_sockets_in(folder: str) -> None:
     It would make a folder of its own, in this process or in one that it starts, and remove it at
     the process's end; but not where that is killed. Python has no other way in than this.
     """
+    if len(os.fsencode(folder)) > SOCKETS_FOLDER_BYTES:
+        return
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
 
 

@@ -18,6 +18,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,7 @@ NONCE_BYTES: Final = 16
 ROOM_BYTES: Final = 2**20
 """What waits here for the other end before whoever can wait does."""
 HANDSHAKE_S: Final = 5.0
+PROBES: Final = 6  # that would fit in the time in which the other machine has to answer one
 _BROKEN: Final = (ConnectionError, OSError, EOFError, ValueError)
 
 
@@ -92,6 +94,23 @@ class Channel:
         except _BROKEN:
             pass
         return None
+
+    def break_after(self, silent_s: int) -> None:
+        """Have the connection break once the other machine has answered nothing for so long.
+
+        The kernels ask and answer: a process that is stopped or busy does not break it.
+        """
+        connection = self._writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        options = {
+            "TCP_KEEPIDLE": max(1, silent_s // 2),
+            "TCP_KEEPINTVL": max(1, silent_s // PROBES),
+            "TCP_KEEPCNT": PROBES // 2,
+            "TCP_USER_TIMEOUT": 1000 * silent_s,
+        }
+        for name, value in options.items():
+            if hasattr(socket, name):  # not all systems have all
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def close(self) -> None:
         """Close this end."""

@@ -9,13 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from gemini_lab.job import Job
+from gemini_lab.node.held_folder import MPI_SHARED
 from gemini_lab.node.host import ANSWER_S, LINE_BYTES, SCRATCH, Worker, WorkerHost
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.node.tasks import Tasks
+from gemini_lab.node.worker import SOCKETS_FOLDER_BYTES
 from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
@@ -225,8 +228,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_worker_whose_script_began_mpi_leaves_no_shared_memory(tmp_path):
-    """Some scripts' libraries do: to ask whether they run below it."""
+@pytest.mark.parametrize("letters", [1, 2 * SOCKETS_FOLDER_BYTES])
+def test_a_killed_worker_whose_script_began_mpi_leaves_no_shared_memory(
+    tmp_path, monkeypatch, letters
+):
+    """Some scripts' libraries do: to ask whether they run below it. However long a path is."""
+    monkeypatch.delenv(MPI_SHARED)
+    place = tmp_path / ("x" * letters)
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
     (tmp_path / "train.py").write_text(BEGINS_MPI)
     assert end_of_worker(tmp_path) == -signal.SIGKILL
     assert not Path((tmp_path / "shared").read_text()).exists()

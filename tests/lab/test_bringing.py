@@ -46,3 +46,40 @@ def test_what_is_wanted_no_more_is_asked_for_no_more(monkeypatch: pytest.MonkeyP
 
     told = asyncio.run(hear())
     assert asked == [77] * told
+
+
+def test_who_has_been_asked_often_is_asked_again_by_one_alone(monkeypatch) -> None:
+    """Each recovery without a standby asks anew; all of them went on for as long as the run."""
+    monkeypatch.setattr(bringing, "FIRST_RETRY_S", 0.5)
+    monkeypatch.setattr(bringing, "LONGEST_RETRY_S", 0.5)
+    asked: list[int] = []
+
+    def bring(count: int) -> None:
+        asked.append(count)
+        raise CapacityError("no machine is left")
+
+    async def ask() -> int:
+        stands_in: Any = {
+            "store": StoreStandIn(),
+            "operator": SimpleNamespace(bring=bring),
+            "connect": None,
+            "audience": SimpleNamespace(take_note=lambda _: None),
+        }
+        machines = bringing.Bringing(count_living=lambda: 0, **stands_in)
+        machines.wanted = 2
+        calls = []
+        for number in range(5):
+            calls.append(asyncio.create_task(machines.bring()))
+            while len(asked) <= number or machines.is_under_way:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)  # or they would ask again at once, of which one gives way
+        _, waiting = await asyncio.wait(calls, timeout=1.2)
+        before = len(asked)
+        while len(asked) == before:
+            await asyncio.sleep(0.01)
+        machines.wanted = 0
+        await asyncio.wait_for(asyncio.gather(*calls), timeout=20)
+        return len(waiting)
+
+    assert asyncio.run(ask()) == 1
+    assert set(asked) == {2}

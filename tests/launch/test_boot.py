@@ -3,8 +3,13 @@
 import asyncio
 import contextlib
 import queue
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections import defaultdict
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -23,10 +28,12 @@ from gemini_lab.node.config import (
     Detached,
     SharedMachine,
 )
+from gemini_lab.node.control_store import PATIENCE_S
 from gemini_lab.node.etcd_address import EtcdAddress
 
 RANKS = 3
 WARM_PARENT = "gemini_lab.node.warm"
+SOON_S = PATIENCE_S / 2  # of an agent with an etcd that does not answer
 
 
 class Request:
@@ -132,6 +139,39 @@ def test_an_agent_whose_launcher_was_killed_before_it_could_answer_leaves_no_war
     assert left == []
 
 
+STARTS_AN_AGENT = """
+import sys
+import msgspec
+from gemini_lab.launch.boot import start_agent
+from gemini_lab.node.config import AgentConfig
+start_agent(msgspec.json.decode(sys.argv[1], type=AgentConfig), sys.argv[2])
+"""
+
+
+def imports_torch(process):
+    return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there it ends at once")
+def test_an_agent_that_cannot_join_ends_with_whoever_started_it(tmp_path):
+    """And so does its warm parent, which imports and hears nobody: no etcd is there any more."""
+    with socket.create_server(("127.0.0.1", 0)) as nothing:
+        port = nothing.getsockname()[1]
+    alone = structs.replace(config(0), etcd=EtcdAddress(endpoints=(f"127.0.0.1:{port}",)))
+    told = msgspec.json.encode(alone).decode()
+    command = [sys.executable, "-c", STARTS_AN_AGENT, told, str(tmp_path)]
+    with subprocess.Popen(command) as boot:
+        below = []
+        while not any(map(imports_torch, below)):
+            time.sleep(0.05)
+            below = psutil.Process(boot.pid).children(recursive=True)
+        boot.kill()
+    _, left = psutil.wait_procs(below, timeout=SOON_S)
+    for process in left:
+        process.kill()
+    assert left == []
+
+
 def test_a_machine_that_comes_when_its_detached_run_is_over_leaves_at_once(etcd, tmp_path):
     """It was on its way when the run ended, which nobody could tell it."""
     detached = Detached(owner="none", folder=str(tmp_path), identity="the run's")
@@ -139,6 +179,19 @@ def test_a_machine_that_comes_when_its_detached_run_is_over_leaves_at_once(etcd,
     late = structs.replace(config(0), etcd=etcd, detached=detached)
     up = start_agent(late, str(tmp_path))
     assert isinstance(up, AgentUp)
+    ends_soon(up)
+
+
+@pytest.mark.usefixtures("etcd")
+def test_an_agent_that_joined_as_its_launcher_was_killed_ends_soon(tmp_path):
+    """Its lab has never connected, and the lab's etcd ended with the launcher."""
+    with start_etcd() as started:
+        up = start_agent(structs.replace(config(0), etcd=started.address), str(tmp_path))
+        assert isinstance(up, AgentUp)
+    ends_soon(up)
+
+
+def ends_soon(up):
     agent = psutil.Process(up.pid)
     try:
         agent.wait(KEY_GRACE_S / 2)

@@ -21,6 +21,7 @@ from gemini_lab.launch.mpi import (
     run_on_hosts,
 )
 from gemini_lab.launch.mpi_order import FILES, parts_of, run_with_order
+from gemini_lab.node.held_folder import MPI_SHARED
 
 ECHO = """
 import json, os, sys
@@ -74,7 +75,7 @@ def test_a_program_that_takes_too_long_is_ended():
 def test_an_mpi_program_that_is_ended_leaves_no_file(tmp_path):
     script = "from mpi4py import MPI; open('up', 'w'); import time; time.sleep(600)"
     environment = {**mpi_environment(), "TMPDIR": str(tmp_path)}
-    environment["OMPI_MCA_btl_sm_backing_directory"] = str(tmp_path)
+    environment[MPI_SHARED] = str(tmp_path)
     command = [find_mpiexec(), "-n", "2", "--wdir", str(tmp_path), sys.executable, "-c", script]
     assert run_with_order(command, ORDER, env=environment, limit_s=15).is_late
     assert [path.name for path in tmp_path.iterdir()] == ["up"]
@@ -107,6 +108,7 @@ def test_what_an_mpi_program_leaves_that_is_killed_goes_with_the_next(tmp_path, 
     """With all else that it is of; where hosts are named, too."""
     place = tempfile.mkdtemp(prefix="t-", dir="/tmp")
     environment = {**os.environ, "TMPDIR": place, "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
+    del environment[MPI_SHARED]
     here = {"cwd": tmp_path, "env": environment, "text": True}
     try:
         command = [sys.executable, "-c", KILLED, *hosts]
@@ -122,6 +124,23 @@ def test_what_an_mpi_program_leaves_that_is_killed_goes_with_the_next(tmp_path, 
         assert not [*Path(place).iterdir()]
     finally:
         shutil.rmtree(place)
+
+
+def test_an_mpi_program_ends_with_its_launcher_when_that_is_killed(tmp_path):
+    """By itself it sleeps on, and whatever it starts waits long for others to come."""
+    environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, cwd=tmp_path, env=environment, text=True
+    ) as launcher:
+        assert launcher.stdout.readline() == "up\n"
+        below = psutil.Process(launcher.pid).children(recursive=True)
+        launcher.kill()
+    assert len(below) >= 3, "mpiexec and two of the program"
+    _, left = psutil.wait_procs(below, timeout=30)
+    for process in left:
+        process.kill()
+    assert left == []
 
 
 def test_what_mpi_says_of_a_program_that_is_not_there_is_in_the_error():

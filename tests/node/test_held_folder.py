@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gemini_lab.node import held_folder
 from gemini_lab.node.held_folder import HeldFolder, remove_left
 
 HOLD = """
@@ -59,14 +58,8 @@ def test_each_is_a_folder_of_its_own_that_nobody_else_may_look_into(place):
     mine.close()
 
 
-def test_none_is_made_where_there_is_no_room_for_it_or_for_a_sockets_name(place):
+def test_none_is_made_where_there_is_no_room_for_it(place):
     assert HeldFolder("kind-", place / "absent").make() == ""
-    deep = place / ("x" * held_folder.LONGEST)
-    deep.mkdir()
-    far = HeldFolder("kind-", deep)
-    assert far.make() == ""
-    far.close()
-    assert not names(deep)
 
 
 def test_a_link_of_that_name_is_not_followed(place):

@@ -1,6 +1,7 @@
 """A worker runs a script as its author expects of Python and of other launchers."""
 
 import inspect
+import multiprocessing
 import os
 import re
 import socket
@@ -19,8 +20,10 @@ from gemini_lab.engine.imports import changed_environment
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job, find_module
 from gemini_lab.node.worker import (
+    SOCKETS_FOLDER_BYTES,
     distributed_environment,
     join_rendezvous,
+    keep_sockets_in,
     local_rank_option,
     print_error,
     run_script,
@@ -32,6 +35,15 @@ from gemini_lab.recovery.messages import JobOrder, WorkerStart
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
 from gemini_lab.transfer import standing_groups
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_sockets_are_kept_where_their_names_have_room(monkeypatch, is_long):
+    config = multiprocessing.current_process()._config
+    monkeypatch.setitem(config, "tempdir", "Python's own")
+    folder = "x" * (SOCKETS_FOLDER_BYTES + is_long)
+    keep_sockets_in(folder)
+    assert config["tempdir"] == ("Python's own" if is_long else folder)
 
 
 @pytest.fixture

@@ -1,11 +1,15 @@
 """The door between processes: who knows the token comes in, and nobody in another's place."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from gemini_lab.errors import LaunchError
+from gemini_lab.experiments.namespaces import NodeNetwork, why_not
 from gemini_lab.recovery.messages import CloseLab, ControlHello, OutputSaid, ProbeHello
 from gemini_lab.wire.tcp import Channel, connect, serve
 
@@ -158,3 +162,40 @@ def test_a_dead_listener_is_told_from_a_silent_one():
         silent.close()
 
     story(tell)
+
+
+LISTENS = """
+import asyncio, sys
+from gemini_lab.wire.tcp import serve
+
+async def listen():
+    server, port = await serve(sys.argv[1], "secret", lambda channel: channel.receive())
+    print(port, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(listen())
+"""
+
+
+def test_a_connection_breaks_once_the_other_machine_is_silent_and_not_with_a_stopped_process():
+    if reason := why_not():
+        pytest.skip(reason)
+
+    async def wait_for_its_end(network: NodeNetwork, address: str, listener) -> None:
+        channel = await connect(address, TOKEN, HELLO, timeout_s=20)
+        channel.break_after(2)
+        listener.send_signal(signal.SIGSTOP)
+        end = asyncio.create_task(channel.receive())
+        assert await asyncio.wait([end], timeout=6) == (set(), {end})
+        network.cut(0, sent=True, received=True)
+        assert await asyncio.wait_for(end, timeout=30) is None
+        channel.close()
+
+    with NodeNetwork(1, subnet="10.79.1") as network:
+        command = network.command(0, [sys.executable, "-c", LISTENS, network.address(0)])
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
+            try:
+                address = f"{network.address(0)}:{listener.stdout.readline().strip()}"
+                asyncio.run(wait_for_its_end(network, address, listener))
+            finally:
+                listener.kill()
