@@ -89,6 +89,22 @@ def totals(unkept, told):
         add()
 
 
+def averaged(unkept, told):
+    """Of weights, in a dict whose tensors are made anew each time."""
+    mean = {"weight": torch.zeros(2), "bias": torch.zeros(1)}
+    for found in tops(unkept):
+        told.append(found)
+        mean = {name: 0.9 * one + 0.1 for name, one in mean.items()}
+
+
+def recurrent(unkept, told):
+    """A state that one batch hands to the next, with the graph that made it."""
+    weight, hidden = torch.ones(2, requires_grad=True), (torch.zeros(2), torch.zeros(2))
+    for found in tops(unkept):
+        told.append(found)
+        hidden = tuple((one.detach() + 1) * weight for one in hidden)
+
+
 def generator(unkept, told):
     """In the closure of a function."""
     own = np.random.default_rng(1)
@@ -194,6 +210,8 @@ STORIES = {
     patience: ["'bad' of patience()", "'best' of patience()"],
     counting: ["'calls' of counting.<locals>.decay()"],
     hooked: ["'count' of hooked.<locals>.hook()", "'window' of hooked.<locals>.hook()"],
+    averaged: ["'mean' of averaged()"],
+    recurrent: ["'hidden' of recurrent()"],
     totals: ["'TOTALS' of totals.<locals>.add()"],
     generator: ["'own' of generator.<locals>.noise()"],
     stream: ["'epoch' of stream.<locals>.endless()"],
