@@ -369,6 +369,20 @@ def test_what_cycle_keeps_of_a_loader_is_said_once():
     assert "`while True: yield from loader`" in text
 
 
+def train_an_epoch(unkept, epoch, rate):
+    """Its own rate goes down; what epoch it is, it only reads."""
+    for _ in range(2):
+        yield from unkept.changed(script_frames(), epoch=epoch)[0]
+        rate = 0.9 * rate + epoch
+
+
+def test_an_argument_that_a_function_leaves_as_it_is_belongs_to_who_calls_it():
+    """As in `for epoch in protected.epochs(90): train(loader, model, epoch)`."""
+    unkept = Unkept([], living=ours)
+    named = [name for epoch in range(3) for name in train_an_epoch(unkept, epoch, 0.1)]
+    assert named == ["'rate' of train_an_epoch()"]
+
+
 def in_epochs(loader, watch):
     """As a loop over `protected.epochs`: a version is sealed where the next batch is asked for."""
     watch_of_loader = loader.__dict__["_gemini_lab_watch"]

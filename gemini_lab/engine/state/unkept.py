@@ -32,6 +32,7 @@ from gemini_lab.engine.state.liveness import (
     Attributes,
     attributes_in,
     expressions_in,
+    given_arguments,
     live_names,
     loop_targets,
 )
@@ -171,8 +172,11 @@ def _variables(frame: FrameType, epoch: int | None) -> Iterator[tuple[str, objec
     """What code carries in its variables, and in those of generators that these hold."""
     code = frame.f_code
     of = "" if code.co_name == "<module>" else f" of {code.co_qualname}()"
+    targets, given = loop_targets(code), given_arguments(code)
     for name, value in _live_values(frame).items():
-        if type(value) is int and value == epoch and name in loop_targets(code):
+        if type(value) is int and value == epoch and name in targets:
+            continue
+        if is_kind(value, NUMBERS) and name in given:
             continue
         yield f"{name!r}{of}", value
         inner = value.gi_frame if isinstance(value, GeneratorType) else None
