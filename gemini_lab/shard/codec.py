@@ -26,7 +26,7 @@ _ARRAY: Final = 6
 _SCALAR: Final = 7  # numpy's own scalars
 _DEQUE: Final = 8
 _COUNTER: Final = 9  # in which torch's MultiStepLR has its milestones
-_DICTS: Final = {OrderedDict: _ORDERED, Counter: _COUNTER}
+_DICTS: Final[dict[type, int]] = {OrderedDict: _ORDERED, Counter: _COUNTER}
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, bytearray)
 
 

@@ -369,6 +369,40 @@ def test_what_cycle_keeps_of_a_loader_is_said_once():
     assert "`while True: yield from loader`" in text
 
 
+class Averages(torch.nn.Module):
+    """In a dict, of which torch's own `state_dict` says nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.shadow, self.count = {"weight": torch.zeros(2)}, 0
+
+    def update(self):
+        self.shadow["weight"] = 0.9 * self.shadow["weight"] + 0.1
+        self.count += 1
+
+
+class SayingAverages(Averages):
+    """With one of its own."""
+
+    def state_dict(self, *_args, **_options):
+        return {"shadow": self.shadow, "count": self.count}
+
+
+@pytest.mark.parametrize("kind", [Averages, SayingAverages])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_of_a_module_that_is_handed_over_what_its_state_dict_leaves_out_is_named(kind, is_told):
+    averages, told = kind(), []
+    unkept = Unkept([averages] if is_told else [], living=lambda: [averages, Averages.update])
+    for carried, _ in tops(unkept):
+        told.append(carried)
+        averages.update()
+    ends = ", which its state_dict leaves out" if is_told else ""
+    names = [f"{name!r} of a {kind.__name__}{ends}" for name in ("count", "shadow")]
+    assert [name for carried in told for name in carried] == (
+        [] if is_told and kind is SayingAverages else names
+    )
+
+
 def train_an_epoch(unkept, epoch, rate):
     """Its own rate goes down; what epoch it is, it only reads."""
     for _ in range(2):
