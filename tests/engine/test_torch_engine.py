@@ -339,11 +339,11 @@ def prune_weights(model):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (add_weights, "has the weights 'late.bias', 'late.weight';"),
-        (add_buffers, "has the buffers of 'late';"),
-        (replace_weights, "has the weights '1.bias', '1.weight';"),
-        (remove_buffers, "lost the buffers of '0';"),
-        (prune_weights, "has the weights '1.weight_orig' and lost the weights '1.weight';"),
+        (add_weights, "has new weights 'late.bias', 'late.weight';"),
+        (add_buffers, "has new parts with buffers 'late';"),
+        (replace_weights, "has new weights '1.bias', '1.weight';"),
+        (remove_buffers, "lost parts with buffers '0';"),
+        (prune_weights, "has new weights '1.weight_orig' and lost weights '1.weight';"),
     ],
 )
 def test_other_parts_in_a_protected_model_are_refused_at_the_next_version(change, words):
@@ -362,7 +362,7 @@ def test_a_part_may_be_compiled_after_protect_and_have_another_buffer():
     model[0].register_buffer("seen", torch.ones(1))
     state.capture_small()
     model[0] = torch.compile(model[0], backend="eager")
-    with pytest.raises(UnsupportedError, match=r"has the buffers of '0\._orig_mod'"):
+    with pytest.raises(UnsupportedError, match=r"has new parts with buffers '0\._orig_mod'"):
         state.capture_small()
     del model[0]._orig_mod.seen
     state.capture_small()

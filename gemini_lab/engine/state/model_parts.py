@@ -36,11 +36,11 @@ class ModelParts:
         weights = dict(self._module.named_parameters())
         if not _are_same(self._weights, weights):
             new = [name for name, one in weights.items() if not self._had(name, one)]
-            raise _refusal("the weights", new, self._weights.keys() - weights.keys())
+            raise _refusal("weights", new, self._weights.keys() - weights.keys())
         with_buffers = _parts_with_buffers(self._module)
         added, gone = with_buffers - self._parts, self._with_buffers - with_buffers
         if added or gone:
-            raise _refusal("the buffers of", added, gone)
+            raise _refusal("parts with buffers", added, gone)
 
     def _had(self, name: str, weight: nn.Parameter) -> bool:
         return name in self._weights and _is_same(self._weights[name], weight)
@@ -73,7 +73,7 @@ def _parts_with_buffers(module: nn.Module) -> set[str]:
 
 def _refusal(of: str, new: Collection[str], gone: Collection[str]) -> UnsupportedError:
     found = [
-        f"{word} {of} {_few(names)}" for word, names in (("has", new), ("lost", gone)) if names
+        f"{word} {of} {_few(names)}" for word, names in (("has new", new), ("lost", gone)) if names
     ]
     return UnsupportedError(
         f"since `protect` was called, the model {' and '.join(found)}; parts that are added, "
