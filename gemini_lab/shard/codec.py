@@ -6,7 +6,7 @@ tensors and arrays keep dtype, shape and every bit. Tensors come back in CPU mem
 """
 
 import ctypes
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ _TENSOR: Final = 5
 _ARRAY: Final = 6
 _SCALAR: Final = 7  # numpy's own scalars
 _DEQUE: Final = 8
+_COUNTER: Final = 9  # in which torch's MultiStepLR has its milestones
+_DICTS: Final[dict[type, int]] = {OrderedDict: _ORDERED, Counter: _COUNTER}
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, bytearray)
 
 
@@ -33,7 +35,8 @@ def encode(state: Any) -> bytes:
 
     Args:
         state: None, bool, int, float, str, bytes, bytearray, numpy array or scalar, torch tensor,
-            or lists, tuples, deques and dicts of these, nested as deep as you like within reason.
+            or lists, tuples, deques, dicts and Counters of these, nested as deep as you like within
+            reason.
 
     Raises:
         UnsupportedError: Something in it is of another type; the message says where.
@@ -98,8 +101,8 @@ def _extend(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_BYTEARRAY, bytes(value))
     if kind is deque:
         return msgpack.ExtType(_DEQUE, _pack([value.maxlen, list(value)]))
-    if kind is OrderedDict:
-        return msgpack.ExtType(_ORDERED, _pack(dict(value)))
+    if kind in _DICTS:
+        return msgpack.ExtType(_DICTS[kind], _pack(dict(value)))
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous()
         # Not by numpy: a tensor that it has seen cannot be resized any more, as observers do.
@@ -124,6 +127,8 @@ def _reduce(code: int, data: bytes) -> Any:
         return tuple(content)
     if code == _ORDERED:
         return OrderedDict(content)
+    if code == _COUNTER:
+        return Counter(content)
     if code == _DEQUE:
         most, items = content
         return deque(items, most)

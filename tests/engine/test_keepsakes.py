@@ -7,6 +7,7 @@ import pytest
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
+from torch.optim.lr_scheduler import MultiStepLR
 from torchmetrics import CatMetric, MeanMetric, MetricCollection, MetricTracker, SumMetric
 from torchmetrics.classification import BinaryPrecision, BinaryRecall
 from torchmetrics.wrappers import MinMaxMetric, Running
@@ -158,3 +159,19 @@ def test_a_version_that_says_only_what_a_state_dict_does_is_refused():
     thing = Beside()
     with pytest.raises(ConfigError, match="only the state_dict of a Beside"):
         keepsakes({"thing": thing})["thing"].put(thing.state_dict())
+
+
+def test_a_schedule_in_steps_comes_back_with_its_milestones():
+    """MultiStepLR counts them in a Counter; beside another one of its kind it goes on alike."""
+    schedules = [MultiStepLR(after_a_step(), [1, 2, 2], gamma=0.5) for _ in range(2)]
+    schedules[0].optimizer.step()
+    schedules[0].step()
+    state = decode(encode(keepsakes({"it": schedules[0]})["it"].read()))
+    keepsakes({"it": schedules[1]})["it"].put(state)
+    schedules[1].optimizer.param_groups[0]["lr"] = schedules[0].get_last_lr()[0]
+    rates = []
+    for one in schedules:
+        one.optimizer.step()
+        one.step()
+        rates.append(one.get_last_lr())
+    assert rates == [[0.001 * 0.5**3]] * 2

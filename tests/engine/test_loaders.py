@@ -219,6 +219,8 @@ def endless(loader):
         yield from loader
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(loader.sampler.epoch + 1)
+        if isinstance(loader.sampler, WeightedRandomSampler):
+            loader.sampler.weights[0] += 9  # as where hard samples are drawn more often
         if isinstance(loader.dataset, Told):
             loader.dataset.set_epoch(loader.dataset.epoch + 1)
         if isinstance(loader.dataset, Foreign):

@@ -9,6 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.utils import prune
 from torch.optim.lr_scheduler import ExponentialLR
 
 import gemini_lab
@@ -314,14 +315,67 @@ def test_to_look_at_an_optimizer_changes_nothing():
     assert torch.equal(random, torch.get_rng_state())
 
 
+def add_weights(model):
+    model.add_module("late", nn.Linear(2, 2))
+
+
+def add_buffers(model):
+    model.add_module("late", nn.BatchNorm1d(2, affine=False))
+
+
+def replace_weights(model):
+    model[1] = nn.Linear(2, 2)
+
+
+def remove_buffers(model):
+    del model[0]
+
+
+def prune_weights(model):
+    prune.random_unstructured(model[1], "weight", amount=1)
+
+
 @pytest.mark.usefixtures("group")
-def test_parts_that_are_added_to_a_protected_model_are_refused_at_the_next_version():
-    model = nn.Sequential(nn.Linear(2, 2))
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (add_weights, "has new weights 'late.bias', 'late.weight';"),
+        (add_buffers, "has new parts with buffers 'late';"),
+        (replace_weights, "has new weights '1.bias', '1.weight';"),
+        (remove_buffers, "lost parts with buffers '0';"),
+        (prune_weights, "has new weights '1.weight_orig' and lost weights '1.weight';"),
+    ],
+)
+def test_other_parts_in_a_protected_model_are_refused_at_the_next_version(change, words):
+    model = nn.Sequential(nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2))
     state = EngineState(TorchEngine(model, sgd(model)))
     state.capture_small()
-    model.add_module("late", nn.Linear(2, 2))
-    with pytest.raises(UnsupportedError, match=r"has 4 parameters, and had 2 .*before `protect`"):
+    change(model)
+    with pytest.raises(UnsupportedError, match=rf"{words} .* make them all before `protect`"):
         state.capture_small()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_part_may_be_compiled_after_protect_and_have_another_buffer():
+    model = nn.Sequential(nn.Linear(2, 2))
+    state = EngineState(TorchEngine(model, sgd(model)))
+    model[0].register_buffer("seen", torch.ones(1))
+    state.capture_small()
+    model[0] = torch.compile(model[0], backend="eager")
+    with pytest.raises(UnsupportedError, match=r"has new parts with buffers '0\._orig_mod'"):
+        state.capture_small()
+    del model[0]._orig_mod.seen
+    state.capture_small()
+
+
+@pytest.mark.parametrize("value", [torch.tensor([1.5, 2.5]), torch.tensor(0.5)])
+def test_a_buffer_comes_back_in_the_type_and_form_that_it_was_given_on_the_way(value):
+    """As where a model assigns it anew: a count that began as a whole number became a mean."""
+    module = nn.Module()
+    module.register_buffer("seen", torch.tensor(0))
+    small_state.put_buffers(module, {"seen": value}, torch.device("cpu"))
+    assert module.seen.dtype == value.dtype
+    assert torch.equal(module.seen, value)
 
 
 @pytest.mark.usefixtures("group")

@@ -89,6 +89,22 @@ def totals(unkept, told):
         add()
 
 
+def averaged(unkept, told):
+    """Of weights, in a dict whose tensors are made anew each time."""
+    mean = {"weight": torch.zeros(2), "bias": torch.zeros(1)}
+    for found in tops(unkept):
+        told.append(found)
+        mean = {name: 0.9 * one + 0.1 for name, one in mean.items()}
+
+
+def recurrent(unkept, told):
+    """A state that one batch hands to the next, with the graph that made it."""
+    weight, hidden = torch.ones(2, requires_grad=True), (torch.zeros(2), torch.zeros(2))
+    for found in tops(unkept):
+        told.append(found)
+        hidden = tuple((one.detach() + 1) * weight for one in hidden)
+
+
 def generator(unkept, told):
     """In the closure of a function."""
     own = np.random.default_rng(1)
@@ -194,6 +210,8 @@ STORIES = {
     patience: ["'bad' of patience()", "'best' of patience()"],
     counting: ["'calls' of counting.<locals>.decay()"],
     hooked: ["'count' of hooked.<locals>.hook()", "'window' of hooked.<locals>.hook()"],
+    averaged: ["'mean' of averaged()"],
+    recurrent: ["'hidden' of recurrent()"],
     totals: ["'TOTALS' of totals.<locals>.add()"],
     generator: ["'own' of generator.<locals>.noise()"],
     stream: ["'epoch' of stream.<locals>.endless()"],
@@ -349,6 +367,54 @@ def test_what_cycle_keeps_of_a_loader_is_said_once():
     (text,) = said
     assert "itertools.cycle reads a loader" in text
     assert "`while True: yield from loader`" in text
+
+
+class Averages(torch.nn.Module):
+    """In a dict, of which torch's own `state_dict` says nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.shadow, self.count = {"weight": torch.zeros(2)}, 0
+
+    def update(self):
+        self.shadow["weight"] = 0.9 * self.shadow["weight"] + 0.1
+        self.count += 1
+
+
+class SayingAverages(Averages):
+    """With one of its own."""
+
+    def state_dict(self, *_args, **_options):
+        return {"shadow": self.shadow, "count": self.count}
+
+
+@pytest.mark.parametrize("kind", [Averages, SayingAverages])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_of_a_module_that_is_handed_over_what_its_state_dict_leaves_out_is_named(kind, is_told):
+    averages, told = kind(), []
+    unkept = ScriptValues([averages] if is_told else [], living=lambda: [averages, Averages.update])
+    for carried, _ in tops(unkept):
+        told.append(carried)
+        averages.update()
+    ends = ", which its state_dict leaves out" if is_told else ""
+    names = [f"{name!r} of a {kind.__name__}{ends}" for name in ("count", "shadow")]
+    assert [name for carried in told for name in carried] == (
+        [] if is_told and kind is SayingAverages else names
+    )
+
+
+def train_an_epoch(unkept, epoch, rate):
+    """Its own rate goes down; what epoch it is, it only reads."""
+    for _ in range(2):
+        yield from unkept.changed(script_frames(), epoch=epoch)[0]
+        rate = 0.9 * rate + epoch
+
+
+def test_an_argument_that_a_function_leaves_as_it_is_belongs_to_who_calls_it():
+    """As in `for epoch in protected.epochs(90): train(loader, model, epoch)`."""
+    unkept = ScriptValues([], living=ours)
+    named = [name for epoch in range(3) for name in train_an_epoch(unkept, epoch, 0.1)]
+    assert named == ["'rate' of train_an_epoch()"]
 
 
 def in_epochs(loader, watch):

@@ -1,7 +1,7 @@
 """Small state comes back equal in value and type, or is refused with its place."""
 
 import random
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +109,12 @@ def test_an_ordered_dict_stays_one():
     back = decode(encode(OrderedDict(b=1, a=2)))
     assert type(back) is OrderedDict
     assert list(back.items()) == [("b", 1), ("a", 2)]
+
+
+def test_a_counter_stays_one():
+    back = decode(encode(Counter({1: 1, 30: 2})))
+    assert type(back) is Counter
+    assert [*back.elements()] == [1, 30, 30]
 
 
 @pytest.mark.parametrize("most", [None, 3])

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.utils.data import Sampler
 
 from gemini_lab.engine.own_code import is_own_type
 from gemini_lab.engine.state.data_generators import reached
@@ -28,6 +29,8 @@ Values = dict[str, Any]
 """Plain values, each by where it was found."""
 _EPOCHS: Final = frozenset({"epoch", "_epoch"})
 """What is read of data sets that others wrote and that are told an epoch."""
+_OF_SAMPLERS: Final = frozenset({"indices", "weights"})
+"""What scripts change in torch's samplers, such as how often a sample is drawn."""
 _OF_PROCESS: Final = re.compile(r"(^|_)(fd|fileno|handle|pid|socket)(_|s?$)", re.IGNORECASE)
 """Names of numbers that mean nothing in another process."""
 _SCALARS: Final = (bool, int, float, type(None), np.generic)
@@ -144,7 +147,8 @@ def _names(thing: object) -> Iterable[str]:
     kind, attributes = type(thing), getattr(thing, "__dict__", {})
     if is_own_type(kind):
         return [*attributes]
-    return _EPOCHS & attributes.keys() if hasattr(kind, "set_epoch") else ()
+    names = _EPOCHS if hasattr(kind, "set_epoch") else frozenset[str]()
+    return (names | _OF_SAMPLERS if issubclass(kind, Sampler) else names) & attributes.keys()
 
 
 def _weight(value: Any, left: int = _MANY) -> int:

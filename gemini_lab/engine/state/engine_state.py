@@ -25,6 +25,7 @@ from gemini_lab.engine.frameworks.weights import aliases, digest_over_ranks
 from gemini_lab.engine.frameworks.zero_framework import ZeroFramework
 from gemini_lab.engine.ranks import gather
 from gemini_lab.engine.state import small_state
+from gemini_lab.engine.state.model_parts import ModelParts
 from gemini_lab.engine.state.recast import recast
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.errors import (
@@ -32,7 +33,6 @@ from gemini_lab.errors import (
     ConfigError,
     GeminiError,
     IntegrityError,
-    UnsupportedError,
 )
 from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, framed, lay_out, require_same
@@ -65,6 +65,7 @@ class EngineState:
         self.framework = framework_of(engine)
         self.script = ScriptState() if script is None else script
         self.layout: ShardLayout = self._lay_out()
+        self._parts = ModelParts(self.framework.module)
         self._identity = zlib.compress(encode(self.layout.identity))
         self.world_changed: WorldChange | None = None
         self._restored: bytes | None = None  # the small state, until the loop's top is reached
@@ -110,7 +111,7 @@ class EngineState:
             CapacityError: It outgrew its room.
         """
         self.framework.require_boundary()
-        self._require_same_parts()
+        self._parts.require_same()
         drawn = self.capture_drawn() if drawn is None else drawn
         small = small_state.capture(self.framework, self.script, drawn)
         small["identity"] = self._identity
@@ -126,7 +127,8 @@ class EngineState:
             raise CapacityError(
                 f"the small state takes {format_bytes(len(encoded))}, its room is "
                 f"{format_bytes(room_bytes)}; keep large objects out of client_state and the data "
-                "position, or hand them to `protect` in the size that they will have"
+                "position, or hand them to `protect`, and make the model's buffers before it, in "
+                "the size that they will have"
             )
         return encoded
 
@@ -284,16 +286,6 @@ class EngineState:
             frozen_sum=sum_over_ranks(frozen) if frozen else "",
             unplaced=tuple(framework.unplaced()),
         )
-
-    def _require_same_parts(self) -> None:
-        """Refuse a model of other parts: a start after a failure would not have them."""
-        then = len(self.layout.weights) + len(self.layout.frozen)
-        now = sum(1 for _ in self.framework.module.parameters())
-        if now != then:
-            raise UnsupportedError(
-                f"the model has {now} parameters, and had {then} when `protect` was called; parts "
-                "that are added or removed while it trains do not come back: do so before `protect`"
-            )
 
     def _require_fit(self, small: Mapping[str, Any], size_bytes: int) -> None:
         """Refuse a version that does not fit this engine and this script."""

@@ -101,8 +101,8 @@ def put_buffers(
     for name, value in kept.items():
         place, own_name = _place_of(module, name), name.rpartition(".")[2]
         buffer = place.get(own_name)
-        if buffer is None:
-            place[own_name] = value.to(device, copy=True)
+        if buffer is None or buffer.dtype != value.dtype:  # as where a count became a mean
+            place[own_name] = value.to(device if buffer is None else buffer.device, copy=True)
             continue
         with torch.no_grad():
             if buffer.shape != value.shape:

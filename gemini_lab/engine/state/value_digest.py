@@ -46,7 +46,7 @@ def digest(
             parts = [*one.items()] if is_kind(one, dict) else [*one]
             looked = [look(part, depth + 1) for part in (*parts[:_ENDS], *parts[-_ENDS:])]
             return xxhash.xxh3_64_intdigest(repr((len(parts), looked)).encode())
-        plain = _plain_bytes(one, is_whole=not depth)
+        plain = _plain_bytes(one)
         return None if plain is None else xxhash.xxh3_64_intdigest(plain)
 
     try:
@@ -55,15 +55,15 @@ def digest(
         return None
 
 
-def _plain_bytes(value: Any, *, is_whole: bool) -> bytes | None:
-    """What a value without parts is, or the first of many; a tensor's only where it is no part."""
+def _plain_bytes(value: Any) -> bytes | None:
+    """What a value without parts is, or the first of many; of trained weights versions tell."""
     if is_kind(value, NUMBERS):
         return repr(value).encode()
     if is_kind(value, GENERATORS):
         return encode(keepsakes({"it": value})["it"].read())
     if is_kind(value, np.ndarray) and value.dtype != object:
         return bytes(value.reshape(-1)[:_SAMPLE].tobytes())
-    if type(value) is torch.Tensor and is_whole and not value.requires_grad:
+    if type(value) is torch.Tensor and not (value.is_leaf and value.requires_grad):
         sample = value.detach().flatten()[:_SAMPLE].clone().cpu()
         return bytes(sample.view(torch.uint8).numpy().tobytes())
     return None

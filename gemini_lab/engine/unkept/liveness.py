@@ -125,6 +125,15 @@ def loop_targets(code: CodeType) -> frozenset[str]:
     return frozenset(name for name in names if isinstance(name, str))
 
 
+def given_arguments(code: CodeType) -> frozenset[str]:
+    """A function's parameters that its code leaves as they are: who calls it has their values."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    steps = [*dis.get_instructions(code)]
+    effects = (_effect(steps, number, is_read=False) for number in range(len(steps)))
+    written = frozenset[str]().union(*(names for _, names in effects))
+    return frozenset(code.co_varnames[:count]) - written - {*code.co_cellvars}
+
+
 def attributes_in(code: CodeType, at: int | None = None) -> Attributes:
     """What code does to attributes.
 

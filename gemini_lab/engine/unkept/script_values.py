@@ -22,6 +22,7 @@ import torch
 
 from gemini_lab.engine.own_code import is_own_file, is_own_type, variables_around
 from gemini_lab.engine.state.keepsakes import GENERATORS
+from gemini_lab.engine.state.unsaid import is_metric
 from gemini_lab.engine.state.value_digest import (
     CONTAINERS,
     DEEPEST,
@@ -33,6 +34,7 @@ from gemini_lab.engine.unkept.liveness import (
     Attributes,
     attributes_in,
     expressions_in,
+    given_arguments,
     live_names,
     loop_targets,
 )
@@ -130,8 +132,11 @@ class ScriptValues:
             if function.__code__ in found:
                 yield from _of_function(function, found[function.__code__].outer, handed_on)
         for one in objects:
-            if not isinstance(one, FunctionType) and not self._has(one):
-                yield from _of_object(one, read, changed)
+            is_kept = self._has(one)
+            if isinstance(one, FunctionType) or (is_kept and _says_all(one)):
+                continue
+            but = ", which its state_dict leaves out" if is_kept else ""
+            yield from ((f"{name}{but}", v) for name, v in _of_object(one, read, changed))
         for optimizer in (held() for held in self._optimizers):
             for name, value in getattr(optimizer, "__dict__", {}).items():
                 if is_kind(value, _SETS):
@@ -171,8 +176,11 @@ def _variables(frame: FrameType, epoch: int | None) -> Iterator[tuple[str, objec
     """What code carries in its variables, and in those of generators that these hold."""
     code = frame.f_code
     of = "" if code.co_name == "<module>" else f" of {code.co_qualname}()"
+    targets, given = loop_targets(code), given_arguments(code)
     for name, value in _live_values(frame).items():
-        if type(value) is int and value == epoch and name in loop_targets(code):
+        if type(value) is int and value == epoch and name in targets:
+            continue
+        if is_kind(value, NUMBERS) and name in given:
             continue
         yield f"{name!r}{of}", value
         inner = value.gi_frame if isinstance(value, GeneratorType) else None
@@ -248,11 +256,12 @@ def _of_object(
     thing: Any, read: frozenset[str], changed: frozenset[str]
 ) -> Iterator[tuple[str, object]]:
     """Attributes that the script's code reads and changes, and generators."""
+    kinds: tuple[type, ...] = (*CONTAINERS, np.ndarray, torch.Tensor)
+    if isinstance(thing, torch.nn.Module):  # whose tensors are looked at by themselves
+        kinds = kinds[:-1]
     for name, value in getattr(thing, "__dict__", {}).items():
-        is_module = isinstance(thing, torch.nn.Module)
-        is_held = name in read and is_kind(value, (*CONTAINERS, np.ndarray, torch.Tensor))
-        is_one = name in changed or (is_held and not is_module)
-        if is_one or is_kind(value, GENERATORS):
+        is_held = name in read and is_kind(value, kinds)
+        if name in changed or is_held or is_kind(value, GENERATORS):
             yield f"{name!r} of a {type(thing).__name__}", value
 
 
@@ -277,7 +286,20 @@ def _inside(things: Iterable[Any], depth: int = 0) -> Iterator[object]:
             parts = [*held.values()]
             if is_kind(thing, torch.optim.Optimizer):
                 parts = [one for one in parts if not is_kind(one, _SETS)]
+            elif not _says_all(thing):
+                own = (held["_parameters"], held["_buffers"])
+                loose = [one for one in parts if is_kind(one, torch.Tensor)]
+                parts = [*thing.children(), *own, *loose]
             yield from _inside(parts, depth + 1)
+
+
+def _says_all(thing: Any) -> bool:
+    """Whether what it holds is taken to be in its state: all but for modules with torch's own."""
+    kind = type(thing)
+    if not isinstance(thing, torch.nn.Module) or is_metric(thing):
+        return True
+    names = ("state_dict", "get_extra_state")
+    return any(getattr(kind, name) is not getattr(torch.nn.Module, name) for name in names)
 
 
 def _held_twice(kept: Iterable[Any]) -> Iterator[object]:

@@ -50,9 +50,9 @@ ASKS_NOTHING: Final = (
     "more after a recovery; loop `for step in protected.steps(N)`, or from protected.step"
 )
 ARE_NOT_KEPT: Final = (
-    "weights beside the engine's change while it trains ({}), and will not come back after a "
-    "failure: name what holds them, such as an average or another model and its optimizer: "
-    'protect(..., also={{"ema": ema}})'
+    "what stands beside the engine's weights changes while it trains ({}), and will not come back "
+    "after a failure: where no other way is said there, name what holds it, such as an average or "
+    'another model and its optimizer: protect(..., also={{"ema": ema}})'
 )
 
 DATA_CHANGE: Final = (
