@@ -43,7 +43,8 @@ def test_a_loop_goes_on_with_the_numbers_of_one_that_never_stopped(
 def test_averages_and_models_that_are_not_handed_over_are_said_once(server, tmp_path):
     """A teacher beside them, which nothing trains, is not."""
     for found in server.run(tmp_path, loop="beside"):
-        (remark,) = found["remarks"]
+        carried, remark = found["remarks"]
+        assert "no version has ('means' of beside())" in carried
         assert "what stands beside the engine's weights changes while it trains" in remark
         named = remark.partition("(")[2].partition(")")[0].split(", ")
         shapes = "tensors in the shapes of the model's weights"
