@@ -1,12 +1,12 @@
 """A rank's own shard on its way from live tensors into the slab."""
 
+import ctypes
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from gemini_lab.memory.slab import WriteBuffer, chunk_digest
@@ -121,6 +121,8 @@ class LocalCopy:
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         if self._lanes is None:
-            np.copyto(target.numpy(), source.numpy())  # one thread's: training has the others
+            # By one thread, as training has the others; and not by numpy, as a tensor that it has
+            # seen cannot be resized any more.
+            ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
         else:
             self._lanes.copy("local", target, source)

@@ -41,3 +41,15 @@ def test_checksums_made_on_the_way_are_those_of_whole_chunks(
         assert not kept.bad_chunks()
     finally:
         slab.close()
+
+
+def test_a_tensor_that_was_copied_can_be_resized() -> None:
+    """As some frameworks do with weights, to let their memory go: numpy would forbid it."""
+    weight = torch.ones(1000)
+    slab = Slab.create([SlotSpec(0, weight.nbytes)], chunk_bytes=4096)
+    try:
+        version = OutgoingVersion(version=1, pieces=[(0, weight)], payload_bytes=weight.nbytes)
+        LocalCopy(version, slab.begin(0, 1)).up_to(weight.nbytes)
+        weight.untyped_storage().resize_(0)
+    finally:
+        slab.close()
