@@ -92,7 +92,8 @@ def profile_script(
             runner.append(f"--link-bytes-per-s={link_bytes_per_s}")
         job = [str(script), *args]
         if kernel_link_bytes_per_s is None:
-            command = [*_TORCHRUN, f"--nproc-per-node={nproc}", *runner, *job]
+            own = [f"--log-dir={folder}", f"--nproc-per-node={nproc}"]
+            command = [*_TORCHRUN, *own, *runner, *job]
             code = _run([command], [{}], quiet=quiet)
         else:
             rate = f"{format_bytes(kernel_link_bytes_per_s)}/s"

@@ -129,7 +129,8 @@ class StoreRun:
     ) -> None:
         self._command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={ranks}", "-m", "gemini_lab.experiments.store_job"),
+            *(f"--log-dir={folder / 'logs'}", f"--nproc-per-node={ranks}"),
+            *("-m", "gemini_lab.experiments.store_job"),
             *("--store", str(folder), "--store-bytes-per-s", str(rate), "--every", str(every)),
             *("--size", "tiny", "--iterations", str(10**6), *job),
         ]

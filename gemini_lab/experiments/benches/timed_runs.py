@@ -199,6 +199,7 @@ def under_torchrun(workload: Workload) -> TimedRun:
         if workload.link_bytes_per_s is not None:
             args += ["--link-bytes-per-s", str(workload.link_bytes_per_s)]
         runner = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        runner.append(f"--log-dir={folder}")  # or it would leave one of its own
         with subprocess.Popen(
             [*runner, "--nproc-per-node=2", "-m", job.script, *args],
             env={**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))},
