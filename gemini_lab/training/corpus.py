@@ -6,7 +6,7 @@ The default text is the source and documentation of the running Python, which ev
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -63,7 +63,9 @@ def load_corpus(source: str | None = None) -> Corpus:
 def python_corpus() -> Corpus:
     """Python's standard library (source text and `pydoc_data` topics), without its tests."""
     root = Path(sysconfig.get_path("stdlib"))
-    files = (path for path in root.rglob("*.py") if _LEFT_OUT.isdisjoint(path.parts))
+    files = (
+        file for file in _files(root, is_left_out=_LEFT_OUT.__contains__) if file.suffix == ".py"
+    )
     version = sysconfig.get_python_version()
     return Corpus(name=f"the source and documentation of Python {version}", text=_joined(files))
 
@@ -87,11 +89,7 @@ def folder_corpus(path: Path) -> Corpus:
     require_text(str(path))
     files: Iterator[Path] = iter([path])
     if path.is_dir():
-        files = (
-            file
-            for file in path.rglob("*")
-            if not any(part.startswith(".") for part in file.relative_to(path).parts)
-        )
+        files = _files(path, is_left_out=lambda name: name.startswith("."))
     text = _joined(files)
     if not text:
         raise ConfigError(f"{path} holds no text (0 bytes); give --corpus a folder with files")
@@ -235,6 +233,16 @@ class TokenBatches:
             generator = np.random.default_rng([self._seed, epoch])
             self._order = (epoch, generator.permutation(self._blocks))
         return int(self._order[1][place])
+
+
+def _files(root: Path, *, is_left_out: Callable[[str], bool]) -> Iterator[Path]:
+    """All files below `root`; folders of a name that is left out are not looked into.
+
+    Beside Python's own text lie the packages that are installed, which are many more files.
+    """
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if not is_left_out(name)]
+        yield from (Path(folder, name) for name in names if not is_left_out(name))
 
 
 def _joined(paths: Iterator[Path]) -> bytes:

@@ -1,6 +1,9 @@
 """Claims about the text and the order in which ranks read it."""
 
 import json
+import os
+import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +28,27 @@ def test_the_default_text_is_pythons_own_and_the_same_each_time():
     assert b"class ThreadPoolExecutor" in corpus.text  # source
     assert b"The ``assert`` statement" in corpus.text or b'The "assert" statement' in corpus.text
     assert corpus.digest() == load_corpus().digest()
+
+
+def test_installed_packages_and_tests_are_not_looked_into_wherever_python_lies(
+    tmp_path, monkeypatch
+):
+    root = tmp_path / "test" / "lib" / "python3"
+    for name in (
+        "ast.py",
+        "email/mime.py",
+        "email/tests/test_mime.py",
+        "site-packages/torch/nn.py",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    looked_into = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda at: looked_into.append(Path(at).name) or scandir(at))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(root))
+
+    assert load_corpus().text == b"ast.py\nemail/mime.py"
+    assert looked_into == ["python3", "email"]
 
 
 def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path):
