@@ -2,17 +2,19 @@
 
 The other side of the comparison is the same script under plain torchrun: no agent, no hook, nothing
 of ours but, where a link is emulated, its pacing. Both train in turns of some iterations, so that
-they meet the same machine, on a slow day and on a fast one.
+they meet the same machine, on a slow day and on a fast one. Two launches of plain torchrun, beside
+each other in the same way, say how far launches differ that are the same.
 """
 
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gemini_lab.experiments.benches.copy import memory_rows, wire_rows
 from gemini_lab.experiments.benches.timed_runs import (
@@ -55,7 +57,7 @@ class Pair:
 
     Attributes:
         plain: Under torchrun.
-        ours: In a lab.
+        ours: In a lab, or whatever stands beside it.
         turn_iterations: Of each turn. In the first of them a job also waited for its turn, so that
             it does not count.
         waiting: The share of a core that was in use while both waited.
@@ -101,14 +103,16 @@ def bench(repeats: int) -> list[Row]:
         tempfile.TemporaryDirectory(prefix="gemini-lab-bench-") as folder,
         Lab(2, 0, folder=folder) as lab,
     ):
-        planned = {"scheme": "gemini", "profile_iterations": PROFILE_ITERATIONS}
+        planned = partial(in_lab, lab, scheme="gemini", profile_iterations=PROFILE_ITERATIONS)
+        background, blocking = partial(in_lab, lab), partial(in_lab, lab, scheme="blocking")
         idle = {
-            "gemini": [in_turns(lab, IDLE, **planned) for _ in range(repeats)],
-            "blocking": [in_turns(lab, IDLE, scheme="blocking") for _ in range(repeats)],
+            "another launch of it": [in_turns(IDLE, under_torchrun) for _ in range(repeats)],
+            "gemini": [in_turns(IDLE, planned) for _ in range(repeats)],
+            "blocking": [in_turns(IDLE, blocking) for _ in range(repeats)],
         }
         loopback = {
-            "background": [in_turns(lab, LOOPBACK) for _ in range(repeats)],
-            "blocking": [in_turns(lab, LOOPBACK, scheme="blocking") for _ in range(repeats)],
+            "background": [in_turns(LOOPBACK, background) for _ in range(repeats)],
+            "blocking": [in_turns(LOOPBACK, blocking) for _ in range(repeats)],
         }
     return [
         *compare(idle, IDLE, name="idle link"),
@@ -117,8 +121,8 @@ def bench(repeats: int) -> list[Row]:
     ]
 
 
-def in_turns(lab: Lab, workload: Workload, **settings: Any) -> Pair:
-    """The workload in the lab, with these settings, and under torchrun, in turns."""
+def in_turns(workload: Workload, way: Callable[[Workload], TimedRun]) -> Pair:
+    """The workload in one of our ways, such as `in_lab`, and under torchrun, in turns."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="gemini-lab-turns-")))
         pool = opened.enter_context(ThreadPoolExecutor(2))
@@ -126,7 +130,7 @@ def in_turns(lab: Lab, workload: Workload, **settings: Any) -> Pair:
         # These close first: where turns are given no more, both jobs train on, and end.
         jobs = {name: opened.enter_context(closing(listen(each))) for name, each in at.items()}
         plain = pool.submit(under_torchrun, replace(workload, turns=at["plain"]))
-        ours = pool.submit(in_lab, lab, replace(workload, turns=at["ours"]), **settings)
+        ours = pool.submit(way, replace(workload, turns=at["ours"]))
         waiting = give_turns(jobs, ranks=2)
         return Pair(
             plain=plain.result(),
