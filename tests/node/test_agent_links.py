@@ -119,6 +119,23 @@ def test_an_agent_whose_machine_refuses_is_dead():
     run(story)
 
 
+def test_another_program_on_a_lost_agents_port_holds_nobody_up():
+    """It speaks first, as some do; a root agent begins when all that it asks have answered."""
+
+    async def story(agents: Agents) -> None:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        stranger = await asyncio.start_server(greet, "127.0.0.1", 0)
+        port = stranger.sockets[0].getsockname()[1]
+        asked = {"node-1": await agents.start(listen), "node-2": f"127.0.0.1:{port}"}
+        found = await asyncio.wait_for(agents.links.open(asked), PATIENCE_S)
+        assert [one.node for one in found] == ["node-1"]
+        stranger.close()
+
+    run(story)
+
+
 def test_an_agent_whose_lease_ran_out_is_lost_and_joins_again_when_it_is_registered():
     async def story(agents: Agents) -> None:
         address = await agents.start(listen)
