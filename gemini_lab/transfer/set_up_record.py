@@ -181,7 +181,7 @@ class SetUpRecord:
         for result, data in zip(results, entry.results or (), strict=False):
             if data:
                 told = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-                result.copy_(told.view(result.dtype).view(result.shape))
+                result.detach().copy_(told.view(result.dtype).view(result.shape))
 
 
 def results_of(name: str, args: Sequence[Any]) -> list[torch.Tensor]:

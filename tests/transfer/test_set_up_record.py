@@ -48,6 +48,14 @@ def test_what_a_script_made_of_a_result_is_not_taken_for_it_where_it_is_waited_f
     assert played.item() == 1
 
 
+def test_a_weight_that_a_script_sends_round_itself_is_played_as_any_other_result():
+    """Autograd does not see a collective write to it."""
+    made = record(("broadcast", ([torch.zeros(3)], None), [2]))
+    weight = torch.nn.Parameter(torch.zeros(3))
+    SetUpRecord.decode(made.encode()).play("broadcast", ([weight], None))
+    assert weight.tolist() == [2, 2, 2]
+
+
 def test_a_result_that_was_recorded_can_still_be_resized():
     buffer = torch.ones(3)
     record(("broadcast", ([buffer], None), [1]))
