@@ -1,5 +1,6 @@
 """Checksums of tensors, wherever they lie."""
 
+import ctypes
 from functools import cache
 from typing import Final
 
@@ -14,14 +15,27 @@ _ODD: Final = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, its bits look random; as a 
 
 def feed(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
     """Add a tensor's bytes to a digest, or on a device a checksum of them, made there."""
-    tensor = tensor.detach()
+    tensor = as_it_reads(tensor)
     if tensor.is_sparse:
         tensor = tensor.coalesce()
         feed(digest, tensor.indices())
         tensor = tensor.values()
     is_here = tensor.device.type == "cpu"
     read = tensor.contiguous() if is_here else tensor_sum(tensor).cpu().view(1)
-    digest.update(read.reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(bytes_in(read))
+
+
+def as_it_reads(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose elements have its values: a conjugate's, say, may be those of the other."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def bytes_in(tensor: torch.Tensor) -> "ctypes.Array[ctypes.c_char]":
+    """The bytes of a contiguous tensor in CPU memory, in place; who calls keeps the tensor.
+
+    Not by numpy: a tensor that it has seen cannot be resized any more.
+    """
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
 
 
 def tensor_sum(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import xxhash
 from deepspeed.accelerator import get_accelerator
 
 from gemini_lab.engine.contract import Engine
-from gemini_lab.engine.digests import tensor_sum
+from gemini_lab.engine.digests import as_it_reads, bytes_in, tensor_sum
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.log.events import Inputs
@@ -129,7 +129,7 @@ def _feed(digest: Any, value: object, depth: int) -> Iterator[torch.Tensor]:
     digest.update(f"<{type(value).__name__}".encode())
     if isinstance(value, torch.Tensor):
         yield from _feed_tensor(digest, value)
-    elif isinstance(value, np.ndarray) and value.dtype != object:
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         digest.update(f"{value.dtype}{value.shape}".encode())
         digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
     elif isinstance(value, str | bytes):
@@ -142,15 +142,19 @@ def _feed(digest: Any, value: object, depth: int) -> Iterator[torch.Tensor]:
     digest.update(b">")
 
 
-def _feed_tensor(digest: Any, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def _feed_tensor(digest: Any, tensor: Any) -> Iterator[torch.Tensor]:
+    if hasattr(tensor, "__tensor_flatten__"):  # it is made of others, as ragged and sharded ones
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _feed(digest, getattr(tensor, name), 0)
+        return
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         return
-    if _is_elsewhere(tensor):
-        yield tensor_sum(tensor)
-    elif tensor.numel():
-        data = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        digest.update(data.numpy().data)
+    read = as_it_reads(tensor).contiguous()
+    if _is_elsewhere(read):
+        yield tensor_sum(read)
+    elif read.numel():
+        digest.update(bytes_in(read))
 
 
 def _parts(value: Any) -> Iterator[object]:

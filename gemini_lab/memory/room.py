@@ -57,7 +57,8 @@ class Room:
         return count_chunks(size_bytes, self.chunk_bytes)
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes with its last view."""
+        """Give the descriptor back; the memory goes with the last view of others."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            self.data = np.empty(0, np.uint8)

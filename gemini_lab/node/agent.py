@@ -304,25 +304,30 @@ class Agent:
     # -- connections ---------------------------------------------------------------------------
 
     async def _welcome(self, channel: Channel) -> None:
-        match channel.peer:
-            case LabHello():
-                await self._serve_lab(channel, channel.peer)
-            case RootHello():
-                await self._serve_root(channel, channel.peer)
+        try:
+            match channel.peer:
+                case LabHello():
+                    await self._serve_lab(channel, channel.peer)
+                case RootHello():
+                    await self._serve_root(channel, channel.peer)
+        except Exception as error:  # noqa: BLE001 - an edge: it is said, and the connection ends
+            self._say_failure(error)
 
     async def _serve_lab(self, channel: Channel, hello: LabHello) -> None:
         self.lab.open(channel, hello)
-        while (message := await channel.receive()) is not None:
-            match message:
-                case CloseLab():
-                    self._end_with_lab()
-                case Heard():
-                    self.lab.heard(message.messages)
-                case Flush():
-                    self.lab.say(Flushed())
-                case Inject():
-                    await strike(self.supervisor, message.action, self.config)
-        self.lab.close(channel)
+        try:
+            while (message := await channel.receive()) is not None:
+                match message:
+                    case CloseLab():
+                        self._end_with_lab()
+                    case Heard():
+                        self.lab.heard(message.messages)
+                    case Flush():
+                        self.lab.say(Flushed())
+                    case Inject():
+                        await strike(self.supervisor, message.action, self.config)
+        finally:
+            self.lab.close(channel)
 
     async def _serve_root(self, channel: Channel, hello: RootHello) -> None:
         newest = 0 if self._root_record is None else self._root_record.term
@@ -333,10 +338,13 @@ class Agent:
         self.root.open(channel)
         channel.send(self.supervisor.joined())
         self.supervisor.say_leaving()
-        while (message := await channel.receive()) is not None:
-            if isinstance(message, RootOrder):
-                await self.supervisor.obey(message)
-        if self.root.close(channel):
+        try:
+            while (message := await channel.receive()) is not None:
+                if isinstance(message, RootOrder):
+                    await self.supervisor.obey(message)
+        finally:
+            was_its = self.root.close(channel)
+        if was_its:
             await self._root_is_silent(hello.name)
 
     async def _root_is_silent(self, name: str) -> None:

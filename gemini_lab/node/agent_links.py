@@ -186,6 +186,7 @@ class AgentLinks:
             channel = await connect(keeper.address, self._token, self._hello, timeout_s=CONNECT_S)
             try:
                 status = await asyncio.wait_for(channel.receive(), CONNECT_S)
+                channel.break_after(SILENT_S)  # fails where it is broken by now
             except BaseException:
                 channel.close()
                 raise
@@ -197,7 +198,6 @@ class AgentLinks:
         if not (isinstance(status, Joined) and keeper.is_registered):
             channel.close()
             return None
-        channel.break_after(SILENT_S)
         self._channels[node] = channel
         return NodeJoined(
             at_s=self._clock(),

@@ -195,12 +195,15 @@ def _free(slabs: list[Slab]) -> None:
         slabs.pop().close()
 
 
-def _do(channel: LocalChannel, request: Message, fds: list[int]) -> None:
+def do(channel: LocalChannel, request: Message, fds: list[int]) -> None:
+    """Answer a question; afterwards nothing is held of the slabs that came along with it."""
     slabs: list[Slab] = []
     try:
-        for fd in fds:
-            slabs.append(Slab.attach(fd))
-            os.close(fd)
+        try:
+            slabs.extend(map(Slab.attach, fds))
+        finally:
+            for fd in fds:
+                os.close(fd)
         channel.send(*answer_to(request, slabs))
     except Exception as error:  # noqa: BLE001 - the process's edge: told, then it goes on
         channel.send(Refused.of(error))
@@ -216,7 +219,7 @@ def main() -> None:
     channel = LocalChannel.adopt(int(sys.argv[1]))
     channel.send(BulkReady())
     while (heard := channel.receive()) is not None:
-        _do(channel, *heard)
+        do(channel, *heard)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -187,7 +186,10 @@ class WorkerHost:
         worker = self.workers.get(rank)
         if worker is None or worker.pid is None:
             return None
-        os.kill(worker.pid, signal_number)
+        try:
+            os.kill(worker.pid, signal_number)
+        except ProcessLookupError:  # its warm parent has seen it go, and says so next
+            return None
         return worker.pid
 
     def lives(self, rank: int) -> bool:
@@ -213,7 +215,8 @@ class WorkerHost:
         """Send a signal to every process of this node but the agent itself, at once."""
         for worker in self.workers.values():
             if worker.pid is not None:
-                os.killpg(worker.pid, signal_number)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.killpg(worker.pid, signal_number)
         self._process.send_signal(signal_number)
         if self._next is not None:
             self._next.process.send_signal(signal_number)
@@ -302,7 +305,7 @@ class WorkerHost:
 
     def _end(self, worker: Worker, code: int) -> None:
         self._read_worker(worker)
-        self._read_output(worker)
+        self._read_output(worker, is_last=True)
         loop = asyncio.get_running_loop()
         loop.remove_reader(worker.channel)
         loop.remove_reader(worker.output_fd)
@@ -314,7 +317,7 @@ class WorkerHost:
         self._on_exit(worker, code)
 
     def _read_worker(self, worker: Worker) -> None:
-        if not _is_readable(worker.channel.fileno()):
+        if not worker.channel.waits(0.0):
             return
         messages, is_open = worker.channel.poll()
         for message, fds in messages:
@@ -326,16 +329,20 @@ class WorkerHost:
         if not is_open:
             asyncio.get_running_loop().remove_reader(worker.channel)
 
-    def _read_output(self, worker: Worker) -> None:
+    def _read_output(self, worker: Worker, *, is_last: bool = False) -> None:
+        """Take what a worker printed; what it printed last counts as a line, too."""
         try:
             data = os.read(worker.output_fd, 2**16)
         except BlockingIOError:
-            return
+            if not is_last:
+                return
+            data = b""  # what it has started still holds its end of the pipe
         if not data:
             asyncio.get_running_loop().remove_reader(worker.output_fd)
         *lines, rest = (worker.partial + data).split(b"\n")
         worker.partial = _as_shown(rest)
-        if worker.partial and (not data or len(worker.partial) > LINE_BYTES):
+        is_over = is_last or not data
+        if worker.partial and (is_over or len(worker.partial) > LINE_BYTES):
             lines, worker.partial = [*lines, worker.partial], b""
         texts = [_as_shown(line).rstrip(b"\r").decode(errors="replace") for line in lines]
         if texts:
@@ -366,9 +373,3 @@ def _refuse(waiting: deque[asyncio.Future[Answer]]) -> None:
     """Tell whoever asked first that no answer comes."""
     if not (future := waiting.popleft()).done():
         future.set_exception(_ParentEndedError())
-
-
-def _is_readable(fd: int) -> bool:
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(0))

@@ -83,6 +83,9 @@ class LabLink:
     def open(self, channel: Channel, hello: LabHello) -> None:
         """The lab is here: say what has waited, and follow its clock from now on."""
         self.close()
+        if self._pump is not None:
+            self._pump.cancel()  # who was here before may never take the rest
+            self._pump = None
         self._channel, self._was_opened = channel, True
         # What the owner has taken need not be on its disk: it is not said again, but kept.
         is_known = hello.owner == self._owner

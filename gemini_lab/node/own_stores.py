@@ -44,9 +44,10 @@ def lack_of_room(endpoints: Sequence[str]) -> str:
 
     It dies of that, and what it says itself finds no room either.
     """
-    places = (endpoint.rpartition(":") for endpoint in endpoints)
-    for port in (port for host, _, port in places if _is_here(host)):
-        for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}{port}-*"):
+    for host, _, port in (endpoint.rpartition(":") for endpoint in endpoints):
+        folders = [*Path(tempfile.gettempdir()).glob(f"{FOLDER}{port}-*")]
+        # Only now: to ask for a host by its name may take as long as to ask etcd itself.
+        for folder in folders if folders and _is_here(host) else ():
             with suppress(OSError):  # it has just gone
                 free_bytes = shutil.disk_usage(folder).free
                 if free_bytes < SEGMENT_BYTES:

@@ -217,14 +217,10 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         give_way_soon()
         store = join_rendezvous(start.rendezvous, listen_fd)
         session.current = open_session(start, channel, store, pulse, imports)
-        with exits_noticed(partial(leave_early, start, channel)), forks_apart():
-            run_script(start.order.job, local_rank=start.seats.local_rank_of(start.rank))
-        finish()
+        run_to_its_end(start, channel)
     except SystemExit as leave:
-        if leave.code not in (None, 0):
-            channel.send(ScriptError(error="SystemExit", text=str(leave.code)))
-            return said_status(leave)
-        finish()
+        channel.send(ScriptError(error="SystemExit", text=str(leave.code)))
+        return said_status(leave)
     except BaseException as error:  # noqa: BLE001  (the process's edge: reported, then it ends)
         say_error(error, channel)
         return 1
@@ -232,6 +228,22 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         end_as_python_does(partial(say_finished, start, channel))
     say_finished(start, channel)
     return 0
+
+
+def run_to_its_end(start: WorkerStart, channel: LocalChannel) -> None:
+    """Run the job's script, and let its last version become whole.
+
+    Raises:
+        SystemExit: The script leaves with an error.
+        BaseException: It failed, or the version did.
+    """
+    try:
+        with exits_noticed(partial(leave_early, start, channel)), forks_apart():
+            run_script(start.order.job, local_rank=start.seats.local_rank_of(start.rank))
+    except SystemExit as leave:
+        if leave.code not in (None, 0):
+            raise
+    finish()
 
 
 def settle_in(start: WorkerStart) -> None:

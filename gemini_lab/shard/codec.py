@@ -104,16 +104,32 @@ def _extend(value: Any) -> msgpack.ExtType:
     if kind in _DICTS:
         return msgpack.ExtType(_DICTS[kind], _pack(dict(value)))
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous()
-        # Not by numpy: a tensor that it has seen cannot be resized any more, as observers do.
-        raw = ctypes.string_at(flat.data_ptr(), flat.nbytes)
-        name = str(value.dtype).removeprefix("torch.")
-        return msgpack.ExtType(_TENSOR, _pack([name, list(value.shape), raw]))
+        return msgpack.ExtType(_TENSOR, _pack(_tensor_fields(value)))
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OV":
         code = _ARRAY if isinstance(value, np.ndarray) else _SCALAR
         fields = [value.dtype.str, list(value.shape), value.tobytes()]
         return msgpack.ExtType(code, _pack(fields))
     raise TypeError(f"a {kind.__name__} cannot be stored")
+
+
+def _tensor_fields(tensor: torch.Tensor) -> list[Any]:
+    """Its type, shape and bytes.
+
+    Raises:
+        TypeError: What it is of is not all in its own elements.
+    """
+    if _is_made_of_others(tensor) or tensor.is_quantized:
+        raise TypeError("its elements are not all that it is of")
+    # A conjugate or a negative may be a view of what it is made of, with a mark.
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # Not by numpy: a tensor that it has seen cannot be resized any more, as observers do.
+    raw = ctypes.string_at(flat.data_ptr(), flat.nbytes)
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), raw]
+
+
+def _is_made_of_others(value: object) -> bool:
+    """Whether a tensor has no elements of its own, as a DTensor, of which a rank has a part."""
+    return isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__")
 
 
 def _reduce(code: int, data: bytes) -> Any:
@@ -159,4 +175,5 @@ def _misfits(value: Any, path: str, depth: int) -> Iterator[str]:
     try:
         _extend(value)
     except (TypeError, ValueError, RuntimeError):
-        yield f"{path}, a {type(value).__module__}.{type(value).__qualname__}"
+        more = " (of a sharded tensor keep its to_local())" if _is_made_of_others(value) else ""
+        yield f"{path}, a {type(value).__module__}.{type(value).__qualname__}{more}"

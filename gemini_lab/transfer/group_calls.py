@@ -55,7 +55,7 @@ _STILL: Final = frozenset(
         "boxed",
         "get_backend",
         "get_group_store",
-        "monitored_barrier",  # refused by the backend that is found
+        "monitored_barrier",  # Gloo's own, which ends in others
         "name",
         "rank",
         "set_timeout",

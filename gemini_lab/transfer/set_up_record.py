@@ -8,6 +8,7 @@ version anyway) and is left out; whatever else is large, or is not the same ever
 record, and no process takes a rank's place.
 """
 
+import ctypes
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -141,8 +142,8 @@ class SetUpRecord:
         return entry
 
     def fill(self, entry: Entry | None, results: Sequence[torch.Tensor]) -> None:
-        """A collective's results are there."""
-        if entry is None or max(entry.sizes, default=0) > SMALL_BYTES:
+        """A collective's results are there; where that is told again, the first time counts."""
+        if entry is None or entry.results is not None or max(entry.sizes, default=0) > SMALL_BYTES:
             return
         self._room_bytes -= sum(entry.sizes)
         if self._room_bytes < 0:
@@ -180,7 +181,7 @@ class SetUpRecord:
         for result, data in zip(results, entry.results or (), strict=False):
             if data:
                 told = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-                result.copy_(told.view(result.dtype).view(result.shape))
+                result.detach().copy_(told.view(result.dtype).view(result.shape))
 
 
 def results_of(name: str, args: Sequence[Any]) -> list[torch.Tensor]:
@@ -199,8 +200,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    flat = tensor.detach().contiguous()
+    # Not by numpy: a tensor that it has seen cannot be resized any more.
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.numel() else b""
 
 
 def _is_engines() -> bool:

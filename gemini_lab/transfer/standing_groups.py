@@ -319,6 +319,13 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         if not self._groups.was_broken_off():
             raise error
 
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, *, wait_all_ranks: bool = False
+    ) -> None:
+        """As a barrier: the root agent names ranks that others wait for, whatever they wait in."""
+        del wait_all_ranks
+        self.call("barrier").wait(timeout)
+
     # -- what torch asks of a backend ------------------------------------------------------------
 
     def _set_sequence_number_for_group(self) -> None:

@@ -41,6 +41,12 @@ class Done(_Work):  # type: ignore[misc]
     def is_success(self) -> bool:
         return True
 
+    def result(self) -> list[torch.Tensor]:
+        return _results(self._args)
+
+    def _source_rank(self) -> int:
+        return 0  # nobody sent anything
+
     def get_future(self) -> Any:
         future: Any = torch.futures.Future()
         future.set_result(_results(self._args))
@@ -111,6 +117,7 @@ class Watched(_Work):  # type: ignore[misc]
                 self._group.wait_for(self._work)
         except RuntimeError as error:
             self._group.fail(error)
+            self._work = Done(self._args)
         else:
             self._done()
         return True
@@ -123,6 +130,12 @@ class Watched(_Work):  # type: ignore[misc]
 
     def exception(self) -> Any:
         return self._work.exception()
+
+    def result(self) -> Any:
+        return self._work.result()
+
+    def _source_rank(self) -> int:
+        return int(self._work._source_rank())  # noqa: SLF001 - torch has no other name for it
 
     def get_future(self) -> Any:
         return self._group.promise(self._work, _results(self._args))

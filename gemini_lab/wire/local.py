@@ -3,6 +3,7 @@
 A message is one line: a number, how many descriptors come along, and its JSON.
 """
 
+import select
 import socket
 import threading
 from collections import deque
@@ -59,6 +60,12 @@ class LocalChannel:
             if not self._read():
                 return None
         return self._next()
+
+    def waits(self, within_s: float) -> bool:
+        """Whether something is there to receive, or the other end is gone, within so long."""
+        poller = select.poll()  # `select` knows no descriptor from 1,024 on
+        poller.register(self, select.POLLIN)
+        return bool(poller.poll(1000 * within_s))
 
     def poll(self) -> tuple[list[tuple[Message, list[int]]], bool]:
         """What is there after the socket became readable, and whether the other end is open."""

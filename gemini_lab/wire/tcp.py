@@ -78,7 +78,7 @@ class Channel:
 
     async def drain(self) -> None:
         """Wait until the queue is short again: back-pressure for talkative senders."""
-        with suppress(ConnectionError):
+        with suppress(OSError):
             await self._writer.drain()
 
     async def receive(self) -> Message | None:
@@ -127,15 +127,15 @@ async def serve(
     """
 
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello, began_s = None, time.monotonic()
         try:
-            address = f"{host}:{port}"
-            began_s = time.monotonic()
-            hello = await asyncio.wait_for(_admit(reader, writer, token, address), HANDSHAKE_S)
+            # Else it is a stranger, or a peer that died while it was introducing itself.
+            with suppress(TimeoutError, MessageError, *_BROKEN):
+                admitted = _admit(reader, writer, token, f"{host}:{port}")
+                hello = await asyncio.wait_for(admitted, HANDSHAKE_S)
             if hello is not None:
                 age_s = time.monotonic() - began_s
                 await handle(Channel(reader, writer, hello, age_s=age_s))
-        except (TimeoutError, MessageError, *_BROKEN):
-            pass  # a stranger, or a peer that died while it was introducing itself
         finally:
             writer.close()
 
@@ -177,7 +177,7 @@ async def connect(
         ConnectionRefusedError: Nothing listens there: the process is dead.
         TimeoutError: No answer in time: the machine may be gone.
         EOFError: The listener hung up: it is ending, or does not accept our token.
-        LaunchError: The listener does not know our token.
+        LaunchError: The listener does not know our token, or speaks otherwise.
     """
 
     async def open_and_greet() -> Channel:
@@ -186,6 +186,11 @@ async def connect(
         said = None
         try:
             said = await _greet(reader, writer, token, address, hello)
+        except ValueError as error:
+            raise LaunchError(
+                f"{address} answers as no process of a lab does ({error}); has another program "
+                "taken its port?"
+            ) from error
         finally:
             if said is None:
                 writer.close()

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -410,6 +412,55 @@ def test_a_line_that_is_written_over_takes_no_memory_and_is_what_a_terminal_show
     *whole, long = asyncio.run(read_a_bar())
     assert whole == [" 999 of 1000", "all done"]
     assert len(long) == LINE_BYTES + 1
+
+
+def test_a_worker_that_has_just_ended_is_struck_by_nothing_and_keeps_nothing_else_from_it():
+    """Its warm parent has seen it go, and its agent has not heard of that yet."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+
+    async def strike() -> tuple[int | None, bool]:
+        host = a_host()
+        channel, _ = LocalChannel.pair()
+        host.workers[0] = Worker(
+            rank=0, local_rank=0, born=1, epoch=1, channel=channel, output_fd=-1, pid=ended.pid
+        )
+        try:
+            hit = host.signal(0, signal.SIGKILL)
+            host.signal_all(signal.SIGKILL)
+            return hit, host._process.wait(PATIENCE_S) == -signal.SIGKILL
+        finally:
+            host.workers.clear()
+            host.close()
+
+    assert asyncio.run(strike()) == (None, True)
+
+
+LAST_WORDS = """
+import os, sys, time
+if os.fork() == 0:  # it has the worker's output open, too, until it is ended with it
+    time.sleep(600)
+print("a whole line, and the rest", end="", flush=True)
+os._exit(3)
+"""
+
+
+def test_what_a_worker_says_last_is_heard_though_it_ends_no_line(tmp_path):
+    (tmp_path / "train.py").write_text(LAST_WORDS)
+    words: list[list[str]] = []
+
+    async def end() -> None:
+        host = a_host(lambda worker, _: words.append([*worker.output]))
+        try:
+            port = await host.hold_port(host="127.0.0.1", epoch=8)
+            host.start(a_start(port, epoch=8, cwd=str(tmp_path)))
+            while not words:
+                await asyncio.sleep(0.01)
+        finally:
+            host.close()
+
+    asyncio.run(asyncio.wait_for(end(), PATIENCE_S))
+    assert words[0][-1:] == ["a whole line, and the rest"]
 
 
 def test_an_agent_ends_though_its_warm_parent_stands_still():

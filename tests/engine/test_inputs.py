@@ -54,6 +54,42 @@ def test_containers_numbers_texts_and_arrays_count_wherever_they_lie():
     assert len(known) == 5
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        torch.tensor([1 + 2j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag,
+        np.zeros(2, [("name", object)]),
+    ],
+    ids=["a conjugate", "its imaginary part", "an array of objects"],
+)
+def test_whatever_a_model_is_called_with_it_is_called(given):
+    assert checksum(given) == checksum(given)
+
+
+def test_a_conjugate_counts_as_it_reads():
+    value = torch.tensor([1 + 2j])
+    assert checksum(value.conj()) == checksum(value.conj().resolve_conj()) != checksum(value)
+
+
+def test_a_tensor_that_is_made_of_others_counts_by_these():
+    """The length of a ragged row has a name, which is another one each time."""
+
+    def rows(last):
+        parts = [torch.ones(2), torch.tensor([1.0, 2.0, last])]
+        return torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+    assert checksum(rows(3.0)) == checksum(rows(3.0)) != checksum(rows(4.0))
+
+
+def test_a_batch_that_was_looked_at_can_still_be_resized():
+    """As one does that has room for the largest so far."""
+    batch = torch.ones(3)
+    checksum(batch)
+    batch.resize_(5)
+    assert batch.shape == (5,)
+
+
 def test_an_object_without_a_value_counts_by_its_class_so_that_its_address_does_not():
     assert checksum(object()) == checksum(object())
 

@@ -379,6 +379,17 @@ def test_a_buffer_comes_back_in_the_type_and_form_that_it_was_given_on_the_way(v
 
 
 @pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_weight_that_is_no_number_is_seen_in_whatever_type_it_is(dtype):
+    """Of a complex one its imaginary part may be it alone."""
+    model = nn.ParameterList([torch.ones(3, dtype=dtype), torch.ones(2)])
+    state = EngineState(TorchEngine(model, sgd(model)))
+    assert state.is_finite()
+    with torch.no_grad():
+        (torch.view_as_real(model[0]) if model[0].is_complex() else model[0])[-1] = torch.nan
+    assert not state.is_finite()
+
+
 def test_a_version_of_a_model_that_had_other_parts_is_refused():
     model = nn.Sequential(nn.Linear(2, 2))
     there = framework(model, sgd(model))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import weakref
 
 import numpy as np
 import pytest
@@ -243,6 +244,13 @@ def test_an_optimizer_that_is_not_known_is_refused_with_the_way_out(kind):
 def test_a_record_that_is_cut_short_is_refused():
     with pytest.raises(IntegrityError):
         Step.decode(np.frombuffer(b"\x09" + bytes(20), np.uint8))
+
+
+def test_what_peers_get_in_its_place_takes_no_memory_where_versions_go_in_full_from_now_on():
+    recorder = recorder_of(Trained("SGD", [3]))
+    memory = weakref.ref(recorder.room.data)
+    recorder.close()
+    assert memory() is None
 
 
 def test_a_process_makes_a_version_in_the_slab_and_says_when_it_cannot_or_is_gone():

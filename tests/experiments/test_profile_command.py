@@ -74,7 +74,8 @@ def test_a_script_is_profiled_unchanged(script: Path, capfd: pytest.CaptureFixtu
 
 def test_watching_and_pacing_leave_the_losses_bit_identical(script: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    plain = [*torchrun, "--nproc-per-node=2", str(script), "8", "plain.txt"]
+    own = [f"--log-dir={script.parent}", "--nproc-per-node=2"]
+    plain = [*torchrun, *own, str(script), "8", "plain.txt"]
     subprocess.run(plain, check=True, timeout=240)
     args = ["8", "watched.txt"]
     profile_script(script, args, iterations=5, skip=2, link_bytes_per_s=10e6)

@@ -245,6 +245,26 @@ def test_an_etcd_of_another_machine_is_not_said_to_be_on_a_full_disk_here(full):
     assert not lack_of_room([f"{elsewhere}:{port}"])
 
 
+def test_an_etcd_that_no_lab_started_is_not_looked_up(full):
+    """Where a name server is away, too, that takes an agent its time, again and again."""
+    looked = []
+    is_over = False
+
+    def see(event: str, _: object) -> None:
+        if event == "socket.bind" and not is_over:
+            looked.append(event)
+
+    sys.addaudithook(see)
+    port = free_port("127.0.0.1")
+    looked.clear()
+    assert not lack_of_room([f"localhost:{port}"])
+    assert looked == []
+    (full / f"{FOLDER}{port}-x").mkdir()
+    assert lack_of_room([f"127.0.0.1:{port}"])
+    assert looked
+    is_over = True
+
+
 def fill(store: EtcdStore) -> None:
     """Write until it takes no more: it looks at its size from time to time."""
     for number in range(10_000):

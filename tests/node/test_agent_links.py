@@ -1,6 +1,8 @@
 """The root agent's connections: one owner each, one attempt at a time, on real sockets."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -115,6 +117,44 @@ def test_an_agent_whose_machine_refuses_is_dead():
         lost = await agents.next()
         assert isinstance(lost, NodeLost)
         assert (lost.node, lost.cause) == ("node-1", "dead")
+
+    run(story)
+
+
+def test_another_program_on_a_lost_agents_port_holds_nobody_up():
+    """It speaks first, as some do; a root agent begins when all that it asks have answered."""
+
+    async def story(agents: Agents) -> None:
+        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        stranger = await asyncio.start_server(greet, "127.0.0.1", 0)
+        port = stranger.sockets[0].getsockname()[1]
+        asked = {"node-1": await agents.start(listen), "node-2": f"127.0.0.1:{port}"}
+        found = await asyncio.wait_for(agents.links.open(asked), PATIENCE_S)
+        assert [one.node for one in found] == ["node-1"]
+        stranger.close()
+
+    run(story)
+
+
+def test_an_agent_whose_connection_breaks_with_its_first_word_is_tried_again():
+    """Its process is killed then, say; a root agent begins when all that it asks have answered."""
+
+    async def story(agents: Agents) -> None:
+        async def reset(channel: Channel) -> None:
+            if agents.greeted == 1:
+                connection = channel._writer.get_extra_info("socket")
+                lingers = struct.pack("ii", 1, 0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, lingers)
+                channel._writer.transport.abort()
+            else:
+                await listen(channel)
+
+        asked = {"node-1": await agents.start(reset)}
+        await asyncio.wait_for(agents.links.open(asked), PATIENCE_S)
+        while not agents.links.connected:
+            await asyncio.sleep(0.01)
 
     run(story)
 

@@ -16,17 +16,20 @@ import psutil
 import pytest
 
 from gemini_lab.errors import CapacityError, ConfigError, IntegrityError
-from gemini_lab.memory.slab import Slab
+from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.node.bulk import IDLE_S, BulkEndedError, BulkProcesses
+from gemini_lab.node.bulk_process import do
 from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.recovery.messages import (
+    FreeSlabs,
     KeptCopy,
     ListVersions,
     Message,
     Persist,
     Persisted,
     PersistFailed,
+    Refused,
     SlabRequest,
     SlotWanted,
     VersionsListed,
@@ -34,6 +37,7 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.shard.layout import ShardLayout, lay_out
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage.persistent import PersistentTier
+from gemini_lab.wire.local import LocalChannel
 
 RUN = 7
 MADE_IN = Lineage(run=RUN, epoch=1)
@@ -99,6 +103,18 @@ def on_a_node(
 
     asyncio.run(tell())
     assert bulk_processes() == []
+
+
+def test_memory_that_is_refused_is_let_go_of_with_all_that_came_along():
+    """A bulk process lives on: what it holds by mistake is nobody's, and never free again."""
+    fds = [os.memfd_create("no slab"), Slab.create([SlotSpec(0, 8)], chunk_bytes=8).fd]
+    given = [os.dup(fd) for fd in fds]
+    channel, theirs = LocalChannel.pair()
+    do(channel, FreeSlabs(), [*given])
+    assert isinstance(theirs.receive()[0], Refused)
+    for fd in given:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
 
 
 def bulk_processes(parent: int | None = None) -> list[psutil.Process]:

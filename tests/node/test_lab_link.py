@@ -161,6 +161,36 @@ def test_a_flood_of_printed_lines_takes_no_more_memory_than_is_set_aside_and_is_
     assert owner.arrived[-1].lines == ["x" * MIB]
 
 
+class SlowOwner(Owner):
+    """Takes something, and then nothing until it is waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_room = False
+        self.is_gone = asyncio.Event()
+
+    async def drain(self):
+        await self.is_gone.wait()
+        self.has_room = True
+
+
+def test_an_owner_that_never_takes_the_rest_does_not_keep_it_from_the_next_one():
+    """Its machine is frozen, or gone without a word: what is on its way there stays so."""
+
+    async def said():
+        link, frozen, following = LabLink("node-0"), SlowOwner(), SlowOwner()
+        link.open(frozen, LabHello(at_s=0.0, owner="a", taken=0))
+        say(link, 1)
+        await asyncio.sleep(0)
+        link.open(following, LabHello(at_s=0.0, owner="b", taken=0))
+        following.is_gone.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return following.texts
+
+    assert asyncio.run(said()) == ["1"]
+
+
 OWNER = """
 import asyncio, sys, time
 from gemini_lab.recovery.messages import EventSaid, LabHello

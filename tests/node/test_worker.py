@@ -10,6 +10,7 @@ import sys
 import textwrap
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from full_disk import full_at
@@ -250,6 +251,54 @@ def test_a_workers_ranks_are_those_of_its_position():
 
 def test_what_is_imported_ahead_is_so_without_a_rank():
     assert changed_environment({}, distributed_environment(start_of(3))) == {}
+
+
+ENDING = """
+    import sys
+    import msgspec
+
+    from gemini_lab.node.worker import work
+    from gemini_lab.recovery.messages import ScriptError, WorkerStart
+    from gemini_lab.wire.local import LocalChannel
+
+    agents, workers = LocalChannel.pair()
+    start = msgspec.json.decode(sys.argv[1], type=WorkerStart)
+    status = work(start, workers.fileno(), int(sys.argv[2]))
+    while not isinstance(said := agents.receive()[0], ScriptError):
+        pass
+    print(status, said.error, said.text)
+"""
+LATE = """
+    import sys
+    from gemini_lab.engine import session
+
+    def finish():
+        raise RuntimeError("the last version is not whole")
+
+    session.current.on_finish = finish
+    if "exits" in sys.argv:
+        sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["runs out", "exits"])
+def test_why_the_last_version_did_not_become_whole_is_said_however_the_script_ends(tmp_path, how):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(LATE))
+    job = Job(script=str(script), cwd=str(tmp_path), args=[how])
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        start = start_of(0)
+        start = msgspec.structs.replace(
+            start,
+            order=msgspec.structs.replace(start.order, job=job),
+            rendezvous=f"127.0.0.1:{held.getsockname()[1]}",
+        )
+        told = [msgspec.json.encode(start).decode(), str(held.fileno())]
+        command = [sys.executable, "-c", textwrap.dedent(ENDING), *told]
+        done = subprocess.run(
+            command, pass_fds=[held.fileno()], capture_output=True, text=True, check=False
+        )
+    assert done.stdout == "1 RuntimeError the last version is not whole\n", done.stderr
 
 
 GIVING_WAY = """

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from gemini_lab.errors import IntegrityError, UnsupportedError
 from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed
@@ -88,6 +90,20 @@ def test_an_array_keeps_dtype_and_shape(array):
     back.setflags(write=True)  # it can be changed, as a state must
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.tensor([1 + 2j, 3 - 4j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag,
+        torch._neg_view(torch.tensor([1.0, -2.0])),
+    ],
+    ids=["a conjugate", "its imaginary part", "a negative"],
+)
+def test_what_is_marked_to_be_read_otherwise_comes_back_as_it_reads(view):
+    """Torch computes neither at once: the tensor's bytes are those of what it was made of."""
+    assert torch.equal(decode(encode(view)), view)
+
+
 def test_random_states_come_back():
     python, legacy = random.Random(3).getstate(), np.random.RandomState(3).get_state()
     back_python, back_legacy = decode(encode((python, legacy)))
@@ -139,6 +155,22 @@ def test_a_deque_keeps_its_length(most):
 def test_anything_else_is_refused_with_its_place(state, place):
     with pytest.raises(UnsupportedError, match=place):
         encode(state)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_tensor_whose_elements_do_not_tell_its_values_is_refused():
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
+    with pytest.raises(UnsupportedError, match=r"state\['q'\], a torch.Tensor"):
+        encode({"q": quantized})
+
+
+def test_a_sharded_tensor_is_refused_with_what_to_keep_of_it():
+    """Of a DTensor a rank has a part; what would be read beyond that is others' memory."""
+    mesh = DeviceMesh("cpu", torch.arange(1), _init_backend=False, _rank=0)
+    sharded = DTensor.from_local(torch.arange(6.0), mesh, [Shard(0)], run_check=False)
+    with pytest.raises(UnsupportedError, match=r"state\['ema'\], a .*DTensor \(.*to_local"):
+        encode({"ema": sharded})
+    assert torch.equal(decode(encode(sharded.to_local())), torch.arange(6.0))
 
 
 def test_a_state_that_contains_itself_is_refused():

@@ -18,11 +18,11 @@ def text(tmp_path_factory):
     return folder
 
 
-def _train(text, *more):
+def _train(text, logs):
     """The printed iterations of two ranks under plain torchrun, and what they complained of."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc_per_node", "2", "-m", "gemini_lab.training.gpt_job"]
-    command += [*ARGUMENTS, "--corpus", str(text), *more]
+    command += ["--log-dir", str(logs), "--nproc_per_node", "2"]
+    command += ["-m", "gemini_lab.training.gpt_job", *ARGUMENTS, "--corpus", str(text)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=240, check=False
@@ -32,9 +32,11 @@ def _train(text, *more):
 
 
 @pytest.mark.long
-def test_two_runs_under_plain_torchrun_give_bit_identical_losses_and_say_they_are_unprotected(text):
-    first, complaint = _train(text)
-    second, _ = _train(text)
+def test_two_runs_under_plain_torchrun_give_bit_identical_losses_and_say_they_are_unprotected(
+    text, tmp_path
+):
+    first, complaint = _train(text, tmp_path)
+    second, _ = _train(text, tmp_path)
 
     assert [line.split()[:2] for line in first] == [["iteration", str(i)] for i in (1, 2, 3)]
     assert first == second

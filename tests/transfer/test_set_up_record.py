@@ -36,6 +36,33 @@ def test_a_later_rank_gets_what_the_others_got():
     assert [one.tolist() for one in theirs] == [[1.5, 1.5], [2.5, 2.5], [3.5, 3.5]]
 
 
+def test_what_a_script_made_of_a_result_is_not_taken_for_it_where_it_is_waited_for_again():
+    total, made = torch.ones(1), SetUpRecord()
+    args = ([total], None)
+    entry = made.next("allreduce", args)
+    made.fill(entry, results_of("allreduce", args))
+    total /= 4
+    made.fill(entry, results_of("allreduce", args))
+    made.close()
+    SetUpRecord.decode(made.encode()).play("allreduce", ([played := torch.zeros(1)], None))
+    assert played.item() == 1
+
+
+def test_a_weight_that_a_script_sends_round_itself_is_played_as_any_other_result():
+    """Autograd does not see a collective write to it."""
+    made = record(("broadcast", ([torch.zeros(3)], None), [2]))
+    weight = torch.nn.Parameter(torch.zeros(3))
+    SetUpRecord.decode(made.encode()).play("broadcast", ([weight], None))
+    assert weight.tolist() == [2, 2, 2]
+
+
+def test_a_result_that_was_recorded_can_still_be_resized():
+    buffer = torch.ones(3)
+    record(("broadcast", ([buffer], None), [1]))
+    buffer.resize_(5)
+    assert buffer.shape == (5,)
+
+
 def test_a_set_up_that_asks_for_something_else_is_refused():
     made = record(("allreduce", ([torch.zeros(1)], None), [1]))
     other_size, other_name, more = (SetUpRecord.decode(made.encode()) for _ in range(3))

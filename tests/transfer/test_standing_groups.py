@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from json_lines import json_lines
 from gemini_lab.transfer.set_up_record import SetUpRecord
 from gemini_lab.transfer.sockets import can_be_found
 from gemini_lab.transfer.standing_groups import StandingGroup, StandingGroups, obstacle
-from gemini_lab.transfer.standing_works import Apart
+from gemini_lab.transfer.standing_works import Apart, Done
 
 HERE = Path(__file__).parent
 SIZE = 3
@@ -156,6 +157,44 @@ def test_a_collective_that_is_done_just_after_a_look_has_not_failed():
     group.wait_for(OverJustAfterALook())
     with pytest.raises(RuntimeError, match="the peer is gone"):
         group.wait_for(OverJustAfterALook(RuntimeError("the peer is gone")))
+
+
+def two_ranks(act):
+    """What `act` gives on each of two ranks, threads here; it is told its group and its rank."""
+    store = dist.HashStore()
+    groups = StandingGroups(record=SetUpRecord())
+
+    def be(rank):
+        return act(StandingGroup(groups, store, rank, 2, timedelta(seconds=60)), rank)
+
+    with ThreadPoolExecutor(2) as pool:
+        return [*pool.map(be, range(2))]
+
+
+def test_who_sent_what_may_come_from_anybody_is_told():
+    def act(group, rank):
+        room = torch.full((1,), float(rank))
+        work = group.send([room], 0, 0) if rank else group.recv_anysource([room], 0)
+        work.wait()
+        return None if rank else (work._source_rank(), room.item())
+
+    assert two_ranks(act)[0] == (1, 1.0)
+
+
+def test_a_handle_gives_its_result_and_gloos_own_barrier_is_one():
+    def act(group, _):
+        work = group.allreduce([torch.ones(1)])
+        work.wait()
+        group.monitored_barrier(timedelta(seconds=60), wait_all_ranks=True)
+        return [one.item() for one in work.result()]
+
+    assert two_ranks(act) == [[2.0], [2.0]]
+
+
+def test_of_what_never_came_nobody_is_said_to_have_sent_it():
+    """The iteration is thrown away, but the script has to come to its end."""
+    work = Done([[torch.ones(1)]])
+    assert (work._source_rank(), work.result()) == (0, [torch.ones(1)])
 
 
 class NeverOver:

@@ -1,6 +1,7 @@
 """The door between processes: who knows the token comes in, and nobody in another's place."""
 
 import asyncio
+import errno
 import signal
 import subprocess
 import sys
@@ -71,6 +72,23 @@ def test_a_listener_that_does_not_know_the_token_is_not_believed():
     async def tell(house: House) -> None:
         with pytest.raises((LaunchError, EOFError)):
             await connect(await house.open(token="another"), TOKEN, HELLO, timeout_s=5)
+
+    story(tell)
+
+
+def test_an_error_of_who_serves_a_connection_is_no_strangers():
+    """It would be dropped with those, and nobody hear of it."""
+
+    async def tell(house: House) -> None:
+        told = asyncio.Event()
+        house.welcome = fail
+        asyncio.get_running_loop().set_exception_handler(lambda *_: told.set())
+        channel = await connect(await house.open(), TOKEN, HELLO, timeout_s=5)
+        assert await channel.receive() is None
+        await asyncio.wait_for(told.wait(), 5)
+
+    async def fail(_: Channel) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
 
     story(tell)
 

@@ -1,6 +1,5 @@
 """A worker's end of a version maker, the process that makes versions of a shard kept here."""
 
-import select
 import subprocess
 import sys
 import threading
@@ -133,8 +132,7 @@ class VersionMaker:
         Raises:
             GeminiError: It is gone.
         """
-        readable, _, _ = select.select([self._channel], [], [], timeout_s)
-        if not readable:
+        if not self._channel.waits(timeout_s):
             return None
         heard = self._channel.receive()
         if heard is None:

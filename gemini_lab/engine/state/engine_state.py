@@ -236,7 +236,8 @@ class EngineState:
         """Whether this rank's weights, moments and buffers are numbers, all of them."""
         buffers = (buffer for _, buffer in small_state.persistent_buffers(self.framework.module))
         held = (*(tensor for _, tensor in self.pieces()), *buffers)
-        tensors = [tensor for tensor in held if tensor.is_floating_point()]
+        real = (torch.view_as_real(one) if one.is_complex() else one for one in held)
+        tensors = [tensor for tensor in real if tensor.is_floating_point()]
         if not tensors:
             return True
         sums = torch.stack([tensor.sum(dtype=torch.float32) for tensor in tensors])
