@@ -106,13 +106,14 @@ def steps_of(recovery: Recovery, iteration_s: float) -> Steps:
 def failures_of(run: RunReducer) -> tuple[Outage, ...]:
     """What broke in a run, injected or not, as a simulation takes it: one failure a recovery.
 
-    Each strikes where training stood, the running iteration counted as a fraction. A standby sits
-    where the machine sat whose loss made room for it.
+    Each strikes where training stood, in iterations that the run had done, the running one as a
+    fraction. What struck before the first one delayed the start alone, and is left out. A standby
+    sits where the machine sat whose loss made room for it.
     """
     job = run.course.job
-    starts_s, ends_s, _ = run.pace.spans()
-    if job is None or not ends_s.size:
+    if job is None or not run.pace.numbers().size:
         return ()
+    begun_s, _ = trained_s(run)
     seats = {f"node-{position}": position for position in range(job.nodes)}
     spares = [f"node-{job.nodes + i}" for i in range(job.standbys)]
     outages = []
@@ -120,9 +121,13 @@ def failures_of(run: RunReducer) -> tuple[Outage, ...]:
         struck = [one for one in recovery.injections if one.kind in STRIKES]
         places = {_position(one, seats, job.workers_per_node) for one in struck}
         places = places or {seats.get(name, 0) for name in recovery.lost_nodes} or {0}
+        if recovery.lost_nodes and spares:
+            seats[spares.pop(0)] = min(places)
+        if recovery.failed_at_s < begun_s:
+            continue
         outages.append(
             Outage(
-                at_s=max(0.0, recovery.failed_at_s - float(starts_s.min())),
+                at_s=recovery.failed_at_s - begun_s,
                 kind="hardware" if recovery.lost_nodes else "software",
                 positions=tuple(sorted(places)),
                 cause=", ".join(map(str, struck)) or recovery.cause,
@@ -130,20 +135,19 @@ def failures_of(run: RunReducer) -> tuple[Outage, ...]:
                 failure=struck[0].kind if struck else "",
             )
         )
-        if recovery.lost_nodes and spares:
-            seats[spares.pop(0)] = min(places)
     return tuple(outages)
 
 
 def _stood(run: RunReducer, at_s: float) -> float:
-    """How many iterations were done at a moment, the running one as a fraction."""
+    """How many iterations a run had done at a moment, the running one as a fraction."""
     starts_s, ends_s, _ = run.pace.spans()
     before = np.flatnonzero(ends_s <= at_s)
     if not before.size:
         return 0.0
     last = before[np.argmax(ends_s[before])]
     since_s = at_s - float(ends_s[last])
-    return float(run.pace.numbers()[last]) + min(0.999, since_s / float((ends_s - starts_s).mean()))
+    done = int(run.pace.numbers()[last]) - trained_versions(run)[0]
+    return done + min(0.999, since_s / float((ends_s - starts_s).mean()))
 
 
 def _position(injection: Injection, seats: dict[str, int], per_node: int) -> int:
@@ -156,3 +160,10 @@ def trained_s(run: RunReducer) -> tuple[float, float]:
     """When the first iteration began, and when the last one ended."""
     starts_s, ends_s, _ = run.pace.spans()
     return float(starts_s.min()), float(ends_s.max())
+
+
+def trained_versions(run: RunReducer) -> tuple[int, int]:
+    """The version that a run began from, above 0 where it resumed, and the last that it made."""
+    starts_s, _, _ = run.pace.spans()
+    numbers = run.pace.numbers()
+    return int(numbers[np.argmin(starts_s)]) - 1, int(numbers.max())

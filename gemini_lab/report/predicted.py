@@ -5,12 +5,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.report.measured import failures_of, measure, trained_s
+from gemini_lab.report.measured import (
+    failures_of,
+    measure,
+    steps_of,
+    trained_s,
+    trained_versions,
+)
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.spent import spent
+from gemini_lab.report.tables.spent import spent_within
 from gemini_lab.simulator.interval import Interval
 from gemini_lab.simulator.replay import Replay, replay
-from gemini_lab.simulator.times import Measured
+from gemini_lab.simulator.times import Times
 from gemini_lab.simulator.workload import Workload
 
 LABELS: Final = {
@@ -97,15 +103,21 @@ def predict(run: RunReducer, *, learned: RunReducer | None = None) -> Predicted:
             "same job"
         )
     starts_s, ends_s = trained_s(run)
-    played = replay(workload, failures_of(run), iterations=int(run.pace.numbers().max()))
-    return _beside(played, _parts(run, measured), ends_s - starts_s, is_own=learned is None)
+    begun, made = trained_versions(run)
+    played = replay(workload, failures_of(run), iterations=made - begun)
+    return _beside(played, _parts(run, measured.times), ends_s - starts_s, is_own=learned is None)
 
 
-def _parts(run: RunReducer, measured: Measured) -> dict[str, float]:
+def _parts(run: RunReducer, times: Times) -> dict[str, float]:
     """A run's seconds by the simulator's parts: of a warm-up, an iteration's time is training."""
-    into = spent(run)
-    times = measured.times
-    warm_up_s = sum(step.warm_up_s for steps in times.recoveries.values() for step in steps)
+    starts_s, ends_s = trained_s(run)
+    into = spent_within(run, starts_s, ends_s)
+    iteration_s = times.iteration.mean_s + times.waited.mean_s
+    warm_up_s = sum(
+        steps_of(recovery, iteration_s).warm_up_s
+        for recovery in run.recoveries.recoveries()
+        if recovery.failed_at_s >= starts_s and recovery.resumed_at_s is not None
+    )
     return {
         "training": into.seconds("training", "exposed") + into.seconds("warm_up") - warm_up_s,
         "redo": into.seconds("redo"),

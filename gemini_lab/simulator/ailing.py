@@ -194,12 +194,18 @@ class Trust:
         return -(-due // self._every) * self._every, worst
 
     def go_back(self) -> tuple[int | None, int | None]:
-        """Throw away what is spoilt; gives what memory and the store have that is sound."""
-        first_bad = self.first_bad
+        """Throw away what is spoilt; gives what memory and the store have that is sound.
+
+        Where a machine was found by verification, nobody knows when it began: what is newer than
+        the last verified iteration goes as well.
+        """
+        sound = self.first_bad - 1
+        if self._every and math.isfinite(sound):
+            sound = sound // self._every * self._every
         self._stored = [
-            range(kept.start, int(min(kept.stop, first_bad)), kept.step)
+            range(kept.start, int(min(kept.stop, sound + 1)), kept.step)
             for kept in self._stored
-            if kept.start < first_bad
+            if kept.start <= sound
         ]
         self.wrong = [one for one in self.wrong if one.is_there]
         stored = max((kept[-1] for kept in self._stored if kept), default=None)

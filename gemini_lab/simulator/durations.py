@@ -94,6 +94,8 @@ class Durations:
         """
         if plan.tier == "persistent":
             return self._policy.persistent_s
+        if plan.tier == "start":
+            return 0.0
         if steps.retrieve_s is not None:
             return steps.retrieve_s
         return max(busiest_sends(plan), min(1, moved)) * self._policy.peer_s

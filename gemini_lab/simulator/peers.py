@@ -122,7 +122,7 @@ def checkpointless(workload: Workload, *, recovery_s: float = 120.0, replicas: i
     """HyperPod's checkpointless training: states come from data-parallel replicas."""
     replicas = min(replicas, workload.nodes)
     return Policy(
-        name="HyperPod-like, checkpointless",
+        name="checkpointless-like",
         source="Amazon SageMaker HyperPod, checkpointless training (its announcement)",
         assumptions=f"{replicas} data-parallel copies of every state live in GPU memory, so only "
         "the running iteration is lost while one of them is left, and nothing is saved meanwhile; "

@@ -191,7 +191,7 @@ def expected_wasted_s(workload: Workload, policy: Policy, *, replaced: bool = Tr
     """Mean wasted time of a failure by Eq. (1), where memory suffices if it can.
 
     t_ckpt holds the time that training stands still for a checkpoint. With m = 1 no memory has the
-    shard of a node that is gone.
+    shard of a node that is gone. Of lost nodes that were announced it is the running iteration.
 
     Args:
         workload: The job.
@@ -202,11 +202,21 @@ def expected_wasted_s(workload: Workload, policy: Policy, *, replaced: bool = Tr
     stream = policy.memory if in_memory else policy.persistent
     if stream is None:
         raise ConfigError(f"{policy.name} has no persistent checkpoints to fall back to; give some")
-    cycle_s = stream.every * (workload.iteration_s + policy.slowdown_s) + stream.stall_s
-    checkpoint_s = stream.stall_s + stream.delay_s
+    iteration_s = workload.iteration_s + policy.slowdown_s
     retrieval_s = policy.persistent_s
     if in_memory:
         retrieval_s = policy.peer_s if replaced else 0.0
+    unannounced_s = _wasted_s(stream, iteration_s, retrieval_s)
+    if not (policy.announced and replaced):
+        return unannounced_s
+    announced_s = wasted_time_s(checkpoint_s=0, interval_s=iteration_s, retrieval_s=policy.peer_s)
+    return policy.announced * announced_s + (1 - policy.announced) * unannounced_s
+
+
+def _wasted_s(stream: Stream, iteration_s: float, retrieval_s: float) -> float:
+    """Eq. (1) for checkpoints of one kind."""
+    cycle_s = stream.every * iteration_s + stream.stall_s
+    checkpoint_s = stream.stall_s + stream.delay_s
     if checkpoint_s > cycle_s:  # several are under way at once, which Eq. (1) does not know
         return checkpoint_s + cycle_s / 2 + retrieval_s
     return wasted_time_s(checkpoint_s=checkpoint_s, interval_s=cycle_s, retrieval_s=retrieval_s)

@@ -59,8 +59,8 @@ def tornado(
 ) -> tuple[Sensitivity, ...]:
     """The inputs in order of what they do to the ratio, the strongest first.
 
-    The same seeds give the same histories, so differences are paired; with another failure rate a
-    history has the same failures, closer together or further apart.
+    The same seeds give the same histories, so differences are paired; with another failure rate
+    failures come at the same moments, closer together or further apart, on other machines.
 
     Args:
         workload: The job.

@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.errors import GeminiError
-from gemini_lab.experiments.benches.baselines import Arm, rows_of
+from gemini_lab.experiments.benches.baselines import Arm, next_moment_s, rows_of
 from gemini_lab.experiments.benches.store_runs import (
     Wasted,
     checkpoint_times,
@@ -82,6 +82,17 @@ def test_a_kill_takes_back_what_was_not_loaded_again():
     assert stood_at(lines, 105.5) == 5
     assert stood_at(lines, 125.0, killed_s=116.5) == 12
     assert stood_at(lines, 132.5, killed_s=116.5) == 14
+
+
+def test_kills_come_evenly_over_a_cycle_also_where_a_moment_passed_while_training_was_regained():
+    """Cycles of 4 s begin 3 s after each start; what a kill lost is done again before the next."""
+    now_s, lost_s = 0.0, []
+    for share in (0.9, 0.1, 0.5, 0.3, 0.7):
+        moment_s = next_moment_s(3.0, 4.0, share=share, now_s=now_s)
+        assert now_s <= moment_s < max(now_s, 3.0) + 4.0
+        lost_s.append(3.0 + (moment_s - 3.0) % 4.0)
+        now_s = lost_s[-1]  # since the start by which it is regained
+    assert lost_s == pytest.approx([6.6, 3.4, 5.0, 4.2, 5.8])
 
 
 def arm(name, wasted_s, *, checkpoint_s=1.0, cycle_s=2.0):

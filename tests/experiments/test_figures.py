@@ -4,6 +4,9 @@ import csv
 import json
 import shutil
 import subprocess
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -224,6 +227,15 @@ def test_the_linear_model_has_the_papers_ends():
     assert ratio.linear("Gemini", 15) == pytest.approx(0.906, abs=1e-3)
     assert ratio.linear("HighFreq", 0) == pytest.approx(0.857, abs=1e-3)
     assert ratio.linear("Strawman", 15) == 0
+
+
+@pytest.mark.parametrize("name", ["Gemini", "HighFreq", "Strawman"])
+def test_fig_15bs_lines_are_drawn_where_the_formula_goes(name):
+    """Half-way between the points of a line, on its logarithmic axis."""
+    rate = fig15b.FAILURES_PER_NODE_PER_DAY
+    for left, right in pairwise(sorted({*fig15b.NODES, *fig15b.LINE_ONLY[name]})):
+        drawn = fmean(ratio.linear(name, rate * count) for count in (left, right))
+        assert drawn == pytest.approx(ratio.linear(name, rate * sqrt(left * right)), abs=0.025)
 
 
 def test_fig_15s_simulation_keeps_the_order_of_the_policies(drawn):

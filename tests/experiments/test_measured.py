@@ -342,6 +342,22 @@ def test_losses_as_the_placement_says_are_within_a_tolerance_of_nothing(tmp_path
     assert paper == pytest.approx({"group": 4 / 6, "ring": 2 / 6})
 
 
+@pytest.mark.parametrize(
+    ("share", "verdict"), [(1.0, "within"), (1.2, "undecided"), (1.6, "OUTSIDE")]
+)
+def test_what_kills_waste_is_judged_beside_eq_1(tmp_path: Path, share: float, verdict: str) -> None:
+    """101 kills, evenly over an interval of 2 s, each once in `share` of its time."""
+    beyond = [share * number / 100 for number in range(101)]
+    found = [
+        Row(name="wasted by a failure, measured", values=tuple(2.0 * one for one in beyond)),
+        Row(name="the same by Eq. (1)", values=(1.0,)),
+        Row(name="lost beyond t_ckpt, in intervals (0.5)", unit="", values=tuple(beyond)),
+    ]
+    [figure] = measured.figures(recorded(tmp_path / "wasted.json", "wasted", found))
+    assert verdicts(figure) == [verdict, verdict]
+    assert figure.of("measured")[1].y == pytest.approx(share / 2)
+
+
 def test_killed_baselines_are_counted_in_iterations_beside_the_papers(tmp_path: Path) -> None:
     """2 s an iteration: 46 s wasted are 23 iterations, where the paper has 23.1 min of 62 s."""
     shares = [1.0, 1.0]

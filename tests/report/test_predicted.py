@@ -6,13 +6,16 @@ out of the logs.
 """
 
 import gzip
+import json
 from dataclasses import replace
 
 import pytest
+from told_runs import ToldRun
 
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError
 from gemini_lab.exercises.recorded import FOLDER, recorded_run, recorded_scenario
+from gemini_lab.log import events
 from gemini_lab.report import load_measured, measure, predict
 from gemini_lab.report.measured import failures_of
 from gemini_lab.report.predicted import lines
@@ -94,6 +97,45 @@ def test_the_model_alone_errs_by_less_than_2_percent(reduced, name):
     assert list(lines(found))[-1].endswith("this very run: its times are put in")
     other = next(row for row in found.rows if row.label == "other")
     assert abs(other.measured_s) < 0.01 * found.total.measured_s
+
+
+def test_a_failure_before_the_first_iteration_is_no_part_of_what_came_after():
+    """It delayed the start: its recovery's 4.5 s are none of those that six iterations took."""
+    told = ToldRun(nodes=2, standbys=1).protect().fail("node-1", known=0).step("fence", 1.0)
+    told.plan(None, tier="start", members=["node-0", "node-2"]).step("start", 3.0)
+    told.step("warm_up", 1.0)
+    told.now_s -= 1.0
+    told.iterate(1)
+    told.say_root(
+        events.RecoveryFinished,
+        recovery=1,
+        epoch=2,
+        version=0,
+        iteration=1,
+        duration_s=5.5,
+        lost_iterations=0,
+    )
+    run = RunReducer(keep=FOR_REPORT)
+    run.extend(told.complete(1).train(2, 6).finish(6).entries)
+    found = predict(run)
+    assert failures_of(run) == ()
+    assert found.total.predicted.mean == pytest.approx(6.0)
+    parts = {row.label: pytest.approx(row.measured_s) for row in found.rows if row.measured_s}
+    assert parts == {"training": 6.0, "other": 5 * 0.125}
+
+
+def test_of_a_run_that_resumed_only_what_it_trained_itself_is_simulated(runs, tmp_path, reduced):
+    """The same log, as if 100 iterations had been done before it."""
+    lines = []
+    for text in (runs["four_failures"] / "events.jsonl").read_text().splitlines():
+        entry = json.loads(text)
+        for name in {"iteration", "version", "next_version"} & entry.keys():
+            entry[name] = 100 + (entry[name] or 0)
+        lines.append(json.dumps(entry))
+    (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    resumed = RunReducer.load(tmp_path, keep=FOR_REPORT)
+    assert failures_of(resumed) == failures_of(reduced["four_failures"])
+    assert predict(resumed).total == predict(reduced["four_failures"]).total
 
 
 def test_the_command_prints_simulated_beside_measured(runs, capsys):

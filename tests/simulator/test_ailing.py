@@ -190,6 +190,16 @@ def test_verification_takes_a_machine_out_and_goes_back_to_what_was_verified(at_
     )
 
 
+def test_verification_trusts_no_version_of_the_store_that_is_newer_than_what_was_verified():
+    """It finds in iteration 12 that sums are wrong, not since when: 10 is sound, 8 is verified."""
+    ours = policy(verify_every=4, persistent=Stream(every=10, delay_s=0.0))
+    [found] = simulate(WORK, ours, [wrong(10.5 * 60)], days=0.1).recoveries
+    assert (found.at_s, found.version, found.tier) == (12 * 60, 8, "memory")
+    ours = replace(ours, persistent=Stream(every=4, delay_s=0.0), memory=None)
+    [found] = simulate(WORK, ours, [wrong(10.5 * 60)], days=0.1).recoveries
+    assert (found.version, found.tier) == (8, "persistent")
+
+
 def test_what_only_people_find_goes_back_to_the_store():
     """Wrong from version 101 on, found at 16,000 s: 50 and 100 are sound, 150 to 250 are not."""
     store = Stream(every=50, delay_s=30.0)

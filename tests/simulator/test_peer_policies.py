@@ -15,7 +15,7 @@ from gemini_lab.simulator.peers import (
     survivors,
     tiered,
 )
-from gemini_lab.simulator.policy import gemini, gemini_lab
+from gemini_lab.simulator.policy import expected_wasted_s, gemini, gemini_lab
 
 PAPER = paper_workload(standbys=2)
 
@@ -92,6 +92,21 @@ def test_a_share_of_the_failures_is_announced():
         r.duration_s < workload.detection_s + workload.warm_up_s for r in outcome.recoveries
     )
     assert quick / len(outcome.recoveries) == pytest.approx(0.5, abs=0.15)
+
+
+def test_of_announced_failures_the_model_expects_the_running_iteration_as_is_simulated():
+    policy = drain(PAPER, announced=0.5)
+    draw = random.Random(4)
+    outages = [broken(20_000.0 * (n + draw.random()), n % 16) for n in range(1, 400)]
+    outcome = simulate(PAPER, policy, outages, days=95)
+    assert expected_wasted_s(PAPER, policy) in outcome.wasted
+    assert expected_wasted_s(PAPER, policy, replaced=False) == pytest.approx(1.5 * 62.0)
+
+
+def test_nothing_is_read_where_there_is_no_version_yet():
+    """A GPU fails in the first iteration: memory can be read, and holds nothing."""
+    outcome = simulate(PAPER, gemini(PAPER), [broken(10.0, 3, kind="gpu")], days=0.1)
+    assert [(one.tier, one.retrieval_s) for one in outcome.recoveries] == [("start", 0.0)]
 
 
 def test_warm_spares_shorten_the_restart_and_nothing_else():

@@ -36,7 +36,7 @@ def test_sizes_and_times_follow_from_what_was_given(answer):
 def test_every_policy_gets_a_forecast_and_simulation_agrees_with_eq_1(answer):
     assert len(answer.forecasts) == len(POLICIES)
     for forecast in answer.forecasts:
-        if not forecast.policy.announced and not forecast.policy.shrinks:
+        if not forecast.policy.shrinks:
             assert forecast.simulated_wasted.mean == pytest.approx(forecast.wasted_s, rel=0.15)
     ratio = {f.policy.name: f.effective.mean for f in answer.forecasts}
     assert ratio["Gemini"] > ratio["HighFreq"] > ratio["Strawman"]
@@ -79,6 +79,12 @@ def test_every_number_that_was_not_given_is_named(answer):
     given = str(plan(**ASKED, iteration_s=30.0, idle_s=3.0))
     assert "give `iteration_s`" not in given
     assert "give `idle_s`" not in given
+
+
+def test_every_row_of_the_table_keeps_its_columns(answer):
+    table = str(answer).split("\n\n")[1].splitlines()
+    assert len(table) == 1 + len(POLICIES)
+    assert {len(row) for row in table} == {100}
 
 
 def test_a_slow_network_shows_in_the_iteration():

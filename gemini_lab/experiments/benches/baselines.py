@@ -29,6 +29,7 @@ from gemini_lab.experiments.benches.store_runs import (
     started,
 )
 from gemini_lab.experiments.benches.waiting import wait_for
+from gemini_lab.experiments.benches.wasted import any_phase
 from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.experiments.rows import Row
@@ -169,16 +170,36 @@ def _on_a_store(name: str, every: int, rate: float, kills: int, rng: random.Rand
         job.wait("whole", after_s=0.0)
         killed_s = job.kill()  # from here on every start has a checkpoint to go on from
         said = job.wait("iteration", after_s=killed_s, count=WARM_UP * RANKS)
-        pace_s = median(iteration_times(said, every=every))
-        checkpoint_s = median(checkpoint_times(said))
+        before = store_arm(name, said, every=every, failures=())
         for number in rng.sample(range(kills), kills):
-            share = (number + rng.random()) / kills
-            start = max(o["at_s"] for o in job.said() if o["what"] == "training")
-            due_s = start + checkpoint_s + share * every * pace_s
+            start_s = max(o["at_s"] for o in job.said() if o["what"] == "training")
+            due_s = next_moment_s(
+                start_s + before.checkpoint_s,
+                before.cycle_s,
+                share=(number + rng.random()) / kills,
+                now_s=time.monotonic(),
+            )
             time.sleep(max(0.0, due_s - time.monotonic()))
             killed_s = job.kill()
             failures.append(failure_of(job.wait_until_regained(killed_s), killed_s))
         return store_arm(name, job.said(), every=every, failures=failures)
+
+
+def next_moment_s(begun_s: float, cycle_s: float, *, share: float, now_s: float) -> float:
+    """The first moment from now on at which such a share of a cycle has gone by.
+
+    What a failure lost is done again before the next one comes, so the moment in the first cycle
+    may be over: then it is the same one of a later cycle. To fail at once instead would have no
+    failure lose less than the one before it.
+
+    Args:
+        begun_s: When the first cycle began.
+        cycle_s: How long each is.
+        share: From 0 to 1.
+        now_s: Now.
+    """
+    first_s = begun_s + share * cycle_s
+    return first_s + cycle_s * max(0, math.ceil((now_s - first_s) / cycle_s))
 
 
 def store_arm(name: str, said: Sequence[Said], *, every: int, failures: Sequence[Wasted]) -> Arm:
@@ -209,7 +230,7 @@ def _in_memory(kills: int, rng: random.Random) -> Arm:
         for number in range(1, kills + 1):
             lab.wait_until_ready()
             wait_for(run, iteration=run.iteration + 4)
-            time.sleep(rng.uniform(0.0, 3 * pace_s))
+            time.sleep(any_phase(rng) * pace_s)
             run.inject(NodeLoss(f"rank-{rng.randrange(RANKS)}"))
             wait_for(run, recoveries=number)
         wait_for(run, iteration=run.iteration + 4)

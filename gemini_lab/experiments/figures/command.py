@@ -76,7 +76,8 @@ def command(argv: list[str]) -> int:
         metavar="FILE",
         help="results of `gemini-lab bench NAME --json FILE`, to draw beside; NAME is schemes "
         "(Figs. 7, 8, 13 and 16), losses (Fig. 9), baselines (Figs. 10 and 12), reduction (Fig. "
-        "11), goodput (Fig. 15) or contention (where idle time no longer suffices)",
+        "11), goodput (Fig. 15), wasted (Eq. (1)) or contention (where idle time no longer "
+        "suffices)",
     )
     parser.add_argument(
         "--out",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.figures import killed, provenance, reduced, scaled_down
+from gemini_lab.experiments.figures import eq1, killed, provenance, reduced, scaled_down
 from gemini_lab.experiments.figures.contention import contention
 from gemini_lab.experiments.figures.figure import Figure
 
@@ -70,6 +70,7 @@ MAKERS: Final = {
     "baselines": (killed.tenth, killed.twelfth),
     "goodput": (killed.fifteenth,),
     "reduction": (reduced.eleventh,),
+    "wasted": (eq1.of_real_failures,),
 }
 """What is drawn of which bench's results."""
 

@@ -66,6 +66,11 @@ def spent(run: RunReducer, *, now_s: float | None = None) -> Spent:
     end_s = run.course.ended_at_s
     if end_s is None:
         end_s = max(run.newest_s or start_s, now_s or start_s)
+    return spent_within(run, start_s, end_s)
+
+
+def spent_within(run: RunReducer, start_s: float, end_s: float) -> Spent:
+    """What the time between two moments of the log's clock went into."""
     if run.course.job is None or not end_s > start_s:
         return Spent(rows=(), wall_s=0.0)
     layers = _layers(run, start_s, end_s)
