@@ -10,17 +10,28 @@ from gemini_lab.recovery.messages import Disowned, Release
 from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
 from gemini_lab.recovery.steps import KnownRun
 
+LAST_TRIES_S: Final = 32.0  # after that the last version is tried to be saved no more
 DISOWN_LIMIT_S: Final = 60.0  # a line in a file; a store that takes longer hangs
 
 
 class EndingRun(KnownRun):
     """A run that comes to its end."""
 
-    def _save_last(self, at_s: float, *, after: int | None) -> Iterator[Instruction]:
-        """Save the last version if it had to wait for the version `after`; else that was all."""
-        if after is not None and after < self._saver.complete:
-            yield from self._saver.begin(at_s, self._saver.complete, state=self.state)
-        else:
+    def _save_last(self, at_s: float) -> Iterator[Instruction]:
+        """Save the last version, and again after a pause where that failed; then that was all.
+
+        A tier that is away for a moment costs a run no version after which none comes.
+        """
+        if self._saver.has_failed_last:
+            next_s = self._asked_s + self._retry_s
+            if max(at_s, next_s) > self._entered_s + LAST_TRIES_S:
+                yield from self._done(at_s)
+                return
+            if at_s < next_s:
+                return
+            self._asked_s, self._retry_s = at_s, 2 * self._retry_s
+        yield from self._saver.begin_last(at_s, state=self.state)
+        if self._saver.version is None:
             yield from self._done(at_s)
 
     def _done(self, at_s: float) -> Iterator[Instruction]:

@@ -309,6 +309,5 @@ class PhasedRun(EndingRun):
         if self.state.phase == "starting" and self._plan is not None:
             yield from self._resumed(at_s, self.state.iteration)
         yield from self._enter("finishing", at_s)
-        yield from self._saver.begin_last(at_s, state=self.state)
-        if self._saver.version is None:
-            yield from self._done(at_s)
+        self._retry_s = FIRST_RETRY_S
+        yield from self._save_last(at_s)

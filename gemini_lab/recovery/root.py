@@ -179,7 +179,7 @@ class RootAgent(AttendedRun):
             )
             yield WriteState(state=self.state)
         if self.state.phase == "finishing" and self._saver.version is None:
-            yield from self._save_last(at_s, after=said.version)
+            yield from self._save_last(at_s)
         elif self.state.is_disowning and self._saver.version is None:
             yield from self._end_disowned([said.version] if isinstance(said, Committed) else [])
 
@@ -259,10 +259,9 @@ class RootAgent(AttendedRun):
             case "failed" if self.state.is_disowning:
                 yield from self._hurry(at_s)
             case "finishing":
-                before = self._saver.version
                 yield from self._saver.give_up_if_late(at_s, state=self.state)
                 if self._saver.version is None:
-                    yield from self._save_last(at_s, after=before)
+                    yield from self._save_last(at_s)
 
     def _look_again(self, at_s: float) -> Iterator[Instruction]:
         """The run waits: with fewer machines once, when it may, and else for what has come."""

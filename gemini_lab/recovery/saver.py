@@ -77,6 +77,11 @@ class Saver:
             return 0
         return self._whole.number
 
+    @property
+    def has_failed_last(self) -> bool:
+        """Whether the newest version that is whole was tried last, and did not arrive."""
+        return self.version is None and self._failed == self.complete > self._last_version
+
     def want(self) -> None:
         """Have the next version be saved, whenever the last one was; also if that takes tries."""
         self._is_wanted = True

@@ -84,6 +84,7 @@ def report_of(run: RunReducer) -> RunReport:
         resizes=tuple(run.sizes.found),
         copies_placed=tuple(run.copies_placed.found),
         began_from=course.began_from,
+        lost_standbys=tuple(run.nodes.lost_standbys),
     )
 
 

@@ -87,6 +87,8 @@ def _summary(report: RunReport) -> Iterator[str]:
         yield f"  loss of rank 0: {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
     if len(report.roots) > 1:
         yield f"  root agent: {', then '.join(report.roots)}"
+    if names := report.lost_standbys:
+        yield from _wrapped(f"standby{'s' * (len(names) > 1)} lost: {', '.join(names)}", "  ")
     yield from _diverged(report)
     for one in report.not_finite:
         yield from _wrapped(f"NOT FINITE: {one}", "  !! ")

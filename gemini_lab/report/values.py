@@ -167,6 +167,7 @@ class RunReport:
         resizes: When it went on with another number of nodes, in order of the log.
         copies_placed: When copies were placed anew because the risk had changed.
         began_from: The version of an earlier run that its first start loaded; `None` if none.
+        lost_standbys: Machines that waited, were lost and did not come back, in order.
         injections: All that the injector did.
         wasted: None until there is a recovery to measure.
         traffic: Bytes sent.
@@ -204,6 +205,7 @@ class RunReport:
     resizes: tuple[Resized, ...] = ()
     copies_placed: tuple[ReplicasPlaced, ...] = ()
     began_from: int | None = None
+    lost_standbys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         done = max((one.number for one in self.iterations), default=0)

@@ -22,6 +22,7 @@ import xxhash
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
 from gemini_lab.recovery.plan import Stored, VersionId
 from gemini_lab.recovery.rewinds import joined
+from gemini_lab.seats import listed
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.storage.manifest import (
     MANIFEST,
@@ -178,7 +179,7 @@ class PersistentTier:
             meta: Anything worth keeping with it; plain JSON values.
 
         Raises:
-            IntegrityError: A shard is missing.
+            IntegrityError: A shard is missing, or this machine does not see what others wrote.
             GeminiError: The store failed, is full or read-only; the version does not exist then.
         """
         shards = sorted(record.shard for record in records)
@@ -188,11 +189,30 @@ class PersistentTier:
             )
         if (told := meta.get("lineage")) is not None:
             self._ownership.require_kept(told["run"])
+        self._require_seen(version, records)
         order = 1 + max((one["order"] for one in self._manifests().values()), default=0)
         content = manifest_of(version, records, meta, order=order)
         with self._files.explained(f"write the manifest of version {version} to"):
             self._files.put(f"{_folder(version)}/{MANIFEST}", [sealed(content)])
         self._clean(version, content)
+
+    def _require_seen(self, version: int, records: Sequence[ShardRecord]) -> None:
+        """Refuse where each machine has written to a disk of its own, as without a shared mount."""
+        folder = _folder(version)
+        sizes = self._files.listing(folder)
+        with self._files.explained("look into"):
+            away = [
+                one.shard
+                for one in records
+                if one.size_bytes != sizes.get(one.file)  # a listing may be old
+                and one.size_bytes != self._files.size_bytes(f"{folder}/{one.file}")
+            ]
+        if away:
+            raise IntegrityError(
+                f"shard {listed(away)} of version {version} was written, but not into {self.url} "
+                "as this machine sees it; name a store that all machines share, and see that it "
+                "is mounted on each"
+            )
 
     def disown(self, left: Sequence[VersionId]) -> None:
         """Have versions count no more that training has gone back behind.

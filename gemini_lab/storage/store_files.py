@@ -104,8 +104,11 @@ class StoreFiles:
         return data
 
     def size_bytes(self, path: str) -> int:
-        """What of a file has reached the store."""
-        return int(self._fs.info(self._at(path))["size"])
+        """What of a file has reached the store; 0 if it is not there."""
+        try:
+            return int(self._fs.info(self._at(path))["size"])
+        except FileNotFoundError:
+            return 0
 
     def listing(self, folder: str = "") -> dict[str, int]:
         """By name, the bytes of what lies in a folder; nothing if it is not there.

@@ -4,8 +4,16 @@ import msgspec
 import pytest
 
 from gemini_lab.log import events
+from gemini_lab.recovery.ending import LAST_TRIES_S
 from gemini_lab.recovery.faults import MAX_ATTEMPTS, MAX_KILLS
-from gemini_lab.recovery.messages import Commit, Persist, Persisted, PersistFailed, ScriptError
+from gemini_lab.recovery.messages import (
+    Commit,
+    Committed,
+    Persist,
+    Persisted,
+    PersistFailed,
+    ScriptError,
+)
 from gemini_lab.recovery.protocol import JobCancelled, JobSubmitted, SaveWanted
 from gemini_lab.settings import Settings
 from gemini_lab.shard.layout import ShardRecord
@@ -59,6 +67,50 @@ def test_a_wanted_version_that_fails_is_tried_again_with_the_next_one():
     story.iterate(4)
     assert saves(story) == [4, 5]
     arrive(story, 5)
+
+
+def fail_last(story: Story) -> None:
+    story.say("node-2", PersistFailed(epoch=story.epoch, version=3, reason="no space left"))
+
+
+def finished(**settings: str | float | None) -> Story:
+    """A run whose ranks have all finished; it saves its last version."""
+    story = Story().start(3, persistent_url=TIER, **settings)
+    for rank in range(4):
+        story.finish(rank)
+    assert saves(story) == [3]
+    return story
+
+
+def test_a_last_version_that_does_not_arrive_is_tried_again_after_a_pause():
+    story = finished()
+    fail_last(story)
+    story.tick(story.now_s + 1)
+    assert len(story.of(events.PersistStarted)) == 1
+    story.tick(story.now_s + 2)
+    assert len(story.of(events.PersistStarted)) == 2
+    arrive(story, 3)
+    assert story.root.state.phase == "finishing"
+    story.say("node-0", Committed(epoch=story.epoch, version=3, size_bytes=4))
+    assert story.root.state.phase == "done"
+
+
+def test_a_last_version_that_never_arrives_keeps_a_run_from_ending_for_half_a_minute():
+    story = finished()
+    began_s = story.now_s
+    while story.root.state.phase == "finishing":
+        fail_last(story)
+        story.tick(story.now_s + 0.25)
+    assert len(story.of(events.PersistFailed)) == 5
+    assert story.now_s - began_s <= LAST_TRIES_S
+    assert story.kinds()[-1] == "run_finished"
+
+
+def test_a_last_version_on_which_a_store_hangs_is_tried_once():
+    story = finished(persist_limit_s=100.0)
+    story.tick(story.now_s + 101)
+    assert len(story.of(events.PersistFailed)) == 1
+    assert story.root.state.phase == "done"
 
 
 @pytest.mark.parametrize("known", [None, "memory://other"])

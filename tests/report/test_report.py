@@ -336,6 +336,36 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch, make_event):
         build_report([make_event("note", 1.0, text="hello")])
 
 
+def plan(make_event, epoch, at_s, *members):
+    told = {"tier": "memory", "sources": (), "transfers": (), "reason": ""}
+    return make_event(
+        "recovery_planned", at_s, recovery=1, epoch=epoch, version=2, members=members, **told
+    )
+
+
+def test_a_standby_that_was_given_ranks_and_is_lost_in_the_same_recovery_is_told(
+    failing, make_event
+):
+    at = [e.kind for e in failing].index("recovery_finished")
+    lost = make_event("node_lost", 7.0, "node-0", name="node-2", cause="dead")
+    idle = make_event("node_lost", 7.1, "node-0", name="node-4", cause="dead")
+    again = plan(make_event, 3, 7.2, "node-0", "node-3")
+    report = build_report([*failing[:at], lost, idle, again, *failing[at:]])
+    assert report.recoveries[0].lost_nodes == ("node-1", "node-2")
+    assert report.lost_standbys == ("node-4",)
+
+
+def test_a_standby_that_waited_and_was_lost_is_told_unless_it_came_back(failing, make_event):
+    lost = [
+        make_event("node_lost", 9.5, "node-0", name=name, cause="lease")
+        for name in ("node-3", "node-4", "node-5")
+    ]
+    back = make_event("node_joined", 9.6, "node-0", name="node-4")
+    report = build_report([*failing, *lost, back])
+    assert "  standbys lost: node-3, node-5\n" in render(report)
+    assert "standby" not in render(build_report(failing))
+
+
 def test_a_resumed_run_says_from_which_version_on_the_terminal_and_in_its_report():
     run = ToldRun().plan(21, tier="persistent").protect().train(22, 24)
     said = "began from version 21 of the persistent tier"

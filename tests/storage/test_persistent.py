@@ -298,6 +298,26 @@ def test_a_version_needs_every_shard(tier):
         tier.commit(4, [record], {})
 
 
+def test_a_version_does_not_exist_where_machines_wrote_to_disks_of_their_own(tmp_path):
+    """The same path on two machines, and no shared file system behind it on one of them."""
+    here, there = (PersistentTier(str(tmp_path / name)) for name in ("here", "there"))
+    records = [
+        tier.write_shard(4, shard, payload(4, shard), layout(shard))
+        for shard, tier in enumerate((here, there))
+    ]
+    with pytest.raises(IntegrityError, match=r"shard 1 of version 4 .* mounted on each"):
+        here.commit(4, records, {})
+    assert here.versions() == []
+
+
+def test_a_listing_that_is_old_does_not_hide_what_others_wrote(tier, monkeypatch):
+    records = [tier.write_shard(4, shard, payload(4, shard), layout(shard)) for shard in (0, 1)]
+    monkeypatch.setattr(tier._files, "listing", lambda _="": {})
+    tier.commit(4, records, {})
+    monkeypatch.undo()
+    assert tier.versions() == [4]
+
+
 def test_a_missing_or_cut_shard_file_makes_its_version_not_exist(tmp_path):
     tier = PersistentTier(str(tmp_path))
     save(tier, 1)

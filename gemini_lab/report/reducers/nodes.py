@@ -43,6 +43,7 @@ class Nodes:
         failed: Nodes whose worker exited or hung, until workers are started again.
         lost: Nodes that were lost and did not come back, in order.
         lost_count: Nodes that were lost, all told.
+        lost_standbys: Those among `lost` that had no position then.
         leaving: Nodes that are to go and have ranks, with what these wait for before they move;
             empty where nothing was said of that.
         drained: Nodes without ranks whose machines are to go, in order.
@@ -58,6 +59,7 @@ class Nodes:
         self.failed: set[str] = set()
         self.lost: dict[str, None] = {}
         self.lost_count = 0
+        self.lost_standbys: dict[str, None] = {}
         self.leaving: dict[str, str] = {}
         self.drained: dict[str, None] = {}
         self.left: dict[str, None] = {}
@@ -167,6 +169,7 @@ class Nodes:
             if name in self.lost or name in self.left:
                 self._come(at_s, name, is_there=True)
             self.lost.pop(name, None)
+            self.lost_standbys.pop(name, None)
             self.left.pop(name, None)
 
     def _lose(self, at_s: float, name: str) -> None:
@@ -181,6 +184,8 @@ class Nodes:
         if name not in self.lost and len(self.lost) < MOST:
             self.lost_count += 1
             self.lost[name] = None
+            if name not in self.members:
+                self.lost_standbys[name] = None
 
     def _come(self, at_s: float, name: str, *, is_there: bool) -> None:
         if len(self.comings) < MOST:

@@ -32,6 +32,7 @@ class _Told:
     rejected: list[str] = field(default_factory=list)
     kept: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by epoch
     refused: list[events.ResizeRefused] = field(default_factory=list)
+    lost: dict[str, None] = field(default_factory=dict)  # on the way
     resumed_at_s: float | None = None
 
     @property
@@ -90,6 +91,8 @@ class Recoveries:
                 self._restore(entry, event)
             case events.ResizeRefused():
                 self._refuse(event)
+            case events.NodeLost(name=name):
+                self._lose(name, seconds(entry.at_s))
             case events.OfRecovery(recovery=number) if number > 0:
                 self._tell(entry, event)
             case _:
@@ -113,9 +116,22 @@ class Recoveries:
     def _refuse(self, event: events.ResizeRefused) -> None:
         """The script refuses a size in the recovery under way."""
         whole(event.nodes)
-        newest = self._told.get(max(self._told, default=0))
-        if newest is not None and newest.resumed_at_s is None and len(newest.refused) < MOST_STEPS:
+        newest = self._under_way()
+        if newest is not None and len(newest.refused) < MOST_STEPS:
             newest.refused.append(event)
+
+    def _lose(self, name: str, at_s: float) -> None:
+        """A node goes in the recovery under way, such as a standby that has just got ranks."""
+        newest = self._under_way()
+        if newest is None or not self._seated.had_ranks(name, at_s):
+            return
+        if len(newest.lost) < MOST_STEPS:
+            newest.lost[name] = None
+
+    def _under_way(self) -> _Told | None:
+        """The newest recovery, if it is not over."""
+        newest = self._told.get(max(self._told, default=0))
+        return None if newest is None or newest.resumed_at_s is not None else newest
 
     def _tell(self, entry: Entry, event: events.OfRecovery) -> None:
         if (told := self._recovery(whole(event.recovery), seconds(entry.at_s))) is None:
@@ -187,7 +203,7 @@ class Recoveries:
             cause="unknown" if start is None else start.cause,
             injections=(),
             exits=(),
-            lost_nodes=() if start is None else start.lost,
+            lost_nodes=tuple({**dict.fromkeys(() if start is None else start.lost), **told.lost}),
             failed_at_s=told.first_s if start is None else start.failed_at_s,
             resumed_at_s=told.resumed_at_s,
             version=version,
