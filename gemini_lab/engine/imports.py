@@ -53,7 +53,7 @@ def learned_modules(
     """
     found = [
         name
-        for name, module in modules.items()
+        for name, module in [*modules.items()]  # other threads import, too
         if name not in before and _origin(name, module).startswith(tuple(places))
     ]
     return found if len(found) >= WORTH_IT else []

@@ -165,18 +165,18 @@ def local_rank_option(job: Job) -> str | None:
 
 
 @contextmanager
-def exits_noticed(leave: Callable[[], None]) -> Iterator[None]:
-    """Have `os._exit(0)`, with which scripts skip what Python does at its end, call `leave` first.
+def exits_noticed(leave: Callable[[int], None]) -> Iterator[None]:
+    """Have `os._exit`, with which scripts skip what Python does at its end, call `leave` first.
 
-    A process that the script has forked, another thread, and any other status end as ever.
+    A process that the script has forked, and another thread, end as ever.
     """
     worker, end = os.getpid(), os._exit
 
     def exit_(status: int) -> NoReturn:
         is_main = threading.current_thread() is threading.main_thread()
-        if status == 0 and is_main and os.getpid() == worker:
+        if is_main and os.getpid() == worker:
             os._exit = end
-            leave()
+            leave(status)
         end(status)
 
     os._exit = exit_
@@ -219,7 +219,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         session.current = open_session(start, channel, store, pulse, imports)
         run_to_its_end(start, channel)
     except SystemExit as leave:
-        channel.send(ScriptError(error="SystemExit", text=str(leave.code)))
+        say_left(leave, channel)
         return said_status(leave)
     except BaseException as error:  # noqa: BLE001  (the process's edge: reported, then it ends)
         say_error(error, channel)
@@ -295,6 +295,12 @@ def say_error(error: BaseException, channel: LocalChannel) -> None:
     channel.send(ScriptError(error=type(error).__name__, text=text))
 
 
+def say_left(leave: SystemExit, channel: LocalChannel) -> None:
+    """Tell that the script ends itself with an error, where that is one of its own."""
+    if not lost_with_a_rank(leave):
+        channel.send(ScriptError(error="SystemExit", text=str(leave.code)))
+
+
 def lost_with_a_rank(error: BaseException) -> bool:
     """Whether a script's error is that of an iteration that a lost rank has made worthless."""
     standing = None if session.current is None else session.current.standing
@@ -326,8 +332,11 @@ def print_error(error: BaseException) -> None:
     traceback.print_exception(type(error), error, frames or error.__traceback__)
 
 
-def leave_early(start: WorkerStart, channel: LocalChannel) -> None:
-    """The script ends itself with `os._exit(0)`: let it end as one that runs out does."""
+def leave_early(start: WorkerStart, channel: LocalChannel, status: int) -> None:
+    """The script ends itself with `os._exit`: let it end as one that runs out, or fails, does."""
+    if status:
+        say_left(SystemExit(status), channel)
+        return
     finish()
     say_finished(start, channel)
 

@@ -43,6 +43,19 @@ def test_a_module_under_another_name_than_its_own_is_not():
     assert "alias" not in learned_modules((), modules, PLACES)
 
 
+def test_what_is_imported_while_modules_are_looked_at_harms_nobody():
+    """By another thread of the script's."""
+
+    class Late(ModuleType):
+        @property
+        def __spec__(self):
+            modules["late"] = ModuleType("late")
+            return None
+
+    modules = {"first": Late("first"), **library(WORTH_IT)}
+    assert len(learned_modules((), modules, PLACES)) == WORTH_IT
+
+
 def test_a_few_are_not_worth_another_process():
     assert learned_modules((), library(WORTH_IT - 1), PLACES) == []
 

@@ -25,6 +25,7 @@ from gemini_lab.node.worker import (
     distributed_environment,
     join_rendezvous,
     keep_sockets_in,
+    leave_early,
     local_rank_option,
     print_error,
     run_script,
@@ -32,7 +33,7 @@ from gemini_lab.node.worker import (
     say_error,
     why_not_kept,
 )
-from gemini_lab.recovery.messages import JobOrder, WorkerStart
+from gemini_lab.recovery.messages import JobOrder, ScriptError, WorkerStart
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
 from gemini_lab.transfer import standing_groups
@@ -102,8 +103,8 @@ LEAVING = """
     import os, sys, threading
     from gemini_lab.node.worker import exits_noticed
 
-    def leave():
-        print("left well", flush=True)
+    def leave(status):
+        print("left with", status, flush=True)
 
     with exits_noticed(leave):
         if "forked" in sys.argv:
@@ -121,9 +122,9 @@ LEAVING = """
 
 @pytest.mark.parametrize(
     ("how", "said", "code"),
-    [("0", "left well\n", 0), ("3", "", 3), ("forked", "", 0), ("thread", "", 0)],
+    [("0", "left with 0\n", 0), ("3", "left with 3\n", 3), ("forked", "", 0), ("thread", "", 0)],
 )
-def test_only_the_scripts_own_exit_without_an_error_is_its_end(how, said, code):
+def test_only_the_scripts_own_exit_is_its_end(how, said, code):
     command = [sys.executable, "-c", textwrap.dedent(LEAVING), how]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == (said, code), done.stderr
@@ -251,6 +252,17 @@ def test_a_workers_ranks_are_those_of_its_position():
 
 def test_what_is_imported_ahead_is_so_without_a_rank():
     assert changed_environment({}, distributed_environment(start_of(3))) == {}
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_script_that_ends_itself_with_an_error_is_said_to_unless_a_rank_is_lost(
+    monkeypatch, is_broken
+):
+    """Otherwise it is its machine's: where it trains a little first, it is started for ever."""
+    standing, told = SimpleNamespace(is_broken=is_broken), []
+    monkeypatch.setattr(session, "current", SimpleNamespace(standing=standing))
+    leave_early(start_of(0), SimpleNamespace(send=told.append), 7)
+    assert told == ([] if is_broken else [ScriptError(error="SystemExit", text="7")])
 
 
 ENDING = """
