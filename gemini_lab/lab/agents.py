@@ -281,10 +281,6 @@ class AgentCluster:
         for text in self._roster.remarks():
             self._audience.take_note(text)
 
-    def miss(self, name: str) -> None:
-        """An agent is not connected any more."""
-        self._roster.ready.discard(name)
-
     # -- orders ----------------------------------------------------------------------------------
 
     def submit(self, job: JobOrder) -> None:

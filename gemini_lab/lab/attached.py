@@ -31,6 +31,8 @@ from gemini_lab.wire.tcp import Channel, connect
 
 CONNECT_S: Final = 5.0
 RETRY_S: Final = 0.5
+SILENT_S: Final = 10
+"""Of an owner whose machine answers nothing: who only listens would wait for ever."""
 PATIENCE_S: Final = 120.0
 """For a new owner to come when one is lost; then this machine has lost the run."""
 OWNER_S: Final = 30.0
@@ -147,6 +149,7 @@ class AttachedRun(FollowedRun):
             try:
                 way = await asyncio.to_thread(self._find)
                 channel = await connect(way.address, way.token, ControlHello(), timeout_s=CONNECT_S)
+                channel.break_after(SILENT_S)
             except RunGoneError as error:
                 self._end_without_owner(str(error))
                 return

@@ -31,9 +31,6 @@ class Listener(Protocol):
     def hear(self, name: str, message: Message) -> None:
         """The agent of this node said something."""
 
-    def miss(self, name: str) -> None:
-        """The connection to this node's agent has ended."""
-
 
 class Connections:
     """One connection to each agent; what was said on one that broke is heard on the next.
@@ -53,6 +50,7 @@ class Connections:
         self._token, self._listener, self._spawn = token, listener, spawn
         self._owner = secrets.token_hex(8)
         self._opening: set[str] = set()
+        self._away: set[str] = set()  # connected, though their leases have run out
         self._channels: dict[str, Channel] = {}
         self._taken: dict[Channel, int] = {}  # messages, those on earlier connections included
         self._left: dict[str, int] = {}  # as many had been taken when the last connection ended
@@ -69,7 +67,15 @@ class Connections:
             self._channels[name].send(message)
 
     async def meet(self, addresses: Mapping[str, str]) -> None:
-        """Connect to agents that are not connected; who does not answer may be met again."""
+        """Connect to agents that are not connected; who does not answer may be met again.
+
+        Whose lease had run out is connected to anew: after a cut of half a minute, what it says on
+        its old connection comes another half minute later, with TCP's next try.
+        """
+        back = self._away & addresses.keys()
+        self._away = self._channels.keys() - addresses.keys()
+        for name in back & self._channels.keys():
+            self._channels[name].close()
         work = (self.open(name, address) for name, address in addresses.items())
         await asyncio.gather(*work, return_exceptions=True)
 
@@ -134,7 +140,6 @@ class Connections:
             self._was_flushed(channel)
             self._left[name] = self._taken.pop(channel)
             del self._channels[name]
-            self._listener.miss(name)
 
     async def _take(self, message: Message, name: str, channel: Channel) -> None:
         match message:

@@ -55,6 +55,7 @@ from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
 LAB_GRACE_S: Final = 5.0  # an agent that has had no lab for this long ends
+LAB_SILENT_S: Final = 900  # as has one whose lab's machine answers nothing, idle or not
 KEY_GRACE_S: Final = 30.0  # as does one whose lab is connected or to come, but has had no key
 ALONE_S: Final = 3600.0  # as does one of a detached lab without workers and without a store
 STORE_LEFT_S: Final = 10.0  # for others to leave an etcd whose keeper was killed
@@ -316,6 +317,7 @@ class Agent:
     async def _serve_lab(self, channel: Channel, hello: LabHello) -> None:
         self.lab.open(channel, hello)
         try:
+            channel.break_after(LAB_SILENT_S)
             while (message := await channel.receive()) is not None:
                 match message:
                     case CloseLab():
@@ -328,6 +330,7 @@ class Agent:
                         await strike(self.supervisor, message.action, self.config)
         finally:
             self.lab.close(channel)
+            self._lab_seen_s = time.monotonic()  # also by who was frozen until now
 
     async def _serve_root(self, channel: Channel, hello: RootHello) -> None:
         newest = 0 if self._root_record is None else self._root_record.term

@@ -1,5 +1,7 @@
 """Following a run that somebody else owns: its log over a connection, whoever owns it."""
 
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack, contextmanager
 from queue import Queue
@@ -11,6 +13,7 @@ from gemini_lab import Job
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import main
 from gemini_lab.errors import RunFailedError
+from gemini_lab.experiments.namespaces import NodeNetwork, why_not
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.control import (
     ControlServer,
@@ -78,6 +81,49 @@ def test_leaving_leaves_the_run_alone_and_stopping_ends_it(run, cluster):
     assert cluster.stopped == []
     assert "one ends" in follower.stop()
     assert cluster.stopped == [run.number]
+
+
+OWNS = """
+import asyncio, sys
+from gemini_lab.recovery.messages import LogSaid
+from gemini_lab.wire.tcp import serve
+
+async def tell(channel):
+    channel.send(LogSaid(lines=""))
+    while await channel.receive() is not None:
+        pass
+
+async def own():
+    server, port = await serve(sys.argv[1], sys.argv[2], tell)
+    print(port, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(own())
+"""
+
+
+def test_who_follows_an_owner_whose_machine_falls_silent_looks_for_the_next():
+    if reason := why_not():
+        pytest.skip(reason)
+    with NodeNetwork(1, subnet="10.79.2") as network:
+        host = network.address(0)
+        command = network.command(0, [sys.executable, "-c", OWNS, host, TOKEN])
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+            port = owner.stdout.readline().strip()
+            ways = iter([Way(address=f"{host}:{port}", token=TOKEN)])
+
+            def find():
+                if (way := next(ways, None)) is None:
+                    raise RunGoneError("the run is over")
+                return way
+
+            try:
+                with AttachedRun("one", find) as follower:
+                    follower.catch_up(WAIT_S)
+                    network.cut(0, sent=True, received=True)
+                    assert follower.is_over_within(2 * WAIT_S)
+            finally:
+                owner.kill()
 
 
 def test_what_is_asked_before_there_is_an_owner_is_asked_again(run, cluster):

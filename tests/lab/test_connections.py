@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from gemini_lab.lab.agents import AgentCluster
+from gemini_lab.lab.connections import Connections
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Note, RunFinished
+from gemini_lab.log.events import NodeReady, Note, RunFinished
 from gemini_lab.node.config import LabRecord
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.recovery.messages import CloseLab, Flush, Flushed, Heard
@@ -167,6 +168,49 @@ def test_what_was_said_while_a_connection_was_cut_is_heard_once(meet):
     loop.call(agent.link.emit, Note(text="4"))
     wait_for(loop, lambda: "4" in audience.texts)
     assert audience.texts == ["1", "2", "3", "4"]
+
+
+def test_whose_lease_had_run_out_is_connected_to_anew_and_heard_once():
+    """A connection that was cut brings what was said on it long after it is mended."""
+    told = []
+
+    async def meet_again():
+        spawned = []
+        listener = SimpleNamespace(hear=lambda _, said: told.append(said.entry.event.text))
+        connections = Connections(
+            TOKEN, listener, lambda work: spawned.append(asyncio.create_task(work))
+        )
+        agent = AgentStandIn("node-1")
+        known = {"node-1": await agent.open()}
+        agent.link.emit(Note(text="1"))
+        await connections.meet(known)
+        old = agent.channel
+        await connections.meet({})
+        agent.link.emit(Note(text="2"))
+        async with asyncio.timeout(30):
+            while agent.channel is old or len(told) < 2:
+                await connections.meet(known)
+                await asyncio.sleep(0.01)
+            new = agent.channel
+            await connections.meet(known)
+        assert agent.channel is new
+        new.close()
+        await asyncio.gather(*spawned)
+
+    asyncio.run(meet_again())
+    assert told == ["1", "2"]
+
+
+def test_a_node_is_as_ready_as_it_was_when_its_connection_has_broken(meet):
+    agent = AgentStandIn("node-1")
+    loop = meet(AudienceStandIn(), agent)
+    (cluster,) = meet.started
+    loop.call(agent.link.emit, NodeReady(name="node-1", import_s=1.0))
+    wait_for(loop, lambda: cluster.ready)
+    old = agent.channel
+    loop.call(old.close)
+    wait_for(loop, lambda: agent.channel is not old and cluster.members)
+    assert cluster.ready == {"node-1"}
 
 
 def test_the_agent_beside_which_an_owner_runs_is_the_last_to_be_told_to_end(meet):
