@@ -342,7 +342,7 @@ def test_what_data_change_is_not_named_where_they_are_named_in_also():
 
 
 class Prefetched(Samples):
-    """A thread of its own fetches ahead, and keeps in a dict what is on its way."""
+    """A thread of its own fetches ahead, and keeps what is on its way, until it is there."""
 
     def __init__(self):
         super().__init__()
@@ -355,6 +355,8 @@ class Prefetched(Samples):
         for number in count():
             self.on_its_way[number] = {"file": f"part-{number}", "offset": number}
             self.on_its_way.pop(number - 16, None)
+            setattr(self, f"part_{number}", number)
+            vars(self).pop(f"part_{number - 16}", None)
             if self.is_over.wait(0.0001):
                 break
 
@@ -364,7 +366,7 @@ def test_data_that_a_thread_of_their_own_changes_are_read_all_the_same():
     loader, before = watch(DataLoader(data)), sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        for _ in range(300):
+        for _ in range(100):
             loader.state_dict()
             loader.values.unkept(is_known=lambda _: False, keeps_plain=True, reads_here=True)
     finally:
