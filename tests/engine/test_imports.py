@@ -50,7 +50,6 @@ def test_what_is_imported_while_modules_are_looked_at_harms_nobody():
         @property
         def __spec__(self):
             modules["late"] = ModuleType("late")
-            return None
 
     modules = {"first": Late("first"), **library(WORTH_IT)}
     assert len(learned_modules((), modules, PLACES)) == WORTH_IT

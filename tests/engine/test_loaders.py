@@ -2,8 +2,10 @@
 
 import functools
 import random
+import sys
+import threading
 from collections import deque
-from itertools import chain, cycle, islice
+from itertools import chain, count, cycle, islice
 
 import numpy as np
 import pytest
@@ -337,6 +339,40 @@ def test_what_data_change_is_not_named_where_they_are_named_in_also():
     script = ScriptState(data=[loader], also={"data": loader.dataset})
     list(islice(loader, 2))
     assert script.data_changes() == []
+
+
+class Prefetched(Samples):
+    """A thread of its own fetches ahead, and keeps what is on its way, until it is there."""
+
+    def __init__(self):
+        super().__init__()
+        self.on_its_way = {}
+        self.is_over = threading.Event()
+        self.thread = threading.Thread(target=self.fetch)
+        self.thread.start()
+
+    def fetch(self):
+        for number in count():
+            self.on_its_way[number] = {"file": f"part-{number}", "offset": number}
+            self.on_its_way.pop(number - 16, None)
+            setattr(self, f"part_{number}", number)
+            vars(self).pop(f"part_{number - 16}", None)
+            if self.is_over.wait(0.0001):
+                break
+
+
+def test_data_that_a_thread_of_their_own_changes_are_read_all_the_same():
+    data = Prefetched()
+    loader, before = watch(DataLoader(data)), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(100):
+            loader.state_dict()
+            loader.values.unkept(is_known=lambda _: False, keeps_plain=True, reads_here=True)
+    finally:
+        sys.setswitchinterval(before)
+        data.is_over.set()
+        data.thread.join()
 
 
 def test_an_older_iterator_that_is_asked_once_more_is_noticed():

@@ -2,10 +2,12 @@
 
 import gc
 import random
+import sys
+import threading
 import time
 import weakref
 from collections import deque
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from types import FunctionType
 
 import numpy as np
@@ -30,6 +32,36 @@ def ours():
         if type(one).__module__ == __name__
         or (type(one) is FunctionType and one.__module__ == __name__)
     ]
+
+
+class Fetching:
+    """A thread of its own makes attributes of it, and lets others go."""
+
+    def __init__(self):
+        self.counts, self.is_over = [0] * 1000, threading.Event()
+
+    def fetch(self):
+        for number in count():
+            setattr(self, f"part_{number}", [number])
+            vars(self).pop(f"part_{number - 16}", None)
+            self.counts[0] += 1
+            if self.is_over.wait(0.0001):
+                break
+
+
+def test_objects_that_another_thread_changes_are_looked_at_all_the_same():
+    fetching, before = Fetching(), sys.getswitchinterval()
+    thread = threading.Thread(target=fetching.fetch)
+    unkept = ScriptValues([], living=lambda: [fetching, Fetching.fetch])
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        for _ in range(200):
+            unkept.changed(script_frames())
+    finally:
+        sys.setswitchinterval(before)
+        fetching.is_over.set()
+        thread.join()
 
 
 def tops(unkept):

@@ -57,11 +57,14 @@ def _inside(thing: Any, where: str, seen: set[int], depth: int) -> Iterator[tupl
 
 
 def _held(thing: Any) -> Iterator[tuple[object, object]]:
-    """What a thing is made of, as far as it is the script's own, or torch's for data."""
+    """What a thing is made of, as far as it is the script's own, or torch's for data.
+
+    As it is at this moment: a thread of the data's may change it while its parts are looked at.
+    """
     kind = type(thing)
     if kind in (list, tuple, dict):
         if len(thing) <= _MANY:
-            yield from thing.items() if kind is dict else enumerate(thing)
+            yield from [*thing.items()] if kind is dict else enumerate([*thing])
     elif kind is FunctionType:
         yield from variables_around(thing).items()
     elif kind is MethodType:
@@ -69,6 +72,6 @@ def _held(thing: Any) -> Iterator[tuple[object, object]]:
     elif kind is partial:
         yield from (("func", thing.func), ("args", thing.args), ("keywords", thing.keywords))
     elif is_own_type(kind) or kind.__module__.startswith("torch.utils.data"):
-        yield from getattr(thing, "__dict__", {}).items()
+        yield from [*getattr(thing, "__dict__", {}).items()]
     elif isinstance(thing, nn.Sequential):
         yield from enumerate(thing)

@@ -71,7 +71,7 @@ class DataValues:
             of, _, name = where.rpartition(".")
             if where not in wanted:
                 if of in self._began_with:
-                    del vars(things[of])[name]
+                    vars(things[of]).pop(name, None)
             elif of in things and held.get(where) != wanted[where]:
                 _put(things[of], name, decode(wanted[where]))
 
@@ -124,8 +124,8 @@ class DataValues:
 
     def _attributes(self) -> Iterator["_Attribute"]:
         for where, thing in reached(self._parts()):
-            for name in _names(thing):
-                yield _Attribute(f"{where}.{name}", thing, name, vars(thing)[name])
+            for name, value in _held(thing).items():
+                yield _Attribute(f"{where}.{name}", thing, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,14 @@ class _Attribute:
         return f"{self.name!r} of a {type(self.thing).__name__}"
 
 
-def _names(thing: object) -> Iterable[str]:
-    """Attributes of a thing that may change."""
-    kind, attributes = type(thing), getattr(thing, "__dict__", {})
+def _held(thing: object) -> Values:
+    """Attributes of a thing that may change, as they are at this moment."""
+    kind, attributes = type(thing), dict(getattr(thing, "__dict__", {}))
     if is_own_type(kind):
-        return [*attributes]
+        return attributes
     names = _EPOCHS if hasattr(kind, "set_epoch") else frozenset[str]()
-    return (names | _OF_SAMPLERS if issubclass(kind, Sampler) else names) & attributes.keys()
+    names = names | _OF_SAMPLERS if issubclass(kind, Sampler) else names
+    return {name: attributes[name] for name in names & attributes.keys()}
 
 
 def _weight(value: Any, left: int = _MANY) -> int:

@@ -138,7 +138,7 @@ class ScriptValues:
             but = ", which its state_dict leaves out" if is_kept else ""
             yield from ((f"{name}{but}", v) for name, v in _of_object(one, read, changed))
         for optimizer in (held() for held in self._optimizers):
-            for name, value in getattr(optimizer, "__dict__", {}).items():
+            for name, value in _attributes(optimizer):
                 if is_kind(value, _SETS):
                     yield f"{name!r} of a {type(optimizer).__name__}", value
 
@@ -259,10 +259,15 @@ def _of_object(
     kinds: tuple[type, ...] = (*CONTAINERS, np.ndarray, torch.Tensor)
     if isinstance(thing, torch.nn.Module):  # whose tensors are looked at by themselves
         kinds = kinds[:-1]
-    for name, value in getattr(thing, "__dict__", {}).items():
+    for name, value in _attributes(thing):
         is_held = name in read and is_kind(value, kinds)
         if name in changed or is_held or is_kind(value, GENERATORS):
             yield f"{name!r} of a {type(thing).__name__}", value
+
+
+def _attributes(thing: Any) -> list[tuple[str, Any]]:
+    """As they are at this moment: another thread of the script's may make some meanwhile."""
+    return [*getattr(thing, "__dict__", {}).items()]
 
 
 def _is_called(function: FunctionType) -> bool:
