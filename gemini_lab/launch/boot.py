@@ -10,6 +10,7 @@ a key pair and tells rank 0 the public one, and what comes back only that rank c
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from typing import Any, Final
 import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
-from gemini_lab.launch.mpi_order import FILES, take_order
+from gemini_lab.launch.mpi_order import take_order
 from gemini_lab.node.config import (
     AgentConfig,
     AgentDown,
@@ -31,7 +32,7 @@ from gemini_lab.node.config import (
     SharedMachine,
     why_blind,
 )
-from gemini_lab.node.held_folder import MPI_SHARED, HeldFolder
+from gemini_lab.node.held_folder import MPI_FILES, MPI_SHARED, HeldFolder
 from gemini_lab.node.machine import machine_identity
 from gemini_lab.node.processes import AGENT
 
@@ -94,7 +95,7 @@ def agent_environment(threads: int | None) -> dict[str, str]:
 @contextmanager
 def mpi_world() -> Iterator[Any]:
     """All ranks, until the block ends; what those of a machine share goes with them."""
-    files = HeldFolder(FILES)  # one that is killed leaves its own to the next
+    files = HeldFolder(MPI_FILES)  # one that is killed leaves its own to the next
     try:
         if folder := files.make():
             os.environ.setdefault(MPI_SHARED, folder)
@@ -178,6 +179,7 @@ def shared_machine(
 
 def main() -> None:
     """Start this rank's agent; rank 0 hands out the configurations and gathers the answers."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also where the launcher was killed
     with mpi_world() as world:
         start_all(world)
 

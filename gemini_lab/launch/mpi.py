@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from gemini_lab.errors import ConfigError, LaunchError, MissingError
-from gemini_lab.launch.mpi_order import FILES, run_with_order
+from gemini_lab.launch.mpi_order import run_with_order
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.config import (
     AgentConfig,
@@ -20,7 +20,7 @@ from gemini_lab.node.config import (
     BootOrder,
     SharedMachine,
 )
-from gemini_lab.node.held_folder import HeldFolder
+from gemini_lab.node.held_folder import MPI_FILES, HeldFolder
 
 LAUNCH_S: Final = 120.0
 BOOT: Final = "gemini_lab.launch.boot"
@@ -150,7 +150,7 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
     """
     where = ", ".join(hosts) or "this machine"
     command = mpi_command(program, count, hosts)
-    files = HeldFolder(FILES)  # an `mpiexec` that is killed leaves its own
+    files = HeldFolder(MPI_FILES)  # an `mpiexec` that is killed leaves its own
     try:
         environment = mpi_environment(files.make())
         told = run_with_order(command, order, env=environment, limit_s=LAUNCH_S)

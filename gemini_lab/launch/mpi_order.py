@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Final
 
-FILES: Final = "gemini_lab-mpi-"
-"""What the names of folders for Open MPI's own files begin with."""
 MORE: Final = "gemini_lab: the next part"
 PART_CHARACTERS: Final = 1000  # of at most four bytes each
 ORDER_S: Final = 20.0

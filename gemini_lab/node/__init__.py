@@ -9,8 +9,9 @@
                     watch has what is seen of them, remembered, what they said; build_locks and
                     cpu_facts, what a library would have them wait for
     memory          keeper and shard_writer, by bulk: bulk_process touches every byte
-    root agent      reign, while this node is it: root_shell acts, by agent_links; own_root, a
-                    function of the user's; words, what the owner wants; owner_process
+    root agent      reign, while this node is it: root_shell acts, by agent_links, unless it is
+                    cut_off; own_root, a function of the user's; words, what the owner
+                    wants; owner_process
     the store       control_store is what is asked of one; etcd_store and etcd_streams ask it of
                     etcd, at an etcd_address; membership, news (when it is read); own_stores, the
                     etcds that labs have here

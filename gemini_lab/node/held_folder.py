@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+MPI_FILES: Final = "gemini_lab-mpi-"
+"""What the names of folders for Open MPI's own files begin with."""
 MPI_SHARED: Final = "OMPI_MCA_btl_sm_backing_directory"
 """Where an MPI process keeps what it shares with others of its machine: Open MPI's setting, by
 default /dev/shm, in which one that is killed leaves 16 MiB."""

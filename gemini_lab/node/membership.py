@@ -5,10 +5,13 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from gemini_lab.node.control_store import ControlStore, patiently
 from gemini_lab.node.etcd_streams import StoreStreams
 from gemini_lab.node.news import Reading, StoreNews
+
+ABSTAINS_S: Final = 10.0  # others look at least so often whether there is a root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ class Membership:
         self.poll_s = min(0.25, lease_s / 8)
         self._lease: int | None = None
         self._renewed_s = time.monotonic()
+        self._abstains_until_s = 0.0
 
     @property
     def silent_s(self) -> float:
@@ -112,7 +116,8 @@ class Membership:
 
     async def campaign(self, items: Mapping[str, str]) -> RootRecord | None:
         """Become root agent if there is none; returns the record when this node won."""
-        if "root" in items or self._lease is None:
+        is_asked = time.monotonic() >= self._abstains_until_s
+        if "root" in items or self._lease is None or not is_asked:
             return None
         record = RootRecord(
             name=self.name, address=self.address, term=int(items.get("term", "0")) + 1
@@ -136,6 +141,11 @@ class Membership:
         """Write, all or nothing, while `record` is the root: a deposed root changes nothing."""
         held = record.to_text()
         return await asyncio.to_thread(self.store.put_if, values, guard="root", held=held)
+
+    async def stand_down(self, record: RootRecord) -> None:
+        """Be root no more, and leave the place to others, unless none of them takes it."""
+        self._abstains_until_s = time.monotonic() + ABSTAINS_S
+        await self.depose(record)
 
     async def depose(self, record: RootRecord) -> None:
         """Remove a root whose process is known to be dead."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from gemini_lab.node.held_folder import remove_left
+from gemini_lab.node.held_folder import MPI_FILES, remove_left
 from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
 from gemini_lab.units import MIB, format_bytes
 
@@ -75,6 +75,8 @@ def end_store(folder: str) -> None:
 def end_left_stores(wait_s: float = 0.0, over: str = "") -> None:
     """End this user's etcds here that nobody keeps and nobody uses, and remove their folders.
 
+    Those of launchers that were killed go, too.
+
     Args:
         wait_s: For those that are still used, as a lab's last processes leave one after the other.
         over: The prefix of a lab that is over: its agents do not count.
@@ -90,7 +92,8 @@ def end_left_stores(wait_s: float = 0.0, over: str = "") -> None:
         if time.monotonic() >= give_up_s:
             break
         time.sleep(LOOK_S)
-    remove_left(FOLDER)
+    for kind in (FOLDER, MPI_FILES):
+        remove_left(kind)
 
 
 def _stores() -> Iterator[psutil.Process]:

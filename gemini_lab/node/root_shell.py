@@ -12,6 +12,7 @@ import msgspec
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
 from gemini_lab.node.control_store import StoreFullError, StoreUnavailableError
+from gemini_lab.node.cut_off import CutOff
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
 from gemini_lab.node.own_root import root_agent, successor
@@ -80,6 +81,8 @@ class RootShell:
         self._epoch: int | None = None  # as the store has it
         self._job_number: int | None = None
         self._words = Words()
+        self._cut_off = CutOff(self._clock())
+        self._stands_down = False
 
     async def run(self) -> None:
         """Act as root until deposed or cancelled."""
@@ -98,6 +101,8 @@ class RootShell:
             await self._carry_out(root.take_over(self._clock()))
             while True:
                 happening = await self._happenings.get()
+                if self._stands_down:
+                    await self._stand_down()
                 if isinstance(happening, JobSubmitted):
                     root = successor(root, happening.order.root, at_s=happening.at_s)
                 await self._carry_out(root.handle(happening))
@@ -119,11 +124,24 @@ class RootShell:
         if reading is not self._reading:
             self._reading, self._addresses = reading, node_addresses(reading.items)
         self._links.follow(self._addresses, is_settled=is_settled)
+        others = self._addresses.keys() - {self.record.name}
+        is_certain = self._cut_off.is_certain(now, others=others, connected=self._links.connected)
+        self._stands_down = is_settled and is_certain
         self._observe_job(reading.items, registered=len(self._addresses), now=now)
         self._happenings.put_nowait(Tick(at_s=now))
 
     def _clock(self) -> float:
         return time.monotonic() + self._clock_offset_s
+
+    async def _stand_down(self) -> None:
+        """Leave the place to another node: this one's network is broken, but for the store."""
+        others = len(self._addresses.keys() - {self.record.name})
+        text = (
+            f"{self.record.name} reaches none of {others} other agents: one of them is to be root"
+        )
+        self._emit(Note(text=text))
+        await self._membership.stand_down(self.record)
+        raise Deposed
 
     def _observe_job(self, items: Mapping[str, str], *, registered: int, now: float) -> None:
         if "job" in items:

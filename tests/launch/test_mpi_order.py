@@ -20,8 +20,9 @@ from gemini_lab.launch.mpi import (
     mpi_environment,
     run_on_hosts,
 )
-from gemini_lab.launch.mpi_order import FILES, parts_of, run_with_order
-from gemini_lab.node.held_folder import MPI_SHARED
+from gemini_lab.launch.mpi_order import parts_of, run_with_order
+from gemini_lab.node.held_folder import MPI_FILES, MPI_SHARED
+from gemini_lab.node.own_stores import end_left_stores
 
 ECHO = """
 import json, os, sys
@@ -117,8 +118,8 @@ def test_what_an_mpi_program_leaves_that_is_killed_goes_with_the_next(tmp_path, 
             below = psutil.Process(launcher.pid).children(recursive=True)
             for process in [launcher, *below]:  # which would tidy up first
                 process.kill()
-        assert len([*Path(place).glob(f"{FILES}*/*/sm_segment.*")]) == 2
-        assert [*Path(place).glob(f"{FILES}*/*/ompi.*")]
+        assert len([*Path(place).glob(f"{MPI_FILES}*/*/sm_segment.*")]) == 2
+        assert [*Path(place).glob(f"{MPI_FILES}*/*/ompi.*")]
         again = "from gemini_lab.launch.mpi import run_on_hosts; run_on_hosts('no_such', 1, [], '')"
         subprocess.run([sys.executable, "-c", again], check=False, capture_output=True, **here)
         assert not [*Path(place).iterdir()]
@@ -141,6 +142,49 @@ def test_an_mpi_program_ends_with_its_launcher_when_that_is_killed(tmp_path):
     for process in left:
         process.kill()
     assert left == []
+
+
+BOOTS = """
+import tempfile, threading, time
+from pathlib import Path
+from gemini_lab.launch.mpi import launch_agents
+from gemini_lab.node.config import AgentConfig
+from gemini_lab.node.etcd_address import EtcdAddress
+
+nowhere = EtcdAddress(endpoints=("127.0.0.1:1",))
+told = {"token": "t", "etcd": nowhere, "prefix": "x", "lease_s": 2.0, "warm": False, "threads": 1}
+configs = [AgentConfig(name=f"node-{n}", **told) for n in range(2)]
+here = Path(tempfile.gettempdir())
+known = {"hosts": [], "taken": {}, "log_folder": here}
+threading.Thread(target=launch_agents, args=(configs,), kwargs=known, daemon=True).start()
+while not all((here / f"node-{n}.log").exists() for n in range(2)):
+    time.sleep(0.05)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_launcher_that_is_killed_amid_a_start_leaves_no_folder(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    del environment[MPI_SHARED]
+    command = [sys.executable, "-c", BOOTS]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True
+    ) as launcher:
+        assert launcher.stdout.readline() == "up\n"
+        below = psutil.Process(launcher.pid).children(recursive=True)
+        assert len([*tmp_path.glob(f"{MPI_FILES}*")]) == 3, "the launcher's, and each rank's"
+        launcher.kill()
+    _, left = psutil.wait_procs(below, timeout=30)
+    assert left == []
+    assert not [*tmp_path.glob(f"{MPI_FILES}*")]
+
+
+def test_what_a_killed_launcher_leaves_goes_with_the_agents_of_its_lab(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{MPI_FILES}left").mkdir()
+    end_left_stores()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_mpi_says_of_a_program_that_is_not_there_is_in_the_error():

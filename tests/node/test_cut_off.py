@@ -1,0 +1,89 @@
+"""A root agent that reaches the store and no other agent leaves its place to one of them."""
+
+import asyncio
+
+import pytest
+
+from gemini_lab.log.events import Note
+from gemini_lab.node.cut_off import CUT_OFF_S, CutOff
+from gemini_lab.node.membership import Membership
+from gemini_lab.node.news import Reading
+from gemini_lab.node.root_shell import RootShell
+
+
+@pytest.mark.parametrize(
+    ("others", "connected", "is_certain"),
+    [
+        ({"node-1", "node-2"}, {"node-0"}, True),
+        ({"node-1", "node-2"}, {"node-0", "node-2"}, False),
+        ({"node-1"}, {"node-0"}, False),  # its network may be the broken one
+    ],
+)
+def test_who_reaches_none_of_several_others_for_long_is_cut_off(others, connected, is_certain):
+    cut_off = CutOff(0.0)
+    cut_off.is_certain(1.0, others={"node-1", "node-2"}, connected={"node-1"})
+    assert not cut_off.is_certain(CUT_OFF_S, others=others, connected=connected)
+    now_s = CUT_OFF_S + 1.5
+    assert cut_off.is_certain(now_s, others=others, connected=connected) == is_certain
+
+
+class StoreStandIn:
+    """Knows who is root, and whom of the agents nobody reaches."""
+
+    def __init__(self):
+        self.keys = {f"nodes/node-{n}": '{"address": "127.0.0.1:1"}' for n in range(3)}
+
+    def grant(self, ttl_s):
+        return ttl_s
+
+    def put(self, key, value, **_):
+        self.keys[key] = value
+
+    def create(self, key, value, **_):
+        return self.keys.setdefault(key, value) is value
+
+    def put_if(self, values, *, guard, held):
+        self.keys |= values if self.keys.get(guard) == held else {}
+        return self.keys.get(guard) == held
+
+    def delete_if(self, key, held):
+        return self.keys.get(key) == held and self.keys.pop(key) == held
+
+    def items(self):
+        return dict(self.keys)
+
+
+def member(store, name):
+    return Membership(store=store, streams=None, name=name, address=f"{name}:1", lease_s=2.0)
+
+
+def test_a_root_agent_that_is_cut_off_says_so_and_leaves_its_place_to_others():
+    store, said = StoreStandIn(), []
+
+    async def stand_down():
+        membership = member(store, "node-0")
+        await membership.register()
+        record = await membership.campaign(store.items())
+        shell = RootShell(
+            membership=membership,
+            record=record,
+            token="secret",
+            emit=said.append,
+            request_nodes=lambda _wanted, _reason: None,
+        )
+        shell._cut_off = CutOff(shell._clock() - 2 * CUT_OFF_S)
+        acting = asyncio.create_task(shell.run())
+        while not acting.done():
+            await asyncio.sleep(0.01)
+            shell.observe(Reading(items=store.items(), is_whole=True), is_settled=True)
+        await acting
+        assert "root" not in store.items()
+        assert await membership.campaign(store.items()) is None
+        other = member(store, "node-1")
+        await other.register()
+        return await other.campaign(store.items())
+
+    elected = asyncio.run(asyncio.wait_for(stand_down(), 20))
+    assert (elected.name, elected.term) == ("node-1", 2)
+    notes = [event.text for event in said if isinstance(event, Note)]
+    assert notes == ["node-0 reaches none of 2 other agents: one of them is to be root"]
