@@ -47,7 +47,7 @@ def encode(state: Any) -> bytes:
         where = next(_misfits(state, "state", 0), f"the state as a whole: {error}")
         raise UnsupportedError(
             f"cannot store {where}; keep None, bool, int, float, str, bytes, numpy arrays and "
-            "torch tensors, in lists, tuples, deques and dicts"
+            "dense torch tensors (of a DTensor its to_local()), in lists, tuples, deques and dicts"
         ) from error
 
 
@@ -104,16 +104,26 @@ def _extend(value: Any) -> msgpack.ExtType:
     if kind in _DICTS:
         return msgpack.ExtType(_DICTS[kind], _pack(dict(value)))
     if isinstance(value, torch.Tensor):
-        flat = value.detach().cpu().contiguous()
-        # Not by numpy: a tensor that it has seen cannot be resized any more, as observers do.
-        raw = ctypes.string_at(flat.data_ptr(), flat.nbytes)
         name = str(value.dtype).removeprefix("torch.")
-        return msgpack.ExtType(_TENSOR, _pack([name, list(value.shape), raw]))
+        return msgpack.ExtType(_TENSOR, _pack([name, list(value.shape), _raw(value)]))
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OV":
         code = _ARRAY if isinstance(value, np.ndarray) else _SCALAR
         fields = [value.dtype.str, list(value.shape), value.tobytes()]
         return msgpack.ExtType(code, _pack(fields))
     raise TypeError(f"a {kind.__name__} cannot be stored")
+
+
+def _raw(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor's elements.
+
+    Raises:
+        TypeError: It has none of its own: it is made of other tensors, as a DTensor is.
+    """
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if tensor.is_quantized or (flat.nbytes and not flat.data_ptr()):
+        raise TypeError(f"a {type(tensor).__name__} is made of other tensors")
+    # Not by numpy: a tensor that it has seen cannot be resized any more, as observers do.
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes)
 
 
 def _reduce(code: int, data: bytes) -> Any:

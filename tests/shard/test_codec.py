@@ -88,6 +88,44 @@ def test_an_array_keeps_dtype_and_shape(array):
     back.setflags(write=True)  # it can be changed, as a state must
 
 
+class Halves(torch.Tensor):
+    """Made of another tensor, as DTensors and optimizer states of 8 bits are."""
+
+    @staticmethod
+    def __new__(cls, half):
+        shape = (2 * len(half), *half.shape[1:])
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=half.dtype)
+
+    def __init__(self, half):
+        self.half = half
+
+    @classmethod
+    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
+        del function, kinds, kwargs
+        return cls(args[0].half)
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused():
+    state = {"ema": {"weight": Halves(torch.ones(2, 3))}}
+    with pytest.raises(
+        UnsupportedError, match=r"state\['ema'\]\['weight'\], a .*Halves; .*to_local"
+    ):
+        encode(state)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")  # newer PyTorch wants other ones
+def test_a_quantized_tensor_is_refused_where_it_is_stored():
+    """What is stored has to come back: its scale would not."""
+    with pytest.raises(UnsupportedError, match=r"state, a torch\.Tensor"):
+        encode(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
+
+
+@pytest.mark.parametrize("view", [torch.conj, torch._neg_view])
+def test_a_view_that_says_other_numbers_than_its_memory_keeps_what_it_says(view):
+    tensor = view(torch.tensor([1 + 2j, 3 - 4j]))
+    assert torch.equal(decode(encode(tensor)), tensor)
+
+
 def test_random_states_come_back():
     python, legacy = random.Random(3).getstate(), np.random.RandomState(3).get_state()
     back_python, back_legacy = decode(encode((python, legacy)))
