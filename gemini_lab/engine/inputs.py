@@ -143,14 +143,30 @@ def _feed(digest: Any, value: object, depth: int) -> Iterator[torch.Tensor]:
 
 
 def _feed_tensor(digest: Any, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    if (parts := _made_of(tensor)) is not None:
+        for part in parts:
+            yield from _feed_tensor(digest, part)
+        return
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         return
-    if _is_elsewhere(tensor):
-        yield tensor_sum(tensor)
-    elif tensor.numel():
-        data = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        digest.update(data.numpy().data)
+    said = tensor.detach().resolve_conj().resolve_neg()
+    if _is_elsewhere(said):
+        yield tensor_sum(said)
+    elif said.numel():
+        digest.update(said.contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def _made_of(tensor: Any) -> Sequence[torch.Tensor] | None:
+    """The tensors that one without memory of its own is made of, as a DTensor of its shard."""
+    if tensor.is_nested:
+        found: Sequence[torch.Tensor] = tensor.detach().unbind()
+        return found
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return None
+    names, _ = tensor.__tensor_flatten__()
+    parts = (getattr(tensor, name) for name in names)  # a DTensor names its mesh, too
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def _parts(value: Any) -> Iterator[object]:
