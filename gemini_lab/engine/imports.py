@@ -16,6 +16,8 @@ from gemini_lab.log.hiding import names_a_secret
 
 WORTH_IT: Final = 400
 """Fewer modules take less time than another warm parent takes to start, and less memory."""
+_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
+"""How a folder of installed packages is called."""
 _OF_A_RANK: Final = (
     "RANK",
     "LOCAL_RANK",
@@ -34,10 +36,14 @@ _OF_A_RANK: Final = (
 
 
 def installed_places() -> tuple[str, ...]:
-    """The folders of installed packages."""
+    """The folders of installed packages, also those of another Python's that are on the path.
+
+    Environment modules of clusters set `PYTHONPATH` to such, and a `.pth` file may name them.
+    """
     paths = sysconfig.get_paths()
     places = (paths["purelib"], paths["platlib"], *site.getsitepackages())
-    resolved = (Path(one).resolve() for one in (*places, site.getusersitepackages()))
+    named = (one for one in sys.path if Path(one).name in _PACKAGES)
+    resolved = (Path(one).resolve() for one in (*places, site.getusersitepackages(), *named))
     return tuple(dict.fromkeys(f"{one}/" for one in resolved))
 
 

@@ -143,9 +143,9 @@ def _feed(digest: Any, value: object, depth: int) -> Iterator[torch.Tensor]:
 
 
 def _feed_tensor(digest: Any, tensor: Any) -> Iterator[torch.Tensor]:
-    if hasattr(tensor, "__tensor_flatten__"):  # it is made of others, as ragged and sharded ones
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _feed(digest, getattr(tensor, name), 0)
+    if (parts := _made_of(tensor)) is not None:
+        for part in parts:
+            yield from _feed_tensor(digest, part)
         return
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
@@ -155,6 +155,18 @@ def _feed_tensor(digest: Any, tensor: Any) -> Iterator[torch.Tensor]:
         yield tensor_sum(read)
     elif read.numel():
         digest.update(bytes_in(read))
+
+
+def _made_of(tensor: Any) -> Sequence[torch.Tensor] | None:
+    """The tensors that one without memory of its own is made of, as a DTensor of its shard."""
+    if tensor.is_nested:
+        found: Sequence[torch.Tensor] = tensor.detach().unbind()
+        return found
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return None
+    names, _ = tensor.__tensor_flatten__()
+    parts = (getattr(tensor, name) for name in names)  # a DTensor names its mesh, too
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def _parts(value: Any) -> Iterator[object]:

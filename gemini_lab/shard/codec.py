@@ -47,7 +47,7 @@ def encode(state: Any) -> bytes:
         where = next(_misfits(state, "state", 0), f"the state as a whole: {error}")
         raise UnsupportedError(
             f"cannot store {where}; keep None, bool, int, float, str, bytes, numpy arrays and "
-            "torch tensors, in lists, tuples, deques and dicts"
+            "dense torch tensors (of a DTensor its to_local()), in lists, tuples, deques and dicts"
         ) from error
 
 
@@ -104,7 +104,8 @@ def _extend(value: Any) -> msgpack.ExtType:
     if kind in _DICTS:
         return msgpack.ExtType(_DICTS[kind], _pack(dict(value)))
     if isinstance(value, torch.Tensor):
-        return msgpack.ExtType(_TENSOR, _pack(_tensor_fields(value)))
+        name = str(value.dtype).removeprefix("torch.")
+        return msgpack.ExtType(_TENSOR, _pack([name, list(value.shape), _raw(value)]))
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind not in "OV":
         code = _ARRAY if isinstance(value, np.ndarray) else _SCALAR
         fields = [value.dtype.str, list(value.shape), value.tobytes()]
@@ -112,24 +113,18 @@ def _extend(value: Any) -> msgpack.ExtType:
     raise TypeError(f"a {kind.__name__} cannot be stored")
 
 
-def _tensor_fields(tensor: torch.Tensor) -> list[Any]:
-    """Its type, shape and bytes.
+def _raw(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor's elements.
 
     Raises:
-        TypeError: What it is of is not all in its own elements.
+        TypeError: It has none of its own: it is made of other tensors, as a DTensor is.
     """
-    if _is_made_of_others(tensor) or tensor.is_quantized:
-        raise TypeError("its elements are not all that it is of")
-    # A conjugate or a negative may be a view of what it is made of, with a mark.
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    has_none = hasattr(tensor, "__tensor_flatten__") or (flat.nbytes and not flat.data_ptr())
+    if has_none or tensor.is_quantized:
+        raise TypeError(f"a {type(tensor).__name__} is made of other tensors")
     # Not by numpy: a tensor that it has seen cannot be resized any more, as observers do.
-    raw = ctypes.string_at(flat.data_ptr(), flat.nbytes)
-    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), raw]
-
-
-def _is_made_of_others(value: object) -> bool:
-    """Whether a tensor has no elements of its own, as a DTensor, of which a rank has a part."""
-    return isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__")
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes)
 
 
 def _reduce(code: int, data: bytes) -> Any:
@@ -175,5 +170,4 @@ def _misfits(value: Any, path: str, depth: int) -> Iterator[str]:
     try:
         _extend(value)
     except (TypeError, ValueError, RuntimeError):
-        more = " (of a sharded tensor keep its to_local())" if _is_made_of_others(value) else ""
-        yield f"{path}, a {type(value).__module__}.{type(value).__qualname__}{more}"
+        yield f"{path}, a {type(value).__module__}.{type(value).__qualname__}"

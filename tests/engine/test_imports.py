@@ -65,6 +65,15 @@ def test_what_is_neither_installed_nor_pythons_own_is_foreign():
     assert foreign_modules(("mine",), modules, PLACES) == []
 
 
+def test_packages_of_another_environment_on_the_path_are_installed(monkeypatch, tmp_path):
+    """As a cluster's modules name them in PYTHONPATH; a script's own folder is not."""
+    theirs = tmp_path / "torch-bundle" / "lib" / "python3" / "site-packages"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(theirs), str(tmp_path / "project")])
+    places = installed_places()
+    assert f"{theirs.resolve()}/" in places
+    assert not any(str(tmp_path / "project").startswith(place) for place in places)
+
+
 def test_the_tests_own_libraries_are_installed_and_this_file_is_not():
     places = installed_places()
     assert sys.modules["pytest"].__file__.startswith(places)

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.nested import nested_tensor
 
 from gemini_lab.engine.digests import tensor_sum
 from gemini_lab.engine.inputs import BatchChecksum, random_checksums
@@ -39,6 +43,37 @@ def test_equal_batches_at_other_places_in_memory_have_one_checksum():
 )
 def test_any_change_of_a_tensor_gives_another_checksum(other):
     assert checksum(tokens()) != checksum(other)
+
+
+def ragged(layout):
+    return lambda last: nested_tensor([torch.arange(3.0), torch.tensor([last])], layout=layout)
+
+
+def sharded(last):
+    return DTensor.from_local(torch.tensor([1.0, last]), init_device_mesh("cpu", (1,)), [Shard(0)])
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        ragged(torch.jagged),
+        ragged(torch.strided),
+        sharded,
+        lambda last: torch.tensor([1 + 2j, last]).conj(),
+    ],
+    ids=["jagged", "nested", "DTensor", "conjugate"],
+)
+@pytest.mark.usefixtures("group")
+def test_what_has_its_numbers_in_other_tensors_counts_by_these(make):
+    assert checksum(make(5.0)) == checksum(make(5.0)) != checksum(make(6.0))
 
 
 def test_containers_numbers_texts_and_arrays_count_wherever_they_lie():

@@ -5,8 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim.lr_scheduler import MultiStepLR
 from torchmetrics import CatMetric, MeanMetric, MetricCollection, MetricTracker, SumMetric
 from torchmetrics.classification import BinaryPrecision, BinaryRecall
@@ -115,6 +118,23 @@ def test_what_a_metric_had_worked_out_goes_with_what_is_put_back():
 def test_a_tracker_that_makes_metrics_on_the_way_is_refused():
     with pytest.raises(UnsupportedError, match="MetricTracker makes"):
         keepsakes({"tracker": MetricTracker(MeanMetric(), maximize=True)})
+
+
+@pytest.fixture
+def mesh():
+    """Of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_a_shard_of_another_number_of_ranks_is_refused(mesh):
+    averages = {"weight": DTensor.from_local(torch.ones(3, 2), mesh, [Shard(0)])}
+    keepsake = keepsakes({"averages": averages})["averages"]
+    kept = decode(encode(keepsake.read()))
+    averages["weight"] = DTensor.from_local(torch.zeros(2, 2), mesh, [Shard(0)])
+    with pytest.raises(ConfigError, match=r"shard of 'weight' is \[2, 2\] now, and \[3, 2\] in"):
+        keepsake.put(kept)
 
 
 def test_a_generator_draws_the_same_again():

@@ -440,6 +440,25 @@ def test_a_stateful_loader_keeps_its_position_itself():
     assert len(script.watches) == 1
 
 
+def test_a_stateful_loader_goes_on_in_the_order_of_its_samplers_epoch():
+    """Which a script sets again at the top of its epoch, when the iterator is there already."""
+
+    def start(drawn=None):
+        sampler = DistributedSampler(Samples(), num_replicas=2, rank=1)
+        loader = StatefulDataLoader(Samples(), batch_size=2, sampler=sampler)
+        script = ScriptState(data=[loader])
+        if drawn is not None:
+            script.put_data(drawn["data"], seeds=drawn["seeds"])
+        sampler.set_epoch(3)
+        return script, iter(loader)
+
+    script, batches = start()
+    next(batches)
+    kept = decode(encode(script.drawn()))
+    again, went_on = ([batch[:, 0].tolist() for batch in one] for one in (start(kept)[1], batches))
+    assert again == went_on != []
+
+
 @pytest.mark.parametrize(
     "make",
     [

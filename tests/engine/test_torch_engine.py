@@ -64,6 +64,30 @@ class Recording(torch.optim.SGD):
                 self.state[weight]["history"] = [weight.clone()]
 
 
+class Narrow(torch.Tensor):
+    """Made of a tensor of 8 bits, as torchao's optimizer states are."""
+
+    @staticmethod
+    def __new__(cls, codes):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape)
+
+    def __init__(self, codes):
+        self.codes = codes
+
+    @classmethod
+    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
+        return cls(args[0].codes)
+
+
+class Narrowing(torch.optim.SGD):
+    """Keeps states of 8 bits."""
+
+    def step(self):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["exp_avg"] = Narrow(torch.zeros(weight.shape, dtype=torch.uint8))
+
+
 class ZeroRedundancyOptimizer(torch.optim.SGD):
     """Stands for torch's, whose import warns and takes seconds."""
 
@@ -121,6 +145,11 @@ def with_powersgd(model):
             nn.Sequential,
             lambda m: Recording(m.parameters(), lr=0.1),
             "keeps 'history' of a parameter as a list, which is no tensor or number; use an opt",
+        ),
+        (
+            nn.Sequential,
+            lambda m: Narrowing(m.parameters()),
+            "keeps 'exp_avg' as a Narrow, which has no memory of its own.*; use an opt",
         ),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",

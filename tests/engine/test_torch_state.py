@@ -13,6 +13,7 @@ CASES = [
     {"parallel": "DDP", "optimizer": "Adafactor"},
     {"parallel": "FSDP2", "optimizer": "AdamW", "evaluated": True},
     {"parallel": "FSDP2", "optimizer": "momentum", "accumulation": 2},
+    {"parallel": "FSDP2", "optimizer": "SGD", "averaged": True},
     {"parallel": "DDP", "optimizer": "AdamW", "half": True},
     {"parallel": "HSDP", "optimizer": "AdamW", "ranks": 4},
     {"parallel": "DDP", "optimizer": "SGD", "sparse": True},

@@ -159,6 +159,24 @@ class Critic:
         return sum(weight.item() for weight in weights)
 
 
+class Averages:
+    """Of a sharded model: in another one, and by name in a dict."""
+
+    def __init__(self, kind, model):
+        self.model = parallel(kind, Model()).requires_grad_(False)
+        self.by_name = {name: torch.zeros_like(w) for name, w in model.named_parameters()}
+
+    def update(self, model):
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                for mean in (self.model.get_parameter(name), self.by_name[name]):
+                    mean.mul_(0.9).add_(weight, alpha=0.1)
+
+    def norm(self):
+        means = [*self.model.parameters(), *self.by_name.values()]
+        return sum(mean.to_local().double().square().sum().item() for mean in means)
+
+
 class Job:
     """One start of a training script."""
 
@@ -193,6 +211,8 @@ class Job:
                 self.model(torch.ones(2, 6))
         critic = case.get("critic")
         self.critic = Critic(static_graph=critic == "static") if critic else None
+        is_averaged = case.get("averaged", False)
+        self.averages = Averages(case["parallel"], self.model) if is_averaged else None
         self.protect(payload)
 
     def protect(self, payload):
@@ -250,13 +270,17 @@ class Job:
                 self.break_ranks(now=not until_broken)
             self.scaler.step(self.optimizer)  # it leaves steps out, after an overflow
             self.scaler.update()
-            beside = [] if self.critic is None else [self.critic.norm().hex()]
+            if self.averages is not None:
+                self.averages.update(self.model)
+            beside = [one.norm().hex() for one in (self.critic, self.averages) if one is not None]
             self.losses.setdefault(step + 1, []).append([total.hex(), float(norm).hex(), *beside])
             self.schedule.step()
         self.protection.finish()
 
     def beside(self):
-        """A second model, whose schedule nobody names."""
+        """A second model, whose schedule nobody names, or averages."""
+        if self.averages is not None:
+            return {"averages": self.averages.model, "by name": self.averages.by_name}
         critic = self.critic
         return {} if critic is None else {"critic": critic.bare, "its optimizer": critic.optimizer}
 

@@ -104,6 +104,38 @@ def test_what_is_marked_to_be_read_otherwise_comes_back_as_it_reads(view):
     assert torch.equal(decode(encode(view)), view)
 
 
+class Halves(torch.Tensor):
+    """Made of another tensor, as DTensors and optimizer states of 8 bits are."""
+
+    @staticmethod
+    def __new__(cls, half):
+        shape = (2 * len(half), *half.shape[1:])
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=half.dtype)
+
+    def __init__(self, half):
+        self.half = half
+
+    @classmethod
+    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
+        del function, kinds, kwargs
+        return cls(args[0].half)
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused():
+    state = {"ema": {"weight": Halves(torch.ones(2, 3))}}
+    with pytest.raises(
+        UnsupportedError, match=r"state\['ema'\]\['weight'\], a .*Halves; .*to_local"
+    ):
+        encode(state)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")  # newer PyTorch wants other ones
+def test_a_quantized_tensor_is_refused_where_it_is_stored():
+    """What is stored has to come back: its scale would not."""
+    with pytest.raises(UnsupportedError, match=r"state, a torch\.Tensor"):
+        encode(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
+
+
 def test_random_states_come_back():
     python, legacy = random.Random(3).getstate(), np.random.RandomState(3).get_state()
     back_python, back_legacy = decode(encode((python, legacy)))

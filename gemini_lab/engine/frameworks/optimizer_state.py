@@ -170,6 +170,7 @@ class OptimizerState:
 
     def _form(self, number: int, name: str, tensor: torch.Tensor) -> TensorForm:
         part = local_part(tensor)
+        require_memory(self._optimizer, name, part)
         dtype = str(part.dtype).removeprefix("torch.")
         if dtype not in DTYPE_BYTES or part.layout != torch.strided:
             raise UnsupportedError(
@@ -211,6 +212,20 @@ def require_plain(optimizer: torch.optim.Optimizer, name: str, value: object) ->
             f"{called(optimizer)} keeps {name!r} of a parameter as a {type(value).__name__}, which "
             "is no tensor or number; use an optimizer whose state is tensors, such as torch's "
             "AdamW, SGD, Adagrad, RMSprop or Muon"
+        )
+
+
+def require_memory(optimizer: torch.optim.Optimizer, name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that is made of other tensors, as states of 8 bits are.
+
+    Raises:
+        UnsupportedError: It is.
+    """
+    if tensor.numel() and not tensor.data_ptr():
+        raise UnsupportedError(
+            f"{called(optimizer)} keeps {name!r} as a {type(tensor).__name__}, which has no memory "
+            "of its own but is made of other tensors; use an optimizer whose state is plain "
+            "tensors, such as torch's AdamW"
         )
 
 

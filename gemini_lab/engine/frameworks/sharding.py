@@ -5,10 +5,13 @@ imported its package.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import torch
 from torch import nn
+
+from gemini_lab.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -18,6 +21,41 @@ if TYPE_CHECKING:
 def is_dtensor(value: object) -> "TypeGuard[DTensor]":
     """Whether this is a DTensor."""
     return _is_a(value, "torch.distributed.tensor", "DTensor")
+
+
+def to_shards(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with this rank's shard in the place of each DTensor."""
+    found = {name: value.to_local() for name, value in state.items() if is_dtensor(value)}
+    return {**state, **found} if found else state
+
+
+def to_dtensors(state: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """What `to_shards` gave, with DTensors again where `like` has one under the same name.
+
+    Raises:
+        ConfigError: A shard is of another size, as one of another number of ranks.
+    """
+    named = ((name, like[name]) for name in state if is_dtensor(like.get(name)))
+    found = {name: _around(state[name], whole, name) for name, whole in named}
+    return {**state, **found} if found else state
+
+
+def _around(shard: torch.Tensor, whole: "DTensor", name: str) -> "DTensor":
+    """A DTensor like `whole`, of which this rank has `shard`."""
+    now = whole.to_local().shape
+    if shard.shape != now:
+        raise ConfigError(
+            f"this rank's shard of {name!r} is {[*now]} now, and {[*shard.shape]} in the version; "
+            "start it with as many ranks: what is sharded in `also` is not cut anew"
+        )
+    return type(whole).from_local(
+        shard.to(whole.device),
+        whole.device_mesh,
+        whole.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
 
 
 def is_fsdp2(module: nn.Module) -> "TypeGuard[FSDPModule]":

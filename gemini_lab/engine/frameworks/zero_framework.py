@@ -12,6 +12,7 @@ from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
 from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
 from gemini_lab.engine.frameworks.heir import Heir, Small
 from gemini_lab.engine.frameworks.narrow_gradients import ScaleWatch
+from gemini_lab.engine.frameworks.optimizer_state import require_memory
 from gemini_lab.engine.frameworks.options import (
     beside_weights,
     group_options,
@@ -181,6 +182,7 @@ class ZeroFramework(Framework):
             zeros = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype))
             return self._zeros.setdefault(index, zeros)
         self._zeros.pop(index, None)
+        require_memory(self._partitions.base, self._slots[index][1], tensor)
         if (tuple(tensor.shape), str(tensor.dtype)) != (spec.shape, f"torch.{spec.dtype}"):
             raise UnsupportedError(
                 f"{spec.name} became {tensor.dtype} {[*tensor.shape]}, but was laid out as "

@@ -12,6 +12,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.engine.contract import Stateful
+from gemini_lab.engine.frameworks.sharding import to_dtensors, to_shards
 from gemini_lab.engine.state.unsaid import put_unsaid, read_unsaid
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
@@ -57,7 +58,9 @@ def _keepsake(name: str, thing: Any) -> Keepsake:
         return found
     if isinstance(thing, dict):
         return Keepsake(
-            read=lambda: thing, put=partial(refill, thing), room_bytes=_tensor_bytes(thing)
+            read=lambda: to_shards(thing),
+            put=lambda kept: refill(thing, to_dtensors(kept, thing)),
+            room_bytes=_tensor_bytes(to_shards(thing)),
         )
     if isinstance(thing, DeepSpeedEngine):
         raise UnsupportedError(
@@ -112,7 +115,7 @@ def _module(thing: torch.nn.Module) -> Keepsake:
     """A module that keeps more than its `state_dict` says."""
 
     def read() -> dict[str, Any]:
-        return {"said": _plain(thing.state_dict()), "unsaid": read_unsaid(thing)}
+        return {"said": _read(thing), "unsaid": read_unsaid(thing)}
 
     def put(kept: Mapping[str, Any]) -> None:
         if kept.keys() != {"said", "unsaid"}:
@@ -120,27 +123,35 @@ def _module(thing: torch.nn.Module) -> Keepsake:
                 f"the version has only the state_dict of a {type(thing).__name__} of `also`, which "
                 "keeps more: an earlier gemini_lab saved it; take a version that this one saved"
             )
-        thing.load_state_dict(kept["said"])
+        _put(thing, kept["said"])
         put_unsaid(thing, kept["unsaid"])
 
     return Keepsake(read=read, put=put, is_made=True, room_bytes=_tensor_bytes(read()))
 
 
 def _stateful(thing: Stateful) -> Keepsake:
-    weights = _tensor_bytes(thing.state_dict())
+    weights = _tensor_bytes(_read(thing))
     if isinstance(thing, torch.optim.Optimizer):  # it makes its tensors at its first step
         trained = (weight for group in thing.param_groups for weight in group["params"])
         weights = _ADAM_COPIES * sum(weight.nbytes for weight in trained)
     return Keepsake(
-        read=lambda: _plain(thing.state_dict()),
-        put=thing.load_state_dict,
+        read=partial(_read, thing),
+        put=partial(_put, thing),
         is_made=True,
         room_bytes=weights,
     )
 
 
-def _plain(state: Mapping[str, object]) -> Mapping[str, object]:
-    return state if isinstance(state, dict) else dict(state)
+def _read(thing: Stateful) -> Mapping[str, object]:
+    """What it says of itself; of a module that is sharded, this rank's shards."""
+    state = thing.state_dict()
+    plain = state if isinstance(state, dict) else dict(state)
+    return to_shards(plain) if isinstance(thing, torch.nn.Module) else plain
+
+
+def _put(thing: Stateful, state: dict[str, Any]) -> None:
+    is_module = isinstance(thing, torch.nn.Module)
+    thing.load_state_dict(to_dtensors(state, thing.state_dict()) if is_module else state)
 
 
 def refill(kept: dict[str, Any], values: Mapping[str, Any]) -> None:

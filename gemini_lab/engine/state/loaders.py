@@ -12,7 +12,7 @@ So the random states in which the last batch was asked for are kept, too.
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
@@ -138,6 +138,19 @@ class LoaderWatch:
             latest.take_over(self._prepared)
             self._latest, self._prepared = weakref.ref(latest), None
 
+    def counts(self) -> list[dict[str, Any]]:
+        """With what the loader's samplers seed an epoch's order, such as the epoch's number."""
+        return [
+            {name: getattr(part, name, None) for name in _COUNTS} for part in _parts(self.loader)
+        ]
+
+    def put_counts(self, counts: Sequence[Mapping[str, Any]]) -> None:
+        """Put back what `counts` gave."""
+        for part, kept in zip(_parts(self.loader), counts, strict=True):
+            for name in _COUNTS:
+                if kept.get(name) is not None:
+                    setattr(part, name, kept[name])
+
     def skip(self, batches: int) -> None:
         """Have the next iterator begin after so many batches of its epoch."""
         self._prepared = self._begin_epoch()
@@ -202,9 +215,9 @@ class LoaderWatch:
                 "generator": g.get_state()
                 if isinstance(g := getattr(part, "generator", None), torch.Generator)
                 else None,
-                **{name: getattr(part, name, None) for name in _COUNTS},
+                **counts,
             }
-            for part in _parts(self.loader)
+            for part, counts in zip(_parts(self.loader), self.counts(), strict=True)
         ]
 
     def _put_draws(self, draws: list[dict[str, Any]]) -> None:
@@ -213,9 +226,7 @@ class LoaderWatch:
                 if part.generator is None:  # some are made when they are first needed
                     part.generator = torch.Generator()
                 part.generator.set_state(drawn["generator"])
-            for name in _COUNTS:
-                if drawn.get(name) is not None:
-                    setattr(part, name, drawn[name])
+        self.put_counts(draws)
 
 
 class _Batches:

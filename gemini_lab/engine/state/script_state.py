@@ -98,7 +98,9 @@ class ScriptState:
 
         Positions in the data, random states, and the script's own dicts and generators.
         """
-        return {"data": self.positions(), **self.others()}  # positions first: they may draw
+        positions = self.positions()  # first: they may draw
+        seeds = [watch(one).counts() for one in self._loaders]
+        return {"data": positions, "seeds": seeds, **self.others()}
 
     def others(self) -> dict[str, Any]:
         """The same without positions in the data: to ask for it changes nothing."""
@@ -140,13 +142,23 @@ class ScriptState:
             for source, position in zip(self.sources, positions, strict=True)
         )
 
-    def put_data(self, positions: Sequence[Any], *, in_place: bool = False) -> None:
+    def put_data(
+        self,
+        positions: Sequence[Any],
+        *,
+        seeds: Sequence[Sequence[Mapping[str, Any]]] = (),
+        in_place: bool = False,
+    ) -> None:
         """Go to these positions in the data; random numbers may be drawn for it.
 
         Args:
             positions: As `positions` gave them; None for a source that is to stay where it is.
+            seeds: Of the loaders that say their position themselves, what their samplers seed an
+                epoch's order with: a position is a place in it. An older version has none.
             in_place: Whether the iterators that the script has already are to go there.
         """
+        for loader, counts in zip(self._loaders, seeds, strict=False):
+            watch(loader).put_counts(counts)
         for source, position in zip(self.sources, positions, strict=True):
             if in_place and isinstance(source, LoaderWatch):
                 source.move_back(position)

@@ -81,7 +81,7 @@ def restore(
         part.training = mode
     put_buffers(framework.module, small["buffers"], framework.device)
     if with_data:
-        script.put_data(small["data"], in_place=in_place)
+        script.put_data(small["data"], seeds=small.get("seeds", []), in_place=in_place)
     script.put(small)
     script.put_orders(small.get(_ORDERS, []))
     restore_random_states(small["random"])
