@@ -127,7 +127,7 @@ class WhatIf:
                 _spread(each.simulated_wasted),
                 f"{each.effective.mean:.2%} ± {each.effective.half_width:.2%}",
                 f"{each.bill.idle_share:.1%}",
-                f"{each.cost_per_hour.mean:.4g}",
+                _cost(each.cost_per_hour),
             )
             for each in self.forecasts
         ]
@@ -150,10 +150,10 @@ class WhatIf:
     def __str__(self) -> str:
         lines = [f"{question:<34}{answer}" for question, answer in self.facts()]
         lines += ["", _line(HEAD), *map(_line, self.rows()), ""]
-        lines += [self._cost(), ""]
+        lines += [self._cost_is(), ""]
         return "\n".join([*lines, *(f"- {text}" for text in self.assumptions)])
 
-    def _cost(self) -> str:
+    def _cost_is(self) -> str:
         """What the column of that name holds."""
         if self.price is None:
             return "cost: paid node-hours for a node-hour of training that counts"
@@ -162,7 +162,7 @@ class WhatIf:
     def _repr_html_(self) -> str:
         notes = "".join(f"<li>{_marked(text)}</li>" for text in self.assumptions)
         tables = f"{_table(self.facts())}{_table(self.rows(), head=HEAD)}"
-        return f"{tables}<p>{_marked(self._cost())}</p><ul>{notes}</ul>"
+        return f"{tables}<p>{_marked(self._cost_is())}</p><ul>{notes}</ul>"
 
 
 HEAD: Final = (
@@ -173,7 +173,7 @@ HEAD: Final = (
     "idle nodes",
     "cost",
 )
-_WIDTHS: Final = (20, 17, 20, 23, 11, 9)
+_WIDTHS: Final = (19, 15, 19, 22, 11, 14)
 
 
 def _table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = ()) -> str:
@@ -199,6 +199,13 @@ def _spread(seconds: Interval | None) -> str:
     if math.isinf(seconds.half_width):
         return f"{seconds.mean / unit:.1f} {name}, once"
     return f"{seconds.mean / unit:.1f} ± {seconds.half_width / unit:.1f} {name}"
+
+
+def _cost(each: Interval) -> str:
+    """A cost with its interval; without one where nothing may be left of the training."""
+    if not math.isfinite(each.half_width):
+        return f"{each.mean:.4g}"
+    return f"{each.mean:.4g} ± {float(f'{each.half_width:.1g}'):g}"
 
 
 def _line(row: Sequence[str]) -> str:

@@ -63,6 +63,13 @@ def test_a_checkpoint_is_whole_when_the_last_rank_says_so():
     assert checkpoint_times(lines) == [pytest.approx(3.25)]
 
 
+def test_a_checkpoint_that_a_kill_interrupted_takes_no_time():
+    """Version 4 is whole in the second life alone, 3 s after it was made there."""
+    lines = life(0.0, 0, until=5) + life(20.0, 0, until=8) + both(27.0, "whole", version=4)
+    lines.sort(key=lambda one: one["at_s"])
+    assert checkpoint_times(lines) == [pytest.approx(3.01)]
+
+
 def test_iterations_count_that_no_checkpoint_held_up_and_no_restart():
     lines = [said(t, "iteration", version=v) for t, v in [(1, 1), (9, 2), (10, 3), (11.5, 4)]]
     lines += [said(t, "iteration", version=v) for t, v in [(20, 5), (30, 4), (31, 5)]]

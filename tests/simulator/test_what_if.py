@@ -1,6 +1,7 @@
 """Claims about `plan`."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,16 @@ def test_costs_count_the_machines_that_wait_and_those_that_only_checkpoint(answe
     cost = by_name["Checkmate"].cost_per_hour
     assert cost.mean == pytest.approx(73 / 64 / by_name["Checkmate"].effective.mean)
     assert cost.low < cost.mean < cost.high
+    shown, half = {row[0]: row[-1] for row in answer.rows()}["Checkmate"].split(" ± ")
+    assert float(shown) == pytest.approx(cost.mean, rel=1e-3)
+    assert float(half) == pytest.approx(cost.half_width, rel=0.5)
+
+
+def test_a_cost_without_an_end_has_no_interval(answer):
+    nothing = replace(
+        answer.forecasts[0], outcomes=(replace(answer.forecasts[0].outcome, productive_s=0.0),)
+    )
+    assert replace(answer, forecasts=(nothing,)).rows()[0][-1] == "inf"
     paid = plan(**ASKED, price=Price(node=10.0, extra=1.0))
     checkmate = next(f for f in paid.forecasts if f.policy.name == "Checkmate")
     assert checkmate.bill.cost == pytest.approx(24 * paid.days * (65 * 10 + 8 * 1))

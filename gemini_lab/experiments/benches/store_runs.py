@@ -85,16 +85,20 @@ def stood_at(said: Sequence[Said], at_s: float, *, killed_s: float = 0.0) -> int
 
 
 def checkpoint_times(said: Sequence[Said]) -> list[float]:
-    """From the end of an iteration until its checkpoint was whole on every rank."""
+    """From the end of an iteration until its checkpoint was whole on every rank, in one life."""
     ranks = len({one["rank"] for one in said})
+    starts_s = [one["at_s"] for one in said if one["what"] == "training"]
     times_s = []
     for one in said:
         if one["what"] != "iteration" or one["rank"]:
             continue
+        until_s = min((at_s for at_s in starts_s if at_s > one["at_s"]), default=math.inf)
         ends = [
             o["at_s"]
             for o in said
-            if o["what"] == "whole" and o["version"] == one["version"] and o["at_s"] > one["at_s"]
+            if o["what"] == "whole"
+            and o["version"] == one["version"]
+            and one["at_s"] < o["at_s"] < until_s
         ]
         if len(ends) >= ranks:
             times_s.append(max(sorted(ends)[:ranks]) - one["at_s"])
