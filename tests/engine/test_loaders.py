@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import deque
 from itertools import chain, count, cycle, islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -480,6 +481,13 @@ def test_an_iterator_that_was_made_too_early_is_refused_where_it_can_be_seen(mak
 def test_data_without_a_position_are_refused(data):
     with pytest.raises(ConfigError, match=r"give the DataLoader itself"):
         ScriptState(data=[data])
+
+
+def test_a_loader_around_another_one_is_refused_with_where_that_is():
+    """As Lightning's Fabric has one around its own."""
+    around = SimpleNamespace(_dataloader=DataLoader(Samples()))
+    with pytest.raises(ConfigError, match=r"give the DataLoader inside \(its `\._dataloader`\)"):
+        ScriptState(data=[around])
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3, 5, 8], ids=lambda taken: f"{taken} taken")

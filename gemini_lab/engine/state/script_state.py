@@ -1,6 +1,6 @@
 """The script's own part of the small state: where its data stand, and what it named."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -193,12 +193,20 @@ def _position(source: Any) -> Stateful:
     if not (hasattr(source, "state_dict") and hasattr(source, "load_state_dict")):
         if isinstance(source, KINDS):
             return watch(source)
+        inside = [name for name, value in _attributes(source) if isinstance(value, KINDS)]
+        itself = (
+            f"the DataLoader inside (its `.{inside[0]}`)" if inside else "the DataLoader itself"
+        )
         raise ConfigError(
-            f"data= was given a {type(source).__name__}; give the DataLoader itself, not an "
-            "iterator or a data set, or an object with `state_dict` and `load_state_dict`"
+            f"data= was given a {type(source).__name__}; give {itself}, not an iterator or a data "
+            "set, or an object with `state_dict` and `load_state_dict`"
         )
     stateful: Stateful = source
     return stateful
+
+
+def _attributes(thing: object) -> Iterable[tuple[str, object]]:
+    return getattr(thing, "__dict__", {}).items()
 
 
 def _require_no_iterator(loader: Any) -> None:
