@@ -3,9 +3,10 @@
 A job begins in the background. After some iterations it is profiled: every second iteration runs
 without checkpoint traffic and is recorded, and the version that was not sent before it is the price
 (a failure then costs one iteration more). When all ranks have a profile they plan with it; from
-then on chunks leave in their spans. When the sequence of collectives changes on any rank, or its
-idle spans drift (`profiler.drift`), all go back to the background and profile again. After every
-such change they wait twice as long before they do, so that a restless job is rarely profiled.
+then on chunks leave in their spans. When the sequence of collectives changes on any rank, its idle
+spans drift (`profiler.drift`) or chunks are felt (`pipeliner.felt`), all go back to the background
+and profile again. After every such change they wait twice as long before they do, so that a
+restless job is rarely profiled.
 
 All ranks must send the same versions in the same way. So what is decided here follows only from
 what all ranks know alike: version numbers, and the marks that the ranks exchanged with the newest
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gemini_lab.pipeliner.felt import Expected, Felt, FeltWatch
 from gemini_lab.profiler.drift import Drift, DriftWatch
 from gemini_lab.profiler.observe import ITERATIONS, SKIP, IterationRecord, Profiler, SequenceChange
 from gemini_lab.profiler.profile import Profile
@@ -31,9 +33,15 @@ class MakePlan:
     """All ranks have a profile of the same sequence: agree on one, measure, plan, and follow it.
 
     It is answered by `OnlinePlanner.follow`, or by `OnlinePlanner.give_up`, on all ranks alike.
+
+    Attributes:
+        profile: What this rank saw.
+        start_s: With what it would count each chunk beside the wire's own start-up time, since they
+            were felt.
     """
 
     profile: Profile
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,9 @@ class UseBackground:
     reason: str
 
 
-Order = MakePlan | UseBackground | SequenceChange | Drift
-"""What a rank has to do; a `SequenceChange` or a `Drift` is only to be said."""
+Remark = SequenceChange | Drift | Felt
+Order = MakePlan | UseBackground | Remark
+"""What a rank has to do; a `Remark` is only to be said."""
 
 
 class OnlinePlanner:
@@ -76,15 +85,17 @@ class OnlinePlanner:
         self._changes = 0
         self._profiler: Profiler
         self._told_profile: Profile | None
-        self._watch: DriftWatch | None  # while a plan is followed, until a drift is seen
-        self._has_drifted: bool
+        self._watches: tuple[DriftWatch, FeltWatch] | None  # of a plan, until one saw something
+        self._is_outdated: bool  # the plan, as this rank has seen
+        self._felt: Felt | None = None  # since the last plan
+        self._start_s = 0.0
         self._settle()
 
     @property
     def mark(self) -> int:
         """What this rank tells the others with each version: which profile holds; 0 is none."""
         profile = self._profiler.profile
-        if profile is None or self._has_drifted:
+        if profile is None or self._is_outdated:
             return 0
         # The fingerprint is that of the sequence; where in it the update comes is told beside it.
         calls = profile.collectives_before_update
@@ -109,18 +120,19 @@ class OnlinePlanner:
                 orders.append(found)
             elif found is not None:
                 self._told_profile = found
-            elif drift := self._look_for_drift(record):
-                orders.append(drift)
+            elif remark := self._look_at_plan(record):
+                orders.append(remark)
         self._marks = tuple(marks) or self._marks
         if self._marks:
             orders += self._decide(self._marks)
         return tuple(orders)
 
-    def follow(self, *, every_iterations: int) -> None:
+    def follow(self, *, every_iterations: int, expected: Expected) -> None:
         """There is a plan from here on, under which every so many iterations a version is sent."""
         self._planned_every = every_iterations
+        self._felt, self._start_s = None, expected.start_s
         if self._told_profile is not None:
-            self._watch = DriftWatch(self._told_profile)
+            self._watches = DriftWatch(self._told_profile), FeltWatch(expected)
 
     def give_up(self, why: str) -> UseBackground:
         """There is no plan, and never will be."""
@@ -158,14 +170,17 @@ class OnlinePlanner:
             return self._planned_every
         return 1 if self._is_over or self._age < self._settles else 2
 
-    def _look_for_drift(self, record: IterationRecord) -> Drift | None:
-        """Whether an iteration of the same sequence shows, with those before it, other spans."""
-        if self._watch is None or self._profiler.profile is None:
+    def _look_at_plan(self, record: IterationRecord) -> Drift | Felt | None:
+        """Whether an iteration of the same sequence shows, with others, what is not as planned."""
+        if self._watches is None or self._profiler.profile is None:
             return None
-        drift = self._watch.observe(record)
-        if drift is not None:
-            self._watch, self._has_drifted = None, True
-        return drift
+        spans, pace = self._watches
+        drift = spans.observe(record)
+        felt = pace.observe(record.iteration_s) if self._carries_version else None
+        if drift or felt:
+            self._watches, self._is_outdated = None, True
+            self._felt = felt
+        return felt or drift
 
     def _decide(self, marks: Sequence[int]) -> list[Order]:
         is_agreed = marks[0] != 0 and len({*marks}) == 1
@@ -174,7 +189,9 @@ class OnlinePlanner:
         if is_agreed and self._told_profile is not None:
             # The one that the marks speak of, even if this rank has just seen it contradicted: the
             # others begin to plan now. The next marks then bring all of them back.
-            return [MakePlan(self._told_profile)]
+            profile = self._told_profile
+            start_s = self._start_s if self._felt is None else self._felt.start_s(profile)
+            return [MakePlan(profile, start_s)]
         if all(marks):
             return [self.give_up("the ranks' collectives differ from each other")]
         if self._age > self._settles + 2 * PATIENCE * self._iterations:
@@ -187,15 +204,15 @@ class OnlinePlanner:
         self._changes += 1
         self._settle()
         return UseBackground(
-            "some rank's collectives changed, or its idle spans: versions leave in the background "
-            "until the job is profiled again"
+            "some rank's collectives changed, or its idle spans, or chunks are felt: versions "
+            "leave in the background until the job is profiled again"
         )
 
     def _settle(self) -> None:
         """Begin anew: some iterations to settle, more after every change, then profiling."""
         self._age = 0
         self._told_profile = None
-        self._watch, self._has_drifted = None, False
+        self._watches, self._is_outdated = None, False
         self._settles = SKIP * 2 ** min(self._changes, _MOST_DOUBLINGS)
         self._profiler = Profiler(
             iterations=self._iterations,

@@ -4,11 +4,13 @@ What is decided, and that all ranks decide it alike, is `pipeliner.online`'s.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.log import events
 from gemini_lab.pipeliner.agreement import encode, mean_profile
+from gemini_lab.pipeliner.felt import Felt, expected_of
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.online import MakePlan, OnlinePlanner, Order, UseBackground
 from gemini_lab.pipeliner.ranks import plan_for_ranks
@@ -23,6 +25,7 @@ from gemini_lab.transfer.route import Route
 from gemini_lab.transfer.scheduled_route import ScheduledRoute
 from gemini_lab.transfer.seam import Gate
 from gemini_lab.transfer.version import Peers, Wire
+from gemini_lab.units import format_seconds
 
 
 class Mover(Protocol):
@@ -104,11 +107,11 @@ class Conductor:
 
     def _obey(self, order: Order) -> None:
         match order:
-            case SequenceChange() | Drift():
+            case SequenceChange() | Drift() | Felt():
                 text = f"rank {self._peers.rank}: {order.difference}"
                 self._emit(events.Note(text=text))
             case MakePlan():
-                self._plan(order.profile)
+                self._plan(order)
             case UseBackground():
                 self.schedule = None
                 self._seam.expect(None)
@@ -120,15 +123,17 @@ class Conductor:
         if self._peers.rank == 0:
             self._emit(events.Note(text=text))
 
-    def _plan(self, profile: Profile) -> None:
+    def _plan(self, order: MakePlan) -> None:
         """Plan with all other ranks, and follow the plan; or give up with them."""
-        group = self._wire.group
-        agreed = mean_profile(profile, group.all_gather(encode(profile)))
+        told = self._wire.group.all_gather([round(order.start_s * 1e9), *encode(order.profile)])
+        agreed = mean_profile(order.profile, [table for _, *table in told])
+        start_s = max(nanoseconds for nanoseconds, *_ in told) / 1e9
         try:
             calibration = self._calibrate()
         except ConfigError as error:
             self._obey(self._planner.give_up(f"the wire could not be measured ({error})"))
             return
+        calibration = replace(calibration, alpha_s=calibration.alpha_s + start_s)
         try:
             schedules = plan_for_ranks(
                 agreed,
@@ -141,9 +146,11 @@ class Conductor:
             self._obey(self._planner.give_up(f"the scheme was refused: {error}"))
             return
         self.schedule = schedule = schedules[self._peers.rank]
-        self._follow(agreed, schedules)
+        self._follow(agreed, schedules, start_s=start_s)
         if self._peers.rank == 0:
             self._emit(events.Profiled(profile=agreed, schedule=schedule, calibration=calibration))
+        if start_s:
+            self._say(f"chunks were felt: each counts for {format_seconds(start_s)} more than sent")
         for text in schedule.notes:
             self._say(text)
 
@@ -159,7 +166,9 @@ class Conductor:
             lanes=self._wire.lanes,
         )
 
-    def _follow(self, profile: Profile, schedules: Mapping[int, ChunkSchedule]) -> None:
+    def _follow(
+        self, profile: Profile, schedules: Mapping[int, ChunkSchedule], *, start_s: float
+    ) -> None:
         """Send by these schedules from the next version on."""
         if self._wire.lanes is None:
             self._seam.expect(profile)
@@ -179,4 +188,5 @@ class Conductor:
             self._seam.expect(profile, gate=route)
             self._mover.follow(route)
         every = max(schedule.every_iterations for schedule in schedules.values())
-        self._planner.follow(every_iterations=every)
+        expected = expected_of(profile, schedules.values(), start_s=start_s)
+        self._planner.follow(every_iterations=every, expected=expected)

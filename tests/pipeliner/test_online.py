@@ -1,17 +1,19 @@
 """Which versions leave, and when a job is profiled: the same on all ranks, by marks alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
 
+from gemini_lab.pipeliner.felt import Expected, Felt, FeltWatch
 from gemini_lab.pipeliner.online import PATIENCE, MakePlan, OnlinePlanner, Order, UseBackground
 from gemini_lab.profiler.drift import WINDOW, WINDOWS, Drift
 from gemini_lab.profiler.observe import SKIP, IterationRecord, SequenceChange
 from gemini_lab.profiler.profile import CollectiveRecord
 
 PROFILED = 2
+PLANNED = Expected(iteration_s=1.0, delay_s=0.0, allowed_s=0.1, chunks=3, start_s=0.0)
 
 
 def iteration(*, calls: int = 1, start_s: float = 0.1, end_s: float = 0.2) -> IterationRecord:
@@ -47,7 +49,7 @@ class Story:
                 )
                 self.orders.append(list(planner.end_iteration(record, told)))
                 if any(isinstance(order, MakePlan) for order in self.orders[-1]):
-                    planner.follow(every_iterations=self.every)
+                    planner.follow(every_iterations=self.every, expected=PLANNED)
                 answers.append(planner.admit(self.version))
             assert len({*answers}) == 1, "all ranks send the same versions"
             if answers[0]:
@@ -156,7 +158,7 @@ def test_a_drift_is_not_forgotten_before_all_were_told_of_it() -> None:
     mark = one.mark
     assert mark != 0
     one.end_iteration(iteration(), (mark, mark))
-    one.follow(every_iterations=100)
+    one.follow(every_iterations=100, expected=PLANNED)
     found = [one.end_iteration(iteration()) for _ in range(WINDOW)]
     found += [one.end_iteration(iteration(end_s=0.8)) for _ in range(WINDOWS * WINDOW)]
     assert isinstance(found[-1][0], Drift)
@@ -222,3 +224,33 @@ def test_a_plan_that_is_refused_leaves_all_in_the_background_for_good() -> None:
     for version in range(1, 20):
         assert one.end_iteration(iteration(), (1, 1)) == ()
         assert one.admit(version)
+
+
+def felt_after(iterations_s: Sequence[float]) -> Felt | None:
+    watch = FeltWatch(PLANNED)
+    found = [watch.observe(iteration_s) for iteration_s in iterations_s]
+    assert not any(found[:-1])
+    return found[-1]
+
+
+def test_chunks_are_felt_where_iterations_take_longer_for_two_windows_in_a_row() -> None:
+    longer, planned = [1.3] * WINDOW, [1.05] * WINDOW
+    assert felt_after(planned * 5) is None
+    assert felt_after((longer + planned) * 3) is None
+    assert felt_after([1.05] * 6 + [9.0] * 4 + planned) is None  # some stalled
+    assert felt_after(planned + longer * WINDOWS) is not None
+
+
+def test_only_iterations_that_carry_a_version_tell_whether_it_is_felt() -> None:
+    one = OnlinePlanner(world_size=2, iterations=1)
+    for version in range(1, 3 * SKIP):
+        one.end_iteration(iteration())
+        one.admit(version)
+    one.end_iteration(iteration(), (one.mark, one.mark))
+    one.follow(every_iterations=2, expected=PLANNED)
+    told = []
+    for version in range(100, 200):
+        longer = replace(iteration(), iteration_s=1.5 if version % 2 else 1.0)
+        told += one.end_iteration(longer)
+        one.admit(version)
+    assert [type(order) for order in told] == [Felt]

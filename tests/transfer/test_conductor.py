@@ -96,10 +96,14 @@ class Rank:
         self.version = 0
         self.train(iteration(calls, 1.0 + 0.2 * rank), SKIP + 2 * PROFILED + 7)
 
-    def train(self, record: IterationRecord, iterations: int) -> None:
+    def train(
+        self, record: IterationRecord, iterations: int, *, bare: IterationRecord | None = None
+    ) -> None:
+        """So many iterations that look like `record`, or like `bare` where no version travels."""
         for _ in range(iterations):
+            is_bare = bare is not None and self.version not in self.sent
             self.version += 1
-            if self.conductor.end_iteration(self.version, record):
+            if self.conductor.end_iteration(self.version, bare if is_bare else record):
                 self.sent.append(self.version)
                 marks = self.group.all_gather([self.planner.mark])
                 self.mover.marks = tuple(mark for (mark,) in marks)
@@ -210,3 +214,23 @@ def test_when_idle_spans_drift_all_plan_anew_and_the_log_says_by_how_much() -> N
         assert len(one.seam.expected) == 3
     assert both[0].conductor.schedule == both[1].conductor.schedule
     assert len(both[0].told(events.Profiled)) == 2
+
+
+@pytest.mark.parametrize("bare_s", [1.1, 1.4])
+def test_chunks_that_are_felt_are_counted_with_what_they_take_unless_it_was_the_machine(
+    bare_s,
+) -> None:
+    both = ranks(sizes=[8 * KIB] * 2, scheme="gemini")
+    (before,) = both[0].told(events.Profiled)
+    bare = iteration(CALLS, bare_s)
+    together(lambda number: both[number].train(iteration(CALLS, 1.4), 60, bare=bare))
+    *_, again = both[0].told(events.Profiled)
+    notes = [note.text for one in both for note in one.told(events.Note)]
+    felt = "iterations that carry a version take 1.4 s where 1.1 s were planned"
+    assert any(felt in note for note in notes)
+    assert again.schedule.iteration_s == pytest.approx(bare_s)
+    is_counted = any("each counts for 300 ms more" in note for note in notes)
+    assert is_counted == (bare_s == 1.1)
+    wire_s = before.calibration.alpha_s
+    assert again.calibration.alpha_s == pytest.approx(wire_s + 0.3 * is_counted, abs=0.1)
+    assert both[0].conductor.schedule == both[1].conductor.schedule
