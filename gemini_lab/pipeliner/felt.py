@@ -1,10 +1,11 @@
 """Whether chunks are felt: iterations that carry a version take longer than their plan says.
 
 Then the job is profiled again. Where iterations without a version have become as long, it was the
-machine. Else it was the chunks, and the next plan counts each with what it took more: it has fewer
-and larger ones, in longer spans, or says what they delay.
+machine. Else it was the chunks, and what they cost beside what is modelled counts in the next plan,
+and so in how often a version is sent where `max_overhead` says what is tolerated.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -26,16 +27,32 @@ class Expected:
     Attributes:
         iteration_s: Of an iteration that carries a version.
         delay_s: What of that the version's chunks cost.
-        allowed_s: How much longer it may take.
-        chunks: That a rank sends in it, at most.
-        start_s: What each was counted with, beside the wire's own start-up time.
+        felt_s: What of that was seen under earlier plans, and is not modelled.
+        allowed_s: How much longer such an iteration may take.
     """
 
     iteration_s: float
     delay_s: float
+    felt_s: float
     allowed_s: float
-    chunks: int
-    start_s: float
+
+
+def expected_of(profile: Profile, schedules: Iterable[ChunkSchedule], *, felt_s: float) -> Expected:
+    """What is expected where ranks follow these schedules.
+
+    Args:
+        profile: By which they were made.
+        schedules: One a rank.
+        felt_s: See `Expected`.
+    """
+    slowest = max(schedules, key=lambda one: one.predicted_iteration_s)
+    allowed_s = SHARE * profile.iteration_s + profile.iteration_std_s
+    return Expected(
+        iteration_s=slowest.predicted_iteration_s,
+        delay_s=slowest.delay_s,
+        felt_s=felt_s,
+        allowed_s=allowed_s if slowest.chunks else math.inf,  # what is not sent is not felt
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,37 +76,16 @@ class Felt:
             "them in a row"
         )
 
-    def start_s(self, profile: Profile) -> float:
-        """What each chunk is to be counted with from now on, beside the wire's own start-up time.
+    def felt_s(self, profile: Profile) -> float:
+        """What chunks are counted to cost from now on, beside what is modelled.
 
         Args:
             profile: Made since: it says how long iterations take now that carry none.
         """
-        expected = self.expected
-        more_s = self.iteration_s - expected.delay_s - profile.iteration_s
-        if more_s <= expected.allowed_s:  # the machine has become slower
-            return expected.start_s
-        return expected.start_s + more_s / expected.chunks
-
-
-def expected_of(
-    profile: Profile, schedules: Iterable[ChunkSchedule], *, start_s: float
-) -> Expected:
-    """What is expected where ranks follow these schedules.
-
-    Args:
-        profile: By which they were made.
-        schedules: One a rank.
-        start_s: See `Expected`.
-    """
-    slowest = max(schedules, key=lambda one: one.predicted_iteration_s)
-    return Expected(
-        iteration_s=slowest.predicted_iteration_s,
-        delay_s=slowest.delay_s,
-        allowed_s=SHARE * profile.iteration_s + profile.iteration_std_s,
-        chunks=len(slowest.chunks),
-        start_s=start_s,
-    )
+        more_s = self.iteration_s - self.expected.delay_s - profile.iteration_s
+        if more_s <= self.expected.allowed_s:  # the machine has become slower
+            return self.expected.felt_s
+        return self.expected.felt_s + more_s
 
 
 class FeltWatch:
@@ -113,6 +109,6 @@ class FeltWatch:
         self._window_s.clear()
         is_longer = now_s > self._expected.iteration_s + self._expected.allowed_s
         self._longer = self._longer + 1 if is_longer else 0
-        if self._longer < WINDOWS or not self._expected.chunks:
+        if self._longer < WINDOWS:
             return None
         return Felt(iteration_s=now_s, expected=self._expected)

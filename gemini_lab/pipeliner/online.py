@@ -36,12 +36,11 @@ class MakePlan:
 
     Attributes:
         profile: What this rank saw.
-        start_s: With what it would count each chunk beside the wire's own start-up time, since they
-            were felt.
+        felt_s: What chunks were seen to cost in an iteration, beside what is modelled.
     """
 
     profile: Profile
-    start_s: float = 0.0
+    felt_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class OnlinePlanner:
         self._watches: tuple[DriftWatch, FeltWatch] | None  # of a plan, until one saw something
         self._is_outdated: bool  # the plan, as this rank has seen
         self._felt: Felt | None = None  # since the last plan
-        self._start_s = 0.0
+        self._felt_s = 0.0
         self._settle()
 
     @property
@@ -130,7 +129,7 @@ class OnlinePlanner:
     def follow(self, *, every_iterations: int, expected: Expected) -> None:
         """There is a plan from here on, under which every so many iterations a version is sent."""
         self._planned_every = every_iterations
-        self._felt, self._start_s = None, expected.start_s
+        self._felt, self._felt_s = None, expected.felt_s
         if self._told_profile is not None:
             self._watches = DriftWatch(self._told_profile), FeltWatch(expected)
 
@@ -190,8 +189,8 @@ class OnlinePlanner:
             # The one that the marks speak of, even if this rank has just seen it contradicted: the
             # others begin to plan now. The next marks then bring all of them back.
             profile = self._told_profile
-            start_s = self._start_s if self._felt is None else self._felt.start_s(profile)
-            return [MakePlan(profile, start_s)]
+            felt_s = self._felt_s if self._felt is None else self._felt.felt_s(profile)
+            return [MakePlan(profile, felt_s)]
         if all(marks):
             return [self.give_up("the ranks' collectives differ from each other")]
         if self._age > self._settles + 2 * PATIENCE * self._iterations:

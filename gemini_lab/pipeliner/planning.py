@@ -37,6 +37,7 @@ def plan_chunks(
     sub_buffers: int = SUB_BUFFERS,
     mu: float = MU,
     max_overhead: float | None = None,
+    felt_s: float = 0.0,
 ) -> ChunkSchedule:
     """Say which chunk of a checkpoint leaves in which idle span.
 
@@ -57,6 +58,7 @@ def plan_chunks(
         mu: Share of each span to fill, in (0, 1], where that suffices.
         max_overhead: Largest tolerated mean delay as a share of the iteration. Where the delay is
             larger only every j-th version is sent. Without it, every version is.
+        felt_s: Delay that was seen under such a plan, beside what is modelled here.
 
     Raises:
         ConfigError: A setting is out of its range.
@@ -64,6 +66,7 @@ def plan_chunks(
     """
     _check_choices(scheme=scheme, algorithm=algorithm)
     check_number("checkpoint_bytes", checkpoint_bytes, is_whole=True)
+    check_number("felt_s", felt_s)
     for name, count in {"replicas": replicas, "sub_buffers": sub_buffers}.items():
         check_number(name, count, least=1, is_whole=True)
     _check_buffer_size(buffer_bytes, sub_buffers=sub_buffers)
@@ -93,7 +96,7 @@ def plan_chunks(
         buffer_bytes=buffer_bytes,
         sub_buffers=pipeline.sub_buffers,
         iteration_s=profile.iteration_s,
-        predicted_iteration_s=_predicted_s(task, sends, scheme=scheme),
+        predicted_iteration_s=_predicted_s(task, sends, scheme=scheme) + felt_s,
         fingerprint=profile.fingerprint,
     )
     every = _frequency(schedule.delay_s, profile, max_overhead)

@@ -17,6 +17,7 @@ def plan_for_ranks(
     settings: Settings,
     *,
     shard_bytes: Sequence[int],
+    felt_s: float,
     on_device: bool,
 ) -> dict[int, ChunkSchedule]:
     """What each rank sends of its shard, and when; the same on whatever rank it is planned.
@@ -26,6 +27,7 @@ def plan_for_ranks(
         calibration: Their machine.
         settings: The job's.
         shard_bytes: Payload bytes of every rank's shard.
+        felt_s: See `plan_chunks`.
         on_device: Whether sub-buffers are emptied by a device's bus, as fast as was measured.
 
     Raises:
@@ -46,6 +48,7 @@ def plan_for_ranks(
             sub_buffers=settings.sub_buffers,
             mu=settings.mu,
             max_overhead=settings.max_overhead,
+            felt_s=felt_s,
         )
         for size_bytes in set(shard_bytes)
     }

@@ -4,7 +4,6 @@ What is decided, and that all ranks decide it alike, is `pipeliner.online`'s.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from gemini_lab.errors import CapacityError, ConfigError
@@ -125,32 +124,35 @@ class Conductor:
 
     def _plan(self, order: MakePlan) -> None:
         """Plan with all other ranks, and follow the plan; or give up with them."""
-        told = self._wire.group.all_gather([round(order.start_s * 1e9), *encode(order.profile)])
+        told = self._wire.group.all_gather([round(order.felt_s * 1e9), *encode(order.profile)])
         agreed = mean_profile(order.profile, [table for _, *table in told])
-        start_s = max(nanoseconds for nanoseconds, *_ in told) / 1e9
+        felt_s = max(nanoseconds for nanoseconds, *_ in told) / 1e9
         try:
             calibration = self._calibrate()
         except ConfigError as error:
             self._obey(self._planner.give_up(f"the wire could not be measured ({error})"))
             return
-        calibration = replace(calibration, alpha_s=calibration.alpha_s + start_s)
         try:
             schedules = plan_for_ranks(
                 agreed,
                 calibration,
                 self._settings,
                 shard_bytes=self._shard_bytes,
+                felt_s=felt_s,
                 on_device=self._wire.lanes is not None,
             )
         except CapacityError as error:
             self._obey(self._planner.give_up(f"the scheme was refused: {error}"))
             return
         self.schedule = schedule = schedules[self._peers.rank]
-        self._follow(agreed, schedules, start_s=start_s)
+        self._follow(agreed, schedules, felt_s=felt_s)
         if self._peers.rank == 0:
             self._emit(events.Profiled(profile=agreed, schedule=schedule, calibration=calibration))
-        if start_s:
-            self._say(f"chunks were felt: each counts for {format_seconds(start_s)} more than sent")
+        if felt_s:
+            self._say(
+                f"chunks are felt: they cost an iteration {format_seconds(felt_s)} beside what "
+                "is modelled, which counts from now on"
+            )
         for text in schedule.notes:
             self._say(text)
 
@@ -167,7 +169,7 @@ class Conductor:
         )
 
     def _follow(
-        self, profile: Profile, schedules: Mapping[int, ChunkSchedule], *, start_s: float
+        self, profile: Profile, schedules: Mapping[int, ChunkSchedule], *, felt_s: float
     ) -> None:
         """Send by these schedules from the next version on."""
         if self._wire.lanes is None:
@@ -188,5 +190,5 @@ class Conductor:
             self._seam.expect(profile, gate=route)
             self._mover.follow(route)
         every = max(schedule.every_iterations for schedule in schedules.values())
-        expected = expected_of(profile, schedules.values(), start_s=start_s)
+        expected = expected_of(profile, schedules.values(), felt_s=felt_s)
         self._planner.follow(every_iterations=every, expected=expected)

@@ -13,7 +13,7 @@ from gemini_lab.profiler.observe import SKIP, IterationRecord, SequenceChange
 from gemini_lab.profiler.profile import CollectiveRecord
 
 PROFILED = 2
-PLANNED = Expected(iteration_s=1.0, delay_s=0.0, allowed_s=0.1, chunks=3, start_s=0.0)
+PLANNED = Expected(iteration_s=1.0, delay_s=0.0, felt_s=0.0, allowed_s=0.1)
 
 
 def iteration(*, calls: int = 1, start_s: float = 0.1, end_s: float = 0.2) -> IterationRecord:
