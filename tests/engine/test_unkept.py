@@ -360,6 +360,17 @@ def test_a_name_that_is_taken_from_the_dict_afterwards_is_no_second_one():
     assert named == []
 
 
+def test_what_is_looked_at_is_not_taken_for_what_a_version_had_before():
+    """Tuples of a kept dict are gone, and others come to lie in their places."""
+    state, options = {number: ([number], [number]) for number in range(500)}, {"name": [1, 2]}
+    unkept, named = ScriptValues([state], living=ours), []
+    for carried, twofold in tops(unkept):
+        named += [*carried, *twofold]
+        state.clear()
+        max(options["name"])
+    assert named == []
+
+
 def test_it_is_said_with_the_way_out_from_the_first_versions_on():
     script, said = ScriptState(), []
     answers = iter([((), ()), (["'bad' of main()"], ["'buffer' of main()"]), ((), ())])

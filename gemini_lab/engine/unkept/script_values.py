@@ -51,7 +51,7 @@ class ScriptValues:
     """Looks at what no version has, and keeps nothing of it alive.
 
     Args:
-        kept: What the script handed over, or what was taken along.
+        kept: What the script handed over, or what was taken along: versions are made of it.
         living: Gives the objects of this process.
     """
 
@@ -60,10 +60,12 @@ class ScriptValues:
         kept: Sequence[object],
         living: Callable[[], Iterable[object]] = gc.get_objects,
     ) -> None:
-        self._twofold = {id(one) for one in _held_twice(kept)}  # before it is held here as well
-        inside = [*_inside(kept)]
-        self._kept = {id(one): _reference(one) for one in inside}
-        self._optimizers = [ref(one) for one in inside if is_kind(one, torch.optim.Optimizer)]
+        twofold = [*_held_twice(kept)]  # before it is held here as well
+        self._twofold = {id(one): _reference(one) or one for one in twofold}
+        self._kept = kept
+        self._known: dict[int, object] = {}  # filled while it is looked, so that no place is stale
+        optimizers = [one for one in _inside(kept) if is_kind(one, torch.optim.Optimizer)]
+        self._optimizers = [ref(one) for one in optimizers]
         self._living = living
         self._began_s = [clock() for clock in _CLOCKS]
         self._objects: list[ref[object]] = []
@@ -84,16 +86,9 @@ class ScriptValues:
         """
         if self._before is None:
             self._objects = [one for one in map(_reference, self._own_objects()) if one]
-        found, twofold, seen = dict[str, int](), set[str](), set[int]()
-        for label, value in self._values(frames, epoch):
-            if not is_kind(value, NUMBERS):
-                is_known = self._has(value) and id(value) not in self._twofold
-                if is_known or id(value) in seen:
-                    continue
-                seen.add(id(value))
-                twofold |= {label} if id(value) in self._twofold else set()
-            if (seen_as := self._look_at(value)) is not None:
-                found[label] = seen_as ^ found.get(label, 0)
+        self._known = {id(one): one for one in _inside(self._kept)}
+        found, twofold = self._look(frames, epoch)
+        self._known = {}
         if self._before is None:
             self._before = found
             return [], []
@@ -101,6 +96,21 @@ class ScriptValues:
         new = sorted(changed - self._named)
         self._named |= changed
         return [one for one in new if one not in twofold], [one for one in new if one in twofold]
+
+    def _look(
+        self, frames: Sequence[FrameType], epoch: int | None
+    ) -> tuple[dict[str, int], set[str]]:
+        """A checksum of each value by its name; and which of them a version has by another name."""
+        found, twofold, seen = dict[str, int](), set[str](), dict[int, object]()
+        for label, value in self._values(frames, epoch):
+            if not is_kind(value, NUMBERS):
+                if id(value) in seen or (self._has(value) and not self._is_twofold(value)):
+                    continue
+                seen[id(value)] = value
+                twofold |= {label} if self._is_twofold(value) else set()
+            if (seen_as := self._look_at(value)) is not None:
+                found[label] = seen_as ^ found.get(label, 0)
+        return found, twofold
 
     def _own_objects(self) -> Iterator[object]:
         """Functions of the script, and objects of its classes."""
@@ -143,11 +153,12 @@ class ScriptValues:
                     yield f"{name!r} of a {type(optimizer).__name__}", value
 
     def _has(self, value: object) -> bool:
-        """Whether a version has this; of containers, which know no references, the place tells."""
-        if id(value) not in self._kept:
-            return False
-        held = self._kept[id(value)]
-        return held is None or held() is value
+        """Whether a version has this."""
+        return id(value) in self._known
+
+    def _is_twofold(self, value: object) -> bool:
+        held = self._twofold.get(id(value))
+        return (held() if isinstance(held, ref) else held) is value
 
     def _look_at(self, value: Any) -> int | None:
         """A checksum; none of a clock's value."""
