@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from gemini_lab.engine.frameworks.module_order import forget_order
 from gemini_lab.engine.gradients.repeater import Repeater
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.gradients.updates import Step
@@ -330,6 +331,18 @@ class Steps:
         return found
 
 
+def rejoin(state, *, forgets):
+    """As after a recovery in which no process ended: which ranks know the modules' order."""
+    coordinator = state.framework._partitions.zero.parameter_offload.get_param_coordinator()
+    if forgets:
+        forget_order(coordinator)
+    knew = coordinator.is_complete_trace()
+    state.framework.begin_anew(has_newcomers=False)
+    knows = coordinator.is_complete_trace()
+    state.load(whole(state))
+    return {"knew": knew, "knows": knows}
+
+
 def work(request, rank):
     case, folder = request["case"], Path(request["folder"])
     engine = make_engine(case, request["seed"])
@@ -362,6 +375,9 @@ def work(request, rank):
             steps.note(whole(state))
         if state.version == request.get("capture_at"):
             shard.write_bytes(whole(state))
+        if "rejoins" in request and state.version == CAPTURE_AT and "knew" not in found:
+            found |= rejoin(state, forgets=request["rejoins"] == rank)
+            trainer.batches = iter(())
     if steps is not None:
         found["repeated"] = steps.repeated()
         found["difference_bytes"] = steps.recorder.room.data.nbytes

@@ -205,10 +205,14 @@ class Framework(ABC):
         """Why this process could not go on with other ranks, in words; empty if it can."""
         return ""
 
-    def begin_anew(self) -> None:  # noqa: B027 - most have nothing to do
-        """Communicate from here on as an engine that was just made.
+    def begin_anew(self, *, has_newcomers: bool) -> None:  # noqa: B027 - most have nothing to do
+        """Communicate from here on as an engine that was just made, or as all ranks agree.
 
         At the loop's top; a version is put back afterwards.
+
+        Args:
+            has_newcomers: Whether some ranks have just started. If none has, all call this
+                together.
         """
 
     # -- the boundaries --------------------------------------------------------------------------

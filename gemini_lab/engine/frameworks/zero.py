@@ -15,6 +15,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
+from gemini_lab.engine.frameworks.gathering import gather_together
 from gemini_lab.engine.frameworks.weights import held_of
 from gemini_lab.engine.frameworks.zero_obstacles import obstacles
 from gemini_lab.engine.private_names import require
@@ -178,7 +179,8 @@ class Stage3(Partitions):
         for index, master in enumerate(zero.fp32_partitioned_groups_flat):
             zero.fp16_partitioned_groups_flat[index].data.copy_(master.data)
             zero._unflatten_partitioned_parameters(index)  # noqa: SLF001 - as its own loading does
-        zero.checkpoint_event_epilogue()  # gathers the weights that stage 3 keeps gathered
+        if gather_together(zero.persistent_parameters):  # those that stage 3 keeps gathered
+            zero.checkpoint_event_epilogue()
 
 
 _VIEWS: Final[dict[type, type[Partitions]]] = {

@@ -11,6 +11,7 @@ from gemini_lab.engine.frameworks.beta_powers import BetaPowers
 from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
 from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
 from gemini_lab.engine.frameworks.heir import Heir, Small
+from gemini_lab.engine.frameworks.module_order import forget_order, is_known_to_all
 from gemini_lab.engine.frameworks.narrow_gradients import ScaleWatch
 from gemini_lab.engine.frameworks.optimizer_state import require_memory
 from gemini_lab.engine.frameworks.options import (
@@ -349,12 +350,12 @@ class ZeroFramework(Framework):
         if self.stage == 3:
             self._partitions.zero.parameter_offload.release_backward_leftovers()
 
-    def begin_anew(self) -> None:
-        """Have ZeRO 3 learn the order of its modules again, of which ranks tell each other."""
+    def begin_anew(self, *, has_newcomers: bool) -> None:
+        """Have ZeRO 3 learn the order of its modules again, unless all ranks know the same one."""
         if self.stage == 3:
             coordinator = self._partitions.zero.parameter_offload.get_param_coordinator()
-            if not coordinator.is_invalid_trace():
-                coordinator._invalidate_trace()  # noqa: SLF001 - as it does itself
+            if has_newcomers or not is_known_to_all(coordinator):
+                forget_order(coordinator)
 
     # -- the boundaries --------------------------------------------------------------------------
 
