@@ -147,15 +147,12 @@ def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
         group=group,
         lineage=Lineage(run=start.order.run, epoch=start.epoch),
     )
-    load = partial(_load_in_place, state, has_newcomers=len(start.kept) < seats.world_size)
     with session.restoring():
-        small = _restore(session, load, state, place)
+        small = _restore(session, partial(_load_in_place, state), state, place)
     return replace(ready, place=place, small=small)
 
 
-def _load_in_place(
-    state: EngineState, payload: memoryview, *, has_newcomers: bool
-) -> dict[str, object]:
+def _load_in_place(state: EngineState, payload: memoryview) -> dict[str, object]:
     """Put a version back at the loop's top, if it was sealed there."""
     small = state.peek(payload) or {}
     is_of_loop = bool(small.get("at_top"))
@@ -164,7 +161,7 @@ def _load_in_place(
             "the version was not sealed at the top of this loop, or its position in the data is "
             "not one that the iterators of this process can go back to"
         )
-    state.framework.begin_anew(has_newcomers=has_newcomers)
+    state.framework.begin_anew()
     for order in state.script.orders:
         order.begin_anew()
     return state.load(payload, in_place=True)

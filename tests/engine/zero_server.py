@@ -29,7 +29,6 @@ from safetensors.torch import save_file
 from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gemini_lab.engine.frameworks.module_order import forget_order
 from gemini_lab.engine.gradients.repeater import Repeater
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.gradients.updates import Step
@@ -333,14 +332,11 @@ class Steps:
 
 def rejoin(state, *, forgets):
     """As after a recovery in which no process ended: which ranks know the modules' order."""
-    coordinator = state.framework._partitions.zero.parameter_offload.get_param_coordinator()
     if forgets:
-        forget_order(coordinator)
-    knew = coordinator.is_complete_trace()
-    state.framework.begin_anew(has_newcomers=False)
-    knows = coordinator.is_complete_trace()
+        state.framework.forget_order()
+    knew = state.framework.learned_order()
     state.load(whole(state))
-    return {"knew": knew, "knows": knows}
+    return {"knew": knew, "knows": state.framework.learned_order()}
 
 
 def work(request, rank):

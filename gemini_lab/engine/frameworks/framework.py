@@ -205,15 +205,18 @@ class Framework(ABC):
         """Why this process could not go on with other ranks, in words; empty if it can."""
         return ""
 
-    def begin_anew(self, *, has_newcomers: bool) -> None:  # noqa: B027 - most have nothing to do
-        """Communicate from here on as an engine that was just made, or as all ranks agree.
+    def begin_anew(self) -> None:  # noqa: B027 - most have nothing to do
+        """Communicate from here on as an engine that was just made.
 
         At the loop's top; a version is put back afterwards.
-
-        Args:
-            has_newcomers: Whether some ranks have just started. If none has, all call this
-                together.
         """
+
+    def learned_order(self) -> int:
+        """A checksum of an order of communication that the engine has learned; 0: of none."""
+        return 0
+
+    def forget_order(self) -> None:  # noqa: B027 - most have nothing to learn
+        """Learn that order anew, for ranks know different ones; a version is put back then."""
 
     # -- the boundaries --------------------------------------------------------------------------
 

@@ -8,33 +8,23 @@ from typing import Any, Final
 
 import xxhash
 
-from gemini_lab.engine.ranks import gather
-
-_ORDER: Final = "_PartitionedParameterCoordinator__submodule_order"
-_BITS: Final = 63
-_UNKNOWN: Final = 0
+_MODULES: Final = "_PartitionedParameterCoordinator__submodule_order"
 
 
-def is_known_to_all(coordinator: Any) -> bool:
-    """Whether every rank has learned the same order; all call it together.
+def checksum(coordinator: Any) -> int:
+    """A checksum of the order, of 63 bits; 0 before it is learned, or where DeepSpeed hides it.
 
     Args:
         coordinator: DeepSpeed's `PartitionedParameterCoordinator`.
     """
-    orders = {order for (order,) in gather([_order(coordinator)])}
-    return len(orders) == 1 and orders != {_UNKNOWN}
+    modules = getattr(coordinator, _MODULES, ())
+    if not modules or not coordinator.is_complete_trace():
+        return 0
+    seen = repr([module.ds_id for module in modules]).encode()
+    return xxhash.xxh3_64_intdigest(seen) >> 1 or 1
 
 
-def forget_order(coordinator: Any) -> None:
+def forget(coordinator: Any) -> None:
     """Have it learned anew, as by an engine that was just made."""
     if not coordinator.is_invalid_trace():
         coordinator._invalidate_trace()  # noqa: SLF001 - as it does itself
-
-
-def _order(coordinator: Any) -> int:
-    """A checksum of the order; `_UNKNOWN` before it is learned, or where DeepSpeed hides it."""
-    modules = getattr(coordinator, _ORDER, ())
-    if not modules or not coordinator.is_complete_trace():
-        return _UNKNOWN
-    seen = repr([module.ds_id for module in modules]).encode()
-    return xxhash.xxh3_64_intdigest(seen) >> (64 - _BITS) or 1

@@ -280,7 +280,7 @@ class TorchFramework(Framework):
         """DDP does not tell of one of its ways to be told of another sum."""
         return "" if self._order is None else self._order.obstacle
 
-    def begin_anew(self, *, has_newcomers: bool) -> None:  # noqa: ARG002 - either way
+    def begin_anew(self) -> None:
         """Without gradients, and with DDP's buckets of the start."""
         self.drop_gradients(is_computing=False)
         if self._order is not None:

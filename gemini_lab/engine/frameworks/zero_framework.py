@@ -7,11 +7,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from gemini_lab.engine.frameworks import module_order
 from gemini_lab.engine.frameworks.beta_powers import BetaPowers
 from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
 from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
 from gemini_lab.engine.frameworks.heir import Heir, Small
-from gemini_lab.engine.frameworks.module_order import forget_order, is_known_to_all
 from gemini_lab.engine.frameworks.narrow_gradients import ScaleWatch
 from gemini_lab.engine.frameworks.optimizer_state import require_memory
 from gemini_lab.engine.frameworks.options import (
@@ -350,12 +350,17 @@ class ZeroFramework(Framework):
         if self.stage == 3:
             self._partitions.zero.parameter_offload.release_backward_leftovers()
 
-    def begin_anew(self, *, has_newcomers: bool) -> None:
-        """Have ZeRO 3 learn the order of its modules again, unless all ranks know the same one."""
+    def learned_order(self) -> int:
+        """In which modules compute: ZeRO 3 gathers their weights by it."""
+        return module_order.checksum(self._coordinator()) if self.stage == 3 else 0
+
+    def forget_order(self) -> None:
+        """The modules'."""
         if self.stage == 3:
-            coordinator = self._partitions.zero.parameter_offload.get_param_coordinator()
-            if has_newcomers or not is_known_to_all(coordinator):
-                forget_order(coordinator)
+            module_order.forget(self._coordinator())
+
+    def _coordinator(self) -> Any:
+        return self._partitions.zero.parameter_offload.get_param_coordinator()
 
     # -- the boundaries --------------------------------------------------------------------------
 

@@ -301,15 +301,21 @@ class EngineState:
         require_both("a client state", stored=small["client"], current=self.script.client_state)
 
     def _agree(self, failure: GeminiError | None) -> None:
-        """Go on if no rank failed; otherwise raise on all of them, so that none waits."""
-        answers = gather([int(failure is not None)])
+        """Go on if no rank failed; otherwise raise on all of them, so that none waits.
+
+        Ranks that know different orders of communication learn one again.
+        """
+        answers = gather([int(failure is not None), self.framework.learned_order()])
         if failure is not None:
             raise failure
-        if failed := sum(answer for (answer,) in answers):
+        if failed := sum(has_failed for has_failed, _ in answers):
             raise ConfigError(
                 f"this rank's shard fits, but {failed} of {len(answers)} ranks cannot load theirs; "
                 "their own messages say why"
             )
+        orders = {order for _, order in answers}
+        if orders == {0} or len(orders) > 1:
+            self.framework.forget_order()
 
 
 def _require_batch(then: int | None, now: int | None, heir: Heir) -> None:
