@@ -73,7 +73,8 @@ def gather(
         living: Gives all objects of this process; by default the garbage collector does.
     """
     named = dict(also or {})
-    things = [*(_living() if living is None else living())]
+    # `[*...]` would be a list that is there before it is filled, and so among what it holds.
+    things = list(_living() if living is None else living())
     around = look_around(engine, things)
     schedules = _unnamed(around.schedules, named)
     sources = [*around.loaders] if data is None else as_sources(data)
@@ -105,6 +106,7 @@ def gather(
     script.orders = [BucketOrder(one) for one in around.replicated]
     kept = [client_state, *named.values()]
     script.bystanders = Bystanders(things, engine, kept).changed
+    del things  # it holds all once more, and what is held twice is looked for next
     drawing = [one for source in sources if isinstance(source, KINDS) for one in _drawing(source)]
     unkept = ScriptValues([*kept, *sources, *drawing, *_rates(engine.optimizer)])
     script.unkept = lambda: unkept.changed(script_frames(), epoch=script.epoch)

@@ -192,9 +192,10 @@ class FollowedRun:
 
     def _culprits(self) -> Iterator[str]:
         """Who ended in the last try, if that is why the run failed."""
-        newest = max((one.epoch for one in self._exits), default=0)
+        exits = [*self._exits]  # at once: the log may still tell of others
+        newest = max((one.epoch for one in exits), default=0)
         if self.course.output:
-            yield from culprits([one for one in self._exits if one.epoch == newest])
+            yield from culprits([one for one in exits if one.epoch == newest])
 
     def _end(self) -> None:
         self._over.set()

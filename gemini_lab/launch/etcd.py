@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -46,10 +47,25 @@ def find_etcd() -> str:
     )
 
 
+@contextlib.contextmanager
+def held_port(host: str) -> Iterator[int]:
+    """A port of `host` that is free, and is given to nobody in the block who does not ask for it.
+
+    A program takes a while until it listens; on Linux it may do so beside whoever holds its port.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((host, 0))
+        port = int(held.getsockname()[1])
+        if sys.platform != "linux":
+            held.close()
+        yield port
+
+
 def free_port(host: str) -> int:
     """A port of `host` that nobody uses now."""
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
+    with held_port(host) as port:
+        return port
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,38 +100,38 @@ def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
     Raises:
         LaunchError: There is no etcd, or it does not start.
     """
-    authority = None if host == LOOPBACK else Authority.make()
-    port = free_port(host)
-    endpoint = f"{host}:{port}"
-    peer = f"http://{LOOPBACK}:{free_port(LOOPBACK)}"  # it asks for no password, and has no peers
-    binary = find_etcd()
-    end_left_stores()
-    folder, held = hold(f"{FOLDER}{port}-")
-    member = Member(
-        binary=binary,
-        folder=str(folder),
-        client=f"{'http' if authority is None else 'https'}://{endpoint}",
-        peer=peer,
-        name="gemini",
-        cluster=f"gemini={peer}",
-    )
-    if authority is not None:
-        member.write(authority.certify(host))
-    open_to_all = EtcdAddress(
-        endpoints=(endpoint,), ca_pem=None if authority is None else authority.pem
-    )
-    keeper = start_keeper(member, prefix, held)
-    assert keeper.stdin is not None
-    try:
-        _wait_for(member, open_to_all, keeper)
-        yield Embedded(with_password(open_to_all, secrets.token_hex(16)), keeper)
-    finally:
-        if not keeper.stdin.closed:
-            keeper.stdin.close()  # it ends the server and removes the folder
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                keeper.wait(END_S)
-        if keeper.poll() not in {None, 0}:
-            end_store(member.folder)
+    with held_port(host) as port, held_port(LOOPBACK) as peer_port:
+        authority = None if host == LOOPBACK else Authority.make()
+        endpoint = f"{host}:{port}"
+        peer = f"http://{LOOPBACK}:{peer_port}"  # it asks for no password, and has no peers
+        binary = find_etcd()
+        end_left_stores()
+        folder, held = hold(f"{FOLDER}{port}-")
+        member = Member(
+            binary=binary,
+            folder=str(folder),
+            client=f"{'http' if authority is None else 'https'}://{endpoint}",
+            peer=peer,
+            name="gemini",
+            cluster=f"gemini={peer}",
+        )
+        if authority is not None:
+            member.write(authority.certify(host))
+        open_to_all = EtcdAddress(
+            endpoints=(endpoint,), ca_pem=None if authority is None else authority.pem
+        )
+        keeper = start_keeper(member, prefix, held)
+        assert keeper.stdin is not None
+        try:
+            _wait_for(member, open_to_all, keeper)
+            yield Embedded(with_password(open_to_all, secrets.token_hex(16)), keeper)
+        finally:
+            if not keeper.stdin.closed:
+                keeper.stdin.close()  # it ends the server and removes the folder
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    keeper.wait(END_S)
+            if keeper.poll() not in {None, 0}:
+                end_store(member.folder)
 
 
 def _wait_for(member: Member, address: EtcdAddress, keeper: subprocess.Popen[bytes]) -> None:

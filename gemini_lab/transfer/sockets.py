@@ -31,15 +31,15 @@ class Connections:
 
     @contextmanager
     def opened(self, *, links: int = 0) -> Iterator[None]:
-        """What is opened inside the block; nobody else may open any meanwhile.
+        """What is opened over IP inside the block; nobody else may open any meanwhile.
 
         Args:
             links: How many of them lead to other ranks. Where so many lead anywhere, it is these.
         """
         before = _sockets()
         yield
-        self._sockets = _sockets() - before
-        found = [one for _, _, one in _over_ip() if one in self._sockets]
+        found = [one for _, _, one in _over_ip() if one not in before]
+        self._sockets = {*found}
         self._links = found if len(found) == links else []
 
     @property

@@ -149,6 +149,18 @@ def test_a_tensor_that_is_a_learning_rate_is_not_said_to_be_carried_by_hand(rema
     assert [name for name in named if here in name] == [f"'other' of {here}"]
 
 
+def test_a_list_that_is_taken_from_client_state_after_protect_has_no_name_of_its_own(remarks):
+    """As in `losses = counts["losses"]`: it is the restored one."""
+    counts = {"losses": []}
+    script = gather(Engine(), data=None, client_state=counts, also=None, remark=remarks.append)
+    losses, named = counts["losses"], []
+    for _ in range(3):
+        named += [name for names in script.unkept() for name in names]
+        losses.append(1.0)
+        assert max(losses) == 1.0
+    assert [name for name in named if "losses" in name] == []
+
+
 def test_the_only_scaler_is_taken_along(remarks):
     model = nn.Linear(1, 1)
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0))

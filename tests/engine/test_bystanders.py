@@ -191,6 +191,17 @@ def test_what_a_model_keeps_anyway_or_makes_anew_is_not_named():
     assert seen.changed() == []
 
 
+def test_gradients_that_were_there_before_and_stay_are_not_named():
+    """As after a step that warms up, with `zero_grad(set_to_none=False)`."""
+    engine = trained()
+    update(engine)
+    gradients = [weight.grad for weight in engine.module.parameters()]
+    seen = Bystanders(living(engine.module, *gradients), engine)
+    engine.optimizer.zero_grad(set_to_none=False)
+    update(engine)
+    assert seen.changed() == []
+
+
 def test_a_few_tensors_that_happen_to_have_a_weights_shape_are_no_copy_of_the_model():
     engine = trained()
     buffers = {"one": torch.zeros(4), "two": torch.zeros(3, 3)}

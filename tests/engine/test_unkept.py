@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from gemini_lab.engine.own_code import is_own_file
 from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.engine.state.value_digest import digest
 from gemini_lab.engine.unkept.script_values import ScriptValues, script_frames
 from gemini_lab.engine.unkept.script_watch import ScriptWatch
 from gemini_lab.engine.unkept.stray_loaders import StrayLoaders
@@ -371,6 +372,87 @@ def test_what_is_looked_at_is_not_taken_for_what_a_version_had_before():
     assert named == []
 
 
+class Handed:
+    """Counts how often it is used, and holds what it was given."""
+
+    def __init__(self, given):
+        self.given, self.used = given, 0
+
+    def use(self):
+        self.used += 1
+        return sum(self.given)
+
+
+def test_an_object_that_goes_changes_nothing_in_those_of_its_kind_that_stay():
+    stays, goes = Handed([1]), [Handed([2]), Handed([3])]
+    unkept, named = ScriptValues([], living=ours), []
+    for carried, _ in tops(unkept):
+        named += carried
+        goes.clear()
+    assert stays.used == 0
+    assert [name for name in named if "Handed" in name] == []
+
+
+def test_objects_of_a_kind_that_change_alike_are_named():
+    alike, told = [Handed([1]), Handed([1])], []
+    for carried, _ in tops(ScriptValues([], living=ours)):
+        told.append(carried)
+        assert [one.use() for one in alike] == [1, 1]
+    assert told == [[], ["'used' of a Handed"], [], []]
+
+
+def warm_up(unkept):
+    """The first of a script's loops."""
+    yield from tops(unkept)
+
+
+def main_part(unkept):
+    """The second one, with numbers of its own that stay as they are."""
+    margin, edges = 0.5, [1.0, 2.0]
+    for found in tops(unkept):
+        yield found
+        assert margin < max(edges)
+
+
+def test_what_is_first_seen_later_is_named_once_it_has_changed_since():
+    unkept = ScriptValues([], living=ours)
+    told = [*warm_up(unkept), *main_part(unkept)]
+    assert told == [([], [])] * 8
+
+
+class Clock:
+    """One that a test sets."""
+
+    def __init__(self, now_s):
+        self.now_s = now_s
+
+    def read(self):
+        return self.now_s
+
+
+def test_numbers_that_a_clock_comes_to_are_not_taken_for_changed():
+    """As where a machine's clock is at 10,000 s while it trains, and so is a model's option."""
+    clock, told, shown = Clock(9_000.0), [], []
+    options, began = {"theta": 10_000.0, "layers": 2}, {"at": 9_000.0}
+    for found in tops(ScriptValues([], living=list, clocks=[clock.read])):
+        told.append(found)
+        shown.append(began["at"] + options["theta"])
+        clock.now_s += 600.0
+        began = {"at": clock.read()}
+    assert told == [([], [])] * 4
+    assert clock.now_s > options["theta"]
+
+
+def test_a_set_that_is_made_anew_is_as_it_was():
+    """Equal sets may give their elements in any order."""
+    one, other = set[int](), set[int]()
+    for number in (0, 8, 16):
+        one.add(number)
+        other.add(16 - number)
+    assert [*one] != [*other]
+    assert digest(one) == digest(other) != digest({0, 8})
+
+
 def test_it_is_said_with_the_way_out_from_the_first_versions_on():
     script, said = ScriptState(), []
     answers = iter([((), ()), (["'bad' of main()"], ["'buffer' of main()"]), ((), ())])
@@ -608,6 +690,19 @@ def test_nothing_is_kept_alive():
     held = [weakref.ref(batch), weakref.ref(batch.tokens), weakref.ref(outputs)]
     del batch, outputs
     assert [one() for one in held] == [None, None, None]
+
+
+def test_who_looks_through_all_objects_lets_go_of_them():
+    """A script may have switched the collector off, which alone takes cycles apart."""
+    batch, strays = Batch(), StrayLoaders([])
+    held = weakref.ref(batch)
+    gc.disable()
+    try:
+        strays.look()
+        del batch
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_function_keeps_what_it_had_of_its_variables():

@@ -1,5 +1,7 @@
 """What a cell sees of a run: how far it is, until an iteration or the end, and names."""
 
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from gemini_lab.log.events import (
     RunFailed,
     RunFinished,
     RunStarted,
+    WorkerExited,
 )
 from gemini_lab.log.file import EventLog, read_log
 from gemini_lab.placement import plan_placement
@@ -47,6 +50,32 @@ def test_a_run_is_shown_while_others_go_on_and_who_waits_says_why_it_was_given_u
     with pytest.raises(RunFailedError, match="no such script"):
         run.wait()
     assert "something odd" in capsys.readouterr().out
+
+
+def test_who_waits_says_why_a_run_was_given_up_while_its_last_workers_are_still_heard_of(tmp_path):
+    run, before, has_heard = run_in(tmp_path / "run"), sys.getswitchinterval(), threading.Event()
+    begin(run)
+    exited = WorkerExited(
+        rank=1, epoch=1, pid=2, signal=None, exit_code=1, output=("ValueError: odd",)
+    )
+    failed = RunFailed(reason="odd", output=("ValueError: odd",))
+    tell(run, *[exited] * 500, failed)
+
+    def hear_of_others():
+        while not has_heard.is_set():
+            run.follow(entry(exited))
+
+    thread = threading.Thread(target=hear_of_others)
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        for _ in range(100):
+            with pytest.raises(RunFailedError, match="odd"):
+                run.wait()
+    finally:
+        sys.setswitchinterval(before)
+        has_heard.set()
+        thread.join()
 
 
 def test_what_is_said_again_of_a_recovery_is_heard_once(tmp_path):

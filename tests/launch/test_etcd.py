@@ -20,7 +20,7 @@ import pytest
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd import find_etcd, free_port, start_etcd
+from gemini_lab.launch.etcd import find_etcd, free_port, held_port, start_etcd
 from gemini_lab.launch.etcd_keeper import HUNG_S
 from gemini_lab.launch.etcd_server import LOG, LOG_BYTES, Member, answers
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
@@ -218,6 +218,16 @@ def test_an_etcd_whose_keeper_was_killed_ends_with_its_lab():
         assert server.is_running()
     until(lambda: not server.is_running())
     assert not folder.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody listens beside who holds")
+def test_a_port_that_an_etcd_is_to_have_is_given_to_nobody_before_it_listens_there():
+    """A busy machine starts it late, and gives out ports all the time."""
+    with held_port("127.0.0.1") as port:
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)) as server:
+            assert server.getsockname()[1] == port
 
 
 def test_an_etcd_whose_disk_is_too_small_says_so_at_once(full):

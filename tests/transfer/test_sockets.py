@@ -79,3 +79,14 @@ def test_what_has_come_is_not_read_after_a_cut():
         assert receiver.recv(10) == b""
         with pytest.raises(OSError, match=r".*"):
             sender.sendall(b"more")
+
+
+def test_what_a_thread_of_the_scripts_opens_meanwhile_within_the_machine_is_not_cut():
+    """As a loader's workers do, and loggers; it goes on where its process does."""
+    with ExitStack() as closing:
+        connections = Connections()
+        with connections.opened():
+            ends = [closing.enter_context(one) for one in socket.socketpair()]
+        connections.cut()
+        ends[0].sendall(b"still")
+        assert ends[1].recv(10) == b"still"

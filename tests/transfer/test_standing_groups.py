@@ -1,6 +1,5 @@
 """Process groups that outlive a rank that is killed, or falls silent: real processes, real Gloo."""
 
-import contextlib
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 from json_lines import json_lines
 
+from gemini_lab.launch.etcd import held_port
 from gemini_lab.transfer.set_up_record import SetUpRecord
 from gemini_lab.transfer.sockets import can_be_found
 from gemini_lab.transfer.standing_groups import StandingGroup, StandingGroups, obstacle
@@ -28,10 +28,11 @@ pytestmark = [
 ]
 
 
-def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in held]
+@pytest.fixture
+def ports():
+    """Two, which are given to nobody else before the ranks listen there."""
+    with held_port("127.0.0.1") as one, held_port("127.0.0.1") as other:
+        yield [one, other]
 
 
 @pytest.fixture
@@ -60,8 +61,7 @@ def told_by(process):
 
 
 @pytest.mark.parametrize("end", ["killed", "silent"])
-def test_the_ranks_that_are_left_go_on_with_a_new_one(begin, end):
-    ports = free_ports(2)
+def test_the_ranks_that_are_left_go_on_with_a_new_one(begin, ports, end):
     ranks = [begin(rank, ports, "first", end) for rank in range(SIZE)]
     late = begin(SIZE - 1, ports, "late", end)
     told = [told_by(ranks[0]), told_by(ranks[1]), told_by(late)]
@@ -82,8 +82,7 @@ def test_the_ranks_that_are_left_go_on_with_a_new_one(begin, end):
         pytest.param("FSDP2", "silent", marks=pytest.mark.long),
     ],
 )
-def test_what_plain_pytorch_made_of_its_groups_goes_on_with_a_new_rank(begin, kind, end):
-    ports = free_ports(2)
+def test_what_plain_pytorch_made_of_its_groups_goes_on_with_a_new_rank(begin, ports, kind, end):
     file = "standing_torch.py"
     ranks = [begin(rank, ports, "first", end, file=file, kind=kind) for rank in range(SIZE)]
     late = begin(SIZE - 1, ports, "late", end, file=file, kind=kind)
@@ -93,8 +92,7 @@ def test_what_plain_pytorch_made_of_its_groups_goes_on_with_a_new_rank(begin, ki
     assert all(one["after"] == told[0]["before"] for one in told)
 
 
-def test_where_a_connection_breaks_and_nobody_dies_it_is_told_and_all_go_on(begin):
-    ports = free_ports(2)
+def test_where_a_connection_breaks_and_nobody_dies_it_is_told_and_all_go_on(begin, ports):
     ranks = [begin(rank, ports, "first", "cut") for rank in range(SIZE)]
     told = [told_by(one) for one in ranks]
     assert [one["broken"] for one in told] == [True] * SIZE

@@ -15,6 +15,7 @@ NUMBERS: Final = (bool, int, float, complex, str, type(None), np.generic)
 CONTAINERS: Final = (list, tuple, set, dict, deque)
 DEEPEST: Final = 4
 _ENDS: Final = 8  # elements of a container that are looked at, from each of its ends
+_MANY: Final = 1_000  # elements of a set: of more of them only the number counts
 _SAMPLE: Final = 256
 
 
@@ -44,7 +45,10 @@ def digest(
             return 0
         if is_kind(one, CONTAINERS) and depth < DEEPEST:
             parts = [*one.items()] if is_kind(one, dict) else [*one]
-            looked = [look(part, depth + 1) for part in (*parts[:_ENDS], *parts[-_ENDS:])]
+            chosen = _chosen_of_set(parts) if is_kind(one, set) else _ends(parts)
+            looked = [look(part, depth + 1) for part in chosen]
+            if is_kind(one, set):
+                looked.sort(key=str)
             return xxhash.xxh3_64_intdigest(repr((len(parts), looked)).encode())
         plain = _plain_bytes(one)
         return None if plain is None else xxhash.xxh3_64_intdigest(plain)
@@ -53,6 +57,15 @@ def digest(
         return look(value, 0)
     except RuntimeError:
         return None
+
+
+def _ends(parts: list[Any]) -> list[Any]:
+    return parts[:_ENDS] + parts[-_ENDS:]
+
+
+def _chosen_of_set(parts: list[Any]) -> list[Any]:
+    """Sets that are equal may give their elements in any order, and so have no ends."""
+    return parts if len(parts) <= _MANY else []
 
 
 def _plain_bytes(value: Any) -> bytes | None:

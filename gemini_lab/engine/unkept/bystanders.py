@@ -48,6 +48,7 @@ class Bystanders:
         state = getattr(engine.optimizer, "state", {})
         taken = {_place(one) for one in _tensors([engine.module, dict(state), *kept])}
         taken |= {id(weight) for weight in weights}
+        taken |= {_place(one.grad) for one in weights if one.grad is not None}
         self._seen: list[tuple[str, Look, int | None]] = []
         handed = {_place(one) for one in _tensors(kept)}
         groups = getattr(engine.optimizer, "param_groups", ())

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import islice
 from types import CodeType, FrameType, FunctionType, GeneratorType
@@ -46,6 +47,19 @@ _SETS: Final = (set, frozenset)
 _CLOCKS: Final = (time.time, time.perf_counter, time.monotonic)
 _ASKS_FOR_LOCALS: Final = frozenset({"dir", "eval", "exec", "locals", "vars"})
 
+Where = int | str
+"""Who holds a value: the number of an object, or the variables that lead to it."""
+_Found = tuple[Where, str, object]
+"""A value, with who holds it, and its name for people, which others may have as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Checksums:
+    """Of a value, and of what it is without a clock's values in it."""
+
+    exact: int
+    without_times: int
+
 
 class ScriptValues:
     """Looks at what no version has, and keeps nothing of it alive.
@@ -53,12 +67,15 @@ class ScriptValues:
     Args:
         kept: What the script handed over, or what was taken along: versions are made of it.
         living: Gives the objects of this process.
+        clocks: Tell the time that a script may keep, such as when it began.
     """
 
     def __init__(
         self,
         kept: Sequence[object],
         living: Callable[[], Iterable[object]] = gc.get_objects,
+        *,
+        clocks: Sequence[Callable[[], float]] = _CLOCKS,
     ) -> None:
         twofold = [*_held_twice(kept)]  # before it is held here as well
         self._twofold = {id(one): _reference(one) or one for one in twofold}
@@ -67,9 +84,9 @@ class ScriptValues:
         optimizers = [one for one in _inside(kept) if is_kind(one, torch.optim.Optimizer)]
         self._optimizers = [ref(one) for one in optimizers]
         self._living = living
-        self._began_s = [clock() for clock in _CLOCKS]
-        self._objects: list[ref[object]] = []
-        self._before: dict[str, int] | None = None
+        self._clocks = [(clock, clock()) for clock in clocks]
+        self._objects: list[ref[object]] | None = None
+        self._before: dict[tuple[str, Where], _Checksums] = {}
         self._named: set[str] = set()
 
     def changed(
@@ -84,32 +101,37 @@ class ScriptValues:
         Returns:
             What no version has; and what a version has, but is known to the script by another name.
         """
-        if self._before is None:
+        if self._objects is None:
             self._objects = [one for one in map(_reference, self._own_objects()) if one]
         self._known = {id(one): one for one in _inside(self._kept)}
         found, twofold = self._look(frames, epoch)
         self._known = {}
-        if self._before is None:
-            self._before = found
-            return [], []
-        changed = {name for name, seen_as in found.items() if self._before.get(name) != seen_as}
+        changed = {
+            label for (label, where), now in found.items() if self._differs(label, where, now)
+        }
         new = sorted(changed - self._named)
         self._named |= changed
         return [one for one in new if one not in twofold], [one for one in new if one in twofold]
 
+    def _differs(self, label: str, where: Where, now: _Checksums) -> bool:
+        """Whether a value has changed since it was first seen there, and not in its times alone."""
+        before = self._before.setdefault((label, where), now)
+        return now.exact != before.exact and now.without_times != before.without_times
+
     def _look(
         self, frames: Sequence[FrameType], epoch: int | None
-    ) -> tuple[dict[str, int], set[str]]:
-        """A checksum of each value by its name; and which of them a version has by another name."""
-        found, twofold, seen = dict[str, int](), set[str](), dict[int, object]()
-        for label, value in self._values(frames, epoch):
+    ) -> tuple[dict[tuple[str, Where], _Checksums], set[str]]:
+        """Checksums by name and holder; and of which names a version has the value by another."""
+        found, twofold = dict[tuple[str, Where], _Checksums](), set[str]()
+        seen = dict[int, object]()
+        for where, label, value in self._values(frames, epoch):
             if not is_kind(value, NUMBERS):
                 if id(value) in seen or (self._has(value) and not self._is_twofold(value)):
                     continue
                 seen[id(value)] = value
                 twofold |= {label} if self._is_twofold(value) else set()
             if (seen_as := self._look_at(value)) is not None:
-                found[label] = seen_as ^ found.get(label, 0)
+                found.setdefault((label, where), seen_as)
         return found, twofold
 
     def _own_objects(self) -> Iterator[object]:
@@ -123,34 +145,40 @@ class ScriptValues:
         many = Counter(map(type, things))
         yield from (one for one in things if type(one) is FunctionType or many[type(one)] <= _MANY)
 
-    def _values(
-        self, frames: Sequence[FrameType], epoch: int | None
-    ) -> Iterator[tuple[str, object]]:
-        """All that may be carried, each with a name for people."""
+    def _values(self, frames: Sequence[FrameType], epoch: int | None) -> Iterator[_Found]:
+        """All that may be carried."""
         for frame in frames:
             yield from _variables(frame, epoch)
         under_way = {frame.f_code: frame.f_lasti for frame in frames}
-        objects = [one for one in (held() for held in self._objects) if one is not None]
-        functions = [one for one in objects if isinstance(one, FunctionType) and _is_called(one)]
-        code = {one.__code__: None for one in functions if one.__name__ != "__init__"} | under_way
+        held = ((number, one()) for number, one in enumerate(self._objects or ()))
+        objects = {number: one for number, one in held if one is not None}
+        functions = {
+            number: one
+            for number, one in objects.items()
+            if isinstance(one, FunctionType) and _is_called(one)
+        }
+        own = (one for one in functions.values() if one.__name__ != "__init__")
+        code = {one.__code__: None for one in own} | under_way
         code |= {inner: None for outer in [*code] for inner in expressions_in(outer)}
         found = {one: attributes_in(one, at) for one, at in code.items()}
         read = frozenset[str]().union(*(one.read for one in found.values()))
         changed = frozenset[str]().union(*(one.changed for one in found.values()))
-        handed_on = _handed_on(frames, functions, found)
-        for function in functions:
+        handed_on = _handed_on(frames, [*functions.values()], found)
+        for number, function in functions.items():
             if function.__code__ in found:
-                yield from _of_function(function, found[function.__code__].outer, handed_on)
-        for one in objects:
+                kept = _of_function(function, found[function.__code__].outer, handed_on)
+                yield from ((number, name, value) for name, value in kept)
+        for number, one in objects.items():
             is_kept = self._has(one)
             if isinstance(one, FunctionType) or (is_kept and _says_all(one)):
                 continue
             but = ", which its state_dict leaves out" if is_kept else ""
-            yield from ((f"{name}{but}", v) for name, v in _of_object(one, read, changed))
-        for optimizer in (held() for held in self._optimizers):
+            kept = _of_object(one, read, changed)
+            yield from ((number, f"{name}{but}", value) for name, value in kept)
+        for number, optimizer in enumerate(one() for one in self._optimizers):
             for name, value in _attributes(optimizer):
                 if is_kind(value, _SETS):
-                    yield f"{name!r} of a {type(optimizer).__name__}", value
+                    yield number, f"{name!r} of a {type(optimizer).__name__}", value
 
     def _has(self, value: object) -> bool:
         """Whether a version has this."""
@@ -160,16 +188,22 @@ class ScriptValues:
         held = self._twofold.get(id(value))
         return (held() if isinstance(held, ref) else held) is value
 
-    def _look_at(self, value: Any) -> int | None:
-        """A checksum; none of a clock's value."""
-        return digest(value, is_known=self._has, is_left_out=self._is_a_time)
+    def _look_at(self, value: Any) -> _Checksums | None:
+        """None of a clock's value.
+
+        A number may be taken for a time later on, when a clock has come that far.
+        """
+        exact = digest(value, is_known=self._has)
+        without_times = digest(value, is_known=self._has, is_left_out=self._is_a_time)
+        if exact is None or without_times is None:
+            return None
+        return _Checksums(exact=exact, without_times=without_times)
 
     def _is_a_time(self, value: Any) -> bool:
         """Whether a clock has said so since this was made."""
         if not is_kind(value, float):
             return False
-        pairs = zip(_CLOCKS, self._began_s, strict=True)
-        return any(began_s - 60 <= value <= clock() for clock, began_s in pairs)
+        return any(began_s - 60 <= value <= clock() for clock, began_s in self._clocks)
 
 
 def script_frames() -> list[FrameType]:
@@ -183,7 +217,7 @@ def script_frames() -> list[FrameType]:
     return found
 
 
-def _variables(frame: FrameType, epoch: int | None) -> Iterator[tuple[str, object]]:
+def _variables(frame: FrameType, epoch: int | None, within: str = "") -> Iterator[_Found]:
     """What code carries in its variables, and in those of generators that these hold."""
     code = frame.f_code
     of = "" if code.co_name == "<module>" else f" of {code.co_qualname}()"
@@ -193,10 +227,11 @@ def _variables(frame: FrameType, epoch: int | None) -> Iterator[tuple[str, objec
             continue
         if is_kind(value, NUMBERS) and name in given:
             continue
-        yield f"{name!r}{of}", value
+        where = f"{within}/{name}"
+        yield where, f"{name!r}{of}", value
         inner = value.gi_frame if isinstance(value, GeneratorType) else None
         if inner is not None and is_own_file(inner.f_code.co_filename):
-            yield from _variables(inner, epoch)
+            yield from _variables(inner, epoch, where)
 
 
 def _live_values(frame: FrameType) -> dict[str, object]:

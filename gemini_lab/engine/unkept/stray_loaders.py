@@ -38,7 +38,7 @@ class StrayLoaders:
         """See who is amid an epoch."""
         if self._is_blind:
             return
-        things = [*self._living()]
+        things = list(self._living())  # `[*...]` would hold itself, and with that all there is
         kinds = {one for one in {*map(type, things)} if issubclass(one, _BaseDataLoaderIter)}
         iterators = [one for one in things if type(one) in kinds] if kinds else []
         self._seen = [
