@@ -12,7 +12,7 @@ import msgspec
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
 from gemini_lab.node.control_store import StoreFullError, StoreUnavailableError
-from gemini_lab.node.cut_off import CutOff
+from gemini_lab.node.cut_off import CutOff, reaches_others
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
 from gemini_lab.node.own_root import root_agent, successor
@@ -93,7 +93,8 @@ class RootShell:
             self._job_number = state.order.number if state.order else None
             root = root_agent(state, at_s=self._clock())
             self._emit(RootElected(name=self.record.name, term=self.record.term))
-            for joined in await self._links.open(node_addresses(items)):
+            self._addresses = node_addresses(items)
+            for joined in await self._links.open(self._addresses):
                 root.living[joined.node] = joined
             self._root = root
             self._known = json.loads(items.get(ADDRESSES_KEY, "{}"))
@@ -101,8 +102,7 @@ class RootShell:
             await self._carry_out(root.take_over(self._clock()))
             while True:
                 happening = await self._happenings.get()
-                if self._stands_down:
-                    await self._stand_down()
+                await self._stand_down_if_cut_off()
                 if isinstance(happening, JobSubmitted):
                     root = successor(root, happening.order.root, at_s=happening.at_s)
                 await self._carry_out(root.handle(happening))
@@ -124,7 +124,7 @@ class RootShell:
         if reading is not self._reading:
             self._reading, self._addresses = reading, node_addresses(reading.items)
         self._links.follow(self._addresses, is_settled=is_settled)
-        others = self._addresses.keys() - {self.record.name}
+        others = self._others.keys()
         is_certain = self._cut_off.is_certain(now, others=others, connected=self._links.connected)
         self._stands_down = is_settled and is_certain
         self._observe_job(reading.items, registered=len(self._addresses), now=now)
@@ -133,11 +133,24 @@ class RootShell:
     def _clock(self) -> float:
         return time.monotonic() + self._clock_offset_s
 
-    async def _stand_down(self) -> None:
-        """Leave the place to another node: this one's network is broken, but for the store."""
-        others = len(self._addresses.keys() - {self.record.name})
+    @property
+    def _others(self) -> dict[str, str]:
+        """The addresses of the other agents, as far as the store was read."""
+        return {n: address for n, address in self._addresses.items() if n != self.record.name}
+
+    async def _until_others_are_reached(self) -> None:
+        """Wait until another machine answers: what seems lost may train well meanwhile."""
+        while not await reaches_others(self._others):
+            await self._stand_down_if_cut_off()
+            await asyncio.sleep(self._membership.poll_s)
+
+    async def _stand_down_if_cut_off(self) -> None:
+        """Leave the place to another node where this one's network is broken, but for the store."""
+        if not self._stands_down:
+            return
         text = (
-            f"{self.record.name} reaches none of {others} other agents: one of them is to be root"
+            f"{self.record.name} reaches none of {len(self._others)} other agents: one of them is "
+            "to be root"
         )
         self._emit(Note(text=text))
         await self._membership.stand_down(self.record)
@@ -163,6 +176,7 @@ class RootShell:
                 case Emit():
                     self._emit(instruction.event)
                 case RequestNodes():
+                    await self._until_others_are_reached()
                     self._request_nodes(instruction.wanted, instruction.reason)
                 case HangUp():
                     self._links.hang_up(instruction.node)
@@ -177,6 +191,7 @@ class RootShell:
         if known != self._known:
             values[ADDRESSES_KEY] = json.dumps(known)
         if state.epoch != self._epoch:
+            await self._until_others_are_reached()
             values["epoch"] = str(state.epoch)
         await self._write(values)
         self._known, self._epoch = known, state.epoch
