@@ -104,10 +104,10 @@ def gather(
     script = ScriptState(data=sources, client_state=client_state, also=named)
     script.orders = [BucketOrder(one) for one in around.replicated]
     kept = [client_state, *named.values()]
-    script.bystanders = Bystanders(things, engine, kept).changed
     drawing = [one for source in sources if isinstance(source, KINDS) for one in _drawing(source)]
     unkept = ScriptValues([*kept, *sources, *drawing, *_rates(engine.optimizer)])
     script.unkept = lambda: unkept.changed(script_frames(), epoch=script.epoch)
+    script.bystanders = Bystanders(things, engine, kept, is_named=unkept.has_named).changed
     return script
 
 

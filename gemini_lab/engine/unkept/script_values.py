@@ -9,7 +9,7 @@ they have changed.
 import gc
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from inspect import CO_OPTIMIZED
 from itertools import islice
@@ -71,6 +71,7 @@ class ScriptValues:
         self._objects: list[ref[object]] = []
         self._before: dict[str, int] | None = None
         self._named: set[str] = set()
+        self._tensors: dict[int, ref[object]] = {}  # parts of what was named
 
     def changed(
         self, frames: Sequence[FrameType], *, epoch: int | None = None
@@ -87,7 +88,7 @@ class ScriptValues:
         if self._before is None:
             self._objects = [one for one in map(_reference, self._own_objects()) if one]
         self._known = {id(one): one for one in _inside(self._kept)}
-        found, twofold = self._look(frames, epoch)
+        found, twofold, values = self._look(frames, epoch)
         self._known = {}
         if self._before is None:
             self._before = found
@@ -95,13 +96,21 @@ class ScriptValues:
         changed = {name for name, seen_as in found.items() if self._before.get(name) != seen_as}
         new = sorted(changed - self._named)
         self._named |= changed
+        inside = _inside(value for name in new for value in values[name])
+        self._tensors |= {id(one): ref(one) for one in inside if is_kind(one, torch.Tensor)}
         return [one for one in new if one not in twofold], [one for one in new if one in twofold]
+
+    def has_named(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is part of what this has named."""
+        named = self._tensors.get(id(tensor))
+        return named is not None and named() is tensor
 
     def _look(
         self, frames: Sequence[FrameType], epoch: int | None
-    ) -> tuple[dict[str, int], set[str]]:
-        """A checksum of each value by its name; and which of them a version has by another name."""
+    ) -> tuple[dict[str, int], set[str], Mapping[str, list[object]]]:
+        """By name: a checksum of each value; whether a version has it by another; the values."""
         found, twofold, seen = dict[str, int](), set[str](), dict[int, object]()
+        values = defaultdict[str, list[object]](list)
         for label, value in self._values(frames, epoch):
             if not is_kind(value, NUMBERS):
                 if id(value) in seen or (self._has(value) and not self._is_twofold(value)):
@@ -110,7 +119,8 @@ class ScriptValues:
                 twofold |= {label} if self._is_twofold(value) else set()
             if (seen_as := self._look_at(value)) is not None:
                 found[label] = seen_as ^ found.get(label, 0)
-        return found, twofold
+                values[label].append(value)
+        return found, twofold, values
 
     def _own_objects(self) -> Iterator[object]:
         """Functions of the script, and objects of its classes."""
