@@ -9,10 +9,12 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.log.entry import shifted
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
 from gemini_lab.node.control_store import StoreFullError, StoreUnavailableError
 from gemini_lab.node.cut_off import CutOff, reaches_others
+from gemini_lab.node.lab_link import CLOCK_TRUST_S
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
 from gemini_lab.node.own_root import root_agent, successor
@@ -49,6 +51,7 @@ class RootShell:
         token: The lab's secret.
         emit: Says an event on behalf of this node.
         request_nodes: Asks the lab's operator for machines.
+        wall_s: This machine's clock, which may be set.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class RootShell:
         token: str,
         emit: Callable[[AnyEvent], None],
         request_nodes: Callable[[int, str], None],
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
         self.record = record
         self._membership = membership
@@ -66,12 +70,13 @@ class RootShell:
         self._request_nodes = request_nodes
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         # Moments follow a clock that nobody sets: a step of the machine's must restart nobody.
-        self._clock_offset_s = time.time() - time.monotonic()
+        self._wall_s = wall_s
+        self._clock_offset_s = wall_s() - time.monotonic()
         self._links = AgentLinks(
             hello=RootHello(name=record.name, term=record.term),
             token=token,
             tell=self._happenings.put_nowait,
-            emit=lambda said: emit(said.event),
+            emit=lambda said: self._say(said.event),
             clock=self._clock,
         )
         self._root: RootAgent | None = None
@@ -92,7 +97,7 @@ class RootShell:
             state = RootState.from_text(items["state"]) if "state" in items else RootState()
             self._job_number = state.order.number if state.order else None
             root = root_agent(state, at_s=self._clock())
-            self._emit(RootElected(name=self.record.name, term=self.record.term))
+            self._say(RootElected(name=self.record.name, term=self.record.term))
             self._addresses = node_addresses(items)
             for joined in await self._links.open(self._addresses):
                 root.living[joined.node] = joined
@@ -130,6 +135,11 @@ class RootShell:
         self._observe_job(reading.items, registered=len(self._addresses), now=now)
         self._happenings.put_nowait(Tick(at_s=now))
 
+    def _say(self, event: AnyEvent) -> None:
+        """Say an event on this machine's clock, as all that its agent says is."""
+        set_by_s = self._wall_s() - self._clock()
+        self._emit(shifted(event, set_by_s) if abs(set_by_s) > CLOCK_TRUST_S else event)
+
     def _clock(self) -> float:
         return time.monotonic() + self._clock_offset_s
 
@@ -152,7 +162,7 @@ class RootShell:
             f"{self.record.name} reaches none of {len(self._others)} other agents: one of them is "
             "to be root"
         )
-        self._emit(Note(text=text))
+        self._say(Note(text=text))
         await self._membership.stand_down(self.record)
         raise Deposed
 
@@ -174,7 +184,7 @@ class RootShell:
                 case Send():
                     self._links.send(instruction.to, instruction.order)
                 case Emit():
-                    self._emit(instruction.event)
+                    self._say(instruction.event)
                 case RequestNodes():
                     await self._until_others_are_reached()
                     self._request_nodes(instruction.wanted, instruction.reason)
@@ -197,21 +207,25 @@ class RootShell:
         self._known, self._epoch = known, state.epoch
 
     async def _write(self, values: Mapping[str, str]) -> None:
-        """Store values while this node is root; a store that is away, or full, is waited for."""
+        """Store values while this node is root; a store that is away, or full, is waited for.
+
+        One that was away may have let the root's own lease run out: its place is taken again.
+        """
         give_up_s, is_told = time.monotonic() + STORE_PATIENCE_S, False
         while True:
             try:
-                if not await self._membership.write_as_root(self.record, values):
+                if await self._membership.write_as_root(self.record, values):
+                    return
+                if await self._membership.is_deposed(self.record):
                     raise Deposed
+                await self._membership.reclaim(self.record)
             except StoreUnavailableError as error:
                 if isinstance(error, StoreFullError) and not is_told:  # who reads does not see it
-                    self._emit(Note(text=f"{error}; no failure is answered until then"))
+                    self._say(Note(text=f"{error}; no failure is answered until then"))
                     is_told = True
-                if time.monotonic() > give_up_s:
-                    raise Deposed from None
-                await asyncio.sleep(self._membership.poll_s)
-            else:
-                return
+            if time.monotonic() > give_up_s:
+                raise Deposed
+            await asyncio.sleep(self._membership.poll_s)
 
 
 def _of_those_that_count(addresses: Mapping[str, str], state: RootState) -> dict[str, str]:

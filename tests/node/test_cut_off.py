@@ -6,11 +6,11 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from store_stand_in import StoreStandIn, member
 
 from gemini_lab.job import Job
 from gemini_lab.log.events import Note
 from gemini_lab.node.cut_off import CUT_OFF_S, CutOff, reaches_others
-from gemini_lab.node.membership import Membership
 from gemini_lab.node.news import Reading
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.recovery.messages import JobOrder
@@ -32,36 +32,6 @@ def test_who_reaches_none_of_several_others_for_long_is_cut_off(others, connecte
     assert not cut_off.is_certain(CUT_OFF_S, others=others, connected=connected)
     now_s = CUT_OFF_S + 1.5
     assert cut_off.is_certain(now_s, others=others, connected=connected) == is_certain
-
-
-class StoreStandIn:
-    """Knows who is root, and whom of the agents nobody reaches."""
-
-    def __init__(self):
-        self.keys = {f"nodes/node-{n}": '{"address": "127.0.0.1:1"}' for n in range(3)}
-
-    def grant(self, ttl_s):
-        return ttl_s
-
-    def put(self, key, value, **_):
-        self.keys[key] = value
-
-    def create(self, key, value, **_):
-        return self.keys.setdefault(key, value) is value
-
-    def put_if(self, values, *, guard, held):
-        self.keys |= values if self.keys.get(guard) == held else {}
-        return self.keys.get(guard) == held
-
-    def delete_if(self, key, held):
-        return self.keys.get(key) == held and self.keys.pop(key) == held
-
-    def items(self):
-        return dict(self.keys)
-
-
-def member(store, name):
-    return Membership(store=store, streams=None, name=name, address=f"{name}:1", lease_s=2.0)
 
 
 def test_a_root_agent_that_is_cut_off_says_so_and_leaves_its_place_to_others():
