@@ -30,6 +30,7 @@ class ClusterStandIn:
         self.etcd = ("127.0.0.1:2379",)
         self.is_local = False
         self.audience: Audience | None = None
+        self.brought: list[int] = []
         self.jobs: list[JobOrder] = []
         self.orders: list[Order] = []
         self.stopped: list[int] = []
@@ -43,6 +44,9 @@ class ClusterStandIn:
     def start(self, _config: LabConfig, _loop: LoopThread, audience: Audience) -> Cluster:
         self.audience = audience
         return self
+
+    def bring(self, machines: int) -> None:
+        self.brought.append(machines)
 
     def submit(self, job: JobOrder) -> None:
         self.jobs.append(job)

@@ -105,11 +105,13 @@ def gather(
     script = ScriptState(data=sources, client_state=client_state, also=named)
     script.orders = [BucketOrder(one) for one in around.replicated]
     kept = [client_state, *named.values()]
-    script.bystanders = Bystanders(things, engine, kept).changed
+    bystanders = Bystanders(things, engine, kept)
     del things  # it holds all once more, and what is held twice is looked for next
     drawing = [one for source in sources if isinstance(source, KINDS) for one in _drawing(source)]
     unkept = ScriptValues([*kept, *sources, *drawing, *_rates(engine.optimizer)])
     script.unkept = lambda: unkept.changed(script_frames(), epoch=script.epoch)
+    bystanders.is_named = unkept.has_named
+    script.bystanders = bystanders.changed
     return script
 
 

@@ -283,6 +283,10 @@ class AgentCluster:
 
     # -- orders ----------------------------------------------------------------------------------
 
+    def bring(self, machines: int) -> None:
+        """Ask for machines until so many nodes live; a run under way asks by itself."""
+        self._loop.call(self._want, machines)
+
     def submit(self, job: JobOrder) -> None:
         """Start a job on the nodes."""
         self._roster.begin_run()

@@ -66,6 +66,9 @@ class Cluster(RunOwner, Protocol):
     def etcd(self) -> Sequence[str]:
         """`host:port` of each member of the etcd behind them."""
 
+    def bring(self, machines: int) -> None:
+        """Ask for machines until so many nodes live; a run under way asks by itself."""
+
     def submit(self, job: JobOrder) -> None:
         """Start a job on the nodes."""
 

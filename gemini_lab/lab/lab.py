@@ -17,6 +17,7 @@ from gemini_lab.lab.cluster import Starter
 from gemini_lab.lab.config import LabConfig, config_of
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
+from gemini_lab.lab.roster import why_not_ready
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import (
     Runs,
@@ -311,16 +312,24 @@ class Lab:
     def wait_until_ready(self, timeout_s: float = 120.0) -> None:
         """Wait until all nodes and standbys are there and have imported what workers need.
 
+        For those that were lost between runs, new ones are asked for.
+
         Raises:
             ConfigError: The lab is closed, or is closed meanwhile.
             TimeoutError: Some are not ready in time.
         """
-        wanted = self.config.seats.machines
+        wanted, cluster = self.config.seats.machines, self._cluster
         deadline_s = time.monotonic() + timeout_s
-        while (count := len(self._cluster.ready)) < wanted:
+        seen = wanted
+        while len(ready := cluster.ready) < wanted:
             self._check_open()
+            living = cluster.living
+            is_short = len(living) < wanted and self._runs.under_way is None
+            if is_short and len(living) != seen:
+                cluster.bring(wanted)
+            seen = len(living)
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"{count} of {wanted} nodes are ready after {timeout_s:.0f} s")
+                raise TimeoutError(why_not_ready(living, ready, wanted, waited_s=timeout_s))
             time.sleep(0.05)
 
     def close(self) -> None:

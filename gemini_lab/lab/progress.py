@@ -250,7 +250,7 @@ def describe(entry: Entry) -> str | None:
             return f"    root agent is on {name}"
         case events.OfRecovery() as told:
             return _of_recovery(told)
-        case events.PersistFailed(reason=reason):
+        case events.PersistFailed(reason=reason, in_a_row=1):
             return f"    persistent tier: {reason}"
         case events.Unprotected(rank=0):
             return "    the script never called gemini_lab.protect: it ran unprotected"

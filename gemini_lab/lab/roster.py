@@ -1,6 +1,6 @@
 """Who of a lab's nodes is there, by what the root agent says: without any I/O."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from gemini_lab.log.events import (
     AnyEvent,
@@ -11,6 +11,7 @@ from gemini_lab.log.events import (
     RootElected,
 )
 from gemini_lab.node.network import remarks_on
+from gemini_lab.seats import listed
 
 
 class Roster:
@@ -61,3 +62,24 @@ class Roster:
             if text not in self._remarked:
                 self._remarked.add(text)
                 yield text
+
+
+def why_not_ready(
+    living: Sequence[str], ready: Collection[str], wanted: int, *, waited_s: float
+) -> str:
+    """What a lab's nodes lack, in words, and what can be done.
+
+    Args:
+        living: Those whose agents live.
+        ready: Those of them that have imported what workers need.
+        wanted: How many there are to be, standbys included.
+        waited_s: For how long that was waited for.
+    """
+    importing = [name for name in living if name not in ready]
+    lacks = [f"{listed(importing)} still import{'s'[len(importing) > 1 :]}"] if importing else []
+    if (missing := wanted - len(living)) > 0:
+        lacks.append(f"{missing} {'is' if missing == 1 else 'are'} gone, and nobody has come")
+    return (
+        f"{len(ready)} of {wanted} nodes are ready after {waited_s:.0f} s: {', '.join(lacks)}; "
+        "wait again, with more than timeout_s, or train without: a run takes who comes meanwhile"
+    )

@@ -1133,11 +1133,13 @@ class PersistFailed(Event, frozen=True, kw_only=True):
         version: Which.
         url: Where.
         reason: Why, for people.
+        in_a_row: Versions that failed with none between that arrived, this one included.
     """
 
     version: int
     url: str
     reason: str
+    in_a_row: int = 1
 
 
 class Note(Event, frozen=True, kw_only=True):

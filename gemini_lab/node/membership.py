@@ -132,9 +132,20 @@ class Membership:
         """Write the root's record again if the store has lost it, and nobody else has the place."""
         await self._write_record(record)
 
+    async def is_deposed(self, record: RootRecord) -> bool:
+        """Whether another root was elected; one whose lease ran out may have its place again."""
+        items = await asyncio.to_thread(self.store.get, ["root", "term"])
+        held = items.get("root", record.to_text())
+        return held != record.to_text() or int(items.get("term", "0")) > record.term
+
     async def _write_record(self, record: RootRecord) -> bool:
-        """Whether there was no root, and is one now, for as long as this node's lease stands."""
+        """Whether there was no root, and is one now, for as long as this node's lease stands.
+
+        Without a lease nothing is written: it would stand for ever.
+        """
         text, lease = record.to_text(), self._lease
+        if lease is None:
+            return False
         return await asyncio.to_thread(self.store.create, "root", text, lease=lease)
 
     async def write_as_root(self, record: RootRecord, values: Mapping[str, str]) -> bool:

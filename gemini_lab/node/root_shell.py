@@ -9,10 +9,12 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.log.entry import shifted
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
 from gemini_lab.node.control_store import StoreFullError, StoreUnavailableError
-from gemini_lab.node.cut_off import CutOff
+from gemini_lab.node.cut_off import CutOff, reaches_others
+from gemini_lab.node.lab_link import CLOCK_TRUST_S
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
 from gemini_lab.node.own_root import root_agent, successor
@@ -49,6 +51,7 @@ class RootShell:
         token: The lab's secret.
         emit: Says an event on behalf of this node.
         request_nodes: Asks the lab's operator for machines.
+        wall_s: This machine's clock, which may be set.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class RootShell:
         token: str,
         emit: Callable[[AnyEvent], None],
         request_nodes: Callable[[int, str], None],
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
         self.record = record
         self._membership = membership
@@ -66,12 +70,13 @@ class RootShell:
         self._request_nodes = request_nodes
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         # Moments follow a clock that nobody sets: a step of the machine's must restart nobody.
-        self._clock_offset_s = time.time() - time.monotonic()
+        self._wall_s = wall_s
+        self._clock_offset_s = wall_s() - time.monotonic()
         self._links = AgentLinks(
             hello=RootHello(name=record.name, term=record.term),
             token=token,
             tell=self._happenings.put_nowait,
-            emit=lambda said: emit(said.event),
+            emit=lambda said: self._say(said.event),
             clock=self._clock,
         )
         self._root: RootAgent | None = None
@@ -92,8 +97,9 @@ class RootShell:
             state = RootState.from_text(items["state"]) if "state" in items else RootState()
             self._job_number = state.order.number if state.order else None
             root = root_agent(state, at_s=self._clock())
-            self._emit(RootElected(name=self.record.name, term=self.record.term))
-            for joined in await self._links.open(node_addresses(items)):
+            self._say(RootElected(name=self.record.name, term=self.record.term))
+            self._addresses = node_addresses(items)
+            for joined in await self._links.open(self._addresses):
                 root.living[joined.node] = joined
             self._root = root
             self._known = json.loads(items.get(ADDRESSES_KEY, "{}"))
@@ -101,8 +107,7 @@ class RootShell:
             await self._carry_out(root.take_over(self._clock()))
             while True:
                 happening = await self._happenings.get()
-                if self._stands_down:
-                    await self._stand_down()
+                await self._stand_down_if_cut_off()
                 if isinstance(happening, JobSubmitted):
                     root = successor(root, happening.order.root, at_s=happening.at_s)
                 await self._carry_out(root.handle(happening))
@@ -124,22 +129,40 @@ class RootShell:
         if reading is not self._reading:
             self._reading, self._addresses = reading, node_addresses(reading.items)
         self._links.follow(self._addresses, is_settled=is_settled)
-        others = self._addresses.keys() - {self.record.name}
+        others = self._others.keys()
         is_certain = self._cut_off.is_certain(now, others=others, connected=self._links.connected)
         self._stands_down = is_settled and is_certain
         self._observe_job(reading.items, registered=len(self._addresses), now=now)
         self._happenings.put_nowait(Tick(at_s=now))
 
+    def _say(self, event: AnyEvent) -> None:
+        """Say an event on this machine's clock, as all that its agent says is."""
+        set_by_s = self._wall_s() - self._clock()
+        self._emit(shifted(event, set_by_s) if abs(set_by_s) > CLOCK_TRUST_S else event)
+
     def _clock(self) -> float:
         return time.monotonic() + self._clock_offset_s
 
-    async def _stand_down(self) -> None:
-        """Leave the place to another node: this one's network is broken, but for the store."""
-        others = len(self._addresses.keys() - {self.record.name})
+    @property
+    def _others(self) -> dict[str, str]:
+        """The addresses of the other agents, as far as the store was read."""
+        return {n: address for n, address in self._addresses.items() if n != self.record.name}
+
+    async def _until_others_are_reached(self) -> None:
+        """Wait until another machine answers: what seems lost may train well meanwhile."""
+        while not await reaches_others(self._others):
+            await self._stand_down_if_cut_off()
+            await asyncio.sleep(self._membership.poll_s)
+
+    async def _stand_down_if_cut_off(self) -> None:
+        """Leave the place to another node where this one's network is broken, but for the store."""
+        if not self._stands_down:
+            return
         text = (
-            f"{self.record.name} reaches none of {others} other agents: one of them is to be root"
+            f"{self.record.name} reaches none of {len(self._others)} other agents: one of them is "
+            "to be root"
         )
-        self._emit(Note(text=text))
+        self._say(Note(text=text))
         await self._membership.stand_down(self.record)
         raise Deposed
 
@@ -161,8 +184,9 @@ class RootShell:
                 case Send():
                     self._links.send(instruction.to, instruction.order)
                 case Emit():
-                    self._emit(instruction.event)
+                    self._say(instruction.event)
                 case RequestNodes():
+                    await self._until_others_are_reached()
                     self._request_nodes(instruction.wanted, instruction.reason)
                 case HangUp():
                     self._links.hang_up(instruction.node)
@@ -177,26 +201,31 @@ class RootShell:
         if known != self._known:
             values[ADDRESSES_KEY] = json.dumps(known)
         if state.epoch != self._epoch:
+            await self._until_others_are_reached()
             values["epoch"] = str(state.epoch)
         await self._write(values)
         self._known, self._epoch = known, state.epoch
 
     async def _write(self, values: Mapping[str, str]) -> None:
-        """Store values while this node is root; a store that is away, or full, is waited for."""
+        """Store values while this node is root; a store that is away, or full, is waited for.
+
+        One that was away may have let the root's own lease run out: its place is taken again.
+        """
         give_up_s, is_told = time.monotonic() + STORE_PATIENCE_S, False
         while True:
             try:
-                if not await self._membership.write_as_root(self.record, values):
+                if await self._membership.write_as_root(self.record, values):
+                    return
+                if await self._membership.is_deposed(self.record):
                     raise Deposed
+                await self._membership.reclaim(self.record)
             except StoreUnavailableError as error:
                 if isinstance(error, StoreFullError) and not is_told:  # who reads does not see it
-                    self._emit(Note(text=f"{error}; no failure is answered until then"))
+                    self._say(Note(text=f"{error}; no failure is answered until then"))
                     is_told = True
-                if time.monotonic() > give_up_s:
-                    raise Deposed from None
-                await asyncio.sleep(self._membership.poll_s)
-            else:
-                return
+            if time.monotonic() > give_up_s:
+                raise Deposed
+            await asyncio.sleep(self._membership.poll_s)
 
 
 def _of_those_that_count(addresses: Mapping[str, str], state: RootState) -> dict[str, str]:

@@ -38,6 +38,7 @@ def without(state: RootState, nodes: tuple[str, ...]) -> RootState:
         excluded=tuple(dict.fromkeys((*state.excluded, *nodes))),
         attempts=0,
         offences=(),
+        barren=(),
     )
 
 

@@ -25,6 +25,7 @@ class EndingRun(KnownRun):
         if self._saver.has_failed_last:
             next_s = self._asked_s + self._retry_s
             if max(at_s, next_s) > self._entered_s + LAST_TRIES_S:
+                yield from self._saver.end(state=self.state)
                 yield from self._done(at_s)
                 return
             if at_s < next_s:
@@ -47,8 +48,10 @@ class EndingRun(KnownRun):
         cause: events.FailureCause = "machines",
         output: tuple[str, ...] = (),
     ) -> Iterator[Instruction]:
-        ending = events.RunFailed(reason=reason, cause=cause, output=output)
-        self.state = replace(self.state, epoch=self.state.epoch + 1, ending=ending)
+        yield from self._end(at_s, events.RunFailed(reason=reason, cause=cause, output=output))
+
+    def _end(self, at_s: float, ending: events.RunFailed) -> Iterator[Instruction]:
+        self.state = replace(self.state, epoch=self.state.epoch + 1, ending=ending, parting=None)
         yield from self._enter("failed", at_s)
         yield from self._part(at_s)
 

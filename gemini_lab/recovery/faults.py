@@ -12,6 +12,8 @@ from gemini_lab.recovery.protocol import Emit, RootState
 
 MAX_ATTEMPTS: Final = 3  # script errors in a row, with no iteration finished between
 MAX_KILLS: Final = 10  # the same for workers that a signal ended
+MAX_BARREN: Final = 10  # failures in a row of starts that got no further than a version
+FURTHER: Final = 2  # versions that a start has to make to have got further
 MOST_ERRORS: Final = 64  # of the script's own, that are kept in mind
 MAX_RESTORE_FAILURES: Final = 2  # after these a version is not tried again
 LONGEST_ERROR: Final = 200
@@ -23,6 +25,9 @@ _OF_THE_NETWORK: Final = re.compile(
 _OF_THE_BUILD: Final = re.compile(r"doesn't have \w+ built in")
 """In what torch raises for a backend that it was built without. That no GPU is found may be a lost
 GPU's fault, and another machine's may be there."""
+BARREN_WAY_OUT: Final = (
+    "look for what ends workers there: memory, a library that ends their process, a batch"
+)
 BUILD_WAY_OUT: Final = (
     "train with a backend that this PyTorch has (gloo on CPUs), or install a PyTorch with this one"
 )
@@ -84,8 +89,9 @@ def judge_exit(
         told = f"rank {exited.rank} on {node}: {exited.error.text}"
         return Verdict(state=state, reason=told, cause="machines", left=node)
     if reason is None:
-        return Verdict(state=state)
-    left = node_to_leave(state, exited, spares=spares)
+        failed = f"rank {exited.rank} on {node}, exit status {exited.code}: {_said_last(exited)}"
+        return _judge_barren(state, failed, cause=cause_of(exited), spares=spares)
+    left = None if _is_the_scripts(state, exited) else node_to_leave(state.offences, state, spares)
     return Verdict(state=state, reason=reason, cause=cause_of(exited), left=left)
 
 
@@ -108,16 +114,48 @@ def judge_hang(
     """
     state = _with_attempt(state, nodes)
     if state.attempts < MAX_ATTEMPTS:
-        return Verdict(state=state)
+        return _judge_barren(state, f"{seen}, and {HANG_WAY_OUT}", cause="machines", spares=spares)
     if is_past:
         return Verdict(state=state, reason=f"{seen}; {PAST_WAY_OUT}", cause="script")
     reason = f"workers stood still repeatedly: {seen}; {HANG_WAY_OUT}"
-    return Verdict(state=state, reason=reason, left=node_to_leave(state, None, spares=spares))
+    left = node_to_leave(state.offences, state, spares)
+    return Verdict(state=state, reason=reason, left=left)
 
 
 def _with_attempt(state: RootState, nodes: Sequence[str]) -> RootState:
     offences = (*state.offences, *dict.fromkeys(nodes))
-    return replace(state, attempts=state.attempts + 1, offences=offences)
+    barren = () if has_got_further(state) else (*state.barren, nodes[0])
+    return replace(state, attempts=state.attempts + 1, offences=offences, barren=barren)
+
+
+def _judge_barren(
+    state: RootState, failed: str, *, cause: FailureCause, spares: Sequence[str]
+) -> Verdict:
+    """What becomes of a run that is worth another start, if not so many have come to nothing.
+
+    A worker that always fails soon after the first iteration would be started again for ever.
+    """
+    times = len(state.barren)
+    if times < MAX_BARREN:
+        return Verdict(state=state)
+    reason = (
+        f"{times} starts in a row failed before they had got {FURTHER} versions further, the last "
+        f"from version {state.begun}: {failed}; {BARREN_WAY_OUT}"
+    )
+    left = node_to_leave(state.barren, state, spares)
+    return Verdict(state=state, reason=reason, cause=cause, left=left)
+
+
+def has_got_further(state: RootState) -> bool:
+    """Whether the last start was worth it, whatever comes of it.
+
+    It is by the versions that it made: what is in none is done again after the next failure. Where
+    none are kept, it is by iterations.
+    """
+    if state.phase != "running":
+        return False
+    reached = state.iteration if state.read_settings().scheme == "none" else state.newest
+    return reached >= state.begun + FURTHER
 
 
 def _is_of_usage(state: RootState, exited: WorkerExited) -> bool:
@@ -201,21 +239,23 @@ def _said_last(exited: WorkerExited) -> str:
     return lines[-1] if lines else "it printed nothing"
 
 
-def node_to_leave(
-    state: RootState, exited: WorkerExited | None, *, spares: Sequence[str]
-) -> str | None:
+def _is_the_scripts(state: RootState, exited: WorkerExited) -> bool:
+    """Whether a worker ended with what it would on any other machine, too."""
+    is_final = exited.error is not None and exited.error.error in FINAL_ERRORS
+    return is_final or _is_of_usage(state, exited)
+
+
+def node_to_leave(offences: Sequence[str], state: RootState, spares: Sequence[str]) -> str | None:
     """The node on which every attempt failed, if the job can go on without it.
 
     Args:
+        offences: Where each attempt did.
         state: With the newest attempt counted.
-        exited: The worker that failed; `None` for one that hung.
         spares: Living nodes without a position.
     """
-    offenders = set(state.offences)
-    is_final = exited is not None and exited.error and exited.error.error in FINAL_ERRORS
-    if is_final or (exited is not None and _is_of_usage(state, exited)) or len(offenders) != 1:
+    if len({*offences}) != 1:
         return None
-    (node,) = offenders
+    node = offences[0]
     has_spare = any(spare not in state.excluded for spare in spares)
     return node if has_spare and node not in state.excluded else None
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.log.events import RunFailed
 from gemini_lab.recovery.deciding import (
     Action,
     Ask,
@@ -109,6 +110,11 @@ class GuidedRoot(RootAgent):
             copies = [copy for copy in self._good_copies() if copy.node == node]
             kept = tuple(Kept(each.shard, each.version, each.lineage.epoch) for each in copies)
             yield from self._ask_guide(at_s, Told(node=node, copies=kept))
+
+    def _give_up(self, at_s: float, ending: RunFailed, *, cause: str) -> Iterator[Instruction]:
+        """At once: what is asked of whom, to save something first, is the function's word."""
+        del cause
+        yield from self._end(at_s, ending)
 
     def _decide(self, at_s: float) -> Iterator[Instruction]:
         """Where the lab's own root agent would look at its plan again."""

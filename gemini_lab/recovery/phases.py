@@ -11,9 +11,12 @@ run waits for machines, and for memory that may come back rather than throw prog
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from gemini_lab.log import events
 from gemini_lab.recovery.drains import moving
 from gemini_lab.recovery.ending import EndingRun
+from gemini_lab.recovery.faults import has_got_further
 from gemini_lab.recovery.log_events import (
     beginning,
     finished_event,
@@ -56,6 +59,8 @@ class PhasedRun(EndingRun):
         """Fence: the next epoch begins, all workers of older ones end, or stand still."""
         self._keeping.begin(self.state, cause, lost, ends=ends)
         state = replace(moving(self.state), is_replacing=False)
+        if has_got_further(state):
+            state = replace(state, barren=())
         self._stop.restart()
         self._roll_call.restart()
         is_start = cause == "start"
@@ -165,6 +170,9 @@ class PhasedRun(EndingRun):
 
     def _decide(self, at_s: float) -> Iterator[Instruction]:
         """Plan; then hold a port for the rendezvous, or wait for machines or for memory."""
+        if self.state.parting is not None:
+            yield from self._save_and_part(at_s)
+            return
         if self.state.phase == "inventory":
             yield from self._report_bad_copies()
         before = self.state
@@ -182,6 +190,30 @@ class PhasedRun(EndingRun):
             return
         yield from self._carry_out(at_s, before, placed)
 
+    def _give_up(
+        self, at_s: float, ending: events.RunFailed, *, cause: str
+    ) -> Iterator[Instruction]:
+        """End the run, but save first what memory alone has: it goes with the run."""
+        if not self._saver.lacks(self.state):
+            yield from self._end(at_s, ending)
+            return
+        self.state = replace(self.state, parting=ending)
+        yield from self._begin(at_s, cause=cause, lost=[])
+
+    def _save_and_part(self, at_s: float) -> Iterator[Instruction]:
+        """All workers have ended: whoever has the newest version writes it."""
+        self._plan = plan = self._make_plan()
+        if self.state.phase != "waiting":
+            yield from self._enter("waiting", at_s)
+        yield from self._saver.begin_from_memory(at_s, plan, state=self.state)
+        yield from self._part_if_saved(at_s)
+
+    def _part_if_saved(self, at_s: float) -> Iterator[Instruction]:
+        """End the run that was given up, once its newest version is there, or will not be."""
+        if (ending := self.state.parting) is not None and self._saver.version is None:
+            reason = "; ".join([ending.reason, *self._saver.way_on()])
+            yield from self._end(at_s, msgspec.structs.replace(ending, reason=reason))
+
     def _report_bad_copies(self) -> Iterator[Instruction]:
         for node, said in self._inventory.items():
             for copy in said.damaged:
@@ -194,7 +226,10 @@ class PhasedRun(EndingRun):
         self._repeats.restart(plan.version, epoch=lineage.epoch, rewinds=lineage.rewinds)
         # What is newer than the plan's version is lost or given up: not to be waited for again.
         self.state = replace(
-            self.state, placed=self.state.seats.seated(plan.members), newest=plan.version or 0
+            self.state,
+            placed=self.state.seats.seated(plan.members),
+            newest=plan.version or 0,
+            begun=plan.version or 0,
         )
         is_standby_used = len(self._spares()) < self.state.seats.standbys
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""

@@ -286,6 +286,8 @@ class RootState:
         attempts: Workers that failed since an iteration was finished, one done again included.
         errors: The script's own ones in this run, the newest last.
         offences: On which node each of them did, newest last.
+        begun: The version with which workers were started last; 0 for none.
+        barren: Where starts in a row failed that got no further; see `faults.has_got_further`.
         excluded: Nodes that are not used again because every attempt on them failed.
         wrong: Those that computed wrong sums: they are never used again.
         leaving: Nodes whose machines are to go, and whose ranks train there until they can move.
@@ -309,6 +311,7 @@ class RootState:
             root that is elected says them again, for they may not have been heard.
         iteration: Newest finished iteration of all ranks.
         ending: What is still to be said of the run's end; a root that is elected now says it.
+        parting: With what the run ends once its newest version is saved.
         own: What a root agent of the user's own keeps, as JSON; see `GuidedRoot`.
         risk: What was seen of the machines' failures.
         shard_bytes: Of all ranks' shards the largest; 0 before it is known.
@@ -341,6 +344,8 @@ class RootState:
     attempts: int = 0
     errors: tuple[str, ...] = ()
     offences: tuple[str, ...] = ()
+    begun: int = 0
+    barren: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
@@ -362,6 +367,7 @@ class RootState:
     said: tuple[RecoveryStarted | RecoveryFinished, ...] = ()
     iteration: int = 0
     ending: RunFinished | RunFailed | None = None
+    parting: RunFailed | None = None
     own: str = ""
     risk: Risk = field(default_factory=Risk)
     shard_bytes: int = 0

@@ -182,6 +182,8 @@ class RootAgent(AttendedRun):
             yield from self._save_last(at_s)
         elif self.state.is_disowning and self._saver.version is None:
             yield from self._end_disowned([said.version] if isinstance(said, Committed) else [])
+        else:
+            yield from self._part_if_saved(at_s)
 
     # -- what people want ----------------------------------------------------------------------
 
@@ -266,6 +268,9 @@ class RootAgent(AttendedRun):
     def _look_again(self, at_s: float) -> Iterator[Instruction]:
         """The run waits: with fewer machines once, when it may, and else for what has come."""
         yield from self._saver.give_up_if_late(at_s, state=self.state)
+        if self.state.parting is not None:
+            yield from self._part_if_saved(at_s)
+            return
         yield from self._save_meanwhile(at_s)
         if patience_s(self.state, at_s) == 0 and not self._has_run_short:
             self._has_run_short = True

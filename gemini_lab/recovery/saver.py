@@ -1,6 +1,7 @@
 """Versions on their way to the persistent tier, as the root agent directs them."""
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import (
@@ -14,6 +15,9 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.progress import Slowest
 from gemini_lab.recovery.protocol import Emit, Instruction, RootState, Send
+
+FIRST_PAUSE_S: Final = 1.0  # after a version that did not arrive; twice as long after each more
+LONGEST_PAUSE_S: Final = 300.0
 
 
 class Saver:
@@ -38,6 +42,9 @@ class Saver:
         self.is_behind = is_behind
         self._next = 0  # the version that will be sent after `complete`
         self._failed: int | None = None  # the version that did not arrive last
+        self._failures = 0  # in a row
+        self._rests_until_s = 0.0  # after them, so that a broken store is not tried all the time
+        self._reason = ""  # of the last of them
         self._is_wanted = False  # by a person, now
         self._began_s = self._last_s = last_s
         self._last_version = last_version
@@ -82,6 +89,18 @@ class Saver:
         """Whether the newest version that is whole was tried last, and did not arrive."""
         return self.version is None and self._failed == self.complete > self._last_version
 
+    def lacks(self, state: RootState) -> bool:
+        """Whether there is a persistent tier, and it lacks a version that is whole in memory."""
+        has_tier = state.read_settings().persistent_url is not None
+        return has_tier and not self.is_held and state.newest > self._last_version
+
+    def way_on(self) -> Iterator[str]:
+        """For the end of a run that failed: from what another one would go on."""
+        if self._failures:
+            yield f"its newest version could not be saved ({self._reason})"
+        if self._last_version:
+            yield f"--resume goes on from version {self._last_version}"
+
     def want(self) -> None:
         """Have the next version be saved, whenever the last one was; also if that takes tries."""
         self._is_wanted = True
@@ -91,7 +110,8 @@ class Saver:
         settings = state.read_settings()
         if settings.persistent_url is None or state.settings is None or self.version:
             return
-        if self.is_held and not self._is_wanted:  # a person's word counts for more
+        rests = self.is_held or at_s < self._rests_until_s
+        if rests and not self._is_wanted:  # a person's word counts for more
             return
         by_time, by_count = settings.persist_every_s, settings.persist_every_iterations
         is_due = by_time is not None and at_s - self._last_s >= by_time
@@ -173,8 +193,10 @@ class Saver:
         """A member speaks of the version on its way: written, failed, or the manifest too."""
         match said:
             case PersistFailed():
-                yield from self.give_up(said.reason, state=state)
+                yield from self.give_up(at_s, said.reason, state=state)
             case Committed():
+                if self._failures:
+                    yield self._works_again(said.version, state)
                 yield Emit(
                     event=events.PersistFinished(
                         version=said.version,
@@ -185,6 +207,7 @@ class Saver:
                 )
                 self._last_version, self._last_s = said.version, self._began_s
                 self._is_wanted = self.is_behind = False
+                self._failures, self._rests_until_s = 0, 0.0
                 self._forget()
             case Persisted():
                 self._records[node] = said
@@ -192,36 +215,56 @@ class Saver:
                     return
                 lineages = {one.lineage for one in self._records.values()}
                 if len(lineages) > 1:
-                    yield from self.give_up("its shards are of several histories", state=state)
+                    reason = "its shards are of several histories"
+                    yield from self.give_up(at_s, reason, state=state)
                 else:
                     yield Send(to=node, order=self._commit_order(said, state))
 
-    def give_up(self, reason: str, *, state: RootState) -> Iterator[Instruction]:
-        """The version on its way does not arrive; training goes on."""
+    def give_up(self, at_s: float, reason: str, *, state: RootState) -> Iterator[Instruction]:
+        """The version on its way does not arrive; training goes on, and another is tried later."""
+        pause_s = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
+        self._rests_until_s = at_s + pause_s
+        self._failures += 1
+        self._reason = reason
+        yield from self._drop(reason, state=state, in_a_row=self._failures)
+
+    def _drop(self, reason: str, *, state: RootState, in_a_row: int = 1) -> Iterator[Instruction]:
         if self.version is not None:
             yield Emit(
-                event=events.PersistFailed(version=self.version, url=_url(state), reason=reason)
+                event=events.PersistFailed(
+                    version=self.version, url=_url(state), reason=reason, in_a_row=in_a_row
+                )
             )
-        self._failed, self._last_s = self.version, self._began_s
+        self._failed = self.version
         self._forget()
+
+    def _works_again(self, version: int, state: RootState) -> Emit:
+        text = f"{_url(state)} takes versions again: {version} is there, after {self._failures}"
+        return Emit(event=events.Note(text=f"{text} that did not arrive"))
+
+    def end(self, *, state: RootState) -> Iterator[Instruction]:
+        """The run ends: say it where its last version is not there."""
+        if self.has_failed_last:
+            text = f"version {self.complete}, the run's last one, is not in {_url(state)}"
+            yield Emit(event=events.Note(text=f"{text}: {self._reason}"))
 
     def give_up_if_late(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """A version that does not arrive must not keep later ones from being saved."""
         limit_s = state.read_settings().persist_limit_s
         if self.version is not None and at_s - self._began_s > limit_s:
             reason = f"the persistent tier took longer than {limit_s:.0f} s"
-            yield from self.give_up(reason, state=state)
+            yield from self.give_up(at_s, reason, state=state)
 
     def hold(self, reason: str, *, since: int, state: RootState) -> Iterator[Instruction]:
         """Save nothing until `is_held` is taken back, and no version on its way from `since` on."""
         self.is_held = True
         if self.version is not None and self.version >= since:
-            yield from self.give_up(reason, state=state)
+            yield from self._drop(reason, state=state)
 
     def forget_left(self, version: int, *, state: RootState) -> Iterator[Instruction]:
         """Training went back to a version: a later one that is on its way is left behind."""
         if self.version is not None and self.version > version:
-            yield from self.give_up("training went back to before it", state=state)
+            yield from self._drop("training went back to before it", state=state)
             self._failed = None
         for rank, newest in [*self._whole.of.items()]:  # others say so, too, but not yet
             self._whole.note(rank, min(newest, version))

@@ -142,6 +142,7 @@ class KnownRun:
         self.state = replace(
             self.state,
             newest=min(self.state.newest, to),
+            begun=min(self.state.begun, to),
             iteration=min(self.state.iteration, to),
             saved=self._saver.last[0],
             is_behind=self._saver.is_behind,

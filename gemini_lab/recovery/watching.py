@@ -282,7 +282,8 @@ class WatchedRun(PhasedRun):
             left = verdict.left
             yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
             excluded = (*self.state.excluded, left)
-            self.state = replace(self.state, excluded=excluded, attempts=0, offences=())
+            self.state = replace(self.state, excluded=excluded, attempts=0, offences=(), barren=())
             yield from self._begin(at_s, cause="node_excluded", lost=[left])
         else:
-            yield from self._fail(at_s, verdict.reason, cause=verdict.cause, output=output)
+            ending = events.RunFailed(reason=verdict.reason, cause=verdict.cause, output=output)
+            yield from self._give_up(at_s, ending, cause=cause)

@@ -201,6 +201,22 @@ async def connect(
     return await asyncio.wait_for(open_and_greet(), timeout_s)
 
 
+async def answers(address: str, *, timeout_s: float) -> bool:
+    """Whether the machine of `address` (`host:port`) answers at all, if only that nobody listens.
+
+    The kernels do: a process that is stopped or busy does not keep them from it.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), timeout_s)
+    except ConnectionError:
+        return True
+    except OSError:  # a timeout is one, too
+        return False
+    writer.close()
+    return True
+
+
 async def _greet(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,

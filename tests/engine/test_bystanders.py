@@ -1,6 +1,7 @@
 """Weights beside the engine's: those that change are named, those that stand still are not."""
 
 import copy
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from torchmetrics import MeanMetric
 
 from gemini_lab.engine.state.keepsakes import keepsakes
 from gemini_lab.engine.unkept.bystanders import Bystanders
+from gemini_lab.engine.unkept.script_values import ScriptValues
 
 
 def trained():
@@ -228,3 +230,20 @@ def test_parts_that_a_model_is_given_while_it_trains_are_named():
     assert watched.changed() == []
     engine.module[1] = nn.Sequential(engine.module[1], nn.Dropout(0.1))
     assert watched.changed() == ["the model's parts, which are made before `protect`"]
+
+
+def test_an_average_that_is_named_as_a_value_of_the_script_is_not_named_as_weights_too():
+    engine = trained()
+    ema, step = averaged_in_a_dict(engine)
+    script = ScriptValues([], living=list)
+    seen = Bystanders(living(engine.module, ema), engine)
+    seen.is_named = script.has_named
+    told = []
+    for _ in range(3):
+        told += script.changed([sys._getframe()])[0]
+        told += seen.changed()
+        update(engine)
+        step()
+        ema["0.weight"].add_(0.0)
+    (named,) = told
+    assert named.startswith("'ema' of ")

@@ -460,6 +460,31 @@ def test_a_stateful_loader_goes_on_in_the_order_of_its_samplers_epoch():
     assert again == went_on != []
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_stateful_loader_that_nobody_has_read_is_read_in_the_order_of_its_first_epoch(
+    is_restarted,
+):
+    """The first version is made before a script that begins in a later epoch says so."""
+
+    def start(drawn=None):
+        sampler = DistributedSampler(Samples(), num_replicas=2, rank=1)
+        loader = StatefulDataLoader(Samples(), batch_size=2, sampler=sampler)
+        script = ScriptState(data=[loader])
+        if drawn is not None:
+            script.put_data(drawn["data"], seeds=drawn["seeds"])
+        kept = decode(encode(script.drawn()))
+        sampler.set_epoch(3)
+        return kept, loader, sampler
+
+    kept, loader, sampler = start()
+    if is_restarted:
+        kept, loader, sampler = start(kept)
+    given = [int(index) for batch in loader for index in batch[:, 0]]
+    assert given == [*sampler]
+    sampler.set_epoch(0)
+    assert given != [*sampler]
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -318,3 +318,16 @@ def test_a_secret_that_a_full_disk_does_not_take_leaves_nothing(tmp_path):
     with full_at(10), pytest.raises(OSError, match="too large"):
         write_secret(tmp_path / CONTROL_FILE, Way(address="127.0.0.1:1", token="secret"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_that_was_lost_between_runs_is_asked_for_by_who_waits_for_all(lab, cluster, job):
+    run = lab.train(job)
+    with pytest.raises(TimeoutError):
+        lab.wait_until_ready(timeout_s=0.1)
+    assert cluster.brought == []  # a run asks by itself
+    tell(run, RunFinished(iteration=3))
+    with pytest.raises(TimeoutError, match=r"4 of 5 nodes are ready after 0 s: 1 is gone"):
+        lab.wait_until_ready(timeout_s=0.1)
+    assert cluster.brought == [5]
+    cluster.living = cluster.ready = (*cluster.living, "node-5")
+    lab.wait_until_ready()

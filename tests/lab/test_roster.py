@@ -1,6 +1,8 @@
 """Who of a lab's nodes is there, by what root agents say."""
 
-from gemini_lab.lab.roster import Roster
+import pytest
+
+from gemini_lab.lab.roster import Roster, why_not_ready
 from gemini_lab.log.events import Network, NodeJoined, NodeLost, NodeReady
 
 
@@ -25,3 +27,17 @@ def test_what_is_wrong_with_networks_is_remarked_once_a_run():
     assert not [*roster.remarks()]
     roster.begin_run()
     assert len([*roster.remarks()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("living", "said"),
+    [
+        (("a", "b", "c"), "1 of 3 nodes are ready after 9 s: b, c still import; wait again"),
+        (("a", "b"), "after 9 s: b still imports, 1 is gone, and nobody has come; wait again"),
+        (("a",), "after 9 s: 2 are gone, and nobody has come; wait again"),
+    ],
+)
+def test_who_waits_for_nodes_in_vain_hears_what_they_lack_and_what_can_be_done(living, said):
+    told = why_not_ready(living, {"a"}, 3, waited_s=9.0)
+    assert said in told
+    assert "timeout_s" in told

@@ -1,14 +1,21 @@
 """A root agent that reaches the store and no other agent leaves its place to one of them."""
 
 import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
 
 import pytest
+from store_stand_in import StoreStandIn, member
 
+from gemini_lab.job import Job
 from gemini_lab.log.events import Note
-from gemini_lab.node.cut_off import CUT_OFF_S, CutOff
-from gemini_lab.node.membership import Membership
+from gemini_lab.node.cut_off import CUT_OFF_S, CutOff, reaches_others
 from gemini_lab.node.news import Reading
 from gemini_lab.node.root_shell import RootShell
+from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.recovery.protocol import RootState
+from gemini_lab.seats import Seats
 
 
 @pytest.mark.parametrize(
@@ -25,36 +32,6 @@ def test_who_reaches_none_of_several_others_for_long_is_cut_off(others, connecte
     assert not cut_off.is_certain(CUT_OFF_S, others=others, connected=connected)
     now_s = CUT_OFF_S + 1.5
     assert cut_off.is_certain(now_s, others=others, connected=connected) == is_certain
-
-
-class StoreStandIn:
-    """Knows who is root, and whom of the agents nobody reaches."""
-
-    def __init__(self):
-        self.keys = {f"nodes/node-{n}": '{"address": "127.0.0.1:1"}' for n in range(3)}
-
-    def grant(self, ttl_s):
-        return ttl_s
-
-    def put(self, key, value, **_):
-        self.keys[key] = value
-
-    def create(self, key, value, **_):
-        return self.keys.setdefault(key, value) is value
-
-    def put_if(self, values, *, guard, held):
-        self.keys |= values if self.keys.get(guard) == held else {}
-        return self.keys.get(guard) == held
-
-    def delete_if(self, key, held):
-        return self.keys.get(key) == held and self.keys.pop(key) == held
-
-    def items(self):
-        return dict(self.keys)
-
-
-def member(store, name):
-    return Membership(store=store, streams=None, name=name, address=f"{name}:1", lease_s=2.0)
 
 
 def test_a_root_agent_that_is_cut_off_says_so_and_leaves_its_place_to_others():
@@ -87,3 +64,69 @@ def test_a_root_agent_that_is_cut_off_says_so_and_leaves_its_place_to_others():
     assert (elected.name, elected.term) == ("node-1", 2)
     notes = [event.text for event in said if isinstance(event, Note)]
     assert notes == ["node-0 reaches none of 2 other agents: one of them is to be root"]
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[str]:
+    """An address at which nobody answers, and nobody refuses either: its queue is full."""
+    with contextlib.ExitStack() as made:
+        listener = made.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        host, port = listener.getsockname()
+        for _ in range(8):
+            one = made.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex((host, port))
+        yield f"{host}:{port}"
+
+
+@pytest.mark.parametrize(
+    ("others", "is_reached"),
+    [("silent silent", False), ("silent refusing", True), ("silent", True)],
+)
+def test_one_machine_that_answers_at_all_is_enough(others, is_reached):
+    """What refuses answers, too; of one alone nobody knows whose network is broken."""
+    with silence() as silent:
+        listens = {"silent": silent, "refusing": "127.0.0.1:1"}
+        addresses = {f"node-{n}": listens[one] for n, one in enumerate(others.split())}
+        assert asyncio.run(reaches_others(addresses)) == is_reached
+
+
+def training_on(nodes: int) -> RootState:
+    order = JobOrder(
+        number=1, run=7, job=Job(script="train.py"), seats=Seats(nodes=nodes), settings={}
+    )
+    members = tuple(f"node-{number}" for number in range(nodes))
+    return RootState(phase="running", epoch=4, order=order, placed=order.seats.seated(members))
+
+
+def test_a_root_agent_that_is_cut_off_ends_no_epoch_before_it_leaves_its_place():
+    """What it takes for lost trains on: an epoch that it began would end that."""
+    store, said = StoreStandIn(), []
+
+    async def wait_and_leave(silent):
+        for name in ("node-1", "node-2"):
+            store.keys[f"nodes/{name}"] = f'{{"address": "{silent}"}}'
+        store.keys |= {"state": training_on(3).to_text(), "epoch": "4"}
+        membership = member(store, "node-0")
+        await membership.register()
+        shell = RootShell(
+            membership=membership,
+            record=await membership.campaign(store.items()),
+            token="secret",
+            emit=said.append,
+            request_nodes=lambda _wanted, _reason: None,
+        )
+        acting = asyncio.create_task(shell.run())
+        began_s = asyncio.get_running_loop().time()
+        while not acting.done():
+            await asyncio.sleep(0.05)
+            shell.observe(Reading(items=store.items(), is_whole=True), is_settled=True)
+            if asyncio.get_running_loop().time() > began_s + 8:
+                shell._cut_off = CutOff(shell._clock() - 2 * CUT_OFF_S)
+        await acting
+
+    with silence() as silent:
+        asyncio.run(asyncio.wait_for(wait_and_leave(silent), 60))
+    assert store.items()["epoch"] == "4"
+    assert "root" not in store.items()
+    assert any(isinstance(event, Note) for event in said)

@@ -1,12 +1,17 @@
 """What the acting root agent says where it cannot act."""
 
 import asyncio
+import time
 from contextlib import suppress
 
-from gemini_lab.log.events import Note
+import pytest
+from store_stand_in import StoreStandIn, member
+
+from gemini_lab.log.events import Note, RecoveryStarted
 from gemini_lab.node.control_store import StoreFullError
 from gemini_lab.node.membership import RootRecord
-from gemini_lab.node.root_shell import RootShell
+from gemini_lab.node.root_shell import Deposed, RootShell
+from gemini_lab.recovery.protocol import Emit
 
 
 class FullStore:
@@ -42,3 +47,74 @@ def test_a_root_agent_says_once_that_the_store_takes_nothing_more():
 
     asyncio.run(act())
     assert said == [Note(text="etcd takes nothing more; no failure is answered until then")]
+
+
+async def shell_in(store, *, emit=lambda _event: None, wall_s=time.time):
+    """A root agent's shell on node-0, which holds the place."""
+    membership = member(store, "node-0")
+    await membership.register()
+    shell = RootShell(
+        membership=membership,
+        record=await membership.campaign(store.items()),
+        token="secret",
+        emit=emit,
+        request_nodes=lambda _wanted, _reason: None,
+        wall_s=wall_s,
+    )
+    return membership, shell
+
+
+def test_a_root_agent_whose_lease_ran_out_while_the_store_was_away_takes_its_place_again():
+    """As nobody else has it: training would stand still until another one is elected."""
+    store = StoreStandIn()
+
+    async def write():
+        membership, shell = await shell_in(store)
+        del store.keys["root"]
+        membership._lease = None  # another one is to come
+        writing = asyncio.create_task(shell._write({"state": "new"}))
+        await asyncio.sleep(0.5)
+        assert "root" not in store.keys  # it would stand for ever
+        await membership.register()
+        await writing
+        assert store.keys["root"] == shell.record.to_text()
+
+    asyncio.run(asyncio.wait_for(write(), 20))
+    assert store.keys["state"] == "new"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_root_agent_that_was_replaced_takes_no_place_again(is_there):
+    """Also where the next one is gone by now."""
+    store = StoreStandIn()
+
+    async def write():
+        _, shell = await shell_in(store)
+        next_one = RootRecord(name="node-1", address="node-1:1", term=shell.record.term + 1)
+        store.keys |= {"root": next_one.to_text(), "term": str(next_one.term)}
+        if not is_there:
+            del store.keys["root"]
+        with pytest.raises(Deposed):
+            await shell._write({"state": "new"})
+
+    asyncio.run(asyncio.wait_for(write(), 20))
+    assert "state" not in store.keys
+
+
+def test_moments_are_right_where_the_root_agents_clock_was_set():
+    """They follow a clock that nobody sets, and what its agent says of them follows the other."""
+    said, set_by_s = [], [0.0]
+
+    async def tell():
+        def wall_s():
+            return time.time() + set_by_s[0]
+
+        _, shell = await shell_in(StoreStandIn(), emit=said.append, wall_s=wall_s)
+        for set_by_s[0] in (0.0, 1882.0):
+            started = RecoveryStarted(
+                recovery=1, epoch=2, cause="c", lost=(), failed_at_s=shell._clock(), iteration=3
+            )
+            await shell._carry_out([Emit(event=started)])
+            assert abs(said[-1].failed_at_s - wall_s()) < 10
+
+    asyncio.run(tell())

@@ -196,3 +196,67 @@ def test_a_run_that_its_owner_stops_says_so():
     story = Story().start(1)
     story.do(story.root.handle(JobCancelled(at_s=story.now_s, number=1)))
     assert cause(story) == "owner"
+
+
+def give_up(story: Story) -> None:
+    """A rank's script ends over and over before an iteration is done."""
+    for rank in range(MAX_ATTEMPTS):
+        story.exit(rank, 1, "boom")
+        if story.root.state.phase == "starting":
+            story.protect()
+
+
+def test_a_run_that_is_given_up_saves_first_what_memory_alone_has():
+    story = Story().start(3, persistent_url=TIER)
+    give_up(story)
+    assert saves(story) == [3]
+    assert story.of(events.RunFailed) == []
+    for sent in [one for one in story.orders if isinstance(one.order, Persist)]:
+        made = Lineage(run=JOB.run, epoch=1)
+        story.say(sent.to, Persisted(epoch=story.epoch, version=3, records=[], lineage=made))
+    story.say("node-0", Committed(epoch=story.epoch, version=3, size_bytes=4))
+    (ending,) = story.of(events.RunFailed)
+    assert "boom; --resume goes on from version 3" in ending.reason
+    assert ending.output == ("boom",)
+    assert story.root.state.phase == "failed"
+
+
+def test_a_tier_that_takes_nothing_keeps_no_run_from_being_given_up():
+    story = Story().start(3, persistent_url=TIER)
+    give_up(story)
+    fail_last(story)
+    (ending,) = story.of(events.RunFailed)
+    assert ending.reason.endswith("its newest version could not be saved (no space left)")
+
+
+def test_a_tier_that_hangs_keeps_a_run_from_being_given_up_as_long_as_a_save_may_take():
+    story = Story().start(3, persistent_url=TIER, persist_limit_s=60.0)
+    give_up(story)
+    story.tick(story.now_s + 59)
+    assert story.of(events.RunFailed) == []
+    story.tick(story.now_s + 2)
+    assert "took longer than 60 s" in story.of(events.RunFailed)[0].reason
+
+
+@pytest.mark.parametrize("befalls", ["another root", "a lost node"])
+def test_a_run_that_is_given_up_is_saved_whatever_befalls_it_meanwhile(befalls):
+    story = Story().start(3, persistent_url=TIER)
+    give_up(story)
+    if befalls == "another root":
+        story.next_root()
+    else:
+        story.lose("node-1")
+    sent = [one for one in story.orders if isinstance(one.order, Persist)]
+    newest = [one for one in sent if one.order.epoch == story.epoch]
+    for one in newest:
+        made = Lineage(run=JOB.run, epoch=1)
+        story.say(one.to, Persisted(epoch=story.epoch, version=3, records=[], lineage=made))
+    story.say(newest[-1].to, Committed(epoch=story.epoch, version=3, size_bytes=4))
+    assert "--resume goes on from version 3" in story.of(events.RunFailed)[0].reason
+
+
+def test_an_owner_who_ends_a_run_that_is_given_up_waits_for_nothing():
+    story = Story().start(3, persistent_url=TIER)
+    give_up(story)
+    story.do(story.root.handle(JobCancelled(at_s=story.now_s, number=1)))
+    assert [one.cause for one in story.of(events.RunFailed)] == ["owner"]

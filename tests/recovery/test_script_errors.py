@@ -1,9 +1,12 @@
 """A script's own exception is not a machine's failure: it is not met with ever new starts."""
 
+from collections.abc import Sequence
+from itertools import product
+
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.faults import cause_of, own_error, reason_to_give_up
+from gemini_lab.recovery.faults import MAX_BARREN, cause_of, own_error, reason_to_give_up
 from gemini_lab.recovery.messages import ScriptError, WorkerExited
 from gemini_lab.recovery.protocol import JobSubmitted
 
@@ -50,6 +53,76 @@ def test_a_setting_allows_as_many_as_one_likes():
     for iteration in range(4, 12):
         raise_in(story, 0, "ValueError", "bad row", iteration=iteration)
     assert story.of(events.RunFailed) == []
+
+
+def fail_soon(story: Story, ranks: Sequence[int], code: int, *, versions: int = 1) -> None:
+    """Every start makes so many versions, and then one of these ranks ends without a word."""
+    for rank in ranks:
+        if story.root.state.phase == "starting":
+            story.protect()
+        for _ in range(versions):
+            story.iterate(story.root.state.iteration + 1)
+        story.exit(rank, code, "loading plugin\ncannot go on")
+
+
+@pytest.mark.parametrize("code", [3, -9])
+def test_a_worker_that_ends_soon_after_each_start_is_not_started_for_ever(code):
+    story = Story().start(iterations=0)
+    fail_soon(story, [0, 1] * 5, code)
+    (ending,) = story.of(events.RunFailed)
+    assert len(story.of(events.RecoveryStarted)) == MAX_BARREN - 1
+    assert f"{MAX_BARREN} starts in a row failed" in ending.reason
+    assert f"rank 1 on node-1, exit status {code}: cannot go on" in ending.reason
+    assert "look for what ends workers there" in ending.reason
+    assert ending.cause == ("script" if code > 0 else "machines")
+
+
+def test_a_start_that_gets_further_ends_the_count():
+    story = Story().start(iterations=3)
+    for _ in range(3):
+        fail_soon(story, [0, 1] * 4, 3)
+        fail_soon(story, [0], 3, versions=2)
+    assert story.of(events.RunFailed) == []
+
+
+def test_machines_that_go_between_do_not_make_a_long_start_a_short_one():
+    story = Story().start(iterations=3)
+    for _ in range(12):
+        fail_soon(story, [0], 3)
+        story.protect()
+        for _ in range(5):
+            story.iterate(story.root.state.iteration + 1)
+        story.lose("node-2")
+        story.join("node-2")
+    assert story.of(events.RunFailed) == []
+
+
+def fail_without_versions(story: Story, *, rank: int, iterations: int) -> None:
+    for iteration, (each, node) in product(range(1, iterations + 1), enumerate(story.members())):
+        done = events.Iteration(
+            rank=each, epoch=story.epoch, iteration=iteration, duration_s=1.0, waited_s=0.0
+        )
+        story.event(node, done)
+    story.exit(rank, 3)
+    if story.root.state.phase == "starting":
+        story.protect()
+
+
+def test_iterations_count_where_no_version_is_kept():
+    story = Story().start(iterations=0, scheme="none")
+    for _ in range(2 * MAX_BARREN):
+        fail_without_versions(story, rank=0, iterations=2)
+    assert story.of(events.RunFailed) == []
+    for rank in [0, 1] * 5:
+        fail_without_versions(story, rank=rank, iterations=1)
+    assert len(story.of(events.RunFailed)) == 1
+
+
+def test_a_machine_on_which_all_of_them_failed_is_left_for_another_one():
+    story = Story().start(iterations=0)
+    fail_soon(story, [2] * MAX_BARREN, -7)
+    assert story.of(events.RunFailed) == []
+    assert [one.name for one in story.of(events.NodeExcluded)] == ["node-2"]
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ class ScriptState:
             _require_no_iterator(loader)
         self.watches: list[LoaderWatch] = [watch(loader) for loader in loaders]
         self.sources = [_position(source) for source in data]
+        self._placed = set[int]()  # those that a version's position was put into
         # A watch has the generators of its loader's data in its position.
         self._loaders = [source for source in self.sources if isinstance(source, KINDS)]
 
@@ -72,7 +73,17 @@ class ScriptState:
 
     def positions(self) -> list[Any]:
         """Where the data stand; to ask may draw random numbers."""
-        return [source.state_dict() for source in self.sources]
+        return [{} if self._is_unread(one) else one.state_dict() for one in self.sources]
+
+    def _is_unread(self, source: object) -> bool:
+        """Whether it is a loader of torchdata's that has no place in its data yet.
+
+        To ask it where it stands would make its iterator, in the order of now, and not in that of
+        the epoch which the script may set before it reads.
+        """
+        if not isinstance(source, KINDS) or id(source) in self._placed:
+            return False
+        return _is_of_torchdata(source) and not watch(source).has_begun
 
     def data_changes(self) -> list[str]:
         """Names what the loaders' data have changed and no version has, each once."""
@@ -164,7 +175,9 @@ class ScriptState:
                 source.move_back(position)
             elif position is not None:  # it begins anew otherwise
                 source.load_state_dict(position)
-            source.state_dict()  # what it builds, and draws for it, comes before the random states
+                self._placed |= {id(source)} if position else set()
+            if not self._is_unread(source):
+                source.state_dict()  # what it builds, and draws, comes before the random states
 
     def put_orders(self, orders: Sequence[Sequence[int]]) -> None:
         """Have DDP bucket the gradients of other models as it did; all ranks together.
@@ -203,6 +216,10 @@ def _position(source: Any) -> Stateful:
         )
     stateful: Stateful = source
     return stateful
+
+
+def _is_of_torchdata(loader: object) -> bool:
+    return any(kind.__module__.partition(".")[0] == "torchdata" for kind in type(loader).__mro__)
 
 
 def _attributes(thing: object) -> Iterable[tuple[str, object]]:

@@ -34,15 +34,19 @@ class Bystanders:
     persistent, tensors in its attributes, modules outside of it, metrics, other optimizers, and
     tensors that are alive together in the shapes of at least half of its matrices, such as an
     average in a dictionary. What the script makes later is not seen. A few values of each are read
-    now, and again whenever they are asked for.
+    now, and again whenever they are asked for. What is named elsewhere already is not named again.
 
     Args:
         living: The objects of this process.
         engine: What is protected.
         kept: What travels with versions already.
+
+    Attributes:
+        is_named: Whether a tensor is part of what was named elsewhere.
     """
 
     def __init__(self, living: Iterable[object], engine: Any, kept: Sequence[object] = ()) -> None:
+        self.is_named: Callable[[torch.Tensor], bool] = lambda _: False
         own = {id(part) for part in engine.module.modules()}
         weights = [*engine.module.parameters()]
         state = getattr(engine.optimizer, "state", {})
@@ -94,7 +98,15 @@ class Bystanders:
     def _note(self, name: str, tensors: Iterable[torch.Tensor]) -> None:
         references = [ref(tensor) for tensor in tensors]
         if references:
-            self._watch(name, partial(_digest, references))
+            self._watch(name, partial(self._digest, references))
+
+    def _digest(self, references: Sequence[ref[torch.Tensor]]) -> int | None:
+        """A checksum of the first values of each; `None` where one is gone, or all are named."""
+        tensors = [reference() for reference in references]
+        found = [tensor for tensor in tensors if tensor is not None]
+        if len(found) < len(tensors) or all(map(self.is_named, found)):
+            return None
+        return _sum_of(found)
 
     def _watch(self, name: str, look: Look) -> None:
         self._seen.append((name, look, look()))
@@ -211,13 +223,6 @@ def _is_filled(tensor: torch.Tensor) -> bool:
     if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return False
     return bool(tensor.untyped_storage().nbytes())
-
-
-def _digest(references: Sequence[ref[torch.Tensor]]) -> int | None:
-    """A checksum of the first values of each; `None` where one is gone."""
-    tensors = [reference() for reference in references]
-    found = [tensor for tensor in tensors if tensor is not None]
-    return _sum_of(found) if len(found) == len(tensors) else None
 
 
 def _sum_of(tensors: Iterable[torch.Tensor], count: int = 0) -> int:

@@ -61,6 +61,14 @@ class _Checksums:
     without_times: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A value, and what it is like."""
+
+    value: object
+    checksums: _Checksums
+
+
 class ScriptValues:
     """Looks at what no version has, and keeps nothing of it alive.
 
@@ -88,6 +96,7 @@ class ScriptValues:
         self._objects: list[ref[object]] | None = None
         self._before: dict[tuple[str, Where], _Checksums] = {}
         self._named: set[str] = set()
+        self._tensors: dict[int, ref[object]] = {}  # parts of what was named
 
     def changed(
         self, frames: Sequence[FrameType], *, epoch: int | None = None
@@ -104,14 +113,24 @@ class ScriptValues:
         if self._objects is None:
             self._objects = [one for one in map(_reference, self._own_objects()) if one]
         self._known = {id(one): one for one in _inside(self._kept)}
-        found, twofold = self._look(frames, epoch)
+        found = self._look(frames, epoch)
         self._known = {}
         changed = {
-            label for (label, where), now in found.items() if self._differs(label, where, now)
+            label
+            for (label, where), one in found.items()
+            if self._differs(label, where, one.checksums)
         }
         new = sorted(changed - self._named)
         self._named |= changed
+        inside = _inside(one.value for (label, _), one in found.items() if label in new)
+        self._tensors |= {id(one): ref(one) for one in inside if is_kind(one, torch.Tensor)}
+        twofold = {label for (label, _), one in found.items() if self._is_twofold(one.value)}
         return [one for one in new if one not in twofold], [one for one in new if one in twofold]
+
+    def has_named(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is part of what this has named."""
+        named = self._tensors.get(id(tensor))
+        return named is not None and named() is tensor
 
     def _differs(self, label: str, where: Where, now: _Checksums) -> bool:
         """Whether a value has changed since it was first seen there, and not in its times alone."""
@@ -120,19 +139,17 @@ class ScriptValues:
 
     def _look(
         self, frames: Sequence[FrameType], epoch: int | None
-    ) -> tuple[dict[tuple[str, Where], _Checksums], set[str]]:
-        """Checksums by name and holder; and of which names a version has the value by another."""
-        found, twofold = dict[tuple[str, Where], _Checksums](), set[str]()
-        seen = dict[int, object]()
+    ) -> dict[tuple[str, Where], _Looked]:
+        """What may be carried now, by its name and its holder."""
+        found, seen = dict[tuple[str, Where], _Looked](), dict[int, object]()
         for where, label, value in self._values(frames, epoch):
             if not is_kind(value, NUMBERS):
                 if id(value) in seen or (self._has(value) and not self._is_twofold(value)):
                     continue
                 seen[id(value)] = value
-                twofold |= {label} if self._is_twofold(value) else set()
             if (seen_as := self._look_at(value)) is not None:
-                found.setdefault((label, where), seen_as)
-        return found, twofold
+                found.setdefault((label, where), _Looked(value=value, checksums=seen_as))
+        return found
 
     def _own_objects(self) -> Iterator[object]:
         """Functions of the script, and objects of its classes."""

@@ -1,0 +1,114 @@
+"""A persistent tier that takes nothing for long: it is tried ever more rarely, and told of once."""
+
+from gemini_lab.lab.progress import describe
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.recovery.messages import Committed, Persisted, PersistFailed
+from gemini_lab.recovery.protocol import SaveWanted
+from gemini_lab.recovery.saver import LONGEST_PAUSE_S
+
+from .story import Story
+
+TIER = "memory://runs"
+
+
+def train(story: Story, iterations: int) -> None:
+    """Train on, an iteration a second, while the tier takes nothing."""
+    for _ in range(iterations):
+        story.iterate(story.root.state.iteration + 1)
+        story.tick(story.now_s)
+        if (version := on_its_way(story)) is not None:
+            failed = PersistFailed(epoch=story.epoch, version=version, reason="no space left")
+            story.say("node-2", failed)
+
+
+def on_its_way(story: Story) -> int | None:
+    over = {one.version for one in story.of(events.PersistFailed)}
+    over |= {one.version for one in story.of(events.PersistFinished)}
+    return next((v for v in begun(story) if v not in over), None)
+
+
+def begun(story: Story) -> list[int]:
+    return [one.version for one in story.of(events.PersistStarted)]
+
+
+def arrive(story: Story, version: int) -> None:
+    made = story.lineage
+    for node in story.members():
+        story.say(node, Persisted(epoch=story.epoch, version=version, records=[], lineage=made))
+    story.say("node-0", Committed(epoch=story.epoch, version=version, size_bytes=4))
+
+
+def told(story: Story) -> list[str]:
+    """The lines that whoever watches the run sees of its tier."""
+    entries = [Entry(at_s=0.0, node="node-0", event=event) for event in story.events]
+    lines = [describe(one) for one in entries]
+    return [line for line in lines if line is not None and ("tier" in line or TIER in line)]
+
+
+def test_a_broken_tier_is_tried_ever_more_rarely_and_told_of_once():
+    story = Story().start(0, persistent_url=TIER, persist_every_iterations=1)
+    train(story, 1000)
+    assert begun(story)[:6] == [2, 3, 5, 9, 17, 33]
+    assert begun(story)[-1] - begun(story)[-2] == LONGEST_PAUSE_S
+    assert told(story) == ["    persistent tier: no space left"]
+    assert [one.in_a_row for one in story.of(events.PersistFailed)] == [*range(1, 12)]
+
+
+def test_once_it_works_again_that_is_told_and_every_version_is_saved():
+    story = Story().start(0, persistent_url=TIER, persist_every_iterations=1)
+    train(story, 8)
+    while on_its_way(story) is None:
+        story.iterate(story.root.state.iteration + 1)
+        story.tick(story.now_s)
+    arrive(story, begun(story)[-1])
+    assert told(story)[1:] == [
+        "    memory://runs takes versions again: 17 is there, after 4 that did not arrive"
+    ]
+    for _ in range(3):
+        story.iterate(story.root.state.iteration + 1)
+        story.tick(story.now_s)
+        arrive(story, begun(story)[-1])
+    assert begun(story)[-4:] == [17, 18, 19, 20]
+
+
+def test_a_tier_that_failed_for_a_moment_need_not_wait_for_the_next_time():
+    story = Story().start(1, persistent_url=TIER, persist_every_s=3 * 3600.0)
+    story.now_s = 3 * 3600.0
+    train(story, 4)
+    assert begun(story) == [3, 4, 6]
+
+
+def test_a_person_who_wants_a_version_saved_waits_for_no_pause():
+    story = Story().start(0, persistent_url=TIER, persist_every_iterations=1)
+    train(story, 40)
+    tries = len(begun(story))
+    story.do(story.root.handle(SaveWanted()))
+    train(story, 3)
+    assert len(begun(story)) == tries + 3
+
+
+def test_the_last_version_is_tried_and_it_is_said_that_it_is_not_there():
+    story = Story().start(0, persistent_url=TIER, persist_every_iterations=1)
+    train(story, 40)
+    tries = len(begun(story))
+    for rank in range(4):
+        story.finish(rank)
+    while story.root.state.phase == "finishing":
+        failed = PersistFailed(epoch=story.epoch, version=40, reason="no space left")
+        story.say("node-2", failed)
+        story.tick(story.now_s + 0.25)
+    assert begun(story)[tries:] == [40] * 5
+    assert told(story)[1:] == [
+        "    version 40, the run's last one, is not in memory://runs: no space left"
+    ]
+
+
+def test_the_last_version_arrives_where_the_tier_is_back():
+    story = Story().start(0, persistent_url=TIER, persist_every_iterations=1)
+    train(story, 40)
+    for rank in range(4):
+        story.finish(rank)
+    arrive(story, 40)
+    assert story.root.state.phase == "done"
+    assert "after 6 that did not arrive" in told(story)[-1]

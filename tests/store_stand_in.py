@@ -1,0 +1,36 @@
+"""A store without etcd, and who is registered in it."""
+
+from gemini_lab.node.membership import Membership
+
+
+class StoreStandIn:
+    """A store's keys; three agents are registered, whom nobody reaches."""
+
+    def __init__(self):
+        self.keys = {f"nodes/node-{n}": '{"address": "127.0.0.1:1"}' for n in range(3)}
+
+    def grant(self, ttl_s):
+        return ttl_s
+
+    def put(self, key, value, **_):
+        self.keys[key] = value
+
+    def create(self, key, value, **_):
+        return self.keys.setdefault(key, value) is value
+
+    def put_if(self, values, *, guard, held):
+        self.keys |= values if self.keys.get(guard) == held else {}
+        return self.keys.get(guard) == held
+
+    def delete_if(self, key, held):
+        return self.keys.get(key) == held and self.keys.pop(key) == held
+
+    def items(self):
+        return dict(self.keys)
+
+    def get(self, keys):
+        return {key: self.keys[key] for key in keys if key in self.keys}
+
+
+def member(store, name):
+    return Membership(store=store, streams=None, name=name, address=f"{name}:1", lease_s=2.0)
