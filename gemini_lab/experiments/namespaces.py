@@ -25,6 +25,8 @@ from gemini_lab.errors import ConfigError, LaunchError, MissingError
 # is as long, and `unshare` and `nsenter` would stay: a holder without a name, and programs inside.
 _TOOLS: Final = ("ip", "tc", "unshare", "nsenter")
 _HOLD: Final = 'hostname "$0" && ip link set lo up && echo made && exec cat'
+_NOBODY: Final = "02:00:00:00:00:99"
+"""An address of an interface that none has."""
 _BUCKET_S: Final = 0.004
 """How much time's worth of bytes may leave at once: one tick of a slow kernel timer."""
 
@@ -156,6 +158,12 @@ class NodeNetwork:
     def cut(self, node: int, *, sent: bool, received: bool) -> None:
         """Lose all that a node sends, or all that is sent to it, without a word to anybody."""
         self._handle(node, "blackhole" if sent else None, "blackhole" if received else None)
+
+    def part(self, node: int, other: int) -> None:
+        """Lose all that two nodes send each other; what others send to them, and they, arrives."""
+        for one, peer in ((node, other), (other, node)):
+            there = f"{self.address(peer)} lladdr {_NOBODY} dev {self.interface}"
+            self._members[one].do(f"ip neigh replace {there} nud permanent")
 
     def slow(self, node: int, *, bytes_per_s: float) -> None:
         """Give a node's link another rate, each way."""

@@ -13,7 +13,7 @@ from gemini_lab.log.entry import shifted
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
 from gemini_lab.node.control_store import StoreFullError, StoreUnavailableError
-from gemini_lab.node.cut_off import CutOff, reaches_others
+from gemini_lab.node.cut_off import CUT_OFF_S, CutOff, reaches_others
 from gemini_lab.node.lab_link import CLOCK_TRUST_S
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
@@ -149,8 +149,14 @@ class RootShell:
         return {n: address for n, address in self._addresses.items() if n != self.record.name}
 
     async def _until_others_are_reached(self) -> None:
-        """Wait until another machine answers: what seems lost may train well meanwhile."""
+        """Wait until another machine answers: what seems lost may train well meanwhile.
+
+        Where none does for long, this one is cut off, also if connections have not broken yet: what
+        the others say may still arrive.
+        """
+        began_s = self._clock()
         while not await reaches_others(self._others):
+            self._stands_down |= self._clock() - began_s > CUT_OFF_S
             await self._stand_down_if_cut_off()
             await asyncio.sleep(self._membership.poll_s)
 

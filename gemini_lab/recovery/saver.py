@@ -16,7 +16,7 @@ from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.progress import Slowest
 from gemini_lab.recovery.protocol import Emit, Instruction, RootState, Send
 
-FIRST_PAUSE_S: Final = 1.0  # after a version that did not arrive; twice as long after each more
+FIRST_PAUSE_S: Final = 1.0  # after a second version that did not arrive; twice as long after each
 LONGEST_PAUSE_S: Final = 300.0
 
 
@@ -222,9 +222,10 @@ class Saver:
 
     def give_up(self, at_s: float, reason: str, *, state: RootState) -> Iterator[Instruction]:
         """The version on its way does not arrive; training goes on, and another is tried later."""
-        pause_s = min(FIRST_PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
-        self._rests_until_s = at_s + pause_s
         self._failures += 1
+        if self._failures > 1:  # one may come too late: training may have passed it
+            pause_s = min(FIRST_PAUSE_S * 2 ** (self._failures - 2), LONGEST_PAUSE_S)
+            self._rests_until_s = at_s + pause_s
         self._reason = reason
         yield from self._drop(reason, state=state, in_a_row=self._failures)
 

@@ -18,6 +18,9 @@ from gemini_lab.experiments.namespaces import NodeNetwork, why_not
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss, RootLoss
 from gemini_lab.injector.scenario import Scenario
+from gemini_lab.launch.etcd import find_etcd, free_port
+from gemini_lab.node.agent_links import SILENT_S
+from gemini_lab.node.cut_off import CUT_OFF_S
 
 COUNT = 4
 SUBNET = "10.213.77"
@@ -110,3 +113,50 @@ def test_hosts_of_their_own_survive_the_loss_of_two_of_them(network, undisturbed
         until(lambda: counts(network, KEEPER) == [1, 0, 1, 1])
     assert len(report.recoveries) >= 2
     assert report.losses_match(undisturbed(iterations=16, nodes=2))
+
+
+@pytest.fixture
+def etcd(network, tmp_path):
+    """One beside the hosts, which all of them reach."""
+    own = network.address(253)  # this machine's, among them
+    at = f"{own}:{free_port(own)}"
+    peers = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    command = [find_etcd(), "--data-dir", str(tmp_path / "etcd"), "--listen-peer-urls", peers]
+    command += ["--listen-client-urls", f"http://{at}", "--advertise-client-urls", f"http://{at}"]
+    with (tmp_path / "etcd.log").open("w") as log, subprocess.Popen(command, stderr=log) as server:
+        time.sleep(1.0)
+        yield at
+        server.kill()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_root_agent_that_is_cut_off_from_all_agents_and_not_from_etcd_stops_no_training(
+    network, etcd, tmp_path
+):
+    """It stands by. It took those who trained for lost, and the epoch that it began ended them."""
+    hosts = [network.address(node) for node in range(COUNT)]
+    with Lab(2, 2, hosts=hosts, etcd=etcd, folder=tmp_path / "runs") as lab:
+        lab.wait_until_ready(300)
+        store = lab._cluster._store
+        while lab.root not in {"node-2", "node-3"}:  # who trains sits on the first two
+            store.delete_if("root", store.items()["root"])
+            time.sleep(3.0)
+        run = lab.train(gpt_job(size="tiny", iterations=100_000), persistent_url=None)
+        run.wait(200, until=5)
+        root = lab.root
+        where = {
+            name.removeprefix("nodes/"): hosts.index(json.loads(said)["address"].split(":")[0])
+            for name, said in store.items().items()
+            if name.startswith("nodes/")
+        }
+        for name in where.keys() - {root}:
+            network.part(where[root], where[name])
+        give_up_s = time.monotonic() + SILENT_S + CUT_OFF_S + PATIENCE_S
+        while lab.root == root:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.5)
+        run.wait(100, until=run.iteration + 5)
+        run.stop()
+        assert run.is_over_within(60)
+        assert run.report().recoveries == ()

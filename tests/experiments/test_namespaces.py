@@ -1,5 +1,6 @@
 """Namespaces: each node has its own address, hostname and shaped link, and all of it goes away."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -20,6 +21,10 @@ RECEIVE = (
 SEND = (
     "import socket, sys; s = socket.create_connection((sys.argv[1], 5000));"
     "s.sendall(bytes(int(sys.argv[2]))); s.close()"
+)
+KNOCK = (
+    "import socket, sys; s = socket.socket(); s.settimeout(2.0);"
+    "print(s.connect_ex((sys.argv[1], 5000)))"
 )
 INSIDE = """
 from gemini_lab.experiments.namespaces import NodeNetwork
@@ -121,3 +126,17 @@ def test_the_bucket_holds_what_a_fast_link_carries_in_a_tick() -> None:
 def test_a_number_of_nodes_that_has_no_addresses_is_refused() -> None:
     with pytest.raises(ConfigError, match="1 to 250"):
         NodeNetwork(251)
+
+
+@pytest.mark.usefixtures("allowed")
+def test_two_nodes_that_are_parted_lose_each_other_and_nobody_else() -> None:
+    with NodeNetwork(3, subnet="10.78.4") as network:
+
+        def hears(node: int, other: int) -> bool:
+            """Nobody listens there, so that who is heard refuses."""
+            said = run_on(network, node, sys.executable, "-c", KNOCK, network.address(other))
+            return int(said) == errno.ECONNREFUSED
+
+        assert hears(0, 1)
+        network.part(0, 1)
+        assert [hears(0, 1), hears(1, 0), hears(0, 2), hears(2, 1)] == [False, False, True, True]
