@@ -100,6 +100,8 @@ def ready_engine(
     is_first = start.fingerprint is None  # of the run: nobody has called this before
     if start.rank == 0 and (is_first or start.plan.version is None):
         _claim_tier(settings.persistent_url, start.order)
+        if is_first and start.order.is_resumed:
+            _say_if_nothing_is_resumed(settings.persistent_url, remark)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=start.seats.world_size)
     seats = _placed(start.seats, state, settings, group)
     memory = _lay_out(session, state, seats, settings, group)
@@ -196,6 +198,20 @@ def _claim_tier(url: str | None, order: JobOrder) -> None:
         tier = persistent_tier(url)
         tier.check()
         tier.claim(order.run, is_resumed=order.is_resumed)
+
+
+def _say_if_nothing_is_resumed(url: str | None, remark: Callable[[str], None]) -> None:
+    """Say that training begins at its start although it was to go on: the place may be a wrong one.
+
+    It is no error: a job that goes on from what there is may be given `--resume` the first time.
+    """
+    if url is not None and persistent_tier(url).stored():
+        return
+    there = "there is no persistent tier" if url is None else f"{url} has no version"
+    remark(
+        f"--resume: {there} to go on from, so training begins at its start; if an earlier run "
+        "saved one elsewhere, end this run and name that place as the persistent tier"
+    )
 
 
 def _lay_out(

@@ -49,9 +49,8 @@ class Result:
     def verdict(self) -> str:
         """The result: how much was survived, and whether all losses are the same."""
         survived = len(self.disturbed.recoveries)
-        return f"{survived} failures survived\nlosses beside the run that never failed: " + str(
-            self.comparison
-        )
+        beside = "losses beside those of the run that never failed"
+        return f"{survived} failures survived; {beside}:\n{self.comparison}"
 
 
 def gpt_job(*, size: str = SIZE, iterations: int = 24, **options: object) -> Job:

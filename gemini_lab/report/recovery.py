@@ -9,6 +9,7 @@ from gemini_lab.log.events import Diverged, ResizeRefused
 from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.report.output import error_line
 from gemini_lab.seats import listed
+from gemini_lab.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,27 @@ class Receipt:
         return self.retrieve_s + self.verify_s + self.load_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Importing:
+    """A node that was given ranks before its warm parent could fork workers.
+
+    Attributes:
+        node: Its name.
+        waited_s: How long the restart waited for it.
+        import_s: How long its imports took in all.
+    """
+
+    node: str
+    waited_s: float
+    import_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{format_seconds(self.waited_s)} of the restart until {self.node}, which had just "
+            f"joined, had imported what workers need ({format_seconds(self.import_s)} in all)"
+        )
+
+
 def kept_words(ranks: Sequence[int]) -> str:
     """Who went on in a process that there was."""
     if len(ranks) == 1:
@@ -150,6 +172,7 @@ class Recovery:
         compared: How many iterations of ranks were done again and compared with before, bit by bit.
         divergences: Those that are not what they were; the earliest first.
         refused: Numbers of nodes that its script refused on the way, each with the reason.
+        importing: Nodes that its restart waited for, as they had just joined.
     """
 
     number: int
@@ -173,6 +196,7 @@ class Recovery:
     compared: int = 0
     divergences: tuple[Diverged, ...] = ()
     refused: tuple[ResizeRefused, ...] = ()
+    importing: tuple[Importing, ...] = ()
 
     @property
     def duration_s(self) -> float | None:

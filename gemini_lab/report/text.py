@@ -174,6 +174,8 @@ def _recovery(
     took = "not over" if took_s is None else f"training again after {format_seconds(took_s)}"
     yield _heading(f"Recovery {recovery.number}: {_cause(recovery)}, {took}", ink)
     yield from gantt(recovery.steps, ink=ink)
+    for late in recovery.importing:
+        yield from _wrapped(f"{late}", "  ")
     for one in recovery.refused:
         yield from _wrapped(f"{one}: {one.reason}", "  ! ")
     exits = [one for one in recovery.exits if one not in shown]

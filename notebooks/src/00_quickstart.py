@@ -119,8 +119,11 @@ for each in failed.recoveries:
 
 # %% [markdown]
 # ## 5. What did a recovery do?
-# All three in one picture, then the lost node's step by step. **Explain**: which step takes
-# longest, and would it be shorter or longer with a model a hundred times as large? And `retrieve`?
+# All three in one picture, then the lost node's step by step. (The third one may have had to wait:
+# the only standby was used up by the second, and the machine that then took its place has to import
+# what workers need before it can start one. The line below the picture says so.) **Explain**: which
+# step takes longest, and would it be shorter or longer with a model a hundred times as large? And
+# `retrieve`?
 
 # %%
 failed

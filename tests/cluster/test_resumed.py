@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -45,6 +46,20 @@ def test_who_goes_on_from_a_run_that_computed_wrong_begins_at_what_was_verified(
     assert report.outcome == "finished", report.reason
     expected = later_than(undisturbed(iterations=ITERATIONS, nodes=2), 8)
     assert later_than(report, 8) == expected
+
+
+def test_who_is_to_go_on_and_finds_no_version_begins_at_the_start_and_says_so(tmp_path):
+    """A mistyped folder must not throw weeks away unheard."""
+    url = str(tmp_path / "mistyped")
+    with Lab(1, 0, folder=tmp_path / "runs") as lab:
+        job = gpt_job(size="tiny", iterations=2)
+        train = partial(lab.train, job, replicas=1, persistent_url=url)
+        began = train(resume=True).wait(200).report()
+        went_on = train(resume=True).wait(200).report()
+    assert began.began_from is None
+    assert [note for note in began.notes if f"--resume: {url} has no version" in note]
+    assert went_on.began_from == 2
+    assert not [note for note in went_on.notes if "--resume" in note]
 
 
 SKIPPING = """

@@ -15,6 +15,9 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Simulated
 from gemini_lab.log.file import find_log, find_run
 from gemini_lab.report import Step, build_report, load_report
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables import losses_of
+from gemini_lab.report.tables.recoveries import recoveries
 from gemini_lab.report.text import ASCII, BLOCKS, WIDTH, gantt, ink_for, render
 
 
@@ -353,6 +356,38 @@ def test_a_standby_that_was_given_ranks_and_is_lost_in_the_same_recovery_is_told
     report = build_report([*failing[:at], lost, idle, again, *failing[at:]])
     assert report.recoveries[0].lost_nodes == ("node-1", "node-2")
     assert report.lost_standbys == ("node-4",)
+
+
+def ready(make_event, name, at_s):
+    told = {"address": "127.0.0.1", "interface": "lo", "bytes_per_s": 0.0, "faster": ()}
+    return make_event("node_ready", at_s, name, name=name, import_s=4.0, network=told)
+
+
+def test_a_restart_that_waited_for_a_nodes_imports_says_so(failing, make_event):
+    """Its rank can start only then; nothing else tells why a restart took so long."""
+    at = [e.kind for e in failing].index("recovery_planned") + 1
+    late = ready(make_event, "node-2", 5.7)
+    idle = ready(make_event, "node-3", 5.75)
+    log = [*failing[:at], late, idle, *failing[at:]]
+    run = build_report(log)
+    (recovery,) = run.recoveries
+    assert [(one.node, one.import_s) for one in recovery.importing] == [("node-2", 4.0)]
+    assert recovery.importing[0].waited_s == pytest.approx(0.4)
+    said = str(recovery.importing[0])
+    assert said.startswith("400 ms of the restart until node-2, which had just joined, had")
+    assert said in " ".join(render(run).split())
+    reducer = RunReducer()
+    reducer.extend(log)
+    assert recoveries(losses_of(reducer)).notes[0] == f"recovery 1: {said}"
+
+
+def test_a_node_that_was_ready_before_its_ranks_were_told_to_start_kept_nobody_waiting(
+    failing, make_event
+):
+    at = [e.kind for e in failing].index("recovery_planned")
+    early = ready(make_event, "node-2", 5.25)
+    (recovery,) = build_report([*failing[:at], early, *failing[at:]]).recoveries
+    assert recovery.importing == ()
 
 
 def test_a_standby_that_waited_and_was_lost_is_told_unless_it_came_back(failing, make_event):

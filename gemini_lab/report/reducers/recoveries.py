@@ -7,7 +7,14 @@ from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.report.recovery import Injection, Receipt, Recovery, Step, WorkerExit
+from gemini_lab.report.recovery import (
+    Importing,
+    Injection,
+    Receipt,
+    Recovery,
+    Step,
+    WorkerExit,
+)
 from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.divergences import Divergences
 from gemini_lab.report.reducers.lost import lost_training
@@ -33,6 +40,7 @@ class _Told:
     kept: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by epoch
     refused: list[events.ResizeRefused] = field(default_factory=list)
     lost: dict[str, None] = field(default_factory=dict)  # on the way
+    ready: dict[str, tuple[float, float]] = field(default_factory=dict)  # when; its imports took
     resumed_at_s: float | None = None
 
     @property
@@ -93,6 +101,8 @@ class Recoveries:
                 self._refuse(event)
             case events.NodeLost(name=name):
                 self._lose(name, seconds(entry.at_s))
+            case events.NodeReady(name=name, import_s=import_s):
+                self._make_ready(name, seconds(entry.at_s), seconds(import_s))
             case events.OfRecovery(recovery=number) if number > 0:
                 self._tell(entry, event)
             case _:
@@ -127,6 +137,12 @@ class Recoveries:
             return
         if len(newest.lost) < MOST_STEPS:
             newest.lost[name] = None
+
+    def _make_ready(self, name: str, at_s: float, import_s: float) -> None:
+        """A node can fork workers from now on; the recovery under way may wait for that."""
+        newest = self._under_way()
+        if newest is not None and len(newest.ready) < MOST_STEPS:
+            newest.ready[name] = at_s, import_s
 
     def _under_way(self) -> _Told | None:
         """The newest recovery, if it is not over."""
@@ -220,6 +236,7 @@ class Recoveries:
             compared=self._divergences.compared(told.plans),
             divergences=self._divergences.of(told.plans),
             refused=tuple(told.refused),
+            importing=_importing(told),
         )
 
     def _receipts_of(self, told: _Told) -> tuple[Receipt, ...]:
@@ -249,6 +266,18 @@ class Recoveries:
             return recovery
         detect = Step(name="detect", start_s=before[0], end_s=noticed_s)
         return replace(recovery, failed_at_s=before[0], steps=(detect, *recovery.steps))
+
+
+def _importing(told: _Told) -> tuple[Importing, ...]:
+    """The nodes that the newest restart waited for until they could fork workers."""
+    start = next((step for step in reversed(told.steps) if step.name == "start"), None)
+    if told.plan is None or start is None:
+        return ()
+    return tuple(
+        Importing(node=name, waited_s=at_s - start.start_s, import_s=import_s)
+        for name, (at_s, import_s) in told.ready.items()
+        if name in told.plan.members and start.start_s < at_s < start.end_s
+    )
 
 
 def exit_of(entry: Entry, event: events.WorkerExited) -> WorkerExit:

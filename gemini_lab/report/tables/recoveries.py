@@ -27,6 +27,8 @@ def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Reco
     notes = []
     if mine.total > len(rows):
         notes.append(f"the newest {len(rows)} of {mine.total} recoveries")
+    for recovery in mine.recoveries[-SHOWN:]:
+        notes += [f"recovery {recovery.number}: {late}" for late in recovery.importing]
     others = [
         _row(r, other.origin, f"{name}, recovery {r.number}")
         for name, other in earlier

@@ -68,7 +68,8 @@ def draw_recovery(recovery: Recovery) -> Picture:
     board = Board(title=f"Recovery {recovery.number}: {cause(recovery)}", beside=outcome(recovery))
     if recovery.steps:
         _steps(board, recovery.steps)
-    lines = [f"stepped over {rejected}" for rejected in recovery.rejected]
+    lines = [*map(str, recovery.importing)]
+    lines += [f"stepped over {rejected}" for rejected in recovery.rejected]
     if recovery.kept:
         lines = [kept_words(recovery.kept), *lines]
     board.notes([_paid(recovery), *lines] if recovery.version is not None else lines)

@@ -109,6 +109,8 @@ def _pieces(
 def _remarks(report: RunReport) -> Iterator[str]:
     if len(report.recoveries) > BARS:
         yield f"{len(report.recoveries) - BARS} further recoveries are not drawn"
+    for recovery in report.recoveries[:BARS]:
+        yield from (f"recovery {recovery.number}: {late}" for late in recovery.importing)
     if report.wasted is not None:
         yield (
             f"wasted time per failure: {format_seconds(report.wasted.measured_mean_s)} "
