@@ -6,7 +6,8 @@ It never touches CUDA, gRPC or a network: a process that did must not fork. When
 this process kills the workers and ends.
 
 Run as `python -m gemini_lab.node.warm FD WARM` with the agent's socket as descriptor FD; WARM 0
-imports nothing and starts every worker as a new interpreter (for comparison).
+imports nothing and starts every worker as a new interpreter (for comparison). So does one for which
+an import has failed.
 """
 
 import gc
@@ -16,7 +17,8 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Collection
+import traceback
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -59,11 +61,22 @@ HEAVY_MODULES: Final = (
 """What a training script imports, and what `deepspeed.initialize` imports late."""
 
 
-def import_heavy() -> None:
-    """Import everything that workers need; a module that this version lacks is left out."""
-    for name in HEAVY_MODULES:
-        with suppress(ImportError):
+def import_heavy(names: Iterable[str] = HEAVY_MODULES) -> bool:
+    """Import everything that workers need; a module that this version lacks is left out.
+
+    Returns:
+        Whether all others could be imported. What has stopped halfway stops elsewhere when it is
+        imported again: only a new interpreter tells a script why.
+    """
+    for name in names:
+        try:
             importlib.import_module(name)
+        except ImportError:
+            continue
+        except Exception:  # noqa: BLE001 - whatever a library's own code raises on this machine
+            traceback.print_exc()  # in the agent's log
+            return False
+    return True
 
 
 class WarmParent:
@@ -206,7 +219,7 @@ def main() -> None:
         tie_to_parent()  # who imports hears nobody
         gc.disable()  # it would only find that what is being imported is in use
         facts = CpuFacts()
-        import_heavy()
+        warm = import_heavy()
         facts.remember()
         gc.enable()
         gc.collect()

@@ -9,14 +9,18 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
-from itertools import islice, pairwise
+from itertools import pairwise
 from types import CodeType
 from typing import Final
 
 _VARIABLE: Final = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|GLOBAL|DEREF)")
+_TWO: Final = re.compile(r"(LOAD|STORE)_FAST(?:_BORROW)?_(LOAD|STORE)_FAST(?:_BORROW)?")
+"""How instructions are named that are two of the others; since Python 3.13."""
+_IDLE: Final = "NOT_TAKEN"
 _ENDS: Final = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "INTERPRETER_EXIT")
 """How the names of instructions begin after which the next one is not carried out."""
 _STORES_ITEM: Final = "STORE_SUBSCR"
+_GETS_ITEM: Final = "BINARY_SUBSCR"
 _GETS: Final = ("LOAD_ATTR", "LOAD_METHOD")
 _EXPRESSIONS: Final = frozenset({"<dictcomp>", "<genexpr>", "<lambda>", "<listcomp>", "<setcomp>"})
 """How code is named that is written within other code, and is carried out there."""
@@ -90,12 +94,12 @@ def counted_by(code: CodeType, at: int) -> str | None:
     None where `at` stands elsewhere, and for a count that is only told, or taken by a remainder as
     in `i % 100`: where an update is made of four micro-batches, the rest of four stays what it was.
     """
-    steps = [*dis.get_instructions(code)]
+    steps = [*_instructions(code)]
     number = next((n for n, step in enumerate(steps) if step.offset == at), len(steps) - 1)
     if steps[number].opname != "FOR_ITER":
         return None
     unpacks, stores, *_ = _following(steps, number)
-    name = stores.argval[0] if isinstance(stores.argval, tuple) else stores.argval
+    name = stores.argval
     if (unpacks.opname, unpacks.argval) != ("UNPACK_SEQUENCE", 2) or "STORE" not in stores.opname:
         return None
     decides = any(
@@ -110,7 +114,7 @@ def _is_told(steps: Sequence[dis.Instruction], number: int) -> bool:
     for step in steps[number + 1 :]:
         if step.opname.startswith("FORMAT_") or "%" in step.argrepr:
             return True
-        is_on_the_way = step.opname.startswith(("LOAD_", "CACHE")) or "+" in step.argrepr
+        is_on_the_way = step.opname.startswith("LOAD_") or "+" in step.argrepr
         if not is_on_the_way or step.opname in _GETS[1:]:
             return False
     return False
@@ -118,17 +122,14 @@ def _is_told(steps: Sequence[dis.Instruction], number: int) -> bool:
 
 def loop_targets(code: CodeType) -> frozenset[str]:
     """Variables that a `for` of this code gives its next value."""
-    stores = (
-        then for one, then in pairwise(dis.get_instructions(code)) if one.opname == "FOR_ITER"
-    )
-    names = (one.argval[0] if isinstance(one.argval, tuple) else one.argval for one in stores)
+    names = (then.argval for one, then in pairwise(_instructions(code)) if one.opname == "FOR_ITER")
     return frozenset(name for name in names if isinstance(name, str))
 
 
 def given_arguments(code: CodeType) -> frozenset[str]:
     """A function's parameters that its code leaves as they are: who calls it has their values."""
     count = code.co_argcount + code.co_kwonlyargcount
-    steps = [*dis.get_instructions(code)]
+    steps = [*_instructions(code)]
     effects = (_effect(steps, number, is_read=False) for number in range(len(steps)))
     written = frozenset[str]().union(*(names for _, names in effects))
     return frozenset(code.co_varnames[:count]) - written - {*code.co_cellvars}
@@ -184,12 +185,12 @@ def _items(
             continue
         name, following = step.argval, _following(steps, number)
         first, *others = following
-        if [one.opname for one in others[:2]] == ["COPY", "COPY"] and _gets_item(others[2]):
+        if [one.opname for one in others] == ["COPY", "COPY", _GETS_ITEM]:
             both = (name, None)  # as in `counts[0] += 1`
             read, added = read | {both}, added | {both}
         elif first.opname == "LOAD_CONST" and others[0].opname == _STORES_ITEM:
             added.add((name, first.argval))
-        elif first.opname == "LOAD_CONST" and _gets_item(others[0]):
+        elif first.opname == "LOAD_CONST" and others[0].opname == _GETS_ITEM:
             read |= {(name, None), (name, first.argval)}
         elif first.opname in _GETS and first.argval in _TAKERS:
             read, added = read | {(name, None)}, added | {(name, None)}
@@ -199,20 +200,31 @@ def _items(
 
 
 def _following(steps: Sequence[dis.Instruction], number: int) -> list[dis.Instruction]:
-    """The next four instructions that do something; a code's last ones stand for those after it."""
-    rest = (step for step in steps[number + 1 :] if step.opname != "CACHE")
-    following = [*islice(rest, 4)]
+    """The next four instructions; a code's last one stands for those after it."""
+    following = [*steps[number + 1 : number + 5]]
     return following + [steps[-1]] * (4 - len(following))
 
 
-def _gets_item(step: dis.Instruction) -> bool:
-    return step.opname == "BINARY_SUBSCR" or step.argrepr == "[]"  # until Python 3.13, and since
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    """A code's instructions as Python 3.11 names them, each for one variable; without idle ones."""
+    for step in dis.get_instructions(code):
+        if two := _TWO.fullmatch(step.opname):
+            for verb, name in zip(two.groups(), step.argval, strict=True):
+                yield step._replace(opname=f"{verb}_FAST", argval=name)
+        elif step.opname == "LOAD_SMALL_INT":  # since Python 3.14, as the next
+            yield step._replace(opname="LOAD_CONST")
+        elif step.opname == "BINARY_OP" and step.argrepr == "[]":
+            yield step._replace(opname=_GETS_ITEM)
+        elif step.opname != _IDLE:
+            yield step
 
 
 def _graph(code: CodeType) -> tuple[list[dis.Instruction], list[list[int]]]:
     """A code's instructions, and the numbers of those that may follow each."""
-    steps = [*dis.get_instructions(code)]
-    numbers = {step.offset: number for number, step in enumerate(steps)}
+    steps = [*_instructions(code)]
+    numbers: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        numbers.setdefault(step.offset, number)  # of two in one the first
     return steps, [[*_ways(step, number, numbers)] for number, step in enumerate(steps)]
 
 
@@ -257,20 +269,18 @@ def _effect(
         return frozenset(_reads_outside(step.argval)) if is_read else frozenset(), frozenset()
     if "CLEAR" in step.opname:  # a comprehension puts a variable of this name aside
         return frozenset(), frozenset()
-    names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
-    read, written = set[str](), set[str]()
-    for verb, name in zip(_VARIABLE.findall(step.opname), names, strict=False):
-        if verb != "LOAD":
-            written.add(name)
-        elif name not in written and is_read and not _only_adds(steps, number):
-            read.add(name)
-    return frozenset(read), frozenset(written)
+    if (variable := _VARIABLE.match(step.opname)) is None:
+        return frozenset(), frozenset()
+    if variable[1] != "LOAD":
+        return frozenset(), frozenset({step.argval})
+    is_read = is_read and not _only_adds(steps, number)
+    return frozenset({step.argval} if is_read else ()), frozenset()
 
 
 def _reads_outside(code: CodeType) -> Iterator[str]:
     """Variables that a comprehension or a lambda reads of the code around it."""
     for one in (code, *expressions_in(code)):
-        steps = [*dis.get_instructions(one)]
+        steps = [*_instructions(one)]
         for number, step in enumerate(steps):
             is_outside = (
                 step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} or step.argval in one.co_freevars
@@ -281,8 +291,7 @@ def _reads_outside(code: CodeType) -> Iterator[str]:
 
 def _only_adds(steps: Sequence[dis.Instruction], number: int) -> bool:
     """Whether what is loaded is added to, as in `losses.append(loss)` or `losses[step] = loss`."""
-    following = [step for step in steps[number + 1 : number + 3] if step.opname != "CACHE"]
-    names = [step.opname for step in following]
-    if names and names[0] in _GETS:
-        return following[0].argval in _ADDERS
-    return len(names) == 2 and names[0].startswith("LOAD_") and names[1] == "STORE_SUBSCR"
+    first, then, *_ = _following(steps, number)
+    if first.opname in _GETS:
+        return first.argval in _ADDERS
+    return first.opname.startswith("LOAD_") and then.opname == _STORES_ITEM
