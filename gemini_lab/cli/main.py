@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import metadata
 from typing import Final, NoReturn
 
@@ -90,7 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"gemini-lab {metadata.version('gemini-lab')}")  # noqa: T201
         return 0
     if name not in COMMANDS:
-        print(f"gemini-lab: there is no command {name!r}\n\n{usage()}", file=sys.stderr)  # noqa: T201
+        nearest = ", ".join(get_close_matches(name, COMMANDS))
+        hint = f"; the nearest: {nearest}" if nearest else ""
+        complain(f"gemini-lab: there is no command {name!r}{hint}; gemini-lab --help lists all")
         return Exit.REFUSED
     module, _, function = COMMANDS[name][0].partition(":")
     signal.signal(signal.SIGTERM, _terminated)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from gemini_lab.lab.pages import save_log
-from gemini_lab.log.entry import Entry
+from gemini_lab.log.entry import Entry, EventError
 from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER, find_log, read_log
 from gemini_lab.log.follow import name_of
 from gemini_lab.report.build import load_report, report_of
@@ -33,7 +33,13 @@ def command(arguments: Sequence[str]) -> int:
     if options.predict:  # empty: with its own times
         learned = find_log(options.predict, below=options.folder)
     run = RunReducer(name=name_of(log), keep=FOR_REPORT)
-    run.extend(_entries(log))
+    try:
+        run.extend(_entries(log))
+    except EventError as error:
+        raise EventError(
+            f"{error}; a report with such a gap could be wrong: take that line out of a copy and "
+            "name the copy, or see the rest with `gemini-lab serve`"
+        ) from error
     report = report_of(run)
     if options.chrome_trace is not None:
         options.chrome_trace.write_text(json.dumps(chrome_trace(read_log(log))), encoding="utf-8")

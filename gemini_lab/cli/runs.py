@@ -8,14 +8,13 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
-from gemini_lab.cli.screen import screen
+from gemini_lab.cli.screen import Beside, screen
 from gemini_lab.cli.seconds import seconds
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
@@ -24,7 +23,7 @@ from gemini_lab.lab.control import RunGoneError, described, owner_listens, way_i
 from gemini_lab.lab.detached import end_by_force
 from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.progress import show_progress
-from gemini_lab.lab.watched import watched
+from gemini_lab.lab.watched import Watched, watched
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
@@ -171,31 +170,36 @@ def status_command(arguments: Sequence[str]) -> int:
     finder = finder_of(options)
     try:
         with watched(finder) as run:
-            shown = run.ask(partial(screen, beside=beside_of(finder)))
+            shown = run.ask(lambda told, now_s: screen(told, now_s, beside_of(finder, run)))
     except TimeoutError as error:
         raise ConfigError(f"{error}; its owner may be being replaced, try again") from error
     Console(soft_wrap=not sys.stdout.isatty()).print(shown)
     return Exit.FINISHED
 
 
-def beside_of(finder: Finder) -> dict[str, str]:
-    """What is known of a run beside what its log says."""
+def beside_of(finder: Finder, run: Watched) -> Beside:
+    """What is known of a run beside what its log says, at this moment."""
     access = finder.opens
-    return {
-        "owner": _owner(finder),
+    owner = _owner(finder)
+    words = {
+        "owner": owner or "gone: the run is over, or whoever owned it was killed",
         "store": ", ".join(access.etcd.endpoints) if access else "its lab's own",
         "folder": str(finder.folder) if finder.folder else "on its nodes",
     }
+    if run.bad_lines:
+        words["log"] = (
+            f"damaged: {run.bad_lines} of its lines cannot be read, and count for nothing"
+        )
+    return Beside(words=words, is_ownerless=not owner)
 
 
 def _owner(finder: Finder) -> str:
-    """Whether there is still somebody who keeps the log."""
-    gone = "gone: the run is over, or whoever owned it was killed"
+    """Where somebody keeps the log; empty where there is nobody any more."""
     try:
         way = finder.way()
-        return f"listens on {way.address}" if owner_listens(way) else gone
+        return f"listens on {way.address}" if owner_listens(way) else ""
     except RunGoneError:
-        return gone
+        return ""
     except GeminiError as error:
         return f"away: {error}"
 

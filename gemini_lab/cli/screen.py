@@ -1,6 +1,7 @@
 """A run on one screen of a terminal: what an operator asks first."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,8 @@ RECENT: Final = 64
 """Newest iterations whose median is the pace."""
 RECOVERIES: Final = 4
 PARTS_SHOWN: Final = 5
+SILENT_S: Final = 15.0
+"""A log without an owner that has told nothing for so long tells of the past."""
 VALUES_SHOWN: Final = 4
 COLOURS: Final = {
     "training": "green",
@@ -35,20 +38,41 @@ COLOURS: Final = {
 """Of phases and of nodes' states; what is on its way is yellow."""
 
 
-def screen(run: RunReducer, now_s: float, beside: dict[str, str]) -> RenderableType:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What is known of a run beside what its log says.
+
+    Attributes:
+        words: For people, by name, such as its folder.
+        is_ownerless: Whether nobody keeps its log any more, as far as can be seen from here.
+    """
+
+    words: Mapping[str, str] = field(default_factory=dict)
+    is_ownerless: bool = False
+
+
+def screen(run: RunReducer, now_s: float, beside: Beside) -> RenderableType:
     """The run at the moment `now_s` of its log's clock.
 
     Args:
         run: What its log comes to.
-        now_s: The moment; a run that is over is shown as it ended.
-        beside: What else is known, in words, such as its folder.
+        now_s: The moment; a run that is over is shown as it ended, and one whose log ended without
+            that as it was then.
+        beside: What else is known.
     """
     if run.course.job is None:
         return Text(f"{run.name}: nothing has been told yet")
+    words, silent_s = dict(beside.words), 0.0
     if run.course.ended_at_s is not None:
-        now_s, beside = run.course.ended_at_s, {**beside, "owner": "none any more"}
+        now_s, words = run.course.ended_at_s, {**words, "owner": "none any more"}
+    elif beside.is_ownerless and run.newest_s is not None and now_s - run.newest_s > SILENT_S:
+        now_s, silent_s = run.newest_s, now_s - run.newest_s
     told = status(run, now_s=now_s, losses=losses_of(run))
-    parts: list[RenderableType] = [_facts(run, told, now_s, beside), "", _nodes(run, told)]
+    parts: list[RenderableType] = [
+        _facts(run, told, now_s, words, silent_s=silent_s),
+        "",
+        _nodes(run, told, is_past=silent_s > 0),
+    ]
     recoveries = run.recoveries.recoveries()[-RECOVERIES:]
     if recoveries:
         parts += ["", _recoveries(recoveries, told.recoveries)]
@@ -59,22 +83,36 @@ def screen(run: RunReducer, now_s: float, beside: dict[str, str]) -> RenderableT
     return Group(*parts)
 
 
-def _facts(run: RunReducer, told: Status, now_s: float, beside: dict[str, str]) -> Table:
+def _facts(
+    run: RunReducer, told: Status, now_s: float, beside: Mapping[str, str], *, silent_s: float
+) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    detail = f" ({told.detail})" if told.detail else ""
+    table.add_column(overflow="fold")  # a path that was cut short could not be copied
     table.add_row("run", f"{told.run}, for {format_seconds(told.now_s)}")
-    table.add_row("phase", Text(f"{told.phase}{detail}", style=_colour(told.phase)))
+    table.add_row("phase", _phase(told, silent_s))
     table.add_row("iteration", f"{told.iteration}{_pace(run)}")
     if logged := list(_logged(run)):
         table.add_row("logged", Text(", ".join(logged)))
-    table.add_row("in memory", _in_memory(told))
+    table.add_row("in memory", _in_memory(told) if not silent_s else _was_in_memory(told))
     table.add_row("persistent", _persistent(run, told, now_s))
     table.add_row("time", ", ".join(_time(spent(run, now_s=now_s).rows)))
     for name, text in beside.items():
         table.add_row(name, Text(text))
     return table
+
+
+def _phase(told: Status, silent_s: float) -> Text:
+    detail = f" ({told.detail})" if told.detail else ""
+    if silent_s:
+        ago = format_seconds(round(silent_s))
+        return Text(f"unknown: {told.phase}{detail} when its log ended, {ago} ago", style="red")
+    return Text(f"{told.phase}{detail}", style=_colour(told.phase))
+
+
+def _was_in_memory(told: Status) -> Text:
+    version = "no whole version" if told.whole_version is None else f"version {told.whole_version}"
+    return Text(f"{version} when its log ended; whether any is now, nobody tells", style="red")
 
 
 def _colour(state: str) -> str:
@@ -132,14 +170,14 @@ def _time(rows: Sequence[SpentRow]) -> Iterator[str]:
         yield f"{row.label} {100 * row.seconds / wall_s:.1f} %"
 
 
-def _nodes(run: RunReducer, told: Status) -> Table:
+def _nodes(run: RunReducer, told: Status, *, is_past: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("NODE", "STATE", "RANKS", "MEMORY"):
+    for name in ("NODE", "STATE THEN" if is_past else "STATE", "RANKS", "MEMORY"):
         table.add_column(name)
     taken = {row.node: format_bytes(row.taken_bytes) for row in memory(run).rows}
     for node in told.nodes:
         name = f"{node.name} (root)" if node.is_root else node.name
-        state = Text(node.health, style=_colour(node.health))
+        state = Text(node.health, style="dim" if is_past else _colour(node.health))
         if node.leaving is not None:
             state.append(", to leave", style="yellow")
         table.add_row(name, state, _ranks(run, node), taken.get(node.name, ""))

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Final
 
 from rich.console import Console, RenderableType
@@ -37,7 +36,10 @@ def command(arguments: Sequence[str]) -> int:
     finder = finder_of(asked)
     shown_no_more = f"{finder.name} is no longer shown; that changes nothing for it"
     with interrupt_says(lambda: shown_no_more), watched(finder) as run:
-        draw = partial(screen, beside=beside_of(finder))
+
+        def draw(told: RunReducer, now_s: float) -> RenderableType:
+            return screen(told, now_s, beside_of(finder, run))
+
         console = Console()
         is_over = run.ask(_is_over)
         with _shown(console, run.ask(draw)) as show:

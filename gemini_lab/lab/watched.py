@@ -46,6 +46,11 @@ class Watched:
                 self._run.extend(entries)
             return question(self._run, time.time())
 
+    @property
+    def bad_lines(self) -> int:
+        """Lines of its log that were no events."""
+        return 0 if self._feed is None else self._feed.bad_lines
+
     def snapshots(self) -> Iterator[Snapshot]:
         """The metrics after each iteration that was told since, and as they are now.
 

@@ -49,6 +49,21 @@ def test_top_shows_a_run_that_is_over_once(tmp_path, capsys):
     assert capsys.readouterr().out.count("phase") == 1
 
 
+def test_status_says_how_much_of_a_log_cannot_be_read(tmp_path, capsys):
+    log = tmp_path / "events.jsonl"
+    whole = LOG.read_text().splitlines(keepends=True)
+    log.write_text("".join([*whole[:9], '{"at_s": 17, "no\n', *whole[9:]]))
+    assert main(["status", str(tmp_path)]) == 0
+    assert "damaged: 1 of its lines cannot be read" in capsys.readouterr().out
+    assert main(["report", str(tmp_path)]) == Exit.REFUSED
+    said = capsys.readouterr().err
+    assert "events.jsonl, line 10: " in said
+    assert "take that line out of a copy" in said
+    log.write_text("".join(whole))
+    assert main(["status", str(tmp_path)]) == 0
+    assert "damaged" not in capsys.readouterr().out
+
+
 def test_the_command_says_its_version(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"gemini-lab \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
@@ -115,6 +130,11 @@ def test_a_log_without_a_folder_is_no_run_to_follow(tmp_path, capsys):
 def test_an_unknown_command_is_refused_with_the_list(capsys):
     assert main(["trian"]) == 2
     assert "there is no command 'trian'" in capsys.readouterr().err
+    main(["quickstrat"])
+    said = (
+        "gemini-lab: there is no command 'quickstrat'; the nearest: quickstart; gemini-lab --help"
+    )
+    assert capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize(

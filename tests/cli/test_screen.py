@@ -6,18 +6,27 @@ import pytest
 from rich.console import Console
 from told_runs import ToldRun, with_a_bug, with_a_drain, with_one_loss
 
-from gemini_lab.cli.screen import screen
+from gemini_lab.cli.screen import Beside, screen
 from gemini_lab.log import events
 from gemini_lab.report.metrics import FOR_METRICS
 from gemini_lab.report.reducer import RunReducer
 
 
-def shown(run: ToldRun, *, later_s: float = 0.0, width: int = 100, entries: int | None = None):
+def shown(
+    run: ToldRun,
+    *,
+    later_s: float = 0.0,
+    width: int = 100,
+    entries: int | None = None,
+    is_ownerless: bool = False,
+    folder: str = "/runs/one",
+):
     reducer = RunReducer(name="one", keep=FOR_METRICS)
     reducer.extend(run.entries[:entries])
     text = io.StringIO()
     console = Console(file=text, width=width)
-    console.print(screen(reducer, (reducer.newest_s or 0.0) + later_s, {"folder": "/runs/one"}))
+    beside = Beside(words={"folder": folder}, is_ownerless=is_ownerless)
+    console.print(screen(reducer, (reducer.newest_s or 0.0) + later_s, beside))
     return text.getvalue()
 
 
@@ -35,6 +44,24 @@ def test_a_healthy_run_says_how_old_its_versions_are_and_what_may_be_lost():
     assert "%" in line(text, "time")
     assert "/runs/one" in line(text, "folder")
     assert line(text, "node-0").split()[1:3] == ["training", "0"]
+
+
+def test_a_run_whose_owner_was_killed_is_not_said_to_train_and_to_have_versions():
+    run = ToldRun().protect().train(1, 6)
+    text = shown(run, later_s=2_820.0, is_ownerless=True)
+    ended = "training when its log ended, 47 min 0 s ago"
+    assert line(text, "phase").split(maxsplit=1)[1].strip() == f"unknown: {ended}"
+    assert "may be lost" not in text
+    assert "version 6 when its log ended" in line(text, "in memory")
+    assert "STATE THEN" in text
+    assert "for 2" not in line(text, "run")  # it did not go on for these 47 minutes
+
+
+def test_a_log_that_still_tells_is_believed_where_its_owner_is_not_seen_from_here():
+    """A folder that machines share shows a run of another machine's loopback, too."""
+    text = shown(ToldRun().protect().train(1, 6), later_s=5.0, is_ownerless=True)
+    assert line(text, "phase").split() == ["phase", "training"]
+    assert "any node may be lost" in text
 
 
 def test_a_run_that_has_not_called_protect_does_not_say_that_it_has_no_tier():
@@ -55,6 +82,12 @@ def test_a_recovered_run_lists_its_recoveries():
     text = shown(with_one_loss())
     assert "1 recovery" in text
     assert "node lost" in text
+
+
+def test_a_path_that_is_longer_than_a_line_is_there_in_full():
+    folder = "/scratch/" + "very-long-name/" * 8 + "one"
+    text = shown(ToldRun().protect().train(1, 2), width=60, folder=folder)
+    assert folder in "".join(one.strip() for one in text.splitlines())
 
 
 def test_a_failed_run_says_why():
