@@ -6,7 +6,6 @@ what was registered for its checkpoints, and its own count of micro-batches. Upd
 boundaries alone, and its loaders read a batch ahead; both are covered by `gemini_lab.protect`.
 """
 
-import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.private_names import require
 from gemini_lab.engine.protection import protect, remarks
+from gemini_lab.engine.surroundings import living_objects
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 
@@ -153,11 +153,16 @@ def trained_by(
 
 def _as_called(model: nn.Module) -> nn.Module:
     """The model in what was wrapped around it: an Accelerator lists it as it was before."""
-    wrappers: list[Any] = [one for one in gc.get_objects() if _wraps(type(one))]
-    inside = {id(getattr(one, "_orig_mod", None) or one.module): one for one in wrappers}
+    wrappers: list[Any] = [one for one in living_objects() if _wraps(type(one))]
+    inside = {id(_inside(one)): one for one in wrappers}
     while id(model) in inside:
         model = inside.pop(id(model))
     return model
+
+
+def _inside(wrapper: Any) -> object:
+    """What it wraps; nothing where it could not be made, and an error's traceback still has it."""
+    return getattr(wrapper, "_orig_mod", None) or getattr(wrapper, "module", None)
 
 
 def _wraps(kind: type) -> bool:

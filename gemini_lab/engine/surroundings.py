@@ -74,7 +74,7 @@ def gather(
     """
     named = dict(also or {})
     # `[*...]` would be a list that is there before it is filled, and so among what it holds.
-    things = list(_living() if living is None else living())
+    things = list(living_objects() if living is None else living())
     around = look_around(engine, things)
     schedules = _unnamed(around.schedules, named)
     sources = [*around.loaders] if data is None else as_sources(data)
@@ -230,7 +230,8 @@ def _of(kind: type[Kind], things: Sequence[object]) -> list[Kind]:
     return [thing for thing in things if isinstance(thing, kind)]
 
 
-def _living() -> list[object]:
+def living_objects() -> list[object]:
+    """All objects of this process that somebody can still reach."""
     gc.collect()  # what nobody reaches any more is not there
     return gc.get_objects()
 

@@ -1,10 +1,12 @@
 """What an Accelerator trains: found in it, as it is called, or refused with the way out."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 pytest.importorskip("accelerate")
 
@@ -37,6 +39,36 @@ def test_a_model_that_was_wrapped_after_it_was_listed_is_taken_as_it_is_called()
     model = nn.Linear(2, 1)
     compiled = torch.compile(model)
     assert trained_by(prepared(model)).module is compiled
+
+
+class OptimizedModule(nn.Module):
+    """What `torch.compile` makes of a model, by its name; some are held by themselves alone."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._orig_mod, self._itself = model, [self]
+
+
+def test_what_was_wrapped_around_it_before_and_is_gone_is_not_taken():
+    """As where a cell is run again: the collector may not have come yet."""
+    model = nn.Linear(2, 1)
+    left = OptimizedModule(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del left
+        compiled = OptimizedModule(model)
+        assert trained_by(prepared(model)).module is compiled
+    finally:
+        gc.enable()
+
+
+def test_a_wrapper_that_could_not_be_made_is_none():
+    """Its error's traceback may still have it."""
+    model = nn.Linear(2, 1)
+    left = object.__new__(DistributedDataParallel)
+    assert trained_by(prepared(model)).module is model
+    assert vars(left) == {}
 
 
 @pytest.mark.parametrize(
