@@ -66,6 +66,7 @@ class Standing:
         self._has_told = False
         self._next: tuple[WorkerStart, Any] | None = None
         self._told = threading.Event()
+        self._is_at_top = False  # training's thread, waiting for that
 
     @classmethod
     def of(cls, start: WorkerStart, store: Any) -> "Standing":
@@ -153,9 +154,11 @@ class Standing:
 
     def wait(self) -> tuple[WorkerStart, Any]:
         """At the loop's top: how to go on, and the store that the ranks share from now on."""
+        self._is_at_top = True
         while not self._told.wait(LOOK_S):
             pass  # the agent ends this process if nothing is to come
         self._told.clear()
+        self._is_at_top = False
         assert self._next is not None
         return self._next
 
@@ -163,8 +166,12 @@ class Standing:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the word to go on has come, and training's thread does not know it yet."""
-        return self._told.is_set()
+        """Whether the word to go on has come, and training's thread is not there to hear it.
+
+        One that stands at the loop's top has waited for it, which may have taken as long as another
+        node's imports, and takes its time to wake up.
+        """
+        return self._told.is_set() and not self._is_at_top
 
     def stand(self) -> str:
         """Break off what waits for a lost rank.
