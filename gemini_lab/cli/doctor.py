@@ -1,9 +1,11 @@
 """`gemini-lab doctor`: what is on this machine, and what to do about what is not."""
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import platform
@@ -57,7 +59,7 @@ def examine() -> list[Finding]:
     checks: list[Callable[[], Finding]] = [
         python,
         torch,
-        lambda: package("deepspeed"),
+        deepspeed,
         kept_processes,
         lambda: package("mpi4py", module="mpi4py"),
         mpi,
@@ -104,17 +106,33 @@ def torch() -> Finding:
     try:
         module = importlib.import_module("torch")
     except (ImportError, OSError) as error:  # a library that it links is absent
-        return Finding(
-            name="torch",
-            state="missing",
-            found=f"{installed.found}, and its import fails: {error}",
-            remedy="pip install --force-reinstall torch",
-        )
+        return _not_importable(installed, error, "pip install --force-reinstall torch")
     device = "CPU (fp32, Gloo)"
     if module.cuda.is_available():
         count = module.cuda.device_count()
         device = f"{count} x {module.cuda.get_device_name(0)} (bf16, NCCL)"
     return Finding(name="torch", state="ok", found=f"{module.__version__}, trains on {device}")
+
+
+def deepspeed() -> Finding:
+    """DeepSpeed, which every worker imports."""
+    installed = package("deepspeed")
+    if installed.state == "missing":
+        return installed
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it logs which device it sees
+            importlib.import_module("deepspeed")
+    except Exception as error:  # noqa: BLE001 - whatever is amiss in it, or in what it imports
+        remedy = "pip install --force-reinstall deepspeed"
+        if "active drivers" in str(error):  # Triton 3.2's, which comes with PyTorch 2.6
+            remedy = "pip uninstall triton, whose import wants a GPU, or install a newer torch"
+        return _not_importable(installed, error, remedy)
+    return installed
+
+
+def _not_importable(installed: Finding, error: Exception, remedy: str) -> Finding:
+    found = f"{installed.found}, and its import fails: {error}"
+    return Finding(name=installed.name, state="missing", found=found, remedy=remedy)
 
 
 def _obstacle() -> str:

@@ -2,6 +2,7 @@
 
 import json
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,26 @@ def test_a_package_that_is_not_installed_comes_with_the_command_that_installs_it
 
     assert (finding.state, finding.remedy) == ("missing", "pip install no-such-package-here")
     assert doctor.package("pytest").state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("0 active drivers ([]). There should only be one.", "pip uninstall triton"),
+        ("something else", "pip install --force-reinstall deepspeed"),
+    ],
+)
+def test_a_deepspeed_that_cannot_be_imported_is_told_with_the_cause(
+    tmp_path, monkeypatch, error, remedy
+):
+    """Triton of PyTorch 2.6 raises the first of these where there is no GPU."""
+    (tmp_path / "deepspeed.py").write_text(f"raise RuntimeError({error!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+    finding = doctor.deepspeed()
+    assert finding.state == "missing"
+    assert finding.found.endswith(f"and its import fails: {error}")
+    assert remedy in finding.remedy
 
 
 @pytest.mark.parametrize("check", [doctor.mpi, doctor.etcd])
