@@ -25,6 +25,8 @@ PAST_S: Final = 60.0
 """In a collective for so long, while others are in `protect`: they will not come."""
 STAND_S: Final = 10.0
 """All stand still for so long, and no pace is known yet: what each of them does is said."""
+UNPROTECTED_S: Final = 120.0
+"""No rank has called `protect` for so long since the first start: that is said."""
 LISTED: Final = 8
 DOING: Final[dict[Doing, str]] = {
     "starting": "starting",
@@ -148,6 +150,13 @@ class Pulses:
             return ""
         self._is_late_told = True
         return f"{_told_of_waiting(here)} for {_listed(absent)}; every rank must call protect"
+
+    @property
+    def is_any_in_protect(self) -> bool:
+        """Whether any rank was seen there, or beyond."""
+        return any(
+            pulse.doing not in {"starting", "finishing"} for pulse, _ in self._heard.values()
+        )
 
     def standing(
         self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]

@@ -64,6 +64,7 @@ class KnownRun:
         self._losses = LossWatch()
         self._learned: Learned | None = None  # what the job's scripts import
         self._protected: set[int] = set()
+        self._is_unprotected_told = False
         self._restored: set[int] = set()
         self._finished: set[int] = set()
         # Another machine's clock may be ahead of this one's.

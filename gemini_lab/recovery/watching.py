@@ -13,7 +13,7 @@ from gemini_lab.recovery.faults import (
     judge_hang,
     rejections,
 )
-from gemini_lab.recovery.hangs import Limits
+from gemini_lab.recovery.hangs import UNPROTECTED_S, Limits
 from gemini_lab.recovery.keeping import HUNG, SEVERED
 from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_finite_reason
 from gemini_lab.recovery.messages import AllLive, RestoreFailed, Severed, WorkerExited
@@ -224,6 +224,19 @@ class WatchedRun(PhasedRun):
         yield from rejections(before, self.state, said)
         yield from self._begin(at_s, cause="restore_failed", lost=[])
 
+    def _say_if_unprotected(self, at_s: float) -> Iterator[Instruction]:
+        """Say once that nothing is kept of a script that calls `protect` late, or never."""
+        has_begun = self.state.settings is not None or self._protected
+        is_late = self.state.phase == "starting" and at_s - self._entered_s >= UNPROTECTED_S
+        if has_begun or not is_late or self._is_unprotected_told or self._pulses.is_any_in_protect:
+            return
+        self._is_unprotected_told = True
+        text = (
+            f"no rank has called gemini_lab.protect within {UNPROTECTED_S:.0f} s of its start: "
+            "until they do, the script runs unprotected, and nothing is kept of what it computes"
+        )
+        yield Emit(event=events.Note(text=text))
+
     def _check_progress(self, at_s: float) -> Iterator[Instruction]:
         """Hung workers (SIGSTOP, deadlock): end them, and start anew.
 
@@ -240,6 +253,7 @@ class WatchedRun(PhasedRun):
         for told in (self._pulses.late, self._pulses.standing):
             if text := told(at_s, limits, ranks=ranks, finished=finished):
                 yield Emit(event=events.Note(text=text))
+        yield from self._say_if_unprotected(at_s)
         hung = self._pulses.hung(at_s, limits, ranks=ranks, finished=finished)
         if not hung:
             return

@@ -46,3 +46,30 @@ def test_ranks_that_all_wait_before_their_first_step_are_named_in_seconds_and_on
     (note,) = story.of(events.Note)
     assert "rank 0 starting, in barrier; ranks 1, 2, 3 starting, in all_reduce" in note.text
     assert story.of(events.WorkerHung) == []
+
+
+def test_that_no_rank_calls_protect_is_said_soon_and_once_and_not_after_days():
+    story = Story()
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=job())))
+    began_s = story.now_s
+    for after_s in range(0, 400, 20):  # all are at work
+        for rank in (0, 1, 2, 3):
+            story.pulse(rank, doing="starting", idle_s=0.0, still_s=0.0)
+        story.tick(began_s + after_s)
+        if after_s == 100:
+            assert story.of(events.Note) == []
+    (note,) = story.of(events.Note)
+    assert "no rank has called gemini_lab.protect within 120 s of its start" in note.text
+    assert story.of(events.WorkerHung) == []
+
+
+def test_who_loads_a_model_for_long_while_another_is_in_protect_is_not_called_unprotected():
+    story = Story()
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=job())))
+    began_s = story.now_s
+    for after_s in range(0, 200, 20):
+        story.pulse(0, doing="meeting", still_s=0.0, idle_s=0.0)
+        for rank in (1, 2, 3):
+            story.pulse(rank, doing="starting", idle_s=0.0, still_s=0.0)
+        story.tick(began_s + after_s)
+    assert not [note for note in story.of(events.Note) if "no rank has called" in note.text]
