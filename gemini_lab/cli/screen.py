@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gemini_lab.report.recovery import Recovery
 from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import NodeRow, SpentRow, Status, leaving_of, losses_of
 from gemini_lab.report.tables.replicas import memory
 from gemini_lab.report.tables.spent import spent
@@ -140,6 +141,8 @@ def _in_memory(told: Status) -> Text:
     if told.whole_version is None:
         return Text("no whole version", style="red")
     age = "" if told.whole_age_s is None else f", {format_seconds(told.whole_age_s)} old"
+    if told.phase in ENDED:
+        return Text(f"version {told.whole_version} at its end")
     text = Text(f"version {told.whole_version}{age}; ")
     if not told.survivable or told.survivable < 0:
         return text.append("NO node may be lost now", style="red")

@@ -348,4 +348,5 @@ def _why_not_memory(
     newest = max(holders)
     lacking = [s for s in shards if not holders[newest].get(s)]
     some = ", ".join(str(s) for s in lacking[:8]) + (" and more" if len(lacking) > 8 else "")
-    return f"no version is whole in memory (the newest, {newest}, lacks shard {some})"
+    what = "shard" if len(lacking) == 1 else "shards"
+    return f"no version is whole in memory (the newest, {newest}, lacks {what} {some})"

@@ -151,8 +151,8 @@ recoveries.figure(last)
 # 128 GPUs load a model of 100 billion parameters. A model this small has little to load: what is
 # left is starting processes.
 #
-# The last recovery had to wait for a machine, as there was one standby for two lost nodes. Step by
-# step:
+# The last recovery had to wait for a machine, as there was one standby for two lost nodes, and then
+# for what that machine imports before it can start a worker. Step by step:
 
 # %%
 last["group loss"]

@@ -90,6 +90,11 @@ def test_a_path_that_is_longer_than_a_line_is_there_in_full():
     assert folder in "".join(one.strip() for one in text.splitlines())
 
 
+def test_a_run_that_is_over_promises_nothing_of_its_memory():
+    text = shown(ToldRun().protect().train(1, 6).finish(6))
+    assert line(text, "in memory").split(maxsplit=2)[2].strip() == "version 6 at its end"
+
+
 def test_a_failed_run_says_why():
     text = shown(with_a_bug())
     assert "failed" in line(text, "phase")
