@@ -68,7 +68,7 @@ class MpiOperator:
     token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     _started: int = 0
     _taken: dict[str, str] = field(default_factory=dict)  # machine: its host, as it was called
-    _local_sessions: list[int] = field(default_factory=list)
+    _local_agents: list[psutil.Process] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bring(self, count: int) -> list[AgentUp]:
@@ -99,7 +99,9 @@ class MpiOperator:
         for agent, host in zip(agents, sorted(hosts, key=hosts.index), strict=False):
             self._taken.setdefault(agent.machine, host)
         if not hosts:
-            self._local_sessions += [agent.pid for agent in agents]
+            for agent in agents:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._local_agents.append(psutil.Process(agent.pid))
         elif first and isinstance(self.etcd, Members):
             self._mend(self.etcd, hosts)
         return agents
@@ -129,7 +131,7 @@ class MpiOperator:
         """
         if not self.is_local:
             return
-        sessions = {*self._local_sessions}
+        sessions = {agent.pid for agent in self._local_agents if _has_its_number(agent)}
         if self.detached is not None:  # other owners may have brought some
             sessions |= {agent.pid for agent in processes_of(AGENT, self.detached.identity)}
         sessions -= {os.getsid(0)}
@@ -137,3 +139,11 @@ class MpiOperator:
             with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(process.pid) in sessions:
                     process.kill()
+
+
+def _has_its_number(agent: psutil.Process) -> bool:
+    """Whether a process's number, and that of its session, is still its own.
+
+    It is given to no other one while anything is left in that session.
+    """
+    return agent.is_running() or not psutil.pid_exists(agent.pid)

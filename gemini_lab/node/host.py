@@ -16,6 +16,7 @@ import psutil
 
 from gemini_lab.node.held_folder import HeldFolder
 from gemini_lab.node.next_parent import NextParent, start_parent
+from gemini_lab.node.processes import is_alive
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
@@ -101,7 +102,9 @@ class WorkerHost:
         self._warm = warm
         self._on_message, self._on_output, self._on_exit = on_message, on_output, on_exit
         self._on_note, self._answer_s = on_note, answer_s
-        self._dying: set[int] = set()  # workers whose parent was ended before it had seen them go
+        self._dying: set[psutil.Process] = (
+            set()
+        )  # workers whose parent was ended before it had seen them go
         # By epoch, and in the order of the questions: several may wait for the same.
         self._listening: defaultdict[int, deque[asyncio.Future[Listening]]] = defaultdict(deque)
         self._killed: defaultdict[int, deque[asyncio.Future[Killed]]] = defaultdict(deque)
@@ -143,7 +146,7 @@ class WorkerHost:
         if self.workers.keys() - {*spare}:
             await self._ask(Kill(epoch=epoch, spare=[*spare]), self._killed[epoch])
         while self._dying:
-            self._dying = {pid for pid in self._dying if _runs(pid)}
+            self._dying = {one for one in self._dying if is_alive(one)}
             await asyncio.sleep(GONE_LOOK_S if self._dying else 0)
         self._take_next_parent()
 
@@ -260,7 +263,8 @@ class WorkerHost:
         self._process.kill()
         for worker in self.workers.values():
             if worker.pid is not None:
-                self._dying.add(worker.pid)
+                with suppress(psutil.NoSuchProcess):  # by more than its number, which others get
+                    self._dying.add(psutil.Process(worker.pid))
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(worker.pid, signal.SIGKILL)
 

@@ -88,6 +88,5 @@ def ended(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )

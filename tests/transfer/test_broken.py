@@ -1,6 +1,5 @@
 """What waits for the rest of a message is broken off, too: of that Gloo tells nobody."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 from json_lines import json_lines
 
+from gemini_lab.launch.etcd import held_port
 from gemini_lab.transfer.sockets import can_be_found
 from gemini_lab.transfer.standing_groups import obstacle
 
@@ -21,20 +21,19 @@ def told():
     ranks = []
 
     def tell(kind):
-        with socket.create_server(("127.0.0.1", 0)) as held:
-            port = held.getsockname()[1]
         for rank in (0, 1):
             words = [sys.executable, FILE, kind, str(rank), str(port)]
             ranks.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
-        output, _ = ranks[0].communicate(timeout=150)
+        output, _ = ranks[0].communicate()
         half, *said = json_lines(output.splitlines())
         assert half == {"is_half": True}
         return said
 
-    yield tell
+    with held_port("127.0.0.1") as port:
+        yield tell
     for process in ranks:
-        process.kill()
-        process.communicate()
+        with process:
+            process.kill()
 
 
 def test_a_version_of_which_a_chunk_was_half_received(told):

@@ -48,12 +48,12 @@ def begin():
 
     yield start
     for process in started:
-        process.kill()
-        process.communicate()
+        with process:
+            process.kill()
 
 
 def told_by(process):
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate()
     found = {}
     for told in json_lines(output.decode().splitlines()):
         found |= told
