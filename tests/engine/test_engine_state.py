@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from gemini_lab.engine.frameworks.zero_obstacles import of_blocks
+from gemini_lab.engine.frameworks.zero_obstacles import of_blocks, of_release
 from gemini_lab.shard.layout import ShardLayout
 
 ONE_A_STAGE = {(1, "SGD", 2), (2, "Adam", 1), (3, "Adam", 2)}
@@ -173,6 +173,26 @@ def test_blocks_that_older_releases_of_deepspeed_have_are_refused():
     }
     found = [way_out for _, way_out in of_blocks(config)]
     assert found == ["leave 'compression_training' out", "leave 'progressive_layer_drop' out"]
+
+
+@pytest.mark.parametrize(
+    ("release", "stage", "device", "is_refused"),
+    [
+        ("0.19.7", 3, "cpu", True),
+        ("0.19.7+cpu", 3, "cpu", True),
+        ("0.19.7", 2, "cpu", False),
+        ("0.19.7", 3, "cuda", False),
+        ("0.19.8", 3, "cpu", False),
+        ("0.20", 3, "cpu", False),
+    ],
+)
+def test_a_release_whose_zero_3_computes_with_what_has_not_come_is_refused(
+    release, stage, device, is_refused
+):
+    """It is installed though nobody asked for it: the numbers would be others, unseen."""
+    found = [*of_release(release, stage=stage, device=device)]
+    assert bool(found) == is_refused
+    assert all("deepspeed>=0.19.8" in way_out for _, way_out in found)
 
 
 @pytest.mark.parametrize(

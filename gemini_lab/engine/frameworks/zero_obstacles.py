@@ -1,6 +1,8 @@
 """What of a DeepSpeed engine stands against protecting it, each with the way out."""
 
+import re
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from typing import Any, Final
 
 import torch
@@ -17,12 +19,17 @@ _OWN_COUNTS: Final = {
 }
 """Blocks of DeepSpeed's configuration that older releases of 0.19 have, and newer ones refuse, and
 whether one is on that does not say so."""
+_WAITS_FOR_ALL: Final = (0, 19, 8)
+"""DeepSpeed's first release whose ZeRO 3 waits for all of the gathers that it began together."""
 _COMPRESSED: Final = ("Onebit", "OneBit", "ZeroOne")
 """How the names of optimizers begin that send a gradient's signs, and keep what that left out."""
 
 
 def obstacles(engine: Any) -> Iterator[Obstacle]:
     """All that stands against protecting `engine`; nothing in most cases."""
+    yield from of_release(
+        version("deepspeed"), stage=engine.zero_optimization_stage(), device=engine.device.type
+    )
     yield from _of_parallelism(engine)
     yield from of_blocks(engine._config._param_dict)  # noqa: SLF001 - it was asked for
     if not engine.zero_optimization():
@@ -32,6 +39,25 @@ def obstacles(engine: Any) -> Iterator[Obstacle]:
     if engine.data_efficiency_enabled():
         yield "the data efficiency library", 'set "data_efficiency": {"enabled": false}'
     yield from _of_optimizer(engine.optimizer)
+
+
+def of_release(release: str, *, stage: int, device: str) -> Iterator[Obstacle]:
+    """A release of DeepSpeed's that computes wrong, unseen; it is there though nobody asked for it.
+
+    Before 0.19.8 ZeRO 3 waits for the last of several gathers alone. Gloo's others may be under way
+    still, and a rank now and then computes with weights that have not come.
+
+    Args:
+        release: DeepSpeed's, such as `0.19.7` or `0.19.8+cpu`.
+        stage: ZeRO's.
+        device: The type of the engine's.
+    """
+    numbers = tuple(int(one) for one in re.findall(r"\d+", release)[:3])
+    if stage == 3 and device == "cpu" and numbers < _WAITS_FOR_ALL:
+        yield (
+            f"DeepSpeed {release}, whose ZeRO 3 on CPUs computes with weights still on their way",
+            "pip install 'deepspeed>=0.19.8,<0.20', or use ZeRO stage 1 or 2",
+        )
 
 
 def of_blocks(config: Mapping[str, Any]) -> Iterator[Obstacle]:
