@@ -40,6 +40,7 @@ OUTPUT_LINES: Final = 120  # of a worker's last words, kept for the report of it
 LINE_BYTES: Final = 2**16  # so long a line is one, whether it ends or not
 GONE_LOOK_S: Final = 0.05
 IMPORTS_S: Final = 300.0  # for a warm parent to be ready; then it is ended, and another started
+MOST_LOST_IMPORTS: Final = 3
 ANSWER_S: Final = 30.0  # the same for its answers: less than the root waits for a fence
 CLOSE_S: Final = 5.0  # for it to end its workers and itself, at the agent's end
 SCRATCH: Final = "gemini_lab-node-"
@@ -102,13 +103,13 @@ class WorkerHost:
         self._warm = warm
         self._on_message, self._on_output, self._on_exit = on_message, on_output, on_exit
         self._on_note, self._answer_s = on_note, answer_s
-        self._dying: set[psutil.Process] = (
-            set()
-        )  # workers whose parent was ended before it had seen them go
+        # Workers whose parent was ended before it had seen them go.
+        self._dying = set[psutil.Process]()
         # By epoch, and in the order of the questions: several may wait for the same.
         self._listening: defaultdict[int, deque[asyncio.Future[Listening]]] = defaultdict(deque)
         self._killed: defaultdict[int, deque[asyncio.Future[Killed]]] = defaultdict(deque)
         self._is_ready = asyncio.Event()
+        self._lost_imports = 0  # parents in a row that ended before they were ready
         self._holds: int | None = None  # the epoch of whose rendezvous the parent holds the port
         self._lost_port: int | None = None  # that of a port that went with the last parent
         self._next: NextParent | None = None  # which imports what the script does
@@ -279,6 +280,7 @@ class WorkerHost:
         match message:
             case ParentReady():
                 self._is_ready.set()
+                self._lost_imports = 0
             case Forked() | Reaped():
                 worker = self.workers.get(message.rank)
                 if worker is None or worker.born != message.epoch:
@@ -295,6 +297,8 @@ class WorkerHost:
         """The warm parent died: so did its workers. Start another one."""
         asyncio.get_running_loop().remove_reader(self._parent)
         self._parent.close()
+        if not self._is_ready.is_set():
+            self._lose_imports()
         self._is_ready.clear()
         self._lost_port, self._holds = self._holds, None
         self._start_parent()
@@ -306,6 +310,17 @@ class WorkerHost:
         for asking in self._listening.values():
             while asking:
                 _refuse(asking)
+
+    def _lose_imports(self) -> None:
+        """A parent ended while it imported: where memory is too short the next one would, too."""
+        self._lost_imports += 1
+        if self._warm and self._lost_imports == MOST_LOST_IMPORTS:
+            self._warm = False
+            self._on_note(
+                f"the process that imports for workers ended {MOST_LOST_IMPORTS} times before it "
+                "had imported everything, as where memory is too short: each worker is a new "
+                "interpreter from now on, which starts more slowly"
+            )
 
     def _end(self, worker: Worker, code: int) -> None:
         self._read_worker(worker)

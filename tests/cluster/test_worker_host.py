@@ -53,9 +53,10 @@ def a_host(
     *,
     on_note: Callable[[str], None] = print,
     answer_s: float = ANSWER_S,
+    warm: bool = False,
 ) -> WorkerHost:
     return WorkerHost(
-        warm=False,
+        warm=warm,
         on_message=lambda *_: None,
         on_output=lambda *_: None,
         on_exit=on_exit,
@@ -78,6 +79,26 @@ def test_two_questions_of_the_same_epoch_are_both_answered():
     first, second = asyncio.run(ask_twice())
     assert first > 0
     assert second > 0
+
+
+def test_where_warm_parents_are_killed_while_they_import_workers_start_without_them(
+    monkeypatch, tmp_path
+):
+    """As by the kernel, where memory is too short: the next was started for ever, and silently."""
+    (tmp_path / "torch.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+
+    async def notes_until_ready() -> list[str]:
+        notes: list[str] = []
+        host = a_host(warm=True, on_note=notes.append)
+        try:
+            await asyncio.wait_for(host.ready(), PATIENCE_S)
+        finally:
+            host.close()
+        return notes
+
+    (note,) = asyncio.run(notes_until_ready())
+    assert "ended 3 times before it had imported everything" in note
 
 
 def test_a_question_that_its_warm_parent_did_not_live_to_answer_is_put_to_the_next():
