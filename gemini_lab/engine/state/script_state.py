@@ -4,13 +4,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from gemini_lab.engine.contract import Stateful
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.private_names import require
 from gemini_lab.engine.random_states import random_states
-from gemini_lab.engine.state.data_generators import put_generators, read_generators
+from gemini_lab.engine.state.data_generators import (
+    own_generators,
+    put_generators,
+    read_generators,
+)
 from gemini_lab.engine.state.keepsakes import keepsakes, refill
 from gemini_lab.engine.state.loaders import KINDS, LoaderWatch, of_loader, reads_ahead, watch
 from gemini_lab.errors import ConfigError, UnsupportedError
@@ -79,11 +83,15 @@ class ScriptState:
         """Whether it is a loader of torchdata's that has no place in its data yet.
 
         To ask it where it stands would make its iterator, in the order of now, and not in that of
-        the epoch which the script may set before it reads.
+        the epoch which the script may set before it reads. One whose order is drawn is asked: what
+        it draws from was seeded when it was made.
         """
         if not isinstance(source, KINDS) or id(source) in self._placed:
             return False
-        return _is_of_torchdata(source) and not watch(source).has_begun
+        if not _is_of_torchdata(source) or watch(source).has_begun:
+            return False
+        is_by_epoch = isinstance(getattr(source, "sampler", None), DistributedSampler)
+        return is_by_epoch and not own_generators(of_loader(source))
 
     def data_changes(self) -> list[str]:
         """Names what the loaders' data have changed and no version has, each once."""
