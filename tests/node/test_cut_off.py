@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from store_stand_in import StoreStandIn, member
+from membership_stand_in import StoreStandIn, member
 
 from gemini_lab.job import Job
 from gemini_lab.log.events import Note

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from store_stand_in import StoreStandIn, member
+from membership_stand_in import StoreStandIn, member
 
 from gemini_lab.log.events import Note, RecoveryStarted
 from gemini_lab.node.control_store import StoreFullError
