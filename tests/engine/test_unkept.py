@@ -13,7 +13,7 @@ from types import FunctionType
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from gemini_lab.engine.own_code import is_own_file
 from gemini_lab.engine.state.script_state import ScriptState
@@ -703,6 +703,29 @@ def test_who_looks_through_all_objects_lets_go_of_them():
         assert held() is None
     finally:
         gc.enable()
+
+
+class Unsized(Sampler):
+    """Its error knows where it was raised, for as long as it lives."""
+
+    error = TypeError("a stream has no length")
+
+    def __iter__(self):
+        return iter(range(4))
+
+    def __len__(self):
+        raise self.error
+
+
+def test_what_an_error_of_a_samplers_holds_is_not_all_there_is():
+    reads = iter(DataLoader(range(4), sampler=Unsized()))
+    next(reads)
+    batch, strays = Batch(), StrayLoaders([])
+    held = weakref.ref(batch)
+    strays.look()
+    del batch
+    assert held() is None
+    assert Unsized.error.__traceback__ is not None
 
 
 def test_a_function_keeps_what_it_had_of_its_variables():

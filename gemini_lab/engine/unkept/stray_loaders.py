@@ -38,14 +38,17 @@ class StrayLoaders:
         """See who is amid an epoch."""
         if self._is_blind:
             return
-        things = list(self._living())  # `[*...]` would hold itself, and with that all there is
-        kinds = {one for one in {*map(type, things)} if issubclass(one, _BaseDataLoaderIter)}
-        iterators = [one for one in things if type(one) in kinds] if kinds else []
         self._seen = [
             (weakref.ref(one), taken)
-            for one in iterators
+            for one in self._iterators()
             if (taken := _taken_amid(one)) and self._known.isdisjoint(map(id, _samplers(one)))
         ]
+
+    def _iterators(self) -> list[Any]:
+        """Those that there are. All else is let go before they are asked: an error may hold on."""
+        things = list(self._living())  # `[*...]` would hold itself, and with that all there is
+        kinds = {one for one in {*map(type, things)} if issubclass(one, _BaseDataLoaderIter)}
+        return [one for one in things if type(one) in kinds] if kinds else []
 
     def read_on(self) -> list[str]:
         """The data sets of loaders that were read on since the last look; asked once of each."""
