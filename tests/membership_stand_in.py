@@ -1,6 +1,9 @@
-"""A store without etcd, and who is registered in it."""
+"""A store without etcd, and who is registered, or root agent, in it."""
+
+import time
 
 from gemini_lab.node.membership import Membership
+from gemini_lab.node.root_shell import RootShell
 
 
 class StoreStandIn:
@@ -34,3 +37,18 @@ class StoreStandIn:
 
 def member(store, name):
     return Membership(store=store, streams=None, name=name, address=f"{name}:1", lease_s=2.0)
+
+
+async def shell_in(store, *, emit=lambda _event: None, wall_s=time.time):
+    """A root agent's shell on node-0, which holds the place."""
+    membership = member(store, "node-0")
+    await membership.register()
+    shell = RootShell(
+        membership=membership,
+        record=await membership.campaign(store.items()),
+        token="secret",
+        emit=emit,
+        request_nodes=lambda _wanted, _reason: None,
+        wall_s=wall_s,
+    )
+    return membership, shell

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from membership_stand_in import StoreStandIn, member
+from membership_stand_in import StoreStandIn, member, shell_in
 
 from gemini_lab.job import Job
 from gemini_lab.log.events import Note
@@ -107,15 +107,7 @@ def test_a_root_agent_that_is_cut_off_ends_no_epoch_before_it_leaves_its_place()
         for name in ("node-1", "node-2"):
             store.keys[f"nodes/{name}"] = f'{{"address": "{silent}"}}'
         store.keys |= {"state": training_on(3).to_text(), "epoch": "4"}
-        membership = member(store, "node-0")
-        await membership.register()
-        shell = RootShell(
-            membership=membership,
-            record=await membership.campaign(store.items()),
-            token="secret",
-            emit=said.append,
-            request_nodes=lambda _wanted, _reason: None,
-        )
+        _, shell = await shell_in(store, emit=said.append)
         acting = asyncio.create_task(shell.run())
         while not acting.done():
             await asyncio.sleep(0.05)

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from membership_stand_in import StoreStandIn, member
+from membership_stand_in import StoreStandIn, shell_in
 
 from gemini_lab.log.events import Note, RecoveryStarted
 from gemini_lab.node.control_store import StoreFullError
@@ -47,21 +47,6 @@ def test_a_root_agent_says_once_that_the_store_takes_nothing_more():
 
     asyncio.run(act())
     assert said == [Note(text="etcd takes nothing more; no failure is answered until then")]
-
-
-async def shell_in(store, *, emit=lambda _event: None, wall_s=time.time):
-    """A root agent's shell on node-0, which holds the place."""
-    membership = member(store, "node-0")
-    await membership.register()
-    shell = RootShell(
-        membership=membership,
-        record=await membership.campaign(store.items()),
-        token="secret",
-        emit=emit,
-        request_nodes=lambda _wanted, _reason: None,
-        wall_s=wall_s,
-    )
-    return membership, shell
 
 
 def test_a_root_agent_whose_lease_ran_out_while_the_store_was_away_takes_its_place_again():
