@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -116,12 +116,17 @@ class Pulse:
 
     def place(self) -> str:
         """Where in the script it is, such as `train.py:88 in evaluate`."""
-        return _place([*_frames(sys._current_frames().get(self._thread_id))])  # noqa: SLF001
+        with _stacks() as stacks:
+            return _place(stacks.get(self._thread_id, []))
 
     def look(self) -> WorkerPulse:
         """What the training thread does now, and since when it has not got on."""
+        with _stacks() as stacks:
+            return self._look_at(stacks)
+
+    def _look_at(self, stacks: Mapping[int, list[FrameType]]) -> WorkerPulse:
         now = self._clock()
-        frames = list(_frames(sys._current_frames().get(self._thread_id)))  # noqa: SLF001 - documented
+        frames = stacks.get(self._thread_id, [])
         calls = self._calls()
         moves = (self._moves, calls, self._messages())
         used_s, place = self._used_s(), [(frame.f_code, frame.f_lasti) for frame in frames]
@@ -149,7 +154,8 @@ class Pulse:
             where=_place(frames),
             lock=lock,
             compiles=compiles,
-            runs_other=any(_module(frame) == "subprocess" for frame in frames) or _compiles(),
+            runs_other=any(_module(frame) == "subprocess" for frame in frames)
+            or _compiles(stacks.values()),
         )
 
 
@@ -160,6 +166,25 @@ def _processor_time_of(thread_id: int) -> Callable[[], float]:
         return time.process_time
     clock = clock_of(thread_id)
     return lambda: time.clock_gettime(clock)
+
+
+@contextmanager
+def _stacks() -> Iterator[Mapping[int, list[FrameType]]]:
+    """What every thread carries out now, by its number: frames, the innermost first.
+
+    Frames hold what their functions have in hand, such as a batch and its activations. These lists
+    hold the frame that looks at them, and a script that lists all objects at this moment holds
+    them: unless they are emptied, both stay in memory until the garbage collector runs, for good
+    where a script has switched it off.
+    """
+    innermost = sys._current_frames()  # noqa: SLF001 - documented
+    stacks = {thread: [*_frames(one)] for thread, one in innermost.items()}
+    innermost.clear()
+    try:
+        yield stacks
+    finally:
+        for one in stacks.values():
+            one.clear()
 
 
 def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
@@ -183,10 +208,9 @@ def _collective(frames: list[FrameType]) -> str:
     return found
 
 
-def _compiles() -> bool:
+def _compiles(stacks: Iterable[list[FrameType]]) -> bool:
     """Whether `torch.compile` does its work, on whichever thread: a backward pass has its own."""
-    threads = sys._current_frames().values()  # noqa: SLF001 - documented
-    return any(_module(frame) in _COMPILERS for one in threads for frame in _frames(one))
+    return any(_module(frame) in _COMPILERS for stack in stacks for frame in stack)
 
 
 def _lock(frames: list[FrameType]) -> tuple[str, bool]:

@@ -1,9 +1,11 @@
 """What a worker says of its training thread."""
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -47,6 +49,48 @@ def stood(pulse):
 def looks(pulse, clocks, count, **how):
     """Always from the same line of this thread, which is the one that is looked at."""
     return [(clocks.wait(1, **how), stood(pulse))[1] for _ in range(count)]
+
+
+class Batch:
+    """What a step of training has in hand."""
+
+
+@pytest.fixture
+def collects_nothing():
+    """As a script may have it, where nobody takes apart what holds itself."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("collects_nothing")
+def test_what_a_thread_has_in_hand_is_let_go_once_it_was_looked_at(pulse):
+    def forward(look):
+        batch = Batch()
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        watcher.join()
+        return weakref.ref(batch)
+
+    assert [forward(look)() for look in (pulse.look, pulse.place)] == [None, None]
+
+
+@pytest.mark.usefixtures("collects_nothing")
+def test_a_script_that_lists_what_holds_its_frame_does_not_hold_itself(pulse):
+    def lists():
+        batch, found = Batch(), []
+
+        def list_all(frame):
+            found.extend(one for one in gc.get_referrers(frame) if isinstance(one, (list, dict)))
+            return 0
+
+        pulse.watch(calls=partial(list_all, sys._getframe()), messages=lambda: 0)
+        pulse.look()
+        pulse.watch(calls=lambda: 0, messages=lambda: 0)
+        assert found
+        return weakref.ref(batch)
+
+    assert lists()() is None
 
 
 def test_who_does_nothing_stands_still(pulse, clocks):

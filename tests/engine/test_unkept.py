@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import partial
 from itertools import count, cycle, islice
 from types import FunctionType
 
@@ -703,6 +704,55 @@ def test_who_looks_through_all_objects_lets_go_of_them():
         assert held() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda living: StrayLoaders([], living).look(),
+        lambda living: ScriptValues([], living).changed(script_frames()),
+    ],
+    ids=["loaders", "values"],
+)
+def test_who_is_watched_while_it_looks_through_all_objects_lets_go_of_them(look):
+    """As by a profiler's thread: what holds the frame is among what the frame holds."""
+
+    def living(batch):
+        stack = [sys._getframe(1)]
+        return [batch, stack]
+
+    def script():
+        batch = Batch()
+        look(partial(living, batch))
+        return weakref.ref(batch)
+
+    gc.disable()
+    try:
+        assert script()() is None
+    finally:
+        gc.enable()
+
+
+class Compared(type):
+    """Classes that are compared with others, and have no hash."""
+
+    __hash__ = None
+
+    def __eq__(cls, other):
+        return other is cls
+
+
+def test_objects_whose_class_has_no_hash_are_looked_at():
+    class Counts(metaclass=Compared):
+        count = 0
+
+    one = Counts()
+    StrayLoaders([], living=lambda: [one]).look()
+    unkept, told = ScriptValues([], living=lambda: [one]), []
+    for found in tops(unkept):
+        told.append(found)
+        one.count += 1
+    assert [name for carried, _ in told for name in carried] == ["'count' of a Counts"]
 
 
 class Unsized(Sampler):

@@ -111,7 +111,7 @@ class ScriptValues:
             What no version has; and what a version has, but is known to the script by another name.
         """
         if self._objects is None:
-            self._objects = [one for one in map(_reference, self._own_objects()) if one]
+            self._objects = self._own_objects()
         self._known = {id(one): one for one in _inside(self._kept)}
         found = self._look(frames, epoch)
         self._known = {}
@@ -151,16 +151,17 @@ class ScriptValues:
                 found.setdefault((label, where), _Looked(value=value, checksums=seen_as))
         return found
 
-    def _own_objects(self) -> Iterator[object]:
+    def _own_objects(self) -> list[ref[object]]:
         """Functions of the script, and objects of its classes."""
-        things = [
-            one
-            for one in self._living()
-            if (type(one) is FunctionType and is_own_file(one.__code__.co_filename))
-            or is_own_type(type(one))
-        ]
-        many = Counter(map(type, things))
-        yield from (one for one in things if type(one) is FunctionType or many[type(one)] <= _MANY)
+        living = list(self._living())
+        try:
+            many = Counter(map(id, map(type, living)))  # by `id`: a class need not have a hash
+            kinds = {id(kind): kind for kind in map(type, living)}
+            own = {each for each in kinds if many[each] <= _MANY and is_own_type(kinds[each])}
+            found = (one for one in living if id(type(one)) in own or _is_own_function(one))
+            return [made for made in map(_reference, found) if made]
+        finally:
+            living.clear()  # who holds this frame, such as a profiler, may be among them
 
     def _values(self, frames: Sequence[FrameType], epoch: int | None) -> Iterator[_Found]:
         """All that may be carried."""
@@ -297,6 +298,10 @@ def _seen_by(frame: FrameType, names: Iterable[str]) -> dict[str, object]:
 
 def _is_container(value: object) -> bool:
     return is_kind(value, (*CONTAINERS, np.ndarray))
+
+
+def _is_own_function(thing: object) -> bool:
+    return type(thing) is FunctionType and is_own_file(thing.__code__.co_filename)
 
 
 def _reference(thing: object) -> ref[object] | None:

@@ -47,8 +47,13 @@ class StrayLoaders:
     def _iterators(self) -> list[Any]:
         """Those that there are. All else is let go before they are asked: an error may hold on."""
         things = list(self._living())  # `[*...]` would hold itself, and with that all there is
-        kinds = {one for one in {*map(type, things)} if issubclass(one, _BaseDataLoaderIter)}
-        return [one for one in things if type(one) in kinds] if kinds else []
+        try:
+            # By `id`: a class need not have a hash.
+            kinds = {id(kind): kind for kind in map(type, things)}
+            wanted = {each for each in kinds if issubclass(kinds[each], _BaseDataLoaderIter)}
+            return [one for one in things if id(type(one)) in wanted] if wanted else []
+        finally:
+            things.clear()  # who holds this frame, such as a profiler, may be among them
 
     def read_on(self) -> list[str]:
         """The data sets of loaders that were read on since the last look; asked once of each."""
