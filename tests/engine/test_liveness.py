@@ -101,6 +101,24 @@ def test_what_code_does_to_attributes_and_to_variables_around_it():
     assert found.read - {"append"} == {"bad", "kept"}
 
 
+def test_what_gets_an_item_is_not_read_however_the_item_is_named():
+    def adds(self, step, loss):
+        self.plain[step] = loss
+        self.by_item[self.state["step"]] = loss
+        self.by_text[f"{self.split}/{step}"] = loss
+        self.by_two[step, self.rank] = loss
+        self.by_sum[step + self.first] = loss
+
+    def reads(self, step, loss):
+        self.sums[step] += loss
+        self.seen[self.places[step]] = loss
+        self.latest[step][0] = loss
+        self.sizes[len(self.sizes)] = loss
+
+    assert attributes_in(adds.__code__).read == {"state", "split", "rank", "first"}
+    assert attributes_in(reads.__code__).read == {"sums", "places", "latest", "sizes"}
+
+
 def test_what_an_inner_loop_writes_in_each_pass_is_not_carried():
     """As the loss of the last micro-batch, which is told when they are over."""
 

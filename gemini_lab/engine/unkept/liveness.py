@@ -26,6 +26,14 @@ _EXPRESSIONS: Final = frozenset({"<dictcomp>", "<genexpr>", "<lambda>", "<listco
 """How code is named that is written within other code, and is carried out there."""
 _ADDERS: Final = frozenset({"add", "append", "appendleft", "extend", "setdefault"})
 _LOADS: Final = frozenset({"LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME"})
+_TAKES: Final = {
+    "LOAD_ATTR": 1,
+    "FORMAT_VALUE": 1,
+    "FORMAT_SIMPLE": 1,
+    "BINARY_OP": 2,
+    _GETS_ITEM: 2,
+}
+"""How many values such an instruction takes off the stack."""
 _TAKERS: Final = frozenset({"pop", "popleft", "popitem"})
 
 Item = tuple[str, object]
@@ -291,7 +299,24 @@ def _reads_outside(code: CodeType) -> Iterator[str]:
 
 def _only_adds(steps: Sequence[dis.Instruction], number: int) -> bool:
     """Whether what is loaded is added to, as in `losses.append(loss)` or `losses[step] = loss`."""
-    first, then, *_ = _following(steps, number)
+    first, *_ = _following(steps, number)
     if first.opname in _GETS:
         return first.argval in _ADDERS
-    return first.opname.startswith("LOAD_") and then.opname == _STORES_ITEM
+    above = 0  # values on the stack above what is loaded, while the item's name is worked out
+    for step in steps[number + 1 :]:
+        if step.opname == _STORES_ITEM:
+            return above == 1
+        taken = _taken(step)
+        if taken is None or taken > above:
+            return False
+        above += 1 - taken
+    return False
+
+
+def _taken(step: dis.Instruction) -> int | None:
+    """How many values an instruction takes off the stack, which puts one there; None for others."""
+    if step.opname.startswith(("LOAD_CONST", "LOAD_FAST", *_LOADS)):
+        return 0
+    if step.opname in {"BUILD_STRING", "BUILD_TUPLE"}:
+        return step.arg
+    return _TAKES.get(step.opname)
