@@ -73,7 +73,7 @@ def metrics_of(run: RunReducer, *, now_s: float) -> Iterator[Metric]:
         return
     if run.course.ended_at_s is not None:
         now_s = run.course.ended_at_s
-    yield from _course(run)
+    yield from _course(run, now_s)
     yield from _pace(run)
     yield from _versions(run, now_s)
     yield from _time(run, now_s)
@@ -82,7 +82,7 @@ def metrics_of(run: RunReducer, *, now_s: float) -> Iterator[Metric]:
     yield from _nodes(run)
 
 
-def _course(run: RunReducer) -> Iterator[Metric]:
+def _course(run: RunReducer, now_s: float) -> Iterator[Metric]:
     job = run.course.job
     assert job is not None
     told = {
@@ -97,6 +97,8 @@ def _course(run: RunReducer) -> Iterator[Metric]:
     yield InfoMetricFamily(f"{PREFIX}_run", "The run, and what it runs", value=told)
     phases: dict[str, bool] = {phase: phase == run.course.phase for phase in PHASES}
     yield StateSetMetricFamily(f"{PREFIX}_phase", "What the run does now", value=phases)
+    silent_s = None if run.newest_s is None else max(0.0, now_s - run.newest_s)
+    yield _gauge("silent_seconds", "Time since anything was told of the run", silent_s)
     yield _gauge("iteration", "Newest iteration that every rank has finished", run.reached.done())
     logged = GaugeMetricFamily(
         f"{PREFIX}_logged", "Newest value that the script logged, mean over ranks", labels=["name"]

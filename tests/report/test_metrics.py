@@ -64,8 +64,9 @@ def test_figures_are_those_of_the_report(with_loss):
 def test_the_age_of_a_version_grows_while_a_run_is_silent():
     run = reduced(ToldRun().protect().train(1, 3))
     now, later = (scraped(run, now_s=run.newest_s + s) for s in (1.0, 11.0))
-    name = ("gemini_lab_version_age_seconds",)
-    assert later[name] - now[name] == pytest.approx(10.0)
+    for name in ("gemini_lab_version_age_seconds", "gemini_lab_silent_seconds"):
+        assert later[name,] - now[name,] == pytest.approx(10.0)
+    assert now["gemini_lab_silent_seconds",] == pytest.approx(1.0)
     assert now["gemini_lab_survivable_nodes",] == 1
 
 
