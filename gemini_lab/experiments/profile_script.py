@@ -104,12 +104,23 @@ def profile_script(
                     [_member(network, node, nproc) for node in range(nproc)],
                     quiet=quiet,
                 )
+        if not made.exists() and (short := too_short(made)).exists():
+            raise RunFailedError(
+                f"{script} ended after {short.read_text(encoding='utf-8')} whole iterations; "
+                f"{skip + iterations} that repeat are needed: let it run longer, or lower "
+                "--iterations"
+            )
         if not made.exists():
             raise RunFailedError(
                 f"{script} ended (exit code {code}) before its profile was made; "
                 "what it printed says why"
             )
         return Profile.from_json(made.read_text(encoding="utf-8"))
+
+
+def too_short(output: Path) -> Path:
+    """Where it stands how many iterations a script had, whose end came before the profile."""
+    return output.with_suffix(".short")
 
 
 def _member(network: NodeNetwork, node: int, nodes: int) -> dict[str, str]:

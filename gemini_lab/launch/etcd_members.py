@@ -6,7 +6,8 @@ and another one comes, the member of the lost one is removed and one on the new 
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -16,7 +17,7 @@ import msgspec
 
 from gemini_lab.launch.boot import hand_out, mpi_world, wait_asleep
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd import USER, find_etcd, free_port
+from gemini_lab.launch.etcd import USER, find_etcd, held_port
 from gemini_lab.launch.etcd_keeper import Stay, start_keeper
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.mpi_order import take_order
@@ -60,12 +61,15 @@ class MemberPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     peer_port: int
 
     @classmethod
-    def towards(cls, reach: str) -> "MemberPlace":
-        """A free place of this machine, on its network towards `reach`."""
+    @contextmanager
+    def towards(cls, reach: str) -> "Iterator[MemberPlace]":
+        """A free place of this machine, on its network towards `reach`; held within the block.
+
+        All machines wait there for each other, and where a member is replaced for the others' word.
+        """
         host = address_towards(reach)
-        client, peer = free_port(host), free_port(host)
-        name = f"{host}-{peer}"
-        return cls(name=name, host=host, client_port=client, peer_port=peer)
+        with held_port(host) as client, held_port(host) as peer:
+            yield cls(name=f"{host}-{peer}", host=host, client_port=client, peer_port=peer)
 
     @property
     def endpoint(self) -> str:
@@ -207,12 +211,12 @@ def start_all(world: Any) -> None:
 
     text, sent = hand_out(world, parts)
     order = msgspec.json.decode(text, type=MemberOrder)
-    own = MemberPlace.towards(order.reach)
-    places = _exchange(world, own, sent)
-    if order.etcd is None:
-        begin(own, places, order)
-    else:
-        take_place(own, order)
+    with MemberPlace.towards(order.reach) as own:
+        places = _exchange(world, own, sent)
+        if order.etcd is None:
+            begin(own, places, order)
+        else:
+            take_place(own, order)
     if world.rank == 0:
         sys.stdout.write(msgspec.json.encode(places).decode() + "\n")
         sys.stdout.flush()

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,12 +48,13 @@ def keepers(prefix) -> dict[str, psutil.Process]:
 
 def run_here(order, hosts):
     """Run members as MPI would, but all on this machine."""
-    places = [MemberPlace.towards(order.reach) for _ in hosts]
-    for own in places:
-        if order.etcd is None:
-            begin(own, places, order)
-        else:
-            take_place(own, order)
+    with ExitStack() as held:
+        places = [held.enter_context(MemberPlace.towards(order.reach)) for _ in hosts]
+        for own in places:
+            if order.etcd is None:
+                begin(own, places, order)
+            else:
+                take_place(own, order)
     return places
 
 
