@@ -3,14 +3,19 @@
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import cycle
 
 
 def spread_groups(*, size: int, racks: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Groups of `size` positions (the last one larger) whose members sit in different racks.
 
     Each group takes one position from each of the racks with most positions left. So all members
-    of all groups sit in different racks whenever any grouping can have that.
+    of all groups sit in different racks whenever any grouping can have that. Where a rack has more
+    positions than there are groups none can, and as few shards as possible have all copies in that
+    rack instead.
     """
+    if max(Counter(racks).values()) > len(racks) // size:
+        return _dealt(size=size, racks=racks)
     members: dict[str, list[int]] = defaultdict(list)
     for position in range(len(racks) - 1, -1, -1):
         members[racks[position]].append(position)
@@ -28,6 +33,24 @@ def spread_groups(*, size: int, racks: Sequence[str]) -> tuple[tuple[int, ...], 
         groups.append(tuple(sorted(group)))
     rest = _far_apart([(rack, position) for rack, left in members.items() for position in left])
     return (*sorted(groups), rest)
+
+
+def _dealt(*, size: int, racks: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Groups in each of which one position is outside the largest rack, as long as there are any.
+
+    The last group needs a second one, if it is larger, so that it gets the first of each round.
+    """
+    sizes, count = Counter(racks), len(racks) // size
+    placed = sorted((-sizes[rack], rack, position) for position, rack in enumerate(racks))
+    of_largest = sizes[placed[0][1]]
+    groups: list[list[tuple[str, int]]] = [[] for _ in range(count)]
+    rooms = [len(racks) - size * (count - 1), *[size] * (count - 1)]
+    in_turn = cycle(range(count))
+    for _, rack, position in placed[of_largest:] + placed[:of_largest]:
+        into = next(n for n in in_turn if len(groups[n]) < rooms[n])
+        groups[into].append((rack, position))
+    rest, *whole = groups
+    return (*sorted(tuple(sorted(at for _, at in group)) for group in whole), _far_apart(rest))
 
 
 def _far_apart(placed: Sequence[tuple[str, int]]) -> tuple[int, ...]:

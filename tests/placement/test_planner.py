@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import CapacityError, ConfigError
@@ -178,6 +178,38 @@ def test_groups_span_racks_whenever_any_grouping_could(sizes, replicas, order):
         len({racks[position] for position in group}) == replicas for group in placement.groups
     )
     assert apart == possible == (not placement.notes)
+
+
+def lost_with_a_rack(holders, racks):
+    """Shards that have every copy in one rack."""
+    return sum(len({racks[node] for node in kept}) == 1 for kept in holders)
+
+
+def fewest_lost_with_a_rack(racks, replicas):
+    """The same, at least, by every choice of groups and of the order in which they send."""
+    sizes = [replicas] * (len(racks) // replicas - 1)
+    starts = [0, *itertools.accumulate(sizes), len(racks)]
+    least = len(racks)
+    for seats in set(itertools.permutations(racks)):
+        groups = [seats[start:end] for start, end in itertools.pairwise(starts)]
+        windows = [
+            [group[(first + step) % len(group)] for step in range(replicas)]
+            for group in groups
+            for first in range(len(group))
+        ]
+        least = min(least, sum(len(set(window)) == 1 for window in windows))
+    return least
+
+
+@given(racks=st.lists(st.sampled_from("aaabc"), min_size=2, max_size=7), replicas=st.integers(2, 4))
+@example(racks=list("aaabb"), replicas=2)
+@example(racks=list("aaaabbb"), replicas=2)
+@example(racks=list("aaaabc"), replicas=3)
+@example(racks=list("aaaaabc"), replicas=3)
+def test_no_rack_takes_more_shards_along_than_one_has_to(racks, replicas):
+    replicas = min(replicas, len(racks))
+    holders = plan_placement(nodes=len(racks), replicas=replicas, racks=racks).holders
+    assert lost_with_a_rack(holders, racks) == fewest_lost_with_a_rack(racks, replicas)
 
 
 def test_notes_name_the_rack_whose_loss_loses_shards():
