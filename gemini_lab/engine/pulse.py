@@ -5,6 +5,7 @@ counts (iterations, updates, collectives, chunks), at where in the script it is,
 that it has used of a processor. Which of that is a hang is decided elsewhere, in `recovery.hangs`.
 """
 
+import gc
 import sys
 import sysconfig
 import threading
@@ -23,6 +24,7 @@ WORKING_SHARE: Final = 0.001
 _C10D: Final = "torch.distributed.distributed_c10d"
 _STANDING: Final = {"gemini_lab.transfer.standing_groups", "gemini_lab.transfer.standing_works"}
 _OWN_GROUP: Final = "gemini_lab.transfer.group"
+_COLLECTS_ANYWHERE: Final = sys.version_info < (3, 12)
 _COMPILERS: Final = {"torch._dynamo.convert_frame", "torch._inductor.compile_fx"}
 """Whose functions run while `torch.compile` compiles, and not when what they made does."""
 _OWN_WAITS: Final = {
@@ -177,14 +179,34 @@ def _stacks() -> Iterator[Mapping[int, list[FrameType]]]:
     them: unless they are emptied, both stay in memory until the garbage collector runs, for good
     where a script has switched it off.
     """
-    innermost = sys._current_frames()  # noqa: SLF001 - documented
-    stacks = {thread: [*_frames(one)] for thread, one in innermost.items()}
-    innermost.clear()
+    with _without_collection():
+        innermost = sys._current_frames()  # noqa: SLF001 - documented
+        stacks = {thread: [*_frames(one)] for thread, one in innermost.items()}
+        innermost.clear()
     try:
         yield stacks
     finally:
         for one in stacks.values():
             one.clear()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Have nobody's garbage collected in the block.
+
+    Before Python 3.12 that begins wherever memory is allocated, also in the midst of looking up
+    another thread's frame. What it takes apart may let that thread go on, such as a process group
+    that waits for its own threads: then the frame is none any more, and Python crashes, or waits
+    for itself for good where the thread ends.
+    """
+    if not _COLLECTS_ANYWHERE or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _frames(innermost: FrameType | None) -> Iterator[FrameType]:

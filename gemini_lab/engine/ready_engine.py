@@ -139,6 +139,7 @@ def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
     """
     start, state, before = session.start, ready.state, ready.place
     session.meet()
+    before.group.leave()
     seats = start.seats.placed(ready.settings)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
     exchange_layouts(state.layout, rank=start.rank, seats=seats, group=group)

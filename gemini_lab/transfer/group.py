@@ -116,6 +116,18 @@ class CheckpointGroup:
         with self._changed:
             return self._changed.wait_for(lambda: not self._at_work, within_s)
 
+    def leave(self) -> None:
+        """Give its threads and sockets back: from here on it is as if cut."""
+        with self._changed:
+            self._is_cut = True
+        left, self._group = [self._group], None
+        let_go(left)
+
+    def _whole(self) -> Any:
+        group = self._group
+        self.require_whole()
+        return group
+
     def _note(self, thread: int, *, is_at_work: bool) -> None:
         with self._changed:
             if is_at_work:
@@ -128,15 +140,15 @@ class CheckpointGroup:
 
     def isend(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> Any:
         """Begin to send; `finish` waits for it. Messages of a tag between two ranks keep order."""
-        self.require_whole()
+        group = self._whole()
         self.messages += 1
-        return self._group.send([tensor], to, tag)
+        return group.send([tensor], to, tag)
 
     def irecv(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> Any:
         """Begin to receive into `tensor`."""
-        self.require_whole()
+        group = self._whole()
         self.messages += 1
-        return self._group.recv([tensor], source, tag)
+        return group.recv([tensor], source, tag)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Send and wait."""
@@ -148,11 +160,20 @@ class CheckpointGroup:
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        self.finish([self._group.barrier()])
+        self.finish([self._whole().barrier()])
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
         """Every rank's `values` (equally many, 64-bit), in rank order."""
         ours = torch.tensor(values, dtype=torch.int64)
         theirs = [torch.zeros_like(ours) for _ in range(self.world_size)]
-        self.finish([self._group.allgather([theirs], [ours])])
+        self.finish([self._whole().allgather([theirs], [ours])])
         return [one.tolist() for one in theirs]
+
+
+def let_go(groups: list[Any]) -> None:
+    """Let go of Gloo's groups, and with them of their threads, sockets and buffers.
+
+    Who does waits until all that was asked of them is over: what waits for the rest of a message
+    that was half there ends with its time-out. So a thread of its own does, and empties the list.
+    """
+    threading.Thread(target=groups.clear, name="gemini-groups-left", daemon=True).start()

@@ -5,14 +5,15 @@ which is gone, as it may after a version was broken off.
 """
 
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-Calls = SimpleQueue[Callable[[], None] | None]
+Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 class OwnThread:
@@ -25,21 +26,15 @@ class OwnThread:
 
     def __init__(self, name: str, begin: Callable[[], object] = lambda: None) -> None:
         self._calls: Calls = SimpleQueue()
-        self._thread = threading.Thread(target=_work, args=[self._calls], name=name, daemon=True)
-        begun: Future[object] = Future()
-        self._begun = begun
-        self._calls.put(lambda: _keep(begun, begin))
+        self._thread = threading.Thread(
+            target=_work, args=[self._calls, begin], name=name, daemon=True
+        )
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
         """Have a call done; gives what it comes to. One thread submits."""
-        begun, future = self._begun, Future[Result]()
-
-        def after_begin() -> Result:
-            begun.result()
-            return call()
-
-        self._calls.put(lambda: _keep(future, after_begin))
+        future: Future[Result] = Future()
+        self._calls.put((future, call))
         if not self._thread.ident:
             self._thread.start()
         return future
@@ -55,16 +50,31 @@ class OwnThread:
             self._thread.join()
 
 
-def _work(calls: Calls) -> None:
-    while (call := calls.get()) is not None:
-        call()
-        del call  # it holds a version's tensors
+def _work(calls: Calls, begin: Callable[[], object]) -> None:
+    begun: Future[object] = Future()
+    _do(begun, begin)
+    while (given := calls.get()) is not None:
+        future, call = given
+        if error := begun.exception():
+            future.set_exception(error)
+        else:
+            _do(future, call)
+        del given, future, call  # they hold a version's tensors
 
 
-def _keep(future: Future[Result], call: Callable[[], Result]) -> None:
+def _do(future: Future[Result], call: Callable[[], Result]) -> None:
     try:
         result = call()
     except BaseException as error:  # noqa: BLE001 - for whoever asks for the result
+        _forget_frames(error)
         future.set_exception(error)
     else:
         future.set_result(result)
+    del future, call  # the error has this frame, and the future the error
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of all that was in hand where an error was raised: who keeps its future keeps that."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

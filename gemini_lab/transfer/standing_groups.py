@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from gemini_lab.errors import UnsupportedError
+from gemini_lab.transfer.group import let_go
 from gemini_lab.transfer.group_calls import COLLECTIVES, KNOW_NO_LIMIT, unknown_calls
 from gemini_lab.transfer.set_up_record import SetUpRecord, results_of
 from gemini_lab.transfer.sockets import Connections
@@ -170,7 +171,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._groups = groups
         self._timeout, self._more = timeout, more
         self._group: Any = None
-        self._left: list[Any] = []
+        self._gloo: Any = None
         self._apart: Apart | None = None  # the newest
         self._promised: set[Promise] = set()
         self._promising = threading.Lock()
@@ -184,13 +185,10 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
             self.connect(store)
 
     def connect(self, store: Any) -> None:
-        """Make the real group; all of its ranks call it together.
-
-        One from before stays: a thread of its own may wait for what will not come, and whoever lets
-        go of it would wait for that thread.
-        """
+        """Make the real group; all of its ranks call it together."""
         if self._group is not None:
-            self._left.append(self._group)
+            left, self._group, self._gloo = [self._group, self._gloo], None, None
+            let_go(left)
         if self._apart is not None:
             self._apart.settle(SETTLE_S)
         with self._connections.opened(links=self.size() - 1):

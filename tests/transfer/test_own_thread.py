@@ -5,6 +5,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
+from functools import partial
 
 import pytest
 
@@ -32,6 +34,35 @@ def test_calls_are_done_in_order_on_one_thread_and_their_errors_are_kept(thread)
     assert third.result(timeout=10) == 2
     assert first.done()
     assert set(seen) == {there()[0].ident} != {threading.get_ident()}
+
+
+class Version:
+    """What a call has in hand."""
+
+
+def test_an_error_that_is_kept_keeps_nothing_that_its_call_had_in_hand(thread):
+    """Where nobody takes apart what holds itself, as a script may have it."""
+    version = Version()
+    held = weakref.ref(version)
+
+    def look_up(version):
+        return [][bool(version)]
+
+    def fail(version):
+        try:
+            look_up(version)
+        except IndexError as error:
+            raise RuntimeError("it failed") from error
+
+    gc.disable()
+    try:
+        failed = thread.submit(partial(fail, version))
+        thread.submit(int).result(timeout=10)
+        del version
+        assert isinstance(failed.exception(), RuntimeError)
+        assert [held()] == [None]
+    finally:
+        gc.enable()
 
 
 def test_where_the_beginning_fails_all_calls_fail_so():

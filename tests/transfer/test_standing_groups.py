@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from json_lines import json_lines
 
 from gemini_lab.launch.etcd import held_port
+from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.set_up_record import SetUpRecord
 from gemini_lab.transfer.sockets import can_be_found
 from gemini_lab.transfer.standing_groups import StandingGroup, StandingGroups, obstacle
@@ -58,6 +60,41 @@ def told_by(process):
     for told in json_lines(output.decode().splitlines()):
         found |= told
     return found
+
+
+def settles_at(most):
+    """The threads of this process once they are so few, or after a while."""
+    deadline_s = time.monotonic() + 30
+    while (there := len(list(Path("/proc/self/task").iterdir()))) > most:
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(0.05)
+    return there
+
+
+def test_groups_that_are_made_anew_leave_no_threads_behind():
+    """Every recovery makes them anew, and a process has room for so many."""
+    store = dist.HashStore()
+    groups = StandingGroups(record=SetUpRecord())
+    group = StandingGroup(groups, store, 0, 1, timedelta(seconds=60))
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    for number in range(5):
+        group.connect(dist.PrefixStore(str(number), store))
+    assert settles_at(threads) <= threads
+    group.call("barrier").wait()
+
+
+def test_a_checkpoint_group_that_is_left_leaves_no_threads_behind_and_refuses():
+    before = len(list(Path("/proc/self/task").iterdir()))
+    group = CheckpointGroup(dist.HashStore(), rank=0, world_size=1)
+    group.barrier()
+    assert len(list(Path("/proc/self/task").iterdir())) > before
+    for _ in range(2):
+        group.leave()
+    assert settles_at(before) <= before
+    for refused in (group.barrier, partial(group.all_gather, [1])):
+        with pytest.raises(RuntimeError, match="were closed"):
+            refused()
 
 
 @pytest.mark.parametrize("end", ["killed", "silent"])
