@@ -202,8 +202,10 @@ def _items(
             read |= {(name, None), (name, first.argval)}
         elif first.opname in _GETS and first.argval in _TAKERS:
             read, added = read | {(name, None)}, added | {(name, None)}
-        else:
-            (added if _only_adds(steps, number) else read).add((name, None))
+        elif _adds_plainly(first, others[0]):
+            added.add((name, None))
+        elif not _only_adds(steps, number):  # where an item's name is worked out it may be a memo
+            read.add((name, None))
     return read, added
 
 
@@ -299,9 +301,9 @@ def _reads_outside(code: CodeType) -> Iterator[str]:
 
 def _only_adds(steps: Sequence[dis.Instruction], number: int) -> bool:
     """Whether what is loaded is added to, as in `losses.append(loss)` or `losses[step] = loss`."""
-    first, *_ = _following(steps, number)
-    if first.opname in _GETS:
-        return first.argval in _ADDERS
+    first, then, *_ = _following(steps, number)
+    if _adds_plainly(first, then) or first.opname in _GETS:
+        return _adds_plainly(first, then)
     above = 0  # values on the stack above what is loaded, while the item's name is worked out
     for step in steps[number + 1 :]:
         if step.opname == _STORES_ITEM:
@@ -311,6 +313,13 @@ def _only_adds(steps: Sequence[dis.Instruction], number: int) -> bool:
             return False
         above += 1 - taken
     return False
+
+
+def _adds_plainly(first: dis.Instruction, then: dis.Instruction) -> bool:
+    """Whether two instructions add to what is loaded before them, by a name that is there."""
+    if first.opname in _GETS:
+        return first.argval in _ADDERS
+    return first.opname.startswith("LOAD_") and then.opname == _STORES_ITEM
 
 
 def _taken(step: dis.Instruction) -> int | None:
