@@ -55,7 +55,7 @@ def _work(calls: Calls, begin: Callable[[], object]) -> None:
     _do(begun, begin)
     while (given := calls.get()) is not None:
         future, call = given
-        if error := begun.exception():
+        if (error := begun.exception()) is not None:
             future.set_exception(error)
         else:
             _do(future, call)
@@ -75,6 +75,8 @@ def _do(future: Future[Result], call: Callable[[], Result]) -> None:
 
 def _forget_frames(error: BaseException | None) -> None:
     """Let go of all that was in hand where an error was raised: who keeps its future keeps that."""
-    while error is not None:
+    seen = set[int]()  # errors may be each other's context
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+        error = error.__context__ if error.__cause__ is None else error.__cause__

@@ -65,6 +65,16 @@ def test_an_error_that_is_kept_keeps_nothing_that_its_call_had_in_hand(thread):
         gc.enable()
 
 
+def test_errors_that_are_each_others_context_are_kept(thread):
+    def fail():
+        error = ValueError("first")
+        error.__cause__ = KeyError("second")
+        error.__cause__.__cause__ = error
+        raise error
+
+    assert isinstance(thread.submit(fail).exception(timeout=10), ValueError)
+
+
 def test_where_the_beginning_fails_all_calls_fail_so():
     thread = OwnThread("gemini-test", begin=lambda: {}["nothing"])
     futures = [thread.submit(int), thread.submit(int)]

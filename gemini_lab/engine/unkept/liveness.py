@@ -301,9 +301,9 @@ def _reads_outside(code: CodeType) -> Iterator[str]:
 
 def _only_adds(steps: Sequence[dis.Instruction], number: int) -> bool:
     """Whether what is loaded is added to, as in `losses.append(loss)` or `losses[step] = loss`."""
-    first, then, *_ = _following(steps, number)
-    if _adds_plainly(first, then) or first.opname in _GETS:
-        return _adds_plainly(first, then)
+    first, *_ = _following(steps, number)
+    if first.opname in _GETS:
+        return first.argval in _ADDERS
     above = 0  # values on the stack above what is loaded, while the item's name is worked out
     for step in steps[number + 1 :]:
         if step.opname == _STORES_ITEM:
