@@ -7,6 +7,7 @@
     ├── LaunchError        nodes could not be started
     │   └── MissingError   for what they need is not there: the same call fails again
     ├── IntegrityError     bytes are not the bytes that were written
+    ├── UnreadError        bytes that were written cannot be read now: that proves no damage
     ├── MessageError       another process said something that is no message
     ├── CannotGoOnError    a worker's process cannot be kept: another one starts in its place
     └── RunFailedError     a run ended without finishing
@@ -61,6 +62,12 @@ class MissingError(LaunchError):
 
 class IntegrityError(GeminiError):
     """Stored bytes differ from the bytes that were written, or are incomplete."""
+
+
+class UnreadError(GeminiError):
+    """Stored bytes cannot be read now. This proves no damage: another try may read them."""
+
+    may_pass = True
 
 
 class MessageError(GeminiError):

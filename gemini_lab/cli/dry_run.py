@@ -12,7 +12,6 @@ from typing import Final
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
-from gemini_lab.lab.earlier import versions_at
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.mpi import find_mpiexec
 from gemini_lab.recovery.resizes import smaller_sizes
@@ -178,12 +177,18 @@ def _resumes(wanted: Submission, settings: Settings, *, ranks: int) -> str:
         return "nothing: it begins at its start (--resume)"
     if url is None:
         return "nothing: no persistent tier is named (--persistent-url)"
-    versions = versions_at(url)
-    if not versions:
-        return f"no version is there yet, so its start, from {url}"
-    then = persistent_tier(url).shards(versions[-1])
+    try:
+        there = persistent_tier(url).survey()
+        if there.unclear:
+            return f"not known yet: {there.unclear[-1].seen}"
+        if not there.stored:
+            return f"no version is there yet, so its start, from {url}"
+        newest = there.stored[-1].version
+        then = persistent_tier(url).shards(newest)
+    except GeminiError as error:
+        return f"not known yet: {error}"
     recut = "" if then == ranks else f" of {then} ranks, cut anew for {ranks}"
-    return f"version {versions[-1]}{recut}, from {url}"
+    return f"version {newest}{recut}, from {url}"
 
 
 def _seating(config: LabConfig, seats: Seats, settings: Settings) -> Iterator[str]:

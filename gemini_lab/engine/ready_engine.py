@@ -117,6 +117,7 @@ def ready_engine(
         layout=state.layout,
         recast=_recast(state, settings, remark, is_under_way=not is_first),
         old_slabs=lambda ranks: _old_slabs(session, ranks),
+        say=lambda text: session.emit(events.Note(text=text)),
     )
     with session.restoring():
         small = _restore(session, state.load, state, place)
@@ -206,7 +207,7 @@ def _say_if_nothing_is_resumed(url: str | None, remark: Callable[[str], None]) -
 
     It is no error: a job that goes on from what there is may be given `--resume` the first time.
     """
-    if url is not None and persistent_tier(url).stored():
+    if url is not None and persistent_tier(url).versions():
         return
     there = "there is no persistent tier" if url is None else f"{url} has no version"
     remark(
@@ -265,9 +266,7 @@ def _restore(
     try:
         restored = restore(plan, place, load)
     except UnusableCopyError as error:
-        session.restore_failed(
-            shard=error.shard, version=error.version, holder=error.holder, reason=error.reason
-        )
+        session.restore_failed(error)
         raise  # this worker ends: the root agent plans without that copy
     if restored is None or plan.version is None:
         return {}

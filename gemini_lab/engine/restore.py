@@ -25,7 +25,9 @@ from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.whole_copy import receive_copy, send_copy
 
 SmallState = Mapping[str, object]
-_UNREADABLE: Final = (GeminiError, OSError)
+ASK_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses before a store that did not return what was saved there is asked again: all ranks ask it
+at once, and one that limits requests refuses some. Then the root agent plans again."""
 Recast = Callable[[Sequence[ShardLayout], Sequence[bytes]], bytes]
 
 
@@ -37,9 +39,18 @@ class UnusableCopyError(IntegrityError):
         version: Which version of it.
         holder: The node that had it; `None` for the persistent tier.
         reason: What is wrong with it.
+        is_unread: Whether the persistent tier did not return it, which is no damage.
     """
 
-    def __init__(self, *, shard: int, version: int, holder: str | None, reason: str) -> None:
+    def __init__(
+        self,
+        *,
+        shard: int,
+        version: int,
+        holder: str | None,
+        reason: str,
+        is_unread: bool = False,
+    ) -> None:
         where = "the persistent tier" if holder is None else holder
         super().__init__(
             f"version {version} of shard {shard} from {where} cannot be used: {reason}"
@@ -48,6 +59,7 @@ class UnusableCopyError(IntegrityError):
         self.version = version
         self.holder = holder
         self.reason = reason
+        self.is_unread = is_unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +107,7 @@ class Place:
         recast: Makes this rank's small state of those of a version of another number of ranks,
             whose layouts it is given too.
         old_slabs: Gives this node's slabs of so many ranks.
+        say: Tells whoever watches the run.
     """
 
     rank: int
@@ -106,6 +119,7 @@ class Place:
     layout: ShardLayout
     recast: Recast
     old_slabs: Callable[[int], OldSlabs]
+    say: Callable[[str], None]
 
     @property
     def node(self) -> str:
@@ -199,32 +213,49 @@ def _receive(shard: int, plan: PlanPart, sender: int, place: Place) -> Receipt:
 def fetch(version: int, place: Place) -> Receipt:
     """Bring this rank's shard from the persistent tier into its slab.
 
+    A store that does not return it is asked again after growing pauses.
+
     Raises:
-        UnusableCopyError: It cannot be read, or is damaged.
+        UnusableCopyError: It is damaged, or the store still does not return it.
         ConfigError: It is of another model or optimizer, or of another number of ranks and cannot
             be cut anew for this one.
     """
     started_s = time.perf_counter()
+    pauses = iter(ASK_AGAIN_S)
+    while True:
+        try:
+            receipt = _fetch(version, place)
+        except UnusableCopyError as error:
+            pause_s = next(pauses, None) if error.is_unread else None
+            if pause_s is None:
+                raise
+            place.say(f"rank {place.rank}: {error.reason}; asked again in {pause_s:g} s")
+            time.sleep(pause_s)
+        else:
+            return replace(receipt, retrieve_s=time.perf_counter() - started_s)
+
+
+def _fetch(version: int, place: Place) -> Receipt:
     with _usable(version, place):
         tier = persistent_tier(str(place.persistent_url))
         ranks_then = tier.shards(version)
     if ranks_then == place.seats.world_size:
-        receipt = _fetch_own(tier, version, place)
-    else:
-        receipt = _fetch_recut(tier, version, place)
-    return replace(receipt, retrieve_s=time.perf_counter() - started_s)
+        return _fetch_own(tier, version, place)
+    return _fetch_recut(tier, version, place)
 
 
 @contextmanager
-def _usable(
-    version: int, place: Place, *, errors: tuple[type[Exception], ...] = _UNREADABLE
-) -> Iterator[None]:
-    """What cannot be read of a persistent version is an `UnusableCopyError`."""
+def _usable(version: int, place: Place) -> Iterator[None]:
+    """Turn what a store raises into an `UnusableCopyError`; only proof of damage is damage."""
     try:
         yield
-    except errors as error:
+    except (GeminiError, OSError) as error:
         raise UnusableCopyError(
-            shard=place.rank, version=version, holder=None, reason=str(error)
+            shard=place.rank,
+            version=version,
+            holder=None,
+            reason=str(error),
+            is_unread=not isinstance(error, IntegrityError),
         ) from error
 
 
@@ -245,8 +276,12 @@ def _fetch_recut(tier: PersistentTier, version: int, place: Place) -> Receipt:
         shards = tier.open_shards(version)
     layouts = [shard.layout for shard in shards]
     plan = plan_recut(layouts, place.layout)
-    with _usable(version, place, errors=(IntegrityError,)):
+    try:
         small = place.recast(layouts, [shard.small for shard in shards])
+    except IntegrityError as error:
+        raise UnusableCopyError(
+            shard=place.rank, version=version, holder=None, reason=str(error)
+        ) from error
     buffer = _begin_cut(place, version, plan, small)
     for number, shard in enumerate(shards):
         with _usable(version, place):

@@ -15,6 +15,7 @@ from torch.distributed import DistStoreError
 from gemini_lab.engine.cut_link import cut_link
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.restore import UnusableCopyError
 from gemini_lab.engine.standing import Standing
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log.entry import Entry
@@ -125,16 +126,17 @@ class WorkerSession:
                 Learned(rank=rank, epoch=epoch, modules=modules, environment=environment)
             )
 
-    def restore_failed(self, *, shard: int, version: int, holder: str | None, reason: str) -> None:
-        """Tell the root agent that a copy could not be used, so that it plans without it."""
+    def restore_failed(self, error: UnusableCopyError) -> None:
+        """Tell the root agent that a copy could not be used, so that it plans again."""
         self._channel.send(
             RestoreFailed(
                 rank=self.start.rank,
                 epoch=self.start.epoch,
-                shard=shard,
-                version=version,
-                holder=holder,
-                reason=reason,
+                shard=error.shard,
+                version=error.version,
+                holder=error.holder,
+                reason=error.reason,
+                is_unread=error.is_unread,
             )
         )
 

@@ -29,21 +29,16 @@ def earlier_tier(folder: Path, job: Job) -> Path | None:
     return None
 
 
-def versions_at(url: str) -> list[int]:
-    """The versions in a persistent tier, in order; none where it cannot be read."""
-    try:
-        return sorted(one.version for one in persistent_tier(url).stored())
-    except GeminiError:
-        return []
-
-
 def _has_begun(url: str) -> bool:
-    """Whether a persistent tier has a version, or had one that training went back behind."""
+    """Whether a persistent tier has a version, or had one that training went back behind.
+
+    One that cannot be read has: an earlier run's must not be taken for the newest.
+    """
     try:
-        tier = persistent_tier(url)
-        return bool(tier.stored() or tier.disowned())
+        there = persistent_tier(url).survey()
     except GeminiError:
-        return False
+        return True
+    return bool(there.stored or there.unclear or there.disowned)
 
 
 def _told(run: Path) -> Iterator[RunStarted]:

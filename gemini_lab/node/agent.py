@@ -340,7 +340,7 @@ class Agent:
         self._term = hello.term
         self.root.open(channel)
         channel.send(self.supervisor.joined())
-        self.supervisor.say_leaving()
+        self.supervisor.say_again()
         try:
             while (message := await channel.receive()) is not None:
                 if isinstance(message, RootOrder):

@@ -69,8 +69,10 @@ def answer_to(request: Message, slabs: list[Slab]) -> tuple[Message, tuple[int, 
         case WriteLeft():
             return write_left(request.order), ()
         case ListVersions():
-            tier = persistent_tier(request.url)
-            return VersionsListed(versions=tier.stored(), disowned=tier.disowned()), ()
+            there = persistent_tier(request.url).survey()
+            return VersionsListed(
+                versions=there.stored, unclear=there.unclear, disowned=there.disowned
+            ), ()
         case _:
             raise MessageError(f"no bulk process does {type(request).__name__}")
 

@@ -40,6 +40,7 @@ async def take_inventory(
         copies=found.copies,
         damaged=found.damaged,
         persistent=stored.versions,
+        unclear=stored.unclear,
         unread=unread,
         disowned=stored.disowned,
         left=[*remembered.left],

@@ -102,7 +102,14 @@ class WorkerListener:
             self._root.send(to_root)
         if isinstance(entry.event, VersionComplete):
             self._writer.begin_if_whole()
-        self.remembered.take(entry.event)
+        self.remembered.take(entry)
+
+    def say_again(self, epoch: int) -> None:
+        """Repeat to a root agent that has greeted what it waits for and may have missed."""
+        for entry in self.remembered.decisive(epoch):
+            _, to_root = told_of(entry, is_placed=self.is_placed)
+            if to_root is not None:
+                self._root.send(to_root)
 
     async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:

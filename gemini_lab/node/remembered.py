@@ -3,12 +3,15 @@
 from collections import defaultdict, deque
 from typing import Final
 
+from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
-    AnyEvent,
     Iteration,
     IterationBegun,
     Protected,
+    RewindFailed,
     Rewound,
+    ShardRestored,
+    VersionComplete,
     WrongSums,
 )
 from gemini_lab.recovery.distrust import left_by
@@ -16,6 +19,11 @@ from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.rewinds import joined, left_of
 
 REMEMBERED: Final = 32  # words of a worker on its iterations, two of each
+
+
+_DECISIVE: Final = (Protected, ShardRestored, VersionComplete, RewindFailed)
+"""Of these the newest of each rank is said again when a connection to a root agent broke: the last
+version of a run, say, is saved when all ranks have said that it is whole."""
 
 
 class Remembered:
@@ -31,6 +39,7 @@ class Remembered:
         self.protected: Protected | None = None
         self.left: tuple[VersionId, ...] = ()
         self.wrong_sums: WrongSums | None = None
+        self._decisive: dict[tuple[type, int], Entry] = {}
         self._run: int | None = None  # whose all of this is
         self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED)
@@ -42,13 +51,21 @@ class Remembered:
             self._said.clear()
             self._run, self.left, self.protected = run, (), None
         self.wrong_sums = None
+        self._decisive.clear()
+
+    def decisive(self, epoch: int) -> list[Entry]:
+        """Return what workers of an epoch said once, and the root agent waits for, in order."""
+        return [one for one in self._decisive.values() if one.event.epoch == epoch]
 
     def iterations(self, run: int) -> list[IterationBegun | Iteration]:
         """What a run's workers said of their newest iterations, rank by rank."""
         return [one for said in self._said.values() for one in said] if run == self._run else []
 
-    def take(self, event: AnyEvent) -> None:
+    def take(self, entry: Entry) -> None:
         """A worker said something."""
+        event = entry.event
+        if isinstance(event, _DECISIVE):
+            self._decisive[type(event), event.rank] = entry
         match event:
             case IterationBegun() | Iteration(restored=False):
                 self._said[event.rank].append(event)

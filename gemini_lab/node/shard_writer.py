@@ -24,7 +24,8 @@ class ShardWriter:
 
     The root has one version on its way. Whoever orders the next, or fences, has given up what is
     still being written here: that is ended, for a store that hangs would keep it, and its copy of
-    the shards, for ever.
+    the shards, for ever. The same order comes again when the connection to the root agent broke,
+    for the answer may have been lost: what is done is answered again, and not done again.
 
     Args:
         keeper: This node's memory.
@@ -49,17 +50,24 @@ class ShardWriter:
         self._answer, self._background = answer, background
         self._order: Persist | None = None
         self._writing: asyncio.Task[None] | None = None
+        self._newest: Persist | Commit | None = None
+        self._answered: Message | None = None  # what was answered to that
 
     def obey(self, order: Persist | Commit) -> None:
         """Do what the root agent asks for."""
+        if order == self._newest:
+            if self._answered is not None:
+                self._answer(self._answered)
+            return
+        self._newest, self._answered = order, None
         if isinstance(order, Persist):
-            self.expect(order)
+            self._expect(order)
         else:
-            self.commit(order)
+            self._begin(order, lambda: self._write_manifest(order))
 
-    def expect(self, order: Persist) -> None:
+    def _expect(self, order: Persist) -> None:
         """Write this version when it is whole here; what was ordered before is given up."""
-        self.cancel()
+        self._give_up()
         self._order = order
         self.begin_if_whole()
 
@@ -77,11 +85,7 @@ class ShardWriter:
         elif self._keeper.has_passed(order.version):
             self._order = None
             reason = "training has passed it already; save more rarely, or wait for the next"
-            self._answer(PersistFailed(epoch=order.epoch, version=order.version, reason=reason))
-
-    def commit(self, order: Commit) -> None:
-        """Write the manifest."""
-        self._begin(order, lambda: self._write_manifest(order))
+            self._say(order, _failed(order, reason))
 
     async def disown(self, order: Disown) -> None:
         """Write what was left behind, beside whatever is being written."""
@@ -92,7 +96,11 @@ class ShardWriter:
         self._answer(answer)
 
     def cancel(self) -> None:
-        """Give up what waits and what is being written."""
+        """Give up what waits and what is being written, as if it was never ordered."""
+        self._newest = self._answered = None
+        self._give_up()
+
+    def _give_up(self) -> None:
         self._order = None
         if self._writing is not None:
             self._writing.cancel()
@@ -105,10 +113,20 @@ class ShardWriter:
 
     async def _write(self, order: Persist | Commit, work: Callable[[], Awaitable[Message]]) -> None:
         try:
-            self._answer(await work())
+            answer = await work()
         except (GeminiError, OSError) as error:
-            self._answer(PersistFailed(epoch=order.epoch, version=order.version, reason=str(error)))
+            answer = _failed(order, str(error))
+        self._say(order, answer)
+
+    def _say(self, order: Persist | Commit, answer: Message) -> None:
+        if order == self._newest:
+            self._answered = answer
+        self._answer(answer)
 
     async def _write_manifest(self, order: Commit) -> Committed:
         answer, _ = await self._bulk.ask(WriteManifest(order=order), Committed)
         return answer
+
+
+def _failed(order: Persist | Commit, reason: str) -> PersistFailed:
+    return PersistFailed(epoch=order.epoch, version=order.version, reason=reason)

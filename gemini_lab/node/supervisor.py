@@ -137,6 +137,11 @@ class Supervisor:
             left=[*self._listener.remembered.left],
         )
 
+    def say_again(self) -> None:
+        """Repeat to a root agent that has greeted what it waits for and may have missed."""
+        self._listener.say_again(self.epoch)
+        self.say_leaving()
+
     def say_leaving(self, within_s: float | None = None) -> None:
         """Tell the root agent that this node's machine is to go, once that is known.
 

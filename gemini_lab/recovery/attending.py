@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemini_lab.log import events
+from gemini_lab.recovery.disowning import disown
 from gemini_lab.recovery.drains import forgotten
 from gemini_lab.recovery.keeping import SEVERED
-from gemini_lab.recovery.messages import Fence, Learned, Prepare, WorkerStatus
+from gemini_lab.recovery.messages import Fence, Learned, Prepare, Release, WorkerStatus
 from gemini_lab.recovery.protocol import (
     ACTIVE,
     RESTARTING,
@@ -88,6 +89,7 @@ class AttendedRun(WatchedRun):
         if self._learned is not None:
             yield self._prepare(joined.node, self._learned)
         yield from self._let_leave(joined.at_s)
+        yield from self._ask_again(joined)
         phase = self.state.phase
         if phase in {"inventory", "waiting"}:  # it was not fenced with the others
             yield Send(to=joined.node, order=Fence(epoch=self.state.epoch))
@@ -104,6 +106,7 @@ class AttendedRun(WatchedRun):
         if said := list(self._on_unheard(joined.at_s, [joined])):
             yield from said
             return
+        yield from self._ask_again(joined)
         phase = self.state.phase
         if phase == "running" and self._ahead.is_lost_with(joined):
             yield from self._without_ahead(joined.at_s, f"the connection to {joined.node} broke")
@@ -116,6 +119,17 @@ class AttendedRun(WatchedRun):
             else:
                 yield from self._stop.ask_again(self.state, joined.node)
                 yield from self._finish_if_all_did(joined.at_s)
+
+    def _ask_again(self, joined: NodeJoined) -> Iterator[Instruction]:
+        """Repeat what was said once and is waited for: it, or the answer, may have been lost.
+
+        What workers said is repeated by their agent, see `node.remembered`.
+        """
+        yield from self._saver.ask_again(joined.node)
+        if self.state.is_disowning:
+            yield from disown(self.state, [joined.node])
+        if self.state.phase in {"done", "failed"} and joined.workers:
+            yield Send(to=joined.node, order=Release(epoch=self.state.epoch))
 
     def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
         was_living = self.living.pop(lost.node, None) is not None

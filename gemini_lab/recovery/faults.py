@@ -7,15 +7,15 @@ from typing import Final
 
 from gemini_lab.log.events import FailureCause, ReplicaRejected, VersionRejected
 from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
-from gemini_lab.recovery.plan import Copy, VersionId
+from gemini_lab.recovery.plan import Copy
 from gemini_lab.recovery.protocol import Emit, RootState
+from gemini_lab.shard.lineage import Lineage
 
 MAX_ATTEMPTS: Final = 3  # script errors in a row, with no iteration finished between
 MAX_KILLS: Final = 10  # the same for workers that a signal ended
 MAX_BARREN: Final = 10  # failures in a row of starts that got no further than a version
 FURTHER: Final = 2  # versions that a start has to make to have got further
 MOST_ERRORS: Final = 64  # of the script's own, that are kept in mind
-MAX_RESTORE_FAILURES: Final = 2  # after these a version is not tried again
 LONGEST_ERROR: Final = 200
 _OF_THE_NETWORK: Final = re.compile(
     r"connection|broken ?pipe|EOFError|\bpeer\b|gloo|nccl|timed? ?out|rendezvous|TCPStore",
@@ -260,26 +260,47 @@ def node_to_leave(offences: Sequence[str], state: RootState, spares: Sequence[st
     return node if has_spare and node not in state.excluded else None
 
 
-def after_failed_restore(state: RootState, said: RestoreFailed, tried: VersionId) -> RootState:
-    """The state without the copy that could not be used, and without its version at last.
+def judge_unread(
+    state: RootState, said: RestoreFailed, *, node: str, spares: Sequence[str]
+) -> Verdict:
+    """What becomes of a run one node of which cannot read the persistent tier, though others do.
 
     Args:
         state: Before.
         said: What its worker said.
-        tried: The version that was to be loaded.
+        node: Where it runs.
+        spares: Living nodes without a position.
     """
-    failed_loads = (*state.failed_loads, tried)
-    bad_copies, rejected = state.bad_copies, state.rejected
-    if said.holder is not None:
-        bad = Copy(shard=said.shard, version=said.version, node=said.holder, lineage=tried.lineage)
-        bad_copies = (*bad_copies, bad)
-    if failed_loads.count(tried) >= MAX_RESTORE_FAILURES and tried not in rejected:
-        rejected = (*rejected, tried)
-    return replace(state, failed_loads=failed_loads, bad_copies=bad_copies, rejected=rejected)
+    state = _with_attempt(state, [node])
+    left = node_to_leave(state.offences, state, spares) if state.attempts >= MAX_ATTEMPTS else None
+    reason = f"rank {said.rank} on {node}, where others read: {said.reason}" if left else ""
+    return Verdict(state=state, reason=reason, left=left)
 
 
-def rejections(before: RootState, after: RootState, said: RestoreFailed) -> Iterator[Emit]:
-    """What is said of a copy that could not be used, and of a version that is tried no more."""
+def without_copy(
+    state: RootState, said: RestoreFailed, lineage: Lineage, known: Sequence[Copy]
+) -> RootState:
+    """Return the state without a copy in memory that could not be used.
+
+    A copy that fails although it is avoided was sent again, whole, from another node: what does
+    not load then is the version, of which no copy is used again.
+
+    Args:
+        state: Before.
+        said: What its worker said.
+        lineage: Of the version.
+        known: The copies of that shard and version in memory that are not avoided yet.
+    """
+    assert said.holder is not None
+    bad = Copy(shard=said.shard, version=said.version, node=said.holder, lineage=lineage)
+    more = known if bad in state.bad_copies else [bad]
+    return replace(state, bad_copies=(*state.bad_copies, *more))
+
+
+def rejections(
+    before: RootState, after: RootState, said: RestoreFailed, known: Sequence[Copy]
+) -> Iterator[Emit]:
+    """Say that a copy could not be used, and if none of its version is left in memory."""
     number = before.recovery
     yield Emit(
         event=ReplicaRejected(
@@ -291,10 +312,15 @@ def rejections(before: RootState, after: RootState, said: RestoreFailed) -> Iter
             reason=said.reason,
         )
     )
-    for one in after.rejected[len(before.rejected) :]:
-        reason = f"it failed to load {after.failed_loads.count(one)} times"
-        yield Emit(
-            event=VersionRejected(
-                recovery=number, epoch=before.epoch, version=one.version, reason=reason
-            )
+    if said.holder is not None and {*known} <= {*after.bad_copies}:
+        reason = f"no copy of shard {said.shard} in memory could be used"
+        yield rejected_version(before, said.version, reason)
+
+
+def rejected_version(state: RootState, version: int, reason: str) -> Emit:
+    """Say that a version is tried no more."""
+    return Emit(
+        event=VersionRejected(
+            recovery=state.recovery, epoch=state.epoch, version=version, reason=reason
         )
+    )

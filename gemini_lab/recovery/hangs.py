@@ -96,6 +96,13 @@ class Pulses:
         heard = (pulse for pulse, _ in self._heard.values())
         return frozenset(one.rank for one in heard if one.waits_in and one.silent_s == 0)
 
+    def read_tier(self, ranks: Iterable[int]) -> bool:
+        """Return whether all of these were last seen reading the persistent tier."""
+        seen = [self._heard[rank][0] for rank in ranks if rank in self._heard]
+        return bool(seen) and all(
+            one.doing == "restoring" and one.detail == "persistent" for one in seen
+        )
+
     def note_iteration(self, rank: int, iteration: int) -> None:
         """A rank has finished one: whatever was seen of it before is over."""
         self._heard.pop(rank, None)

@@ -57,7 +57,7 @@ def finished_event(
     """The end of the recovery that `before` was in; agents know of iterations that no root saw."""
     assert before.trouble is not None
     version = plan.version or 0
-    done = max(before.iteration, last_done(answers))
+    done = max(before.iteration, before.trouble.reached, last_done(answers))
     return events.RecoveryFinished(
         recovery=before.recovery,
         epoch=before.epoch,

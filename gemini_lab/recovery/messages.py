@@ -26,7 +26,7 @@ from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected, WrongSums
 from gemini_lab.placement.memory import BUFFERS
-from gemini_lab.recovery.plan import PlanPart, Stored, VersionId
+from gemini_lab.recovery.plan import PlanPart, Stored, Unclear, VersionId
 from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
@@ -580,6 +580,7 @@ class Inventory(Message, frozen=True, kw_only=True):
         copies: Whole ones of the run; those of other runs are nobody's any more.
         damaged: Complete ones that differ from their checksums.
         persistent: The tier's versions; `None` where it was not asked for, or cannot be read.
+        unclear: Those of it that were saved and are not whole as this node sees them.
         unread: Why it cannot be read.
         disowned: What training went back behind, as the tier says.
         protected: By which settings the copies were made, where that was asked: a root that was
@@ -593,6 +594,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     copies: list[KeptCopy]
     damaged: list[DamagedCopy]
     persistent: list[Stored] | None = None
+    unclear: list[Unclear] = []
     unread: str = ""
     disowned: list[VersionId] = []
     protected: Protected | None = None
@@ -888,10 +890,12 @@ class VersionsListed(Message, frozen=True, kw_only=True):
 
     Attributes:
         versions: Those that count, oldest first; `None` where nobody looked.
+        unclear: Those that were saved and are not whole as this node sees them.
         disowned: What training went back behind, as it says.
     """
 
     versions: list[Stored] | None = None
+    unclear: list[Unclear] = []
     disowned: list[VersionId] = []
 
 
@@ -933,7 +937,12 @@ class OldSlabsGiven(Message, frozen=True, kw_only=True):
 
 
 class RestoreFailed(Message, frozen=True, kw_only=True):
-    """A copy could not be used: plan without it. `holder` is `None` for the persistent tier."""
+    """A copy could not be used.
+
+    Attributes:
+        holder: The node that has it; `None` for the persistent tier.
+        is_unread: Whether the tier did not return it, which is no damage: it is asked again.
+    """
 
     rank: Rank
     epoch: Epoch
@@ -941,6 +950,7 @@ class RestoreFailed(Message, frozen=True, kw_only=True):
     version: int
     holder: str | None
     reason: str
+    is_unread: bool = False
 
 
 class Held(Message, frozen=True, kw_only=True):

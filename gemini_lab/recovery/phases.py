@@ -16,7 +16,7 @@ import msgspec
 from gemini_lab.log import events
 from gemini_lab.recovery.drains import moving
 from gemini_lab.recovery.ending import EndingRun
-from gemini_lab.recovery.faults import has_got_further
+from gemini_lab.recovery.faults import has_got_further, rejected_version
 from gemini_lab.recovery.log_events import (
     beginning,
     finished_event,
@@ -32,8 +32,8 @@ from gemini_lab.recovery.messages import (
     StartWorkers,
     TakeInventory,
 )
-from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.recovery.planning import hopes, rack_notes
+from gemini_lab.recovery.plan import RecoveryPlan, VersionId
+from gemini_lab.recovery.planning import hopes, rack_notes, stored_versions
 from gemini_lab.recovery.protocol import (
     Emit,
     Instruction,
@@ -69,9 +69,12 @@ class PhasedRun(EndingRun):
         if trouble is not None:
             trouble = replace(trouble, lost=(*trouble.lost, *lost))
         elif is_new:
-            trouble = Trouble(cause=cause, lost=tuple(lost), at_s=at_s, since_s=at_s)
-            state = replace(state, recoveries=state.recoveries + 1, has_given_up=False)
-            state = replace(state, none_come=False)
+            reached = max(state.iteration, state.newest, state.saved)
+            trouble = Trouble(
+                cause=cause, lost=tuple(lost), at_s=at_s, since_s=at_s, reached=reached
+            )
+            state = replace(state, recoveries=state.recoveries + 1, none_come=False)
+            state = replace(state, has_given_up=False, let_go=-1)
         self.state = replace(state, epoch=state.epoch + 1, trouble=trouble)
         if is_new and trouble is not None:
             self.state = beginning(self.state, trouble)
@@ -115,6 +118,7 @@ class PhasedRun(EndingRun):
             case Inventory(), "inventory":
                 self._answered.add(node)
                 self._inventory[node] = answer
+                self._note_stored()
                 self._repeats.learn(answer.iterations, answer.left)
                 self._leave_behind(answer.left)
                 if self.state.settings is None and answer.protected is not None:
@@ -159,11 +163,31 @@ class PhasedRun(EndingRun):
         if is_known:
             return False
         is_witnessed = hopes(self.state, self._inventory).is_witnessed
-        return self._make_plan().tier != "memory" or not is_witnessed
+        plan = self._make_plan()
+        is_enough = plan.tier == "memory" and (plan.version or 0) >= self.state.saved
+        return not is_enough or not is_witnessed
+
+    def _note_stored(self) -> None:
+        """Keep in mind what the tier shows: what was there once is not gone if it shows less."""
+        there = [
+            one.version
+            for one in stored_versions(self.state, self._inventory)
+            if VersionId(version=one.version, lineage=one.lineage) not in self.state.rejected
+        ]
+        if (newest := max(there, default=0)) > self.state.saved:
+            self._saver.note_stored(newest)
+            self.state = replace(self.state, saved=newest)
+            if (trouble := self.state.trouble) is not None:
+                trouble = replace(trouble, reached=max(trouble.reached, newest))
+                self.state = replace(self.state, trouble=trouble)
 
     def _ask_storage(self) -> Send:
-        """Have one agent answer again, with the versions that the persistent tier has."""
-        node = in_order(self.living)[0]
+        """Have one agent answer again, with the versions that the persistent tier has.
+
+        They take turns while the run waits: one may see what another does not.
+        """
+        agents = in_order(self.living)
+        node = agents[self._looks % len(agents)]
         self._answered.discard(node)
         url = self.state.read_settings().persistent_url
         return Send(to=node, order=self._inventory_order(persistent_url=url))
@@ -175,10 +199,17 @@ class PhasedRun(EndingRun):
             return
         if self.state.phase == "inventory":
             yield from self._report_bad_copies()
+        yield from self._let_go_of_tier_version(at_s)
         before = self.state
         self.state = seat_anew(at_s, before, self.living, self._inventory)
         self._plan = plan = self._make_plan()
         reason = self._reason_to_wait(plan, at_s)
+        if reason and self.state.has_given_up:  # this is what the person's word was about
+            self.state, before = (
+                replace(one, has_given_up=False, let_go=plan.version or 0)
+                for one in (self.state, before)
+            )
+            reason = self._reason_to_wait(plan, at_s)
         if reason or plan.missing:
             self.state = before
             yield from self._wait(at_s, plan, reason)
@@ -230,7 +261,10 @@ class PhasedRun(EndingRun):
             placed=self.state.seats.seated(plan.members),
             newest=plan.version or 0,
             begun=plan.version or 0,
+            saved=min(self.state.saved, plan.version or 0),
+            has_given_up=False,
         )
+        self._saver.let_go(self.state.saved)
         is_standby_used = len(self._spares()) < self.state.seats.standbys
         self._retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self._enter("rendezvous", at_s)
@@ -258,14 +292,35 @@ class PhasedRun(EndingRun):
         return Send(to=host, order=HoldPort(epoch=self.state.epoch, keeper=keeper))
 
     def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
-        """Why this plan would throw progress away; empty if it does not, or is allowed to."""
+        """Return why this plan is not carried out; empty if it loses nothing, or is allowed to.
+
+        A person's word holds for what it was said of: a plan that goes back further needs another.
+        """
+        if pause := self._tier_pause and self._tier_pause.reason_to_wait(plan, at_s):
+            return pause
+        if self._has_waited(at_s) or 0 <= self.state.let_go <= (plan.version or 0):
+            return ""
+        return reason_to_wait(plan, hopes(self.state, self._inventory)) or ""
+
+    def _has_waited(self, at_s: float) -> bool:
+        """Return whether a setting lets progress go that was waited for this long."""
         patience_s = self.state.read_settings().give_up_progress_after_s
         trouble = self.state.trouble
         waited_s = 0.0 if trouble is None else at_s - trouble.since_s
-        has_waited = patience_s is not None and waited_s >= patience_s
-        if self.state.has_given_up or has_waited:
-            return ""
-        return reason_to_wait(plan, hopes(self.state, self._inventory)) or ""
+        return patience_s is not None and waited_s >= patience_s
+
+    def _let_go_of_tier_version(self, at_s: float) -> Iterator[Instruction]:
+        """Try a version in the tier no more that does not load, if a person or a setting says so."""
+        pause = self._tier_pause
+        if pause is None or not pause.concerns(self._make_plan()):
+            return
+        if self.state.has_given_up or self._has_waited(at_s):
+            yield rejected_version(
+                self.state, pause.version.version, f"it was given up: {pause.reason}"
+            )
+            rejected = (*self.state.rejected, pause.version)
+            self.state = replace(self.state, rejected=rejected, has_given_up=False)
+            self._tier_pause = None
 
     def _wait(self, at_s: float, plan: RecoveryPlan, reason: str) -> Iterator[Instruction]:
         """Nothing starts yet. Positions stay empty: whose memory comes back finds its own."""
@@ -318,6 +373,7 @@ class PhasedRun(EndingRun):
 
     def _resumed(self, at_s: float, iteration: int) -> Iterator[Instruction]:
         assert self._plan is not None
+        self._tier_pause = None
         yield self._step("warm_up", at_s)
         before = self.state
         self.state = replace(

@@ -47,6 +47,19 @@ class Stored:
     lineage: Lineage = NO_LINEAGE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unclear:
+    """A version that was saved to the persistent tier, and is not whole as an agent sees it.
+
+    Attributes:
+        version: Its number; of which history it is, its manifest does not say.
+        seen: What was seen of it.
+    """
+
+    version: int
+    seen: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class VersionId:
     """A version of one history; of two the later one has the greater number, or epoch.
@@ -218,7 +231,7 @@ def plan_recovery(
         living: Nodes whose agents live, standbys included.
         standbys: Living nodes without a position, in the order in which they are to be used.
         persistent: Versions that are whole in the persistent tier.
-        rejected: Versions that must not be tried again.
+        rejected: Versions in the persistent tier that must not be tried again.
         workers_per_node: Ranks on each position; shard `r` belongs to position
             `r // workers_per_node`.
         rack_of: The rack of each node whose rack is known.
@@ -238,7 +251,7 @@ def plan_recovery(
         late=late,
     )
     usable = _usable(alive, new_members, kept, workers_per_node)
-    holders = {v: held for v, held in _holders(usable).items() if v not in rejected}
+    holders = _holders(usable)
     shards = range(placement.nodes * workers_per_node)
     whole = [v for v, by_shard in holders.items() if all(by_shard.get(s) for s in shards)]
     in_store = [VersionId(version=one.version, lineage=one.lineage) for one in persistent]

@@ -71,7 +71,7 @@ def _plan_with(
         late=late,
     )
     others = [copy for copy in copies if copy.ranks not in {0, seats.world_size}]
-    return with_cuts(plan, others, rejected=state.rejected) if others else plan
+    return with_cuts(plan, others) if others else plan
 
 
 def rack_notes(before: RootState, plan: RecoveryPlan) -> Iterator[Emit]:
@@ -131,15 +131,19 @@ def resumes_elsewhere(order: JobOrder, settings: Settings) -> bool:
 def hopes(state: RootState, inventories: Mapping[str, Inventory]) -> Hopes:
     """What may still come back that is newer than what is at hand."""
     seen = newest_seen(good_copies(state, inventories))
-    stored = max((one.version for one in stored_versions(state, inventories)), default=0)
-    rejected = {one.version for one in state.rejected}
-    known = [v for v in (state.newest, seen, stored) if v not in rejected]
+    let_go = {one.version for one in state.rejected}
+    known = [v for v in (state.newest, seen, state.saved) if v not in let_go]
     if state.job.is_resumed and not state.iteration:  # what the run before went back to counts
         known += [one.version for said in inventories.values() for one in said.disowned]
+    if state.rejected and state.trouble is not None:  # who let one go did not ask for the start
+        known.append(state.trouble.reached)
     unread = next((said.unread for said in inventories.values() if said.unread), "")
     lost = () if state.trouble is None else state.trouble.lost
     return Hopes(
         newest=max(known, default=0),
+        saved=0 if state.saved in let_go else state.saved,
+        stored=tuple(one.version for one in stored_versions(state, inventories)),
+        unclear=tuple(one for said in inventories.values() for one in said.unclear),
         silent=state.silent,
         unheard=tuple(node for node in state.silent if state.is_unsure and node in lost),
         unread=unread,

@@ -253,12 +253,14 @@ class Trouble:
         lost: The nodes that went, in the order in which that was noticed.
         at_s: When the first failure was noticed.
         since_s: Since when it is waited for what may come, on the clock of the root agent of now.
+        reached: The newest version or finished iteration known before.
     """
 
     cause: str
     lost: tuple[str, ...]
     at_s: float
     since_s: float
+    reached: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,9 +273,8 @@ class RootState:
         placed: Who sits where, and, once a worker's `protect` told the settings, who keeps what.
         settings: What the workers' `protect` said; `None` before that.
         fingerprint: Of model, optimizer and world size, by which another model is recognised.
-        rejected: Versions not to be tried again.
-        bad_copies: Those that failed their checksums.
-        failed_loads: A version for each time that it failed to load.
+        rejected: Versions in the persistent tier that do not load, and that a person let go.
+        bad_copies: Those in memory that could not be used.
         left: What rewinds left behind; see `recovery.rewinds`.
         newest: The newest version that is known to have been whole.
         trained: The epoch in which workers were started last.
@@ -281,7 +282,8 @@ class RootState:
         silent: Nodes that were lost without a sign that their memory is gone.
         is_unsure: Whether versions may have become whole of which no root has heard: one was lost
             while workers ran.
-        has_given_up: Whether a person let go of versions that may still come back.
+        has_given_up: Whether a person let go of what the next plan waits for.
+        let_go: The version from which to go on that a person has agreed to; -1 for none.
         given_up: The last number of a `ProgressGivenUp` that was heard.
         attempts: Workers that failed since an iteration was finished, one done again included.
         errors: The script's own ones in this run, the newest last.
@@ -318,7 +320,8 @@ class RootState:
         later: The placement to which the one of now is on the way, once its copies are whole.
         placed_at_s: When copies were placed anew last; 0 for never.
         is_replacing: Whether the ranks are stopping for that.
-        saved: The newest version that went to the persistent tier, and was not left behind.
+        saved: The newest version that is known to be in the persistent tier and was neither left
+            behind nor let go.
         saved_at_s: When it was begun, or the job was submitted.
         is_behind: Whether training went back behind what is there, and nothing was saved since.
         clock_s: What the clock of the root agent that wrote this said as it did; 0 in its own.
@@ -332,7 +335,6 @@ class RootState:
     fingerprint: str | None = None
     rejected: tuple[VersionId, ...] = ()
     bad_copies: tuple[Copy, ...] = ()
-    failed_loads: tuple[VersionId, ...] = ()
     left: tuple[VersionId, ...] = ()
     newest: int = 0
     trained: int = 0
@@ -340,6 +342,7 @@ class RootState:
     silent: tuple[str, ...] = ()
     is_unsure: bool = False
     has_given_up: bool = False
+    let_go: int = -1
     given_up: int = 0
     attempts: int = 0
     errors: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ is which version it is, and which members read each shard out.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -16,18 +16,15 @@ Holders = dict[int, list[str]]
 """The nodes that have each shard of a version."""
 
 
-def with_cuts(
-    plan: RecoveryPlan, copies: Iterable[Copy], *, rejected: Collection[VersionId]
-) -> RecoveryPlan:
+def with_cuts(plan: RecoveryPlan, copies: Iterable[Copy]) -> RecoveryPlan:
     """The plan, or the same with a better version that other numbers of ranks have made.
 
     Args:
         plan: What there is without those.
         copies: Whole copies of versions of other numbers of ranks; those on others than the plan's
             members are left out, for no worker runs there that could read them.
-        rejected: Versions that must not be tried again.
     """
-    found = newest_whole([c for c in copies if c.node in plan.members], rejected=rejected)
+    found = newest_whole([c for c in copies if c.node in plan.members])
     if found is None:
         return plan
     one, holders = found
@@ -51,9 +48,7 @@ def with_cuts(
     )
 
 
-def newest_whole(
-    copies: Sequence[Copy], *, rejected: Collection[VersionId] = ()
-) -> tuple[VersionId, Holders] | None:
+def newest_whole(copies: Sequence[Copy]) -> tuple[VersionId, Holders] | None:
     """The newest version of which every shard is among these copies, and who has which."""
 
     def kind(copy: Copy) -> tuple[VersionId, int]:
@@ -64,7 +59,7 @@ def newest_whole(
         holders: Holders = defaultdict(list)
         for copy in group:
             holders[copy.shard].append(copy.node)
-        if one not in rejected and set(range(ranks)) <= holders.keys():
+        if set(range(ranks)) <= holders.keys():
             best = one, dict(holders)
     return best
 

@@ -277,6 +277,7 @@ class RootAgent(AttendedRun):
             yield from self._decide(at_s)
         elif at_s - self._entered_s > self._retry_s:
             self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+            self._looks += 1
             yield from self._take_inventory(at_s)
 
     def _look_at_workers(self, at_s: float) -> Iterator[Instruction]:

@@ -48,7 +48,7 @@ class Saver:
         self._is_wanted = False  # by a person, now
         self._began_s = self._last_s = last_s
         self._last_version = last_version
-        self._writers: frozenset[str] = frozenset()
+        self._orders: dict[str, Persist | Commit] = {}  # that are not answered yet, by node
         self._records: dict[str, Persisted] = {}
         self._whole = Slowest()  # by rank, the newest version that is whole there
 
@@ -70,6 +70,14 @@ class Saver:
         self._whole = Slowest(dict.fromkeys(ranks, version))
         if plan.tier == "persistent":
             self._last_version = version
+
+    def note_stored(self, version: int) -> None:
+        """The tier shows a version that no root agent of this run knew of."""
+        self._last_version = max(self._last_version, version)
+
+    def let_go(self, version: int) -> None:
+        """Later versions in the tier do not load, and a person let them go."""
+        self._last_version = min(self._last_version, version)
 
     def note_rewound(self, rank: int, version: int) -> None:
         """A rank went back to a version that is whole, and the others do."""
@@ -177,9 +185,14 @@ class Saver:
         self, at_s: float, version: int, orders: Mapping[str, Persist], *, state: RootState
     ) -> Iterator[Instruction]:
         self.version, self._began_s = version, at_s
-        self._records, self._writers = {}, frozenset(orders)
+        self._records, self._orders = {}, {**orders}
         yield Emit(event=events.PersistStarted(version=version, url=_url(state)))
         for node, order in orders.items():
+            yield Send(to=node, order=order)
+
+    def ask_again(self, node: str) -> Iterator[Instruction]:
+        """Repeat what a node has not answered: its connection broke, and words may be lost."""
+        if (order := self._orders.get(node)) is not None:
             yield Send(to=node, order=order)
 
     def hear(
@@ -211,14 +224,16 @@ class Saver:
                 self._forget()
             case Persisted():
                 self._records[node] = said
-                if self._records.keys() < self._writers:
+                self._orders.pop(node, None)
+                if self._orders:
                     return
                 lineages = {one.lineage for one in self._records.values()}
                 if len(lineages) > 1:
                     reason = "its shards are of several histories"
                     yield from self.give_up(at_s, reason, state=state)
                 else:
-                    yield Send(to=node, order=self._commit_order(said, state))
+                    self._orders[node] = order = self._commit_order(said, state)
+                    yield Send(to=node, order=order)
 
     def give_up(self, at_s: float, reason: str, *, state: RootState) -> Iterator[Instruction]:
         """The version on its way does not arrive; training goes on, and another is tried later."""
@@ -283,7 +298,7 @@ class Saver:
         self._whole = Slowest()
 
     def _forget(self) -> None:
-        self.version, self._records = None, {}
+        self.version, self._records, self._orders = None, {}, {}
 
     def _commit_order(self, said: Persisted, state: RootState) -> Commit:
         settings = state.read_settings()

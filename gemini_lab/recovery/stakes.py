@@ -7,8 +7,9 @@ a setting decides otherwise.
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
-from gemini_lab.recovery.plan import Copy, RecoveryPlan
+from gemini_lab.recovery.plan import Copy, RecoveryPlan, Unclear, VersionId
 from gemini_lab.seats import in_order, listed
 
 
@@ -18,6 +19,10 @@ class Hopes:
 
     Attributes:
         newest: The newest version that is known to have been whole; 0 for none.
+        saved: The newest that is known to have been saved to the persistent tier, and that nobody
+            let go; 0 for none.
+        stored: The versions that the tier shows, where it was asked.
+        unclear: Those of it that were saved and are not whole as it shows.
         silent: Nodes that went without a sign that their memory is gone.
         unheard: Those of them that may have versions of which no root has heard.
         unread: Why the persistent tier cannot be read; empty if it can, or there is none.
@@ -29,6 +34,9 @@ class Hopes:
     """
 
     newest: int
+    saved: int = 0
+    stored: Collection[int] = ()
+    unclear: Collection[Unclear] = ()
     silent: Collection[str] = ()
     unheard: Collection[str] = ()
     unread: str = ""
@@ -40,8 +48,9 @@ class Hopes:
 def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
     """What the run waits for rather than carry out `plan`; `None` if the plan loses nothing.
 
-    A version that is lost for certain is not waited for: where every node that kept it is known to
-    be dead, the newest persistent version is the best there will ever be.
+    A version in memory that is lost for certain is not waited for: if every node that kept it is
+    known to be dead, the newest persistent version is the best there will ever be. A version that
+    was saved is waited for until a person lets it go, whatever its store shows of it now.
     """
     reached = plan.version or 0
     instead = f"version {reached}" if reached else "the start"
@@ -58,7 +67,8 @@ def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
             f"the persistent tier cannot be read ({hopes.unread}), and may have newer versions "
             f"than {instead}, which none but nodes that stood by have in memory"
         )
-    newest = max(hopes.newest, hopes.unknown if plan.tier == "start" else 0)
+    unclear = max(hopes.unclear, key=lambda one: one.version, default=Unclear(version=0, seen=""))
+    newest = max(hopes.newest, unclear.version, hopes.unknown if plan.tier == "start" else 0)
     if reached >= newest:
         return None
     count = f"{newest - reached} iterations" + (" at least" if hopes.unknown else "")
@@ -68,6 +78,14 @@ def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
     if hopes.silent:
         nodes = listed(in_order(hopes.silent))
         return f"{nodes} fell silent with version {newest} in memory and may come back; {lost}"
+    if unclear.version > reached:
+        return f"{unclear.seen}; it may be whole when it is read again, and {lost}"
+    if hopes.saved > reached:
+        shown = f"shows {listed(sorted(hopes.stored))}" if hopes.stored else "shows none"
+        return (
+            f"version {hopes.saved} was saved to the persistent tier, which {shown} now, and may "
+            f"show it later; {lost}"
+        )
     if plan.tier == "start":
         return f"no copy of version {newest} is left anywhere; {lost}"
     return None
@@ -84,3 +102,47 @@ def newest_seen(copies: Collection[Copy]) -> int:
     line = max(copy.lineage for copy in copies)  # those of older ones were left behind
     top = max(copy.version for copy in copies if copy.lineage == line)
     return max((copy.version for copy in copies if copy.version < top), default=0)
+
+
+FIRST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierPause:
+    """A version in the persistent tier that did not load, and when it is tried again.
+
+    Attributes:
+        version: Which.
+        reason: What a worker saw.
+        until_s: When it is tried again.
+        pause_s: For how long it rests; twice as long after each try.
+    """
+
+    version: VersionId
+    reason: str
+    until_s: float
+    pause_s: float = FIRST_PAUSE_S
+
+    @classmethod
+    def after(
+        cls, last: "TierPause | None", version: VersionId, reason: str, *, at_s: float
+    ) -> "TierPause":
+        """Return the pause after one more try that failed."""
+        is_again = last is not None and last.version == version
+        pause_s = min(2 * last.pause_s, LONGEST_PAUSE_S) if last and is_again else FIRST_PAUSE_S
+        return cls(version=version, reason=reason, until_s=at_s + pause_s, pause_s=pause_s)
+
+    def reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
+        """Return why a plan is not carried out yet; empty if it is due, or needs not this."""
+        if not self.concerns(plan) or at_s >= self.until_s:
+            return ""
+        return (
+            f"version {plan.version} in the persistent tier did not load ({self.reason}); it is "
+            f"tried again after {self.pause_s:g} s"
+        )
+
+    def concerns(self, plan: RecoveryPlan) -> bool:
+        """Return whether a plan loads that version from there."""
+        wanted = VersionId(version=plan.version or 0, lineage=plan.lineage)
+        return plan.tier == "persistent" and self.version == wanted

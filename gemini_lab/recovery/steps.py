@@ -30,6 +30,7 @@ from gemini_lab.recovery.resizes import Resizes
 from gemini_lab.recovery.rewinds import joined
 from gemini_lab.recovery.roll_call import RollCall
 from gemini_lab.recovery.saver import Saver
+from gemini_lab.recovery.stakes import TierPause
 from gemini_lab.recovery.stop import Stop
 
 FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
@@ -56,6 +57,8 @@ class KnownRun:
         self._plan: RecoveryPlan | None = None
         self._inventory: dict[str, Inventory] = {}
         self._waits_for = ""  # what was last said of that
+        self._tier_pause: TierPause | None = None  # a version there that did not load
+        self._looks = 0  # how often the tier was asked again, while the run waits
         self._has_run_short = False  # whether it was planned anew with fewer machines
         self._retry_s = FIRST_RETRY_S
         self._progress = Progress()

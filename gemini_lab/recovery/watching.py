@@ -8,10 +8,11 @@ from gemini_lab.recovery.disowning import disown
 from gemini_lab.recovery.distrust import left_by, reason_to_end, unheard, without
 from gemini_lab.recovery.faults import (
     Verdict,
-    after_failed_restore,
     judge_exit,
     judge_hang,
+    judge_unread,
     rejections,
+    without_copy,
 )
 from gemini_lab.recovery.hangs import UNPROTECTED_S, Limits
 from gemini_lab.recovery.keeping import HUNG, SEVERED
@@ -19,7 +20,7 @@ from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_fi
 from gemini_lab.recovery.messages import AllLive, RestoreFailed, Severed, WorkerExited
 from gemini_lab.recovery.phases import PhasedRun
 from gemini_lab.recovery.plan import VersionId
-from gemini_lab.recovery.planning import resumes_elsewhere
+from gemini_lab.recovery.planning import good_copies, resumes_elsewhere
 from gemini_lab.recovery.protocol import (
     ACTIVE,
     Emit,
@@ -29,6 +30,7 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.rewinds import left_of
+from gemini_lab.recovery.stakes import TierPause
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 
@@ -41,7 +43,7 @@ class WatchedRun(PhasedRun):
         match event:
             case events.Protected():
                 yield from self._on_protected(at_s, event)
-            case events.ShardRestored():
+            case events.ShardRestored() if event.rank not in self._restored:  # else said again
                 self._restored.add(event.rank)
                 if len(self._restored) == len(self.state.ranks):
                     assert self._plan is not None
@@ -69,6 +71,8 @@ class WatchedRun(PhasedRun):
 
     def _on_protected(self, at_s: float, event: events.Protected) -> Iterator[Instruction]:
         """The settings are known now, and with them who keeps what."""
+        if event.rank in self._protected:  # it is said again after a connection broke
+            return
         self._protected.add(event.rank)
         if self.state.fingerprint == "":  # of another number of ranks
             self.state = replace(self.state, fingerprint=event.fingerprint)
@@ -210,19 +214,45 @@ class WatchedRun(PhasedRun):
         """
         match said:
             case RestoreFailed():
-                yield from self._on_failed_restore(at_s, said)
+                yield from self._on_failed_restore(at_s, node, said)
             case AllLive() if self._roll_call.hear(node) and self.state.phase == "running":
                 yield from self._begin(at_s, cause=SEVERED, lost=[])
             case Severed() if self.state.phase == "running" and said.rank not in self._finished:
                 yield from self._roll_call.begin(at_s, self.state, self.living)
 
-    def _on_failed_restore(self, at_s: float, said: RestoreFailed) -> Iterator[Instruction]:
-        lineage = NO_LINEAGE if self._plan is None else self._plan.lineage
+    def _on_failed_restore(
+        self, at_s: float, node: str, said: RestoreFailed
+    ) -> Iterator[Instruction]:
+        """Plan again: without a copy in memory that is bad; with the tier's version, but later.
+
+        A version that was saved is never rejected without a person's word, damaged or not: another
+        machine may read it right, and a person may have another copy of it.
+        """
         before = self.state
-        tried = VersionId(version=said.version, lineage=lineage)
-        self.state = after_failed_restore(before, said, tried)
-        yield from rejections(before, self.state, said)
+        lineage = NO_LINEAGE if self._plan is None else self._plan.lineage
+        if said.is_unread and self._restored:
+            verdict = judge_unread(before, said, node=node, spares=self._spares())
+            self._rest_tier(at_s, said.reason)
+            yield from self._act_on(at_s, verdict, cause="restore_failed")
+            return
+        known = [
+            copy
+            for copy in good_copies(before, self._inventory)
+            if (copy.shard, copy.version, copy.lineage) == (said.shard, said.version, lineage)
+        ]
+        if said.holder is None:
+            self._rest_tier(at_s, said.reason)
+        else:
+            self.state = without_copy(before, said, lineage, known)
+        if not said.is_unread:
+            yield from rejections(before, self.state, said, known)
         yield from self._begin(at_s, cause="restore_failed", lost=[])
+
+    def _rest_tier(self, at_s: float, reason: str) -> None:
+        """Try the version that the plan loads from the persistent tier again after a pause."""
+        if (plan := self._plan) is not None:
+            tried = VersionId(version=plan.version or 0, lineage=plan.lineage)
+            self._tier_pause = TierPause.after(self._tier_pause, tried, reason, at_s=at_s)
 
     def _say_if_unprotected(self, at_s: float) -> Iterator[Instruction]:
         """Say once that nothing is kept of a script that calls `protect` late, or never."""
@@ -275,6 +305,10 @@ class WatchedRun(PhasedRun):
             spares=self._spares(),
             is_past=hung[0].is_past,
         )
+        if verdict.left is None and self._pulses.read_tier([one.rank for one in hung]):
+            self._rest_tier(at_s, hung[0].seen)  # a store that hangs is no fault of the script
+            yield from self._begin(at_s, cause=HUNG, lost=[])
+            return
         waiting = self._pulses.waiting
         ends = [rank for rank in ranks if rank not in waiting]
         yield from self._act_on(at_s, verdict, cause=HUNG, ends=ends)

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from gemini_lab.errors import ConfigError, IntegrityError
+from gemini_lab.errors import ConfigError, IntegrityError, UnreadError
 from gemini_lab.log.events import PersistStarted
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER, find_run, read_log
 from gemini_lab.shard.codec import decode_framed
@@ -80,7 +80,7 @@ def export_weights(
     for candidate in wanted:
         try:
             tensors, layout = _assemble(tier, candidate)
-        except IntegrityError as error:
+        except (IntegrityError, UnreadError) as error:
             skipped[candidate] = str(error)
             continue
         if layout.frozen and not trained_only:

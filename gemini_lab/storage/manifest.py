@@ -2,18 +2,32 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import xxhash
 
-from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.plan import Stored, Unclear, VersionId
 from gemini_lab.recovery.rewinds import is_left
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
 MANIFEST: Final = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What a persistent tier shows at one moment.
+
+    Attributes:
+        stored: The versions that exist and count, oldest first.
+        unclear: Those that were saved and are not whole as this machine sees them, oldest first.
+        disowned: What training went back behind, as the store was told: of any runs.
+    """
+
+    stored: list[Stored]
+    unclear: list[Unclear]
+    disowned: list[VersionId]
 
 
 def manifest_of(
@@ -60,12 +74,15 @@ def left_text(left: Sequence[VersionId]) -> bytes:
     return sealed({"left": [asdict(one) for one in left]})
 
 
-def left_in(text: bytes) -> list[VersionId]:
-    """What such a file says; one that is torn says nothing."""
+def left_in(text: bytes) -> list[VersionId] | None:
+    """Return what such a file says; `None` if it cannot be read."""
     content = unsealed(text)
-    with suppress(TypeError, KeyError):
-        return [*map(_version_id, content["left"])] if content is not None else []
-    return []
+    if content is None:
+        return None
+    try:
+        return [*map(_version_id, content["left"])]
+    except (TypeError, KeyError):
+        return None
 
 
 def left_by(manifests: Mapping[int, Mapping[str, Any]]) -> list[VersionId]:

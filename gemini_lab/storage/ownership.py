@@ -1,11 +1,10 @@
 """Whose a persistent tier is: two runs in one would take each other's versions for their own."""
 
 import json
-from collections.abc import Sequence
 from typing import Final
 
-from gemini_lab.errors import ConfigError
-from gemini_lab.recovery.plan import Stored
+from gemini_lab.errors import ConfigError, UnreadError
+from gemini_lab.storage.manifest import Survey
 from gemini_lab.storage.store_files import StoreFiles
 
 _OWNER: Final = "owner.json"
@@ -22,13 +21,18 @@ class Ownership:
         self._files = files
 
     def owner(self) -> int | None:
-        """The run whose store this is; `None` if it is nobody's."""
+        """Return the run whose store this is; `None` if it is nobody's."""
         with self._files.explained("read the owner of"):
             text = self._files.read(_OWNER)
+        if not text:
+            return None
         try:
             return int(json.loads(text)["run"])
         except (ValueError, TypeError, KeyError):
-            return None  # not there, or torn while it was written: nobody has begun
+            raise UnreadError(
+                f"the persistent tier {self._files.url} says in {_OWNER} whose it is, and that "
+                f"cannot be read: {len(text)} bytes, {text[:40]!r}; try again, or name another folder"
+            ) from None
 
     def take(self, run: int) -> None:
         """Make it `run`'s."""
@@ -36,17 +40,21 @@ class Ownership:
             self._files.make_folder()
             self._files.put(_OWNER, [json.dumps({"run": run}).encode()])
 
-    def require(self, run: int | None, stored: Sequence[Stored]) -> None:
+    def require(self, run: int | None, survey: Survey) -> None:
         """Refuse a store that is another run's than `run`, or anybody's for a run to come.
 
         Args:
             run: The run's identity; `None`: it has none yet.
-            stored: The versions that the store has.
+            survey: What the store has.
         """
-        if self.owner() in {None, run} and {one.lineage.run for one in stored} <= {run}:
+        owner, stored = self.owner(), survey.stored
+        is_ours = owner in {None, run} and {one.lineage.run for one in stored} <= {run}
+        if is_ours and (owner is not None or not survey.unclear):
             return
         versions = [one.version for one in stored]
         has = f"it has its versions {versions}" if versions else "it has no version yet"
+        if survey.unclear:
+            has += f", and some that cannot be read now ({survey.unclear[-1].seen})"
         raise ConfigError(
             f"the persistent tier {self._files.url} belongs to another run, and {has}; name "
             "another folder, or go on from that run with --resume (resume=True)"

@@ -4,7 +4,9 @@
     URL/version-000000000012/manifest.json                      last: all checksums, and its own
     URL/left-<run>.json                                         what that run went back behind
 
-A version exists when its manifest is whole and every shard file that it names is there. File names
+A version exists when its manifest is whole and every shard file that it names is there. One with a
+manifest that cannot be parsed, or without a file that this names, is *unclear*: it was saved, and a
+store that is slow, stale or behind a proxy may show it again. File names
 carry the digest, so writing a version once more never touches the files of one that exists. A
 manifest also says which versions training had gone back behind by then: these count no more. As a
 run may end before its next version is there, a file says so, too, as soon as training goes back.
@@ -19,13 +21,20 @@ from typing import Any, Final
 
 import xxhash
 
-from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
-from gemini_lab.recovery.plan import Stored, VersionId
+from gemini_lab.errors import (
+    CapacityError,
+    ConfigError,
+    GeminiError,
+    IntegrityError,
+    UnreadError,
+)
+from gemini_lab.recovery.plan import Stored, Unclear, VersionId
 from gemini_lab.recovery.rewinds import joined
 from gemini_lab.seats import listed
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.storage.manifest import (
     MANIFEST,
+    Survey,
     counting,
     left_by,
     left_in,
@@ -38,10 +47,11 @@ from gemini_lab.storage.manifest import (
 from gemini_lab.storage.ownership import Ownership
 from gemini_lab.storage.shard_file import pack_header, unpack
 from gemini_lab.storage.store_files import StoreFiles
-from gemini_lab.storage.stored_shard import CHUNK_BYTES, StoredShard, digest_chunks
-from gemini_lab.units import format_bytes
+from gemini_lab.storage.stored_shard import CHUNK_BYTES, StoredShard, digest_chunks, verified
+from gemini_lab.units import MIB, format_bytes
 
 _FOLDER: Final = "version-"
+_READ_BYTES: Final = 16 * MIB
 _LEFT: Final = re.compile(r"left-(\d+)\.json", re.ASCII)
 
 
@@ -82,7 +92,7 @@ class PersistentTier:
             GeminiError: The store failed.
         """
         if not is_resumed:
-            self._ownership.require(run, self.stored())
+            self._ownership.require(run, self.survey())
         self._ownership.take(run)
 
     def look(self, *, is_resumed: bool = False) -> None:
@@ -93,7 +103,7 @@ class PersistentTier:
             GeminiError: The store failed.
         """
         if not is_resumed:
-            self._ownership.require(None, self.stored())
+            self._ownership.require(None, self.survey())
         with self._files.explained("write to"):
             self._files.require_writable()
 
@@ -161,6 +171,7 @@ class PersistentTier:
                 f"of shard {shard} of version {version}, {stored_bytes} of {size_bytes} bytes "
                 f"reached {self.url}; check the store"
             )
+        self._read_back(f"{folder}/{name}", [header, payload], shard=shard, version=version)
         return ShardRecord(
             shard=shard,
             file=name,
@@ -170,8 +181,27 @@ class PersistentTier:
             chunk_digests=chunk_digests,
         )
 
+    def _read_back(
+        self, path: str, parts: Sequence[bytes | bytearray | memoryview], *, shard: int, version: int
+    ) -> None:
+        """Refuse a file that the store does not return as it was written: it keeps nothing then."""
+        at = 0
+        for part in parts:
+            view = memoryview(part).cast("B")
+            for start in range(0, len(view), _READ_BYTES):
+                wanted = view[start : start + _READ_BYTES]
+                with self._files.explained(f"read back shard {shard} of version {version} from"):
+                    found = self._files.read(path, at, at + len(wanted))
+                if found != wanted:
+                    raise IntegrityError(
+                        f"shard {shard} of version {version} was written to {self.url}, but bytes "
+                        f"{at} to {at + len(wanted)} were not read back as they were written "
+                        f"({len(found)} came); check the store"
+                    )
+                at += len(wanted)
+
     def commit(self, version: int, records: Sequence[ShardRecord], meta: Mapping[str, Any]) -> None:
-        """Make a version exist, then remove the oldest beyond `keep`.
+        """Make a version exist and, once its manifest was read back, remove the oldest beyond `keep`.
 
         Args:
             version: Its version.
@@ -180,7 +210,7 @@ class PersistentTier:
 
         Raises:
             IntegrityError: A shard is missing, or this machine does not see what others wrote.
-            GeminiError: The store failed, is full or read-only; the version does not exist then.
+            GeminiError: The store failed, is full or read-only; nothing was removed then.
         """
         shards = sorted(record.shard for record in records)
         if not shards or shards != list(range(len(shards))):
@@ -190,10 +220,16 @@ class PersistentTier:
         if (told := meta.get("lineage")) is not None:
             self._ownership.require_kept(told["run"])
         self._require_seen(version, records)
-        order = 1 + max((one["order"] for one in self._manifests().values()), default=0)
+        manifests, _ = self._manifests()
+        order = 1 + max((one["order"] for one in manifests.values()), default=0)
         content = manifest_of(version, records, meta, order=order)
         with self._files.explained(f"write the manifest of version {version} to"):
             self._files.put(f"{_folder(version)}/{MANIFEST}", [sealed(content)])
+        if self.manifest(version) != content:
+            raise UnreadError(
+                f"version {version} was written to {self.url}, and another manifest of it was read "
+                "back; check the store"
+            )
         self._clean(version, content)
 
     def _require_seen(self, version: int, records: Sequence[ShardRecord]) -> None:
@@ -233,43 +269,51 @@ class PersistentTier:
                 self._files.make_folder()
                 self._files.put(f"left-{run}.json", [left_text(joined(before, more))])
 
-    def disowned(self) -> list[VersionId]:
-        """What training went back behind, as this store was told: of any runs.
+    def _left(self) -> list[VersionId]:
+        """Return what the files say that were written when training went back.
 
         Raises:
-            GeminiError: The store cannot be read.
+            UnreadError: One cannot be read: versions that it names must not count meanwhile.
         """
-        return [*joined(self._left(), left_by(self._manifests()))]
-
-    def _left(self) -> list[VersionId]:
-        """What the files say that were written when training went back; a torn one says nothing."""
         found: list[VersionId] = []
         for name in filter(_LEFT.fullmatch, self._files.listing()):
             with self._files.explained("read what was left behind in"):
-                found += left_in(self._files.read(name))
+                text = self._files.read(name)
+            if (left := left_in(text)) is None:
+                raise UnreadError(
+                    f"{self.url} has {name}, which says which versions count no more, and it "
+                    f"cannot be read: {len(text)} bytes, {text[:40]!r}; read it again, or remove it "
+                    "if all versions there count"
+                )
+            found += left
         return found
 
     def _clean(self, written: int, manifest: Mapping[str, Any]) -> None:
         """Remove versions beyond `keep`, those that were left, and what never became a version."""
         try:
-            # Anew: whoever was held up before this may find what others have written meanwhile.
-            manifests = {**self._manifests(), written: manifest}
+            # Read again: whoever was held up before this may find what others wrote meanwhile.
+            manifests, unclear = self._manifests()
+            manifests[written] = manifest
             good = counting(manifests, self._left())
             by_age = sorted(good, key=lambda version: good[version]["order"])
             # What another history has beyond this version stays until this one has passed it.
             kept = {*by_age[-self.keep :], *(version for version in good if version > written)}
+            # A version that is unclear now may be whole tomorrow: all that are kept must be newer.
+            kept |= {version for version in unclear if version > min(kept)}
             with self._files.explained("remove old versions from"):
                 for version in self._versions_begun():
-                    if version not in kept and (version in manifests or version < written):
+                    is_known = version in manifests or version in unclear or version < written
+                    if version not in kept and is_known:
                         with suppress(FileNotFoundError):
                             self._files.remove(f"{_folder(version)}/{MANIFEST}")
                         self._files.remove_folder(_folder(version))
                 names = {record["file"] for record in manifest["shards"]}
                 for name in self._files.listing(_folder(written)).keys() - names - {MANIFEST}:
                     self._files.remove(f"{_folder(written)}/{name}")
-                runs = {lineage_of(manifests[version]).run for version in kept}
+                runs = {lineage_of(manifests[v]).run for v in kept if v in manifests}
                 for name in self._files.listing():
-                    if (told := _LEFT.fullmatch(name)) and int(told[1]) not in runs:
+                    told = _LEFT.fullmatch(name)
+                    if told and int(told[1]) not in runs and not unclear:
                         self._files.remove(name)
         except GeminiError as error:
             warnings.warn(f"version {written} is whole, but {error}", stacklevel=3)
@@ -282,33 +326,40 @@ class PersistentTier:
         Raises:
             GeminiError: The store cannot be read.
         """
-        return sorted(counting(self._manifests(), self._left()))
+        return [one.version for one in self.survey().stored]
 
-    def stored(self) -> list[Stored]:
-        """The versions that count and whose they are, oldest first; checked as by `versions`.
+    def survey(self) -> Survey:
+        """Read what is here; shards' sizes are checked, not their bytes.
 
         Raises:
             GeminiError: The store cannot be read.
         """
-        found = sorted(counting(self._manifests(), self._left()).items())
-        return [
-            Stored(version=version, lineage=lineage_of(manifest)) for version, manifest in found
-        ]
+        manifests, unclear = self._manifests()
+        left = self._left()
+        return Survey(
+            stored=[
+                Stored(version=version, lineage=lineage_of(manifest))
+                for version, manifest in sorted(counting(manifests, left).items())
+            ],
+            unclear=[Unclear(version=version, seen=seen) for version, seen in unclear.items()],
+            disowned=[*joined(left, left_by(manifests))],
+        )
 
     def manifest(self, version: int) -> dict[str, Any]:
-        """A version's manifest: `version`, `shards` (the records), `meta`, `order`.
+        """Return a version's manifest: `version`, `shards` (the records), `meta`, `order`.
 
         Raises:
-            IntegrityError: There is none, or it is damaged: the version does not exist.
+            UnreadError: There is none, or what is there is none of this version.
         """
         with self._files.explained(f"read version {version} from"):
             text = self._files.read(f"{_folder(version)}/{MANIFEST}")
         content = unsealed(text)
         if content is not None and content.get("version") == version:
             return content
-        raise IntegrityError(
-            f"version {version} does not exist in {self.url}: its manifest is "
-            f"{'damaged' if text else 'missing'}; use another version"
+        raise UnreadError(
+            f"version {version} cannot be read from {self.url}: its manifest is "
+            f"{f'none that can be read: {len(text)} bytes, {text[:40]!r}' if text else 'not there'}"
+            "; read it again, or use another version"
         )
 
     def read_file(self, version: int, shard: int) -> tuple[memoryview, ShardLayout]:
@@ -317,7 +368,8 @@ class PersistentTier:
         Every bit is verified.
 
         Raises:
-            IntegrityError: A bit is wrong or missing, or the version does not exist.
+            IntegrityError: A bit is wrong, or the version has no such shard.
+            UnreadError: The store does not return it now.
         """
         records = self._records(version)
         if shard not in range(len(records)):
@@ -326,21 +378,19 @@ class PersistentTier:
                 "it with as many ranks as wrote it"
             )
         record = records[shard]
-        data = self._read(version, record)
-        digest = xxhash.xxh3_128_hexdigest(data)
-        if len(data) != record.size_bytes or digest != record.digest:
-            raise IntegrityError(
-                f"shard {shard} of version {version} in {self.url} is damaged: {len(data)} bytes "
-                f"with checksum {digest}, written {record.size_bytes} with {record.digest}; "
-                "use another version"
-            )
+        data = verified(
+            lambda: self._read(version, record),
+            lambda data: xxhash.xxh3_128_hexdigest(data) == record.digest,
+            size_bytes=record.size_bytes,
+            where=f"shard {shard} of version {version} in {self.url}",
+        )
         return unpack(data)
 
     def shards(self, version: int) -> int:
         """How many shards make a version.
 
         Raises:
-            IntegrityError: The version does not exist.
+            UnreadError: Its manifest cannot be read.
         """
         return len(self._records(version))
 
@@ -348,7 +398,8 @@ class PersistentTier:
         """All shards of a version, of which parts are read, every bit of these verified.
 
         Raises:
-            IntegrityError: The version does not exist, or the beginning of a shard is damaged.
+            IntegrityError: The beginning of a shard is damaged.
+            UnreadError: It cannot be read now.
         """
         return [
             StoredShard(
@@ -370,16 +421,24 @@ class PersistentTier:
         with self._files.explained(f"read shard {record.shard} of version {version} from"):
             return self._files.read(f"{_folder(version)}/{record.file}", start, end)
 
-    def _manifests(self) -> dict[int, dict[str, Any]]:
-        """The manifests of the versions that exist."""
-        found = {}
+    def _manifests(self) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
+        """The manifests of the versions that exist; of those that are unclear, what was seen."""
+        found, unclear = dict[int, dict[str, Any]](), dict[int, str]()
         for version in self._versions_begun():
-            with suppress(IntegrityError):
+            sizes = self._files.listing(_folder(version))
+            try:
                 manifest = self.manifest(version)
-                sizes = self._files.listing(_folder(version))
-                if all(sizes.get(r["file"]) == r["size_bytes"] for r in manifest["shards"]):
-                    found[version] = manifest
-        return found
+            except UnreadError as error:
+                if MANIFEST in sizes:  # without one it never was a version, as far as it shows
+                    unclear[version] = str(error)
+                continue
+            wrong = [r["file"] for r in manifest["shards"] if sizes.get(r["file"]) != r["size_bytes"]]
+            if wrong:
+                some = ", ".join(f"{sizes.get(name, 'no')} bytes of {name}" for name in wrong[:2])
+                unclear[version] = f"version {version} is not whole in {self.url}: it shows {some}"
+            else:
+                found[version] = manifest
+        return found, unclear
 
     def _versions_begun(self) -> list[int]:
         """Those that have a folder; one that never became whole is among them."""

@@ -11,7 +11,7 @@ from typing import Final
 
 import xxhash
 
-from gemini_lab.errors import IntegrityError
+from gemini_lab.errors import IntegrityError, UnreadError
 from gemini_lab.shard.layout import ShardLayout, ShardRecord, framed
 from gemini_lab.shard.recut import Move
 from gemini_lab.storage.shard_file import header_end, unpack_layout
@@ -54,7 +54,8 @@ class StoredShard:
         read_bytes: How much of the file was read so far.
 
     Raises:
-        IntegrityError: Its beginning, up to its tensors, is damaged or missing.
+        IntegrityError: Its beginning, up to its tensors, is damaged.
+        UnreadError: That cannot be read now.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class StoredShard:
         """Parts of the payload that together hold these ranges of it, in order.
 
         Raises:
-            IntegrityError: A bit of them is wrong or missing.
+            IntegrityError: A bit of them is wrong.
+            UnreadError: They cannot be read now.
         """
         shift = self._start_bytes
         wanted = sorted(
@@ -93,7 +95,8 @@ class StoredShard:
         """Carry out moves from this shard, in the order in which they lie in it.
 
         Raises:
-            IntegrityError: A bit of what they move is wrong or missing.
+            IntegrityError: A bit of what they move is wrong.
+            UnreadError: It cannot be read now.
         """
         ranges = [(move.source_bytes, move.source_bytes + move.size_bytes) for move in moves]
         first = 0
@@ -121,15 +124,16 @@ class StoredShard:
         """The bytes of some chunks."""
         start_bytes = first * self._size_bytes
         end_bytes = min(end * self._size_bytes, self._record.size_bytes)
-        data = self._read(start_bytes, end_bytes)
-        self.read_bytes += len(data)
-        bad = [number for number in range(first, end) if not self._is_right(number, first, data)]
-        if len(data) != end_bytes - start_bytes or bad:
-            raise IntegrityError(
-                f"{self._where} is damaged: of its bytes {start_bytes} to {end_bytes}, "
-                f"{len(data)} are there, and chunks {bad[:8]} differ from their checksums; use "
-                "another version"
-            )
+        size_bytes = end_bytes - start_bytes
+
+        def is_right(data: bytes) -> bool:
+            return all(self._is_right(number, first, data) for number in range(first, end))
+
+        where = f"bytes {start_bytes} to {end_bytes} of {self._where}"
+        data = verified(
+            lambda: self._read(start_bytes, end_bytes), is_right, size_bytes=size_bytes, where=where
+        )
+        self.read_bytes += size_bytes
         return data
 
     def _is_right(self, number: int, first: int, data: bytes) -> bool:
@@ -139,6 +143,42 @@ class StoredShard:
         at = (number - first) * self._size_bytes
         found = xxhash.xxh3_64_hexdigest(memoryview(data)[at : at + self._size_bytes])
         return found == digests[number * _DIGITS : (number + 1) * _DIGITS]
+
+
+def verified(
+    read: Callable[[], bytes], is_right: Callable[[bytes], bool], *, size_bytes: int, where: str
+) -> bytes:
+    """Read bytes of a store and verify them; tell damage from what a store fails to deliver.
+
+    A store that is overloaded, behind a proxy or out of date returns nothing, too little, another
+    page, or other bytes at each try. Only a store that returns the same wrong bytes twice, as many
+    as were written, has damaged ones.
+
+    Args:
+        read: Reads them.
+        is_right: Whether they match their checksums.
+        size_bytes: How many were written.
+        where: Names them in errors.
+
+    Raises:
+        IntegrityError: They are damaged.
+        UnreadError: The store did not return them.
+    """
+    data = read()
+    if len(data) == size_bytes:
+        if is_right(data):
+            return data
+        if (again := read()) == data:
+            raise IntegrityError(
+                f"{where} differ from their checksum, twice alike; use another version"
+            )
+        if len(again) == size_bytes and is_right(again):
+            return again
+        raise UnreadError(f"{where} came differently from two reads, and wrong; read them again")
+    raise UnreadError(
+        f"of {where}, {size_bytes} were written and {len(data)} came; read them again, or see what "
+        "the store has"
+    )
 
 
 def digest_chunks(*parts: bytes | bytearray | memoryview) -> str:

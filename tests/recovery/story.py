@@ -36,7 +36,14 @@ from gemini_lab.recovery.messages import (
     WorkerExited,
     WorkerPulse,
 )
-from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source, Stored, VersionId
+from gemini_lab.recovery.plan import (
+    CopyTransfer,
+    RecoveryPlan,
+    Source,
+    Stored,
+    Unclear,
+    VersionId,
+)
 from gemini_lab.recovery.protocol import (
     DrainWanted,
     Emit,
@@ -94,6 +101,7 @@ class Story:
         self.rewinds: dict[int, int] = {}  # how many there were, by epoch
         self.persistent: list[int] = []
         self.disowned: list[VersionId] = []  # what the tier says that runs went back behind
+        self.unclear: list[Unclear] = []  # what the tier has, and does not show whole
         self.unread = ""
         self.settings: dict[str, str | int | float | None] = {}
         for number in range(nodes):
@@ -183,6 +191,7 @@ class Story:
                     persistent=[Stored(version=v, lineage=made) for v in self.persistent]
                     if is_read
                     else None,
+                    unclear=self.unclear if is_read else [],
                     unread="" if url is None else self.unread,
                     disowned=self.disowned if is_read else [],
                     iterations=self.remembered.get(sent.to, []),

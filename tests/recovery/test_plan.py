@@ -153,17 +153,25 @@ def test_a_lost_group_sends_all_nodes_to_the_persistent_tier_even_those_with_who
 
 
 @pytest.mark.parametrize("rejected", [(7,), (7, 6)])
-def test_a_rejected_version_is_not_chosen_again(rejected):
+def test_a_stored_version_that_was_rejected_is_not_chosen_again_and_a_copy_of_it_is(rejected):
     placement = plan_placement(nodes=2, replicas=2)
     members = names(2)
-    plan = plan_recovery(
-        placement=placement,
-        members=members,
-        copies=whole(placement, members, 7) | whole(placement, members, 6),
-        living=set(members),
-        rejected=[VersionId(version=version) for version in rejected],
+
+    def plan(copies):
+        return plan_recovery(
+            placement=placement,
+            members=members,
+            copies=copies,
+            living=set(members),
+            persistent=[Stored(version=version) for version in (6, 7)],
+            rejected=[VersionId(version=version) for version in rejected],
+        )
+
+    assert plan(()).version == (6 if rejected == (7,) else None)
+    assert (plan(whole(placement, members, 7)).tier, plan(()).tier == "start") == (
+        "memory",
+        rejected != (7,),
     )
-    assert plan.version == (6 if rejected == (7,) else None)
 
 
 def test_ranks_of_one_node_are_sent_by_the_node_that_keeps_them():

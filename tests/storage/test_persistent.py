@@ -15,7 +15,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors import safe_open
 
-from gemini_lab.errors import CapacityError, ConfigError, GeminiError, IntegrityError
+from gemini_lab.errors import (
+    CapacityError,
+    ConfigError,
+    GeminiError,
+    IntegrityError,
+    UnreadError,
+)
 from gemini_lab.recovery.messages import VersionMeta
 from gemini_lab.recovery.plan import Stored, VersionId
 from gemini_lab.shard.layout import ShardLayout, ShardRecord, lay_out
@@ -176,7 +182,8 @@ def test_versions_without_an_owner_are_some_other_runs(tier):
 def test_a_version_without_its_manifest_does_not_exist(tier):
     tier.write_shard(3, 0, payload(3, 0), layout())
     assert tier.versions() == []
-    with pytest.raises(IntegrityError, match=r"version 3 does not exist .* manifest is missing"):
+    assert tier.survey().unclear == []
+    with pytest.raises(UnreadError, match=r"version 3 cannot be read .* manifest is not there"):
         tier.read_file(3, 0)
 
 
@@ -210,7 +217,7 @@ def of_history(rewinds: int, left: list[VersionId] = []) -> dict[str, object]:  
 def test_a_version_is_of_the_history_that_it_was_made_in_rewinds_included(tier):
     """Otherwise one that was saved after a rewind passes for one that the rewind left."""
     save(tier, 15, **of_history(1))
-    assert tier.stored() == [Stored(version=15, lineage=Lineage(run=7, epoch=1, rewinds=1))]
+    assert tier.survey().stored == [Stored(version=15, lineage=Lineage(run=7, epoch=1, rewinds=1))]
 
 
 def test_what_a_rewind_left_behind_counts_no_more_for_who_goes_on_from_here(tier):
@@ -232,7 +239,7 @@ def test_what_was_left_counts_no_more_although_no_version_was_saved_since(tier):
     tier.disown([VersionId(version=12, lineage=Lineage(run=7, epoch=1))])
     tier.disown([VersionId(version=13, lineage=Lineage(run=7, epoch=1))])
     assert tier.versions() == [12]
-    assert tier.disowned() == [VersionId(version=12, lineage=Lineage(run=7, epoch=1))]
+    assert tier.survey().disowned == [VersionId(version=12, lineage=Lineage(run=7, epoch=1))]
     save(tier, 13, **of_history(1))
     assert tier.versions() == [12, 13]
 
@@ -318,31 +325,117 @@ def test_a_listing_that_is_old_does_not_hide_what_others_wrote(tier, monkeypatch
     assert tier.versions() == [4]
 
 
-def test_a_missing_or_cut_shard_file_makes_its_version_not_exist(tmp_path):
+def unclear(tier: PersistentTier) -> list[int]:
+    """The versions that were saved and are not whole as it shows."""
+    return [one.version for one in tier.survey().unclear]
+
+
+def test_a_version_with_a_missing_or_cut_shard_file_is_unclear_and_not_damaged(tmp_path):
     tier = PersistentTier(str(tmp_path))
     save(tier, 1)
     save(tier, 2)
     path = next(tmp_path.glob("version-*2/shard-0001-*"))
-    path.write_bytes(path.read_bytes()[:-1])
-    assert tier.versions() == [1]
-    with pytest.raises(IntegrityError, match=r"shard 1 of version 2 .* is damaged"):
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert (tier.versions(), unclear(tier)) == ([1], [2])
+    with pytest.raises(UnreadError, match=r"of shard 1 of version 2 .* \d+ were written and \d+ came"):
         tier.read_file(2, 1)
     path.unlink()
-    assert tier.versions() == [1]
-    with pytest.raises(IntegrityError, match="0 bytes"):
+    assert (tier.versions(), unclear(tier)) == ([1], [2])
+    assert f"no bytes of {path.name}" in tier.survey().unclear[0].seen
+    with pytest.raises(UnreadError, match="and 0 came"):
         tier.read_file(2, 1)
+    path.write_bytes(whole)
+    assert (tier.versions(), unclear(tier)) == ([1, 2], [])
 
 
-def test_a_manifest_cut_anywhere_makes_its_version_not_exist(tmp_path):
+@pytest.mark.parametrize("text", [b"", b"null", b"{}", b"<html>503</html>", b"[[[", b"7"])
+def test_a_manifest_that_cannot_be_parsed_makes_its_version_unclear(tmp_path, text):
     tier = PersistentTier(str(tmp_path))
     save(tier, 1)
     path = next(tmp_path.glob("*/manifest.json"))
-    text = path.read_bytes()
-    for end in range(len(text)):
-        path.write_bytes(text[:end])
-        assert tier.versions() == []
-        with pytest.raises(IntegrityError, match="version 1 does not exist"):
+    whole = path.read_bytes()
+    for wrong in (text, *(whole[:end] for end in range(1, len(whole), 97))):
+        path.write_bytes(wrong)
+        assert (tier.versions(), unclear(tier)) == ([], [1])
+        with pytest.raises(UnreadError, match="version 1 cannot be read"):
             tier.manifest(1)
+
+
+def test_bytes_that_come_differently_from_two_reads_are_no_proof_of_damage(tmp_path, monkeypatch):
+    """A broken cache or network card of one machine."""
+    tier = PersistentTier(str(tmp_path))
+    save(tier, 1)
+    path = next(tmp_path.glob("*/shard-0000-*"))
+    whole = path.read_bytes()
+    came = iter([b"x" + whole[1:], b"y" + whole[1:], b"x" + whole[1:], whole])
+    read = tier._files.read
+
+    def wrong(name, start=None, end=None):
+        return read(name, start, end) if "manifest" in name else next(came)
+
+    monkeypatch.setattr(tier._files, "read", wrong)
+    with pytest.raises(UnreadError, match="differently from two reads"):
+        tier.read_file(1, 0)
+    assert tier.read_file(1, 0)[0] == payload(1, 0)
+    came = iter([b"x" + whole[1:]] * 2)
+    with pytest.raises(IntegrityError, match="twice alike"):
+        tier.read_file(1, 0)
+
+
+def test_an_unclear_version_stays_until_all_that_are_kept_are_newer(tmp_path):
+    tier = PersistentTier(str(tmp_path))
+    for version in (1, 2):
+        save(tier, version)
+    manifest = next(tmp_path.glob("version-*2/manifest.json"))
+    text = manifest.read_bytes()
+    manifest.write_bytes(b"<html>")
+    save(tier, 3)
+    assert (tier.versions(), unclear(tier)) == ([1, 3], [2])
+    manifest.write_bytes(text)
+    assert tier.versions() == [1, 2, 3]
+    manifest.write_bytes(b"<html>")
+    save(tier, 4)
+    assert (tier.versions(), unclear(tier)) == ([3, 4], [])
+
+
+def test_nothing_is_removed_before_the_new_version_was_read_back(tmp_path, monkeypatch):
+    tier = PersistentTier(str(tmp_path), keep=1)
+    save(tier, 1)
+    read = tier._files.read
+    monkeypatch.setattr(tier._files, "read", lambda name, *at: read(name, *at)[:-1])
+    with pytest.raises(IntegrityError, match="were not read back as they were written"):
+        save(tier, 2)
+    wrong_manifest = lambda name, *at: read(name.replace("02/manifest", "01/manifest"), *at)  # noqa: E731
+    monkeypatch.setattr(tier._files, "read", wrong_manifest)
+    with pytest.raises(UnreadError, match="version 2 cannot be read"):
+        save(tier, 2)
+    monkeypatch.undo()
+    assert 1 in tier._versions_begun()
+    assert tier.read_file(1, 0)[0] == payload(1, 0)
+
+
+def test_what_counts_no_more_is_not_forgotten_where_that_cannot_be_read(tmp_path):
+    tier = PersistentTier(str(tmp_path))
+    save(tier, 12, **of_history(0))
+    tier.disown([VersionId(version=11, lineage=Lineage(run=7, epoch=1))])
+    assert tier.versions() == []
+    path = tmp_path / "left-7.json"
+    text = path.read_bytes()
+    path.write_bytes(b"<html>503</html>")
+    with pytest.raises(UnreadError, match="which versions count no more"):
+        tier.survey()
+    path.write_bytes(text)
+    assert tier.versions() == []
+
+
+def test_an_owner_that_cannot_be_read_is_not_nobody(tmp_path):
+    tier = PersistentTier(str(tmp_path))
+    tier.claim(7)
+    (tmp_path / "owner.json").write_bytes(b"<html>503</html>")
+    for refuses in (lambda: tier.claim(8), tier.look, tier.owner):
+        with pytest.raises(UnreadError, match="whose it is"):
+            refuses()
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -354,7 +447,8 @@ def test_a_flipped_bit_in_any_file_never_loads_silently(tmp_path, seed):
     data = bytearray(path.read_bytes())
     data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
     path.write_bytes(data)
-    with pytest.raises(IntegrityError):  # noqa: PT012 - whichever shard it is
+    is_shard = path.name.startswith("shard")
+    with pytest.raises(IntegrityError if is_shard else UnreadError):  # noqa: PT012 - whichever it is
         for shard in (0, 1):
             tier.read_file(1, shard)
 
@@ -363,7 +457,7 @@ def test_a_manifest_of_another_version_does_not_count(tmp_path):
     tier = PersistentTier(str(tmp_path))
     save(tier, 1)
     shutil.copytree(next(tmp_path.glob("version-*1")), tmp_path / "version-000000000002")
-    assert tier.versions() == [1]
+    assert (tier.versions(), unclear(tier)) == ([1], [2])
 
 
 def test_a_payload_of_another_size_than_its_layout_is_refused(tier):

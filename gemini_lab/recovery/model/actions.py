@@ -161,6 +161,14 @@ class ActingWorld(JudgedWorld):
 
     def do_tier_up(self) -> None:
         self.tier.is_up, self.tier.is_full = True, False
+        self.tier.is_mute, self.tier.shown = False, None
+
+    def do_tier_mute(self) -> None:
+        self.tier.is_mute = True
+
+    def do_tier_stale(self) -> None:
+        """It lists from now on what it lists now, as a cached folder does."""
+        self.tier.shown = self.tier.stored()
 
     def do_tier_full(self) -> None:
         self.tier.is_full = True

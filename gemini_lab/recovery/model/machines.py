@@ -79,14 +79,23 @@ class Slab:
 
 @dataclass(slots=True)
 class Tier:
-    """The persistent tier: manifests by version, the last written last."""
+    """The persistent tier: manifests by version, the last written last.
+
+    Attributes:
+        is_mute: Whether it lists and does not read.
+        shown: What it lists instead of what it has, if it lists late.
+    """
 
     is_up: bool = True
     is_full: bool = False
+    is_mute: bool = False
+    shown: list[Stored] | None = None
     versions: dict[int, tuple[Lineage, dict[int, int]]] = field(default_factory=dict)
 
     def stored(self) -> list[Stored]:
-        """What exists."""
+        """Return what it lists."""
+        if self.shown is not None:
+            return self.shown
         return [Stored(version=v, lineage=lineage) for v, (lineage, _) in self.versions.items()]
 
     def commit(self, order: Commit) -> None:

@@ -125,7 +125,7 @@ class StartingNode(AgentNode):
 
     def _fetch(self, worker: Worker, version: int) -> bool:
         tier = self.world.tier
-        if not tier.is_up or version not in tier.versions:
+        if not tier.is_up or tier.is_mute or version not in tier.versions:
             return self._reject(worker, worker.rank, version, None)
         _, states = tier.versions[version]
         assert self.slab is not None
@@ -172,6 +172,7 @@ class StartingNode(AgentNode):
                 version=version,
                 holder=holder,
                 reason="unusable",
+                is_unread=holder is None,
             )
         )
         self.exit_worker(1)

@@ -63,6 +63,7 @@ DRAINS_EVERY = 3  # schedules, in one some nodes are to go
 RESIZES_EVERY = 4  # schedules, one has a run that goes on with other numbers of nodes
 REWINDS_EVERY = 2  # schedules, one has training go back
 SEVERS_EVERY = 5  # schedules, in one connections between workers break
+SICK_EVERY = 6  # schedules, in one the tier lists and does not read, or lists too little
 RETURNS_EVERY = 8  # schedules, one has a node that returns
 _RARE = (("cancel",), ("give_up",))
 
@@ -84,6 +85,8 @@ def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
         shape, actions = _resizing(random.Random(-2 - seed), shape, actions)
     if seed % SEVERS_EVERY == 1:
         actions = _severed(random.Random(-3 - seed), actions)
+    if seed % SICK_EVERY == 1:
+        actions = _with_sick_tier(random.Random(-4 - seed), actions)
     if seed % REWINDS_EVERY:
         return shape, actions
     rng, with_rewinds = random.Random(-1 - seed), list(actions)
@@ -91,6 +94,21 @@ def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
         place = rng.randrange(len(with_rewinds)) + 1
         with_rewinds.insert(place, ("rewind", rng.randrange(3)))
     return shape, tuple(with_rewinds)
+
+
+def _with_sick_tier(rng: random.Random, actions: tuple[Action, ...]) -> tuple[Action, ...]:
+    """Have the tier be needed while it is sick, and be well again later, or not before the end."""
+    place = rng.randrange(len(actions)) + 1
+    sick: list[Action] = [
+        (rng.choice(("tier_stale", "tier_mute")),),
+        ("go", rng.randrange(10**6), rng.choice((60, 300))),
+        ("kill_group", rng.randrange(4)),
+        ("go", rng.randrange(10**6), rng.choice((60, 300))),
+        ("wait", rng.choice((5, 60, 700))),
+    ]
+    if rng.random() < 0.7:
+        sick.append(("tier_up",))
+    return (*actions[:place], *sick, *actions[place:])
 
 
 def _failing(seed: int) -> tuple[Shape, tuple[Action, ...]]:
