@@ -28,6 +28,7 @@ SmallState = Mapping[str, object]
 ASK_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before a store that did not return what was saved there is asked again: all ranks ask it
 at once, and one that limits requests refuses some. Then the root agent plans again."""
+SAY_FROM_S: Final = 2.0  # of pauses: shorter ones are told by nobody
 Recast = Callable[[Sequence[ShardLayout], Sequence[bytes]], bytes]
 
 
@@ -108,6 +109,7 @@ class Place:
             whose layouts it is given too.
         old_slabs: Gives this node's slabs of so many ranks.
         say: Tells whoever watches the run.
+        pauses_s: Before a store that did not return what it has is asked again.
     """
 
     rank: int
@@ -120,6 +122,7 @@ class Place:
     recast: Recast
     old_slabs: Callable[[int], OldSlabs]
     say: Callable[[str], None]
+    pauses_s: Sequence[float] = ASK_AGAIN_S
 
     @property
     def node(self) -> str:
@@ -221,7 +224,7 @@ def fetch(version: int, place: Place) -> Receipt:
             be cut anew for this one.
     """
     started_s = time.perf_counter()
-    pauses = iter(ASK_AGAIN_S)
+    pauses = iter(place.pauses_s)
     while True:
         try:
             receipt = _fetch(version, place)
@@ -229,7 +232,8 @@ def fetch(version: int, place: Place) -> Receipt:
             pause_s = next(pauses, None) if error.is_unread else None
             if pause_s is None:
                 raise
-            place.say(f"rank {place.rank}: {error.reason}; asked again in {pause_s:g} s")
+            if pause_s >= SAY_FROM_S:
+                place.say(f"rank {place.rank}: {error.reason}; asked again in {pause_s:g} s")
             time.sleep(pause_s)
         else:
             return replace(receipt, retrieve_s=time.perf_counter() - started_s)

@@ -39,7 +39,7 @@ class Remembered:
         self.protected: Protected | None = None
         self.left: tuple[VersionId, ...] = ()
         self.wrong_sums: WrongSums | None = None
-        self._decisive: dict[tuple[type, int], Entry] = {}
+        self._decisive: dict[tuple[type, int], tuple[int, Entry]] = {}  # and its epoch
         self._run: int | None = None  # whose all of this is
         self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED)
@@ -55,7 +55,7 @@ class Remembered:
 
     def decisive(self, epoch: int) -> list[Entry]:
         """Return what workers of an epoch said once, and the root agent waits for, in order."""
-        return [one for one in self._decisive.values() if one.event.epoch == epoch]
+        return [entry for made_in, entry in self._decisive.values() if made_in == epoch]
 
     def iterations(self, run: int) -> list[IterationBegun | Iteration]:
         """What a run's workers said of their newest iterations, rank by rank."""
@@ -65,7 +65,7 @@ class Remembered:
         """A worker said something."""
         event = entry.event
         if isinstance(event, _DECISIVE):
-            self._decisive[type(event), event.rank] = entry
+            self._decisive[type(event), event.rank] = event.epoch, entry
         match event:
             case IterationBegun() | Iteration(restored=False):
                 self._said[event.rank].append(event)

@@ -126,6 +126,8 @@ class AttendedRun(WatchedRun):
         What workers said is repeated by their agent, see `node.remembered`.
         """
         yield from self._saver.ask_again(joined.node)
+        if (back := self._asked_back) is not None and back.epoch == self.state.epoch:
+            yield Send(to=joined.node, order=back)
         if self.state.is_disowning:
             yield from disown(self.state, [joined.node])
         if self.state.phase in {"done", "failed"} and joined.workers:

@@ -399,17 +399,20 @@ class Persist(RootOrder, frozen=True, kw_only=True):
         url: Of the tier.
         shards: Which of those that you keep; none named: your own.
         lineage: The history that it is of; None: the last one that had such a version.
+        number: Counts the tries: an order that is repeated is told from one to try again.
     """
 
     version: int
     url: str
     shards: list[int] = []
     lineage: Lineage | None = None
+    number: int = 0
 
 
 class Commit(RootOrder, frozen=True, kw_only=True):
-    """Write the manifest: every member has written its shards."""
+    """Write the manifest: every member has written its shards. `number` as in `Persist`."""
 
+    number: int = 0
     version: int
     url: str
     keep: int

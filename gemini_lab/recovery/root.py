@@ -59,6 +59,7 @@ from gemini_lab.recovery.protocol import (
     RewindWanted,
     RootState,
     SaveWanted,
+    Send,
     Tick,
     WriteState,
 )
@@ -102,7 +103,10 @@ class RootAgent(AttendedRun):
             case SaveWanted():
                 self._saver.want()
             case RewindWanted():
-                yield from self._adopt(ask_back(happening, self.state, self.living))
+                done = [*self._adopt(ask_back(happening, self.state, self.living))]
+                orders = [one.order for one in done if isinstance(one, Send)]
+                self._asked_back = orders[-1] if orders else self._asked_back
+                yield from done
             case DrainWanted():
                 yield from self._on_drain(happening)
             case ResizeWanted():

@@ -48,6 +48,7 @@ class Saver:
         self._is_wanted = False  # by a person, now
         self._began_s = self._last_s = last_s
         self._last_version = last_version
+        self._number = 0  # of tries
         self._orders: dict[str, Persist | Commit] = {}  # that are not answered yet, by node
         self._records: dict[str, Persisted] = {}
         self._whole = Slowest()  # by rank, the newest version that is whole there
@@ -147,7 +148,9 @@ class Saver:
 
     def begin(self, at_s: float, version: int, *, state: RootState) -> Iterator[Instruction]:
         """Have every member write its shards of a version that is whole, or about to be."""
-        order = Persist(epoch=state.epoch, version=version, url=_url(state))
+        order = Persist(
+            epoch=state.epoch, version=version, url=_url(state), number=self._next_number()
+        )
         orders = {str(node): order for node in state.members}
         yield from self._send(at_s, version, orders, state=state)
 
@@ -168,7 +171,7 @@ class Saver:
             return
         if not self._is_wanted and (self.is_held or version <= self._last_version):
             return
-        orders: dict[str, Persist] = {}
+        orders, number = dict[str, Persist](), self._next_number()
         for source in plan.sources:
             node = str(source.holder)
             known = orders.get(node)
@@ -178,8 +181,13 @@ class Saver:
                 url=_url(state),
                 shards=[*([] if known is None else known.shards), source.shard],
                 lineage=plan.lineage,
+                number=number,
             )
         yield from self._send(at_s, version, orders, state=state)
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
 
     def _send(
         self, at_s: float, version: int, orders: Mapping[str, Persist], *, state: RootState
@@ -304,6 +312,7 @@ class Saver:
         settings = state.read_settings()
         return Commit(
             epoch=state.epoch,
+            number=self._number,
             version=said.version,
             url=_url(state),
             keep=settings.keep_versions,

@@ -11,7 +11,7 @@ from gemini_lab.recovery.drains import Drains, ask_for_nodes
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
-from gemini_lab.recovery.messages import Inventory, Learned
+from gemini_lab.recovery.messages import Inventory, Learned, RootOrder
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.progress import Progress
@@ -76,6 +76,7 @@ class KnownRun:
             last_version=state.saved,
             is_behind=state.is_behind,
         )
+        self._asked_back: RootOrder | None = None  # the last order to go back
         self._stop = Stop()
         self._roll_call = RollCall()
         self._ahead = Ahead()

@@ -182,7 +182,12 @@ class PersistentTier:
         )
 
     def _read_back(
-        self, path: str, parts: Sequence[bytes | bytearray | memoryview], *, shard: int, version: int
+        self,
+        path: str,
+        parts: Sequence[bytes | bytearray | memoryview],
+        *,
+        shard: int,
+        version: int,
     ) -> None:
         """Refuse a file that the store does not return as it was written: it keeps nothing then."""
         at = 0
@@ -293,7 +298,7 @@ class PersistentTier:
         try:
             # Read again: whoever was held up before this may find what others wrote meanwhile.
             manifests, unclear = self._manifests()
-            manifests[written] = manifest
+            manifests[written] = dict(manifest)
             good = counting(manifests, self._left())
             by_age = sorted(good, key=lambda version: good[version]["order"])
             # What another history has beyond this version stays until this one has passed it.
@@ -356,10 +361,10 @@ class PersistentTier:
         content = unsealed(text)
         if content is not None and content.get("version") == version:
             return content
+        seen = f"cannot be parsed: {len(text)} bytes, {text[:40]!r}" if text else "is not there"
         raise UnreadError(
-            f"version {version} cannot be read from {self.url}: its manifest is "
-            f"{f'none that can be read: {len(text)} bytes, {text[:40]!r}' if text else 'not there'}"
-            "; read it again, or use another version"
+            f"version {version} cannot be read from {self.url}: its manifest {seen}; read it "
+            "again, or use another version"
         )
 
     def read_file(self, version: int, shard: int) -> tuple[memoryview, ShardLayout]:
@@ -432,7 +437,9 @@ class PersistentTier:
                 if MANIFEST in sizes:  # without one it never was a version, as far as it shows
                     unclear[version] = str(error)
                 continue
-            wrong = [r["file"] for r in manifest["shards"] if sizes.get(r["file"]) != r["size_bytes"]]
+            wrong = [
+                r["file"] for r in manifest["shards"] if sizes.get(r["file"]) != r["size_bytes"]
+            ]
             if wrong:
                 some = ", ".join(f"{sizes.get(name, 'no')} bytes of {name}" for name in wrong[:2])
                 unclear[version] = f"version {version} is not whole in {self.url}: it shows {some}"

@@ -107,6 +107,7 @@ class Job:
                 layout=new.layouts[rank],
                 recast=recast,
                 old_slabs=old_slabs,
+                say=lambda _: None,
             )
             try:
                 restored = restore(part, place, lambda data: {"data": bytes(data)})

@@ -1,5 +1,6 @@
 """A recovery plan carried out by all ranks, without a lab: from memory, peers or storage."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NoReturn
@@ -44,12 +45,15 @@ def none_of(*_: object) -> NoReturn:
 class Ranks:
     """The ranks of a job, one a node, in threads of this process; those on `lost` start empty."""
 
-    def __init__(self, tmp_path, *, versions, lost=(), newest_on=(), patience_s=30) -> None:
+    def __init__(
+        self, tmp_path, *, versions, lost=(), newest_on=(), patience_s=30, asks_again=False
+    ) -> None:
         self.url = str(tmp_path)
         members = iter(["node-4", "node-5"])
         self.seats = SEATS.seated([next(members) if n in lost else n for n in NODES])
         store = dist.HashStore()
         self.slabs = []
+        self.said: list[str] = []
         for rank in self.seats.ranks:
             slots = [SlotSpec(shard, SIZE_BYTES) for shard in self.seats.kept_shards(rank)]
             slab = Slab.create(slots, chunk_bytes=CHUNK_BYTES)
@@ -72,6 +76,8 @@ class Ranks:
                 layout=layout(rank),
                 recast=none_of,
                 old_slabs=none_of,
+                say=self.said.append,
+                pauses_s=(0.0, 2.0) if asks_again else (),
             )
 
         self.places = self.together(place)
@@ -255,7 +261,36 @@ def test_a_version_that_the_persistent_tier_lacks_is_reported_without_a_node(ran
     for error in job.restore(replace(job.plan, version=2, tier="persistent", transfers=())):
         assert isinstance(error, UnusableCopyError)
         assert (error.version, error.holder) == (2, None)
-        assert "does not exist" in error.reason
+        assert error.is_unread
+        assert "its manifest is not there" in error.reason
+
+
+def test_damage_in_the_persistent_tier_is_told_from_what_it_does_not_return(ranks, tmp_path):
+    job = ranks(versions=[3], lost=["node-2", "node-3"])
+    store(tmp_path, version=2)
+    first, second = (next(tmp_path.glob(f"version-*/shard-000{rank}-*")) for rank in (0, 1))
+    first.write_bytes(first.read_bytes()[:-1] + b"?")
+    second.write_bytes(second.read_bytes()[:-1])
+    errors = job.restore(replace(job.plan, version=2, tier="persistent", transfers=()))
+    assert [(error.holder, error.is_unread) for error in errors[:2]] == [
+        (None, False),
+        (None, True),
+    ]
+    assert all(isinstance(one, Receipt) for one in errors[2:])
+
+
+def test_a_store_that_returns_nothing_for_a_moment_is_asked_again_aloud(ranks, tmp_path):
+    job = ranks(versions=[3], lost=["node-2", "node-3"], asks_again=True)
+    store(tmp_path, version=2)
+    file = next(tmp_path.glob("version-*/shard-0001-*"))
+    away = file.rename(tmp_path / "away")
+    threading.Timer(1.0, away.rename, [file]).start()
+    restored = job.restore(replace(job.plan, version=2, tier="persistent", transfers=()))
+    assert all(isinstance(one, Receipt) for one in restored)
+    (said,) = job.said
+    assert said.startswith("rank 1: of shard 1 of version 2")
+    assert said.endswith("asked again in 2 s")
+    assert job.loaded[1] == payload(1, 2)
 
 
 def test_a_copy_that_the_engine_cannot_read_is_reported(ranks) -> None:

@@ -57,6 +57,7 @@ def fetched(state, url, version, *, may_restart=False):
         layout=layout,
         recast=recast,
         old_slabs=lambda _: ([], []),  # memory has nothing of other numbers of ranks
+        say=remarks.append,
     )
     receipt = fetch(version, place)
     return slab.snapshot(layout.rank, version), remarks, receipt

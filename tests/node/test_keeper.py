@@ -246,9 +246,9 @@ def test_the_next_version_is_saved_after_one_that_hangs(tmp_path):
         writer = ShardWriter(
             keeper=keeper, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
         )
-        writer.expect(Persist(epoch=1, version=3, url=hangs))
+        writer.obey(Persist(epoch=1, version=3, url=hangs))
         await until(lambda: len(bulk_processes()) == 1)
-        writer.expect(Persist(epoch=1, version=4, url=works))
+        writer.obey(Persist(epoch=1, version=4, url=works))
         assert answers.empty()
         fill(slab, 0, version=4)
         writer.begin_if_whole()
@@ -268,17 +268,44 @@ def test_a_full_store_is_told_and_later_writes_succeed(tmp_path):
             keeper=keeper, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
         )
         writer.is_full = True
-        writer.expect(Persist(epoch=1, version=3, url=str(tmp_path)))
+        writer.obey(Persist(epoch=1, version=3, url=str(tmp_path)))
         said = await answers.get()
         assert isinstance(said, PersistFailed)
         assert "it is full" in said.reason
         writer.is_full = False
         await keeper.slab(1, wanted(1))  # memory is no file on that disk
         fill(await keeper.slab(1, wanted(1)), 1, version=3)
-        writer.expect(Persist(epoch=1, version=3, url=str(tmp_path)))
+        writer.obey(Persist(epoch=1, version=3, url=str(tmp_path), number=1))
         said = await answers.get()
         assert isinstance(said, Persisted)
         assert [record.shard for record in said.records] == [0, 1]
+
+    on_a_node(story)
+
+
+def test_an_order_that_is_repeated_is_answered_again_and_not_done_again(tmp_path):
+    """The connection to the root agent broke as the answer was sent, or while it is written."""
+
+    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+        answers: asyncio.Queue[Message] = asyncio.Queue()
+        writer = ShardWriter(
+            keeper=keeper, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
+        )
+        order = Persist(epoch=1, version=3, url=str(tmp_path), number=1)
+        writer.obey(order)
+        writer.obey(order)
+        said = await answers.get()
+        assert isinstance(said, Persisted)
+        assert answers.empty()
+        (file,) = tmp_path.glob("version-*/shard-*")
+        file.unlink()
+        writer.obey(order)
+        assert await answers.get() == said
+        assert not file.exists()
+        writer.obey(msgspec.structs.replace(order, number=2))  # a new try
+        assert await answers.get() == said
+        assert file.exists()
 
     on_a_node(story)
 

@@ -5,6 +5,7 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.node.listener import told_of
+from gemini_lab.node.remembered import Remembered
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import EventSaid
 from gemini_lab.settings import Settings
@@ -51,3 +52,29 @@ def test_a_root_that_does_not_know_the_placement_hears_it_from_every_rank():
     assert known is not None
     assert isinstance(known.entry.event, events.Protected)
     assert known.entry.event.placement is None
+
+
+def test_what_a_root_agent_waits_for_is_kept_to_be_said_again_after_a_cut_link():
+    """Of each rank the newest; of the epoch in hand alone."""
+    remembered = Remembered()
+    remembered.begin(7)
+
+    def whole(rank: int, version: int, epoch: int = 2) -> Entry:
+        return entry(
+            events.VersionComplete(
+                rank=rank,
+                epoch=epoch,
+                version=version,
+                sent_bytes=1,
+                local_s=0.0,
+                duration_s=0.0,
+                next_version=version + 1,
+            )
+        )
+
+    for said in (whole(0, 1, epoch=1), whole(1, 8), whole(1, 9), protected(1), entry(ITERATION)):
+        remembered.take(said)
+    assert remembered.decisive(2) == [whole(1, 9)]
+    assert remembered.decisive(1) == [whole(0, 1, epoch=1), protected(1)]
+    remembered.begin(7)
+    assert remembered.decisive(2) == []

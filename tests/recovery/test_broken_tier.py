@@ -3,8 +3,8 @@
 from gemini_lab.lab.progress import describe
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.recovery.messages import Committed, Persisted, PersistFailed
-from gemini_lab.recovery.protocol import SaveWanted
+from gemini_lab.recovery.messages import Commit, Committed, Persist, Persisted, PersistFailed
+from gemini_lab.recovery.protocol import NodeJoined, SaveWanted
 from gemini_lab.recovery.saver import LONGEST_PAUSE_S
 
 from .story import Story
@@ -112,3 +112,55 @@ def test_the_last_version_arrives_where_the_tier_is_back():
     arrive(story, 40)
     assert story.root.state.phase == "done"
     assert "after 7 that did not arrive" in told(story)[-1]
+
+
+def orders(story: Story, kind: type) -> list[tuple[str, int]]:
+    """To whom this was sent, and for which version."""
+    return [(one.to, one.order.version) for one in story.orders if isinstance(one.order, kind)]
+
+
+def test_a_save_whose_words_were_lost_is_asked_for_again_when_the_connection_is_back():
+    """The answer of one node, and then that to the commit, were sent into links that broke."""
+    story = Story().start(0, persistent_url=TIER, persist_every_iterations=1)
+    story.iterate(1)
+    story.tick(story.now_s)
+    (version,) = begun(story)
+    for node in story.members()[:3]:
+        said = Persisted(epoch=story.epoch, version=version, records=[], lineage=story.lineage)
+        story.say(node, said)
+    before = orders(story, Persist)
+    relink(story, "node-0")  # it has answered
+    assert orders(story, Persist) == before
+    relink(story, "node-3")
+    assert orders(story, Persist) == [*before, ("node-3", version)]
+    said = Persisted(epoch=story.epoch, version=version, records=[], lineage=story.lineage)
+    story.say("node-3", said)
+    assert orders(story, Commit) == [("node-3", version)]
+    relink(story, "node-3")
+    assert orders(story, Commit) == [("node-3", version)] * 2
+    story.say("node-3", Committed(epoch=story.epoch, version=version, size_bytes=4))
+    assert story.root.state.saved == version
+    relink(story, "node-3")
+    assert len(orders(story, Commit)) == 2
+
+
+def test_the_last_version_is_saved_though_the_words_on_it_were_lost():
+    story = Story().start(0, persistent_url=TIER, persist_every_s=3600.0)
+    for iteration in (1, 2):
+        story.iterate(iteration)
+    for rank in range(4):
+        story.finish(rank)
+    assert story.root.state.phase == "finishing"
+    relink(story, "node-2")
+    assert orders(story, Persist)[-1] == ("node-2", 2)
+    arrive(story, 2)
+    assert story.root.state.phase == "done"
+
+
+def relink(story: Story, node: str) -> None:
+    """A connection broke, and is back at once; the node's workers went on meanwhile."""
+    seats = story.root.state.seats
+    status = "finished" if story.root.state.phase == "finishing" else "running"
+    workers = dict.fromkeys(seats.ranks_on(node), status)
+    joined = NodeJoined(at_s=story.now_s, node=node, epoch=story.epoch, workers=workers)
+    story.do(story.root.handle(joined))

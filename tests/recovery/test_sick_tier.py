@@ -66,8 +66,6 @@ def give_up(story: Story, number: int = 1) -> None:
     story.do(story.root.handle(ProgressGivenUp(at_s=story.now_s, number=number)))
 
 
-
-
 @pytest.fixture
 def story() -> Story:
     story = saved_run()
@@ -207,9 +205,7 @@ def test_agents_take_turns_to_look_while_the_run_waits():
     lose_group(story)
     before = len(story.orders)
     wait(story, 200)
-    looked = {
-        one.to for one in story.orders[before:] if getattr(one.order, "persistent_url", None)
-    }
+    looked = {one.to for one in story.orders[before:] if getattr(one.order, "persistent_url", None)}
     assert len(looked) > 3
 
 

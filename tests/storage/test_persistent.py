@@ -338,7 +338,9 @@ def test_a_version_with_a_missing_or_cut_shard_file_is_unclear_and_not_damaged(t
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert (tier.versions(), unclear(tier)) == ([1], [2])
-    with pytest.raises(UnreadError, match=r"of shard 1 of version 2 .* \d+ were written and \d+ came"):
+    with pytest.raises(
+        UnreadError, match=r"of shard 1 of version 2 .* \d+ were written and \d+ came"
+    ):
         tier.read_file(2, 1)
     path.unlink()
     assert (tier.versions(), unclear(tier)) == ([1], [2])
