@@ -31,7 +31,8 @@ class Ownership:
         except (ValueError, TypeError, KeyError):
             raise UnreadError(
                 f"the persistent tier {self._files.url} says in {_OWNER} whose it is, and that "
-                f"cannot be read: {len(text)} bytes, {text[:40]!r}; try again, or name another folder"
+                f"cannot be read: {len(text)} bytes, {text[:40]!r}; try again, or name another "
+                "folder"
             ) from None
 
     def take(self, run: int) -> None:

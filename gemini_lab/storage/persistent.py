@@ -206,7 +206,7 @@ class PersistentTier:
                 at += len(wanted)
 
     def commit(self, version: int, records: Sequence[ShardRecord], meta: Mapping[str, Any]) -> None:
-        """Make a version exist and, once its manifest was read back, remove the oldest beyond `keep`.
+        """Make a version exist; once its manifest was read back, remove the oldest beyond `keep`.
 
         Args:
             version: Its version.
@@ -287,8 +287,8 @@ class PersistentTier:
             if (left := left_in(text)) is None:
                 raise UnreadError(
                     f"{self.url} has {name}, which says which versions count no more, and it "
-                    f"cannot be read: {len(text)} bytes, {text[:40]!r}; read it again, or remove it "
-                    "if all versions there count"
+                    f"cannot be read: {len(text)} bytes, {text[:40]!r}; read it again, or remove "
+                    "it if all versions there count"
                 )
             found += left
         return found
