@@ -310,7 +310,7 @@ class PhasedRun(EndingRun):
         return patience_s is not None and waited_s >= patience_s
 
     def _let_go_of_tier_version(self, at_s: float) -> Iterator[Instruction]:
-        """Stop trying a version in the tier that does not load, if a person or a setting says so."""
+        """Give up a version in the tier that does not load, if a person or a setting says so."""
         pause = self._tier_pause
         if pause is None or not pause.concerns(self._make_plan()):
             return

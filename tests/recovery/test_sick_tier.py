@@ -1,4 +1,4 @@
-"""A persistent tier that lists and does not read, or lists too little: nothing saved is given up."""
+"""A persistent tier that lists and does not read, or lists too little: what was saved stays."""
 
 import pytest
 
