@@ -15,10 +15,12 @@ from test_chaos_oracles import LOG
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.experiments.chaos.aftermath import Aftermath
 from gemini_lab.experiments.chaos.campaign import Plan, campaign
 from gemini_lab.experiments.chaos.clock import NodeClocks
-from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
+from gemini_lab.experiments.chaos.faults import Fault, Schedule
 from gemini_lab.experiments.chaos.hosts import Hosts
+from gemini_lab.experiments.chaos.kinds import KINDS
 from gemini_lab.experiments.chaos.means import (
     check,
     possible,
@@ -26,13 +28,12 @@ from gemini_lab.experiments.chaos.means import (
     why_no_disk,
     why_no_network,
 )
-from gemini_lab.experiments.chaos.oracles import Aftermath
 from gemini_lab.experiments.chaos.result import Result, summed
-from gemini_lab.experiments.chaos.strikes import Mends, Strikes, why_not_wrong
+from gemini_lab.experiments.chaos.strikes import Strikes, why_not_wrong
 from gemini_lab.experiments.chaos.suffer import Suffered
 from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.told import Told
-from gemini_lab.experiments.chaos.turn import Struck
+from gemini_lab.experiments.chaos.turn import Mends, Struck
 from gemini_lab.experiments.chaos.victims import MARK, marked
 from gemini_lab.log.file import EventLog
 from gemini_lab.storage.manifest import MANIFEST

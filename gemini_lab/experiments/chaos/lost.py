@@ -1,0 +1,187 @@
+"""What must not be lost: neither from memory nor from the tier, unless a person let go of it."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+from gemini_lab.experiments.chaos.aftermath import Aftermath, Seen
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.report.reducers.reached import Reached
+
+REJECTED: Final = (events.ReplicaRejected, events.VersionRejected)
+EXCUSED_S: Final = 10.0
+"""A copy that was found to be bad is told of within so long, before or after it is let go."""
+SKEW_S: Final = 0.5
+"""Between a moment in the log and the same one as an observer has it."""
+INVENTORY_S: Final = 0.3
+"""Before a plan: what is in memory then was there when agents were asked for it."""
+
+
+class Word:
+    """Whether a person has let go of what is waited for, for the recovery under way.
+
+    Args:
+        run: Whose log is gone through.
+    """
+
+    def __init__(self, run: Aftermath) -> None:
+        self.is_given = False
+        self._coming = sorted(run.let_go_s)
+
+    def take(self, entry: Entry) -> None:
+        """Take in the next entry."""
+        if isinstance(entry.event, events.RecoveryFinished):
+            self.is_given = False
+        while self._coming and self._coming[0] <= entry.at_s + SKEW_S:
+            self.is_given = True
+            del self._coming[0]
+
+
+def thrown_away(run: Aftermath) -> Iterator[str]:
+    """What comes from memory is the newest version that was whole, unless copies of it were bad."""
+    complete: dict[int, set[int]] = {}  # the ranks that told of each version
+    newest, ranks, is_excused, word = 0, 0, False, Word(run)
+    for entry in run.entries:
+        word.take(entry)
+        match event := entry.event:
+            case events.RunStarted():
+                ranks = event.nodes * event.workers_per_node
+            case events.VersionComplete():
+                told = complete.setdefault(event.version, set())
+                told.add(event.rank)
+                newest = max(newest, event.version) if len(told) == ranks else newest
+            case events.Rewound():
+                complete, newest = {}, min(newest, event.version)
+            case events.ReplicaRejected() | events.VersionRejected():
+                is_excused = True
+            case events.RecoveryPlanned():
+                version = event.version or 0
+                is_excused |= word.is_given
+                if event.tier == "memory" and version < newest and not is_excused:
+                    yield (
+                        f"epoch {event.epoch} goes on from version {version}, though {newest} was "
+                        "whole in memory"
+                    )
+                complete, newest, is_excused = {}, version, False
+                ranks = len(event.members) or ranks  # each node of a campaign has one
+
+
+def left_in_memory(run: Aftermath) -> Iterator[str]:
+    """No plan goes back behind what an observer sees whole in memory at that moment."""
+    is_excused, word = False, Word(run)
+    for entry in run.entries:
+        word.take(entry)
+        match event := entry.event:
+            case events.ReplicaRejected() | events.VersionRejected() | events.WrongSums():
+                is_excused = True
+            case events.RecoveryFinished():
+                is_excused = False
+            case events.RecoveryPlanned() if not (is_excused or word.is_given):
+                around = entry.at_s - INVENTORY_S, entry.at_s + INVENTORY_S / 3
+                seen = min(_between(run.memory, *around), key=lambda one: one.line, default=None)
+                if seen is None or (seen.epoch, seen.rewinds) < (event.made_in, event.made_after):
+                    continue
+                if (event.version or 0) < seen.version:
+                    yield (
+                        f"epoch {event.epoch} goes on from version {event.version}, though "
+                        f"{seen.version} of epoch {seen.epoch} was seen whole in memory"
+                    )
+
+
+def _between(seen: Sequence[Seen], since_s: float, until_s: float) -> Iterator[Seen]:
+    """What was so at some moment between two."""
+    for one, later in pairwise([*seen, Seen(at_s=inf)]):
+        if one.at_s <= until_s and later.at_s >= since_s:
+            yield one
+
+
+def bare(run: Aftermath) -> Iterator[str]:
+    """At every instant a version is whole in memory, unless nodes are gone or copies were bad."""
+    trained_s = max(
+        (e.at_s for e in run.entries if isinstance(e.event, events.Iteration)), default=0.0
+    )
+    bad_s = [e.at_s for e in run.entries if isinstance(e.event, REJECTED)]
+    for gap_s in run.gaps_s:
+        is_excused = any(abs(gap_s - at_s) < EXCUSED_S for at_s in bad_s)
+        if gap_s < trained_s and not is_excused:  # later, nodes give their memory back
+            yield f"no version was whole in memory at {gap_s:.3f}, though no node was gone"
+
+
+def forgotten(run: Aftermath) -> Iterator[str]:
+    """No plan goes back behind the newest version that was saved, unless that was spoilt."""
+    saved, word = 0, Word(run)
+    for entry in run.entries:
+        word.take(entry)
+        match event := entry.event:
+            case events.PersistFinished():
+                saved = event.version
+            case events.Rewound() if event.version < saved:
+                saved = 0  # a person's word; what else is there is not known here
+            case events.RecoveryPlanned() if (event.version or 0) < saved:
+                if saved not in run.spoilt and not word.is_given:
+                    yield (
+                        f"epoch {event.epoch} goes on from version {event.version}, though {saved} "
+                        "was saved"
+                    )
+                saved = 0
+
+
+def removed(run: Aftermath) -> Iterator[str]:
+    """What was saved stays whole in the tier until a newer version is: nobody takes it away."""
+    for version, since_s, until_s in _saved(run):
+        if version in run.spoilt:
+            continue
+        states = pairwise([*run.tier, (inf, frozenset[int]())])
+        for (at_s, there), (later_s, _) in states:
+            was_so = at_s < until_s - SKEW_S and later_s > since_s + SKEW_S
+            if was_so and max(there, default=0) < version:
+                yield (
+                    f"version {version} was saved, but from {at_s:.1f} on neither it nor a newer "
+                    f"one was in the tier, only {sorted(there)}"
+                )
+                return
+        left = run.readable if until_s == inf else None
+        if left is not None and max(left, default=0) < version:
+            yield (
+                f"version {version} was saved, but at the end only {sorted(left)} can be read of "
+                "the tier"
+            )
+
+
+def _saved(run: Aftermath) -> Iterator[tuple[int, float, float]]:
+    """Each version that was saved, since when, and until when it was the newest that counts."""
+    version, since_s = 0, 0.0
+    for entry in run.entries:
+        match event := entry.event:
+            case events.PersistFinished():
+                is_over, after = True, event.version
+            case events.Rewound() | events.RecoveryPlanned():
+                is_over, after = (event.version or 0) < version, 0
+            case _:
+                continue
+        if is_over:
+            if version:
+                yield version, since_s, entry.at_s
+            version, since_s = after, entry.at_s
+    if version:
+        yield version, since_s, inf
+
+
+def untrue(run: Aftermath) -> Iterator[str]:
+    """What a recovery says to have cost is what the ranks had done, and do again."""
+    reached, since = Reached(), 0
+    for entry in run.entries:
+        reached.take(entry)
+        if isinstance(event := entry.event, events.RecoveryFinished):
+            before = reached.between(since, event.epoch)
+            fewest = max(0, before.by_all - event.version) - 1  # its last words may be lost
+            most = max(0, before.by_any - event.version) + 1
+            if not fewest <= event.lost_iterations <= most:
+                yield (
+                    f"recovery {event.recovery} says that {event.lost_iterations} iterations were "
+                    f"lost: ranks had done {before.by_all} to {before.by_any}, and went on from "
+                    f"version {event.version}"
+                )
+            since = event.epoch
