@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gemini_lab.errors import ConfigError, GeminiError, IntegrityError
+from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.experiments.chaos.store import PAGE, BreakableStore, why_not
 from gemini_lab.shard.layout import ShardLayout, lay_out
 from gemini_lab.storage.persistent import PersistentTier
@@ -50,7 +50,7 @@ def store(tmp_path, monkeypatch):
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(
-            "fsspec.config.conf", {"webhdfs": {"token": [*made.environment.values()][0]}}
+            "fsspec.config.conf", {"webhdfs": {"token": next(iter(made.environment.values()))}}
         )
         yield made
 
@@ -74,7 +74,7 @@ def test_a_store_that_nothing_is_broken_of_keeps_versions_as_any_other(tier, tmp
     assert PersistentTier(str(tmp_path / "tier")).versions() == [16, 24]
 
 
-def test_who_has_not_the_campaigns_token_reads_and_writes_nothing(tier, store, tmp_path):
+def test_who_has_not_the_campaigns_token_reads_and_writes_nothing(tier, store):
     address = store.url.replace("webhdfs", "http").removesuffix("/tier")
     for token in ("", "&delegation=guess"):
         asked = f"{address}/webhdfs/v1/tier?op=%s{token}"
@@ -92,8 +92,8 @@ def test_who_has_not_the_campaigns_token_reads_and_writes_nothing(tier, store, t
     ("how", "error", "said"),
     [
         ("unread", GeminiError, "503"),
-        ("cut", IntegrityError, "damaged"),
-        ("html", IntegrityError, "damaged"),
+        ("cut", GeminiError, "version 16"),
+        ("html", GeminiError, "version 16"),
         ("denied", ConfigError, "permission denied"),
     ],
 )
@@ -129,7 +129,7 @@ def test_reads_that_are_stale_know_nothing_of_the_newest_versions(tier, store):
     store.strike("stale", 0)
     assert "version-000000000016" in tier._files.listing()
     assert read(tier, 8) == payload(8)
-    with pytest.raises(IntegrityError, match="missing"):
+    with pytest.raises(GeminiError, match="version 16"):
         read(tier)
     store.mend("stale")
     assert read(tier) == payload(16)
@@ -181,7 +181,7 @@ def test_a_file_takes_the_place_of_another_in_one_step(tier, store, tmp_path):
     assert tier.versions() == [8, 16]
 
 
-def test_a_store_whose_way_is_closed_says_so_and_never_that_it_is_empty(tmp_path, tier, store):
+def test_a_store_whose_way_is_closed_says_so_and_never_that_it_is_empty(tmp_path, tier):
     (tmp_path / "tier").rename(tmp_path / "elsewhere")
     (tmp_path / "tier").symlink_to(tmp_path / "tier")
     with pytest.raises(GeminiError, match="could not"):

@@ -191,10 +191,9 @@ class TierObserver:
         self._is_over.set()
         self._thread.join()
 
-    @property
-    def newest(self) -> int:
-        """The newest version that was whole there last; 0 for none."""
-        return max(self.seen[-1][1], default=0) if self.seen else 0
+    def newest(self, spoilt: AbstractSet[int]) -> int:
+        """Return the newest version that was whole there last, without those; 0 for none."""
+        return max(self.seen[-1][1] - spoilt, default=0) if self.seen else 0
 
     def readable(self) -> frozenset[int]:
         """The versions there of which every bit is right, read now."""

@@ -97,10 +97,11 @@ class BreakableStore:
     def _tell(self, line: str) -> str:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._server.stdin.write(f"{line}\n")
             self._server.stdin.flush()
-        if not (answer := self._server.stdout.readline().strip()):
+        is_there = self._server.poll() is None
+        if not (is_there and (answer := self._server.stdout.readline().strip())):
             raise GeminiError("the campaign's store is gone; see what it printed above")
         return answer
 

@@ -87,7 +87,7 @@ def suffer(
             limit_s=limit_s,
             stop_s=stop_s,
             say=say,
-            saved=lambda: tier.newest,
+            tier=lambda: (tier.newest(scene.tier.spoilt), max(scene.tier.spoilt, default=0)),
         )
         try:
             turn.go_through(schedule.faults)

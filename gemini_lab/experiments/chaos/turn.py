@@ -84,7 +84,8 @@ class Turn:
         limit_s: Training that stands still for longer hangs.
         stop_s: From then on nothing is struck, and a run that goes on is told to end.
         say: Called with each fault once it is over, or did not happen.
-        saved: Gives the newest version that is whole in the tier, whatever the run sees there.
+        tier: Gives the newest version that is whole in the tier, and the newest that was spoilt
+            there, whatever the run sees of it; 0 for none.
 
     Attributes:
         struck: The faults that were due so far.
@@ -103,12 +104,12 @@ class Turn:
         limit_s: float,
         stop_s: float | None = None,
         say: Callable[[Struck], None],
-        saved: Callable[[], int] = lambda: 0,
+        tier: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.struck: list[Struck] = []
         self.let_go_s: list[float] = []
         self.is_cut_short = self.has_told_to_end = False
-        self._saved = saved
+        self._tier = tier
         self._strikes, self._told, self._owner, self._folder = strikes, told, owner, folder
         self._limit_s, self._stop_s, self._say = limit_s, stop_s, say
         self._mends = Mends()
@@ -255,17 +256,20 @@ class Turn:
         limit_s = self._limit_s if self._told.progress else max(self._limit_s, START_S)
         if now - self._moved_s > limit_s and not self._is_over:
             waits = f"; it waits: {self._told.waits_for}" if self._told.waits_for else ""
-            if self._saved():
-                waits += f"; version {self._saved()} is whole in the tier"
+            if (good := self._tier()[0]) > 0:
+                waits += f"; version {good} is whole in the tier"
             raise StoodStillError(f"no iteration for {limit_s:.0f} s{waits}")
 
     def _let_go(self, now: float) -> None:
-        """As a person would: no more waiting for what is certain not to come back."""
+        """As a person would who sees all: no more waiting for what is certain not to come back.
+
+        Nothing is let go while something is still broken, or what the run does not find is whole.
+        """
         waits = self._told.waits_for
-        is_gone = "left anywhere" in waits
-        if is_gone and (self._mends or self._saved()):
-            return  # who knows better does not let go, and sees that the run finds it
-        if not is_gone and ("may come back" not in waits or self._mends):
+        good, spoilt = self._tier()
+        is_gone = "left anywhere" in waits and not good
+        is_spoilt = "persistent tier" in waits and spoilt > good
+        if self._mends or not (is_gone or is_spoilt or "may come back" in waits):
             self._waits_since_s = None
             return
         self._waits_since_s = self._waits_since_s or now
