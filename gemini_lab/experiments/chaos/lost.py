@@ -170,18 +170,24 @@ def _saved(run: Aftermath) -> Iterator[tuple[int, float, float]]:
 
 
 def untrue(run: Aftermath) -> Iterator[str]:
-    """What a recovery says to have cost is what the ranks had done, and do again."""
-    reached, since = Reached(), 0
+    """What a recovery says to have cost is what the ranks had done, and do again.
+
+    A root agent that was elected meanwhile knows at least that something was lost.
+    """
+    reached, since, is_new = Reached(), 0, False
     for entry in run.entries:
         reached.take(entry)
-        if isinstance(event := entry.event, events.RecoveryFinished):
-            before = reached.between(since, event.epoch)
-            fewest = max(0, before.by_all - event.version) - 1  # its last words may be lost
-            most = max(0, before.by_any - event.version) + 1
-            if not fewest <= event.lost_iterations <= most:
-                yield (
-                    f"recovery {event.recovery} says that {event.lost_iterations} iterations were "
-                    f"lost: ranks had done {before.by_all} to {before.by_any}, and went on from "
-                    f"version {event.version}"
-                )
-            since = event.epoch
+        match event := entry.event:
+            case events.RootElected() if reached.done():
+                is_new = True
+            case events.RecoveryFinished():
+                before = reached.between(since, event.epoch)
+                fewest = max(0, before.by_all - event.version) - 1  # last words may be lost
+                most = max(0, before.by_any - event.version) + 1
+                if not (min(fewest, 1) if is_new else fewest) <= event.lost_iterations <= most:
+                    yield (
+                        f"recovery {event.recovery} says that {event.lost_iterations} iterations "
+                        f"were lost: ranks had done {before.by_all} to {before.by_any}, and went "
+                        f"on from version {event.version}"
+                    )
+                since, is_new = event.epoch, False
