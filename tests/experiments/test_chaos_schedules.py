@@ -1,5 +1,9 @@
 """Schedules are drawn from a seed, kept in files, and shrunk to what still fails."""
 
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,6 +90,14 @@ def test_a_pattern_names_all_kinds_that_it_fits_in_the_order_of_the_words():
     assert named(["tier_away", "tier_*"])[0] == "tier_away"
     with pytest.raises(ConfigError, match=r"'sneeze_\*'.*worker_kill"):
         named(["tier_*", "sneeze_*"])
+
+
+def test_the_guide_names_every_kind():
+    """By its name, or by a pattern as `agent_*`."""
+    text = Path("docs/guide/chaos.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"`([a-z_]+\*?)`", text))
+    untold = [kind for kind in KINDS if not any(fnmatchcase(kind, word) for word in words)]
+    assert untold == []
 
 
 def test_other_seeds_and_other_runs_suffer_something_else():

@@ -178,7 +178,7 @@ def untrue(run: Aftermath) -> Iterator[str]:
     for entry in run.entries:
         reached.take(entry)
         match event := entry.event:
-            case events.RootElected() if reached.done():
+            case events.RootElected():
                 is_new = True
             case events.RecoveryFinished():
                 before = reached.between(since, event.epoch)
