@@ -25,6 +25,7 @@ from gemini_lab.log.events import (
     RecoveryPlanned,
     RecoveryStarted,
     RecoveryStep,
+    RecoveryWaiting,
     ReplicaRejected,
     Rewound,
     RootElected,
@@ -232,7 +233,7 @@ BACK = Rewound(
 def lost_in(entries, **what):
     """What the oracles of what must not be lost say of a run with these entries."""
     run = replace(HELD, entries=entries, **what)
-    oracles = (lost.left_in_memory, lost.forgotten, lost.removed, lost.untrue)
+    oracles = (lost.left_in_memory, lost.forgotten, lost.misled, lost.removed, lost.untrue)
     return [problem for oracle in oracles for problem in oracle(run)]
 
 
@@ -281,12 +282,26 @@ def test_what_was_saved_stays_in_the_tier_until_a_newer_version_is_there():
     both, none, newer = frozenset({1, 2}), frozenset[int](), frozenset({3})
     assert lost_in(told, tier=[(0.0, none), (3.9, both)]) == []
     (found,) = lost_in(told, tier=[(0.0, none), (3.9, both), (7.0, frozenset({1}))])
-    assert "version 2 was saved, but from 7.0 on neither it nor a newer one" in found
+    assert "version 2 was saved, but later neither it nor a newer one was in the tier" in found
     assert lost_in(told, tier=[(0.0, none), (3.9, both), (7.0, newer)]) == []
     assert lost_in(told, tier=[(0.0, none), (3.9, none)], spoilt=frozenset({2})) == []
     assert lost_in((*told, entry(BACK, 6.9)), tier=[(3.9, both), (7.0, none)]) == []
     next_one = entry(PersistFinished(version=3, url="", size_bytes=1, duration_s=0.0), 7.0)
     assert lost_in((*told, next_one), tier=[(3.9, both), (6.9, newer)]) == []
+
+
+def test_no_person_is_told_that_nothing_is_left_while_the_tier_has_a_version():
+    waiting = RecoveryWaiting(
+        recovery=1, epoch=2, missing=(), standbys=(), reason="no copy of version 3 is left anywhere"
+    )
+    told = (*LOG[: LOG.index(BEGUN)], BEGUN, entry(waiting, 6.0))
+    there = [(0.0, frozenset[int]()), (4.0, frozenset({2}))]
+    (found,) = lost_in(told, tier=there)
+    assert "version 2 was whole in the tier as the run said: no copy of version 3" in found
+    assert lost_in(told, tier=there, spoilt=frozenset({2})) == []
+    assert lost_in(told, tier=[there[0], (5.9, there[1][1])]) == []  # too late to be known
+    other = msgspec.structs.replace(waiting, reason="node-1 fell silent and may come back")
+    assert lost_in((*told[:-1], entry(other, 6.0)), tier=there) == []
 
 
 def test_what_was_saved_last_can_be_read_at_the_end():

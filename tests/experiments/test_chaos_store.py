@@ -108,6 +108,17 @@ def test_reads_fail_for_as_long_as_they_are_to_and_lists_do_not(tier, store, how
     assert read(tier) == payload(16)
 
 
+@pytest.mark.parametrize("how", ["unread", "cut", "html", "denied", "stale"])
+def test_reads_of_shards_alone_fail_where_a_store_is_asked_for_all_at_once(tier, store, how):
+    store.strike(how, 1)
+    assert tier.versions() == [8, 16]
+    assert tier.manifest(16)["version"] == 16
+    with pytest.raises(GeminiError, match="version 16"):
+        read(tier)
+    store.mend(how)
+    assert read(tier) == payload(16)
+
+
 def test_a_store_that_lists_nothing_still_gives_what_is_asked_for_by_name(tier, store):
     store.strike("unlisted")
     assert tier.versions() == []

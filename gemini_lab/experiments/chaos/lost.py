@@ -1,11 +1,10 @@
 """What must not be lost: neither from memory nor from the tier, unless a person let go of it."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from math import inf
-from typing import Final
+from typing import Final, TypeVar
 
-from gemini_lab.experiments.chaos.aftermath import Aftermath, Seen
+from gemini_lab.experiments.chaos.aftermath import Aftermath
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.reducers.reached import Reached
@@ -15,8 +14,12 @@ EXCUSED_S: Final = 10.0
 """A copy that was found to be bad is told of within so long, before or after it is let go."""
 SKEW_S: Final = 0.5
 """Between a moment in the log and the same one as an observer has it."""
+LEFT: Final = "left anywhere"
+"""As a run says that there is nothing to go on from."""
 INVENTORY_S: Final = 0.3
 """Before a plan: what is in memory then was there when agents were asked for it."""
+
+State = TypeVar("State")
 
 
 class Word:
@@ -80,7 +83,8 @@ def left_in_memory(run: Aftermath) -> Iterator[str]:
                 is_excused = False
             case events.RecoveryPlanned() if not (is_excused or word.is_given):
                 around = entry.at_s - INVENTORY_S, entry.at_s + INVENTORY_S / 3
-                seen = min(_between(run.memory, *around), key=lambda one: one.line, default=None)
+                states = [(one.at_s, one) for one in run.memory]
+                seen = min(_between(states, *around), key=lambda one: one.line, default=None)
                 if seen is None or (seen.epoch, seen.rewinds) < (event.made_in, event.made_after):
                     continue
                 if (event.version or 0) < seen.version:
@@ -90,11 +94,14 @@ def left_in_memory(run: Aftermath) -> Iterator[str]:
                     )
 
 
-def _between(seen: Sequence[Seen], since_s: float, until_s: float) -> Iterator[Seen]:
-    """What was so at some moment between two."""
-    for one, later in pairwise([*seen, Seen(at_s=inf)]):
-        if one.at_s <= until_s and later.at_s >= since_s:
-            yield one
+def _between(
+    states: Sequence[tuple[float, State]], since_s: float, until_s: float
+) -> Iterator[State]:
+    """What was so at some moment between two; each state is so from its own moment on."""
+    until = [*(at_s for at_s, _ in states[1:]), inf]
+    for (at_s, state), over_s in zip(states, until, strict=False):
+        if at_s <= until_s and over_s >= since_s:
+            yield state
 
 
 def bare(run: Aftermath) -> Iterator[str]:
@@ -128,20 +135,30 @@ def forgotten(run: Aftermath) -> Iterator[str]:
                 saved = 0
 
 
+def misled(run: Aftermath) -> Iterator[str]:
+    """No person is told that nothing is left while the tier has a whole version."""
+    for entry in run.entries:
+        if isinstance(event := entry.event, events.RecoveryWaiting) and LEFT in event.reason:
+            around = entry.at_s - SKEW_S, entry.at_s + SKEW_S
+            there = _between(run.tier, *around)
+            if good := min((max(one - run.spoilt, default=0) for one in there), default=0):
+                yield f"version {good} was whole in the tier as the run said: {event.reason}"
+                return
+
+
 def removed(run: Aftermath) -> Iterator[str]:
     """What was saved stays whole in the tier until a newer version is: nobody takes it away."""
     for version, since_s, until_s in _saved(run):
         if version in run.spoilt:
             continue
-        states = pairwise([*run.tier, (inf, frozenset[int]())])
-        for (at_s, there), (later_s, _) in states:
-            was_so = at_s < until_s - SKEW_S and later_s > since_s + SKEW_S
-            if was_so and max(there, default=0) < version:
-                yield (
-                    f"version {version} was saved, but from {at_s:.1f} on neither it nor a newer "
-                    f"one was in the tier, only {sorted(there)}"
-                )
-                return
+        first_s, last_s = since_s + SKEW_S, until_s - SKEW_S
+        there = [] if first_s > last_s else [*_between(run.tier, first_s, last_s)]
+        if fewest := [one for one in there if max(one, default=0) < version]:
+            yield (
+                f"version {version} was saved, but later neither it nor a newer one was in the "
+                f"tier, only {sorted(fewest[0])}"
+            )
+            return
         left = run.readable if until_s == inf else None
         if left is not None and max(left, default=0) < version:
             yield (

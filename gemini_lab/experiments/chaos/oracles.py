@@ -35,6 +35,7 @@ def problems(run: Aftermath) -> list[str]:
         lost.left_in_memory,
         lost.bare,
         lost.forgotten,
+        lost.misled,
         lost.removed,
         lost.untrue,
         untold,

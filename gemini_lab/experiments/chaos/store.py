@@ -30,6 +30,7 @@ OLD: Final = "before"
 PAGE: Final = b"<!DOCTYPE html><html><body><h1>502 Bad Gateway</h1></body></html>\n"
 CALLS: Final = ("LISTSTATUS", "OPEN", "CREATE")
 """Which call is slow, where one is."""
+_SHARD: Final = "shard-"
 READS: Final = frozenset({"OPEN", "GETFILESTATUS"})
 WRITES: Final = frozenset({"CREATE", "APPEND", "MKDIRS", "DELETE"})
 LONGEST_S: Final = 60.0
@@ -82,7 +83,8 @@ class BreakableStore:
 
         Args:
             how: As the half of the kind's name after `tier_`.
-            number: Which call is slow, or how many versions old its answers are.
+            number: Which call is slow, how many versions old its answers are, and whether it is for
+                shards alone (odd) or for manifests, too.
 
         Raises:
             GeminiError: The store is gone.
@@ -119,8 +121,18 @@ class _Broken:
         self._slow: str | None = None  # the call that is slow, until one came
         self._go_on = threading.Event()
 
-    def __contains__(self, how: str) -> bool:
-        return how in self._now
+    def breaks(self, how: str, path: str = "") -> bool:
+        """Return whether it is broken in a way, and for this path: one in two is for shards alone.
+
+        A store that is asked for all shards at once may give each manifest.
+        """
+        number = self._now.get(how)
+        return number is not None and (number % 2 == 0 or _SHARD in path)
+
+    @property
+    def is_unlisted(self) -> bool:
+        """Whether lists are empty."""
+        return "unlisted" in self._now
 
     def begin(self, how: str, number: int, folder: str) -> None:
         """Break it in one more way."""
@@ -146,7 +158,9 @@ class _Broken:
 
     def path(self, path: str, *, how: str) -> Path:
         """Where a path of the store lies: in what it was before, where it answers late."""
-        return self._root / (f"{OLD}-{how}/{path}" if how in self._now else path)
+        is_old = how == "late" and how in self._now  # a list has no shards of its own
+        is_old |= how == "stale" and self.breaks(how, path)
+        return self._root / (f"{OLD}-{how}/{path}" if is_old else path)
 
     def _remember(self, how: str, folder: str, versions: int) -> bool:
         """Keep the store as it is, without its newest versions: files are replaced, never changed.
@@ -190,7 +204,7 @@ class _Requests(BaseHTTPRequestHandler):
                 self._refuse(HTTPStatus.UNAUTHORIZED, "SecurityException", "not the token")
             elif ".." in path.split("/"):
                 self._refuse(HTTPStatus.BAD_REQUEST, "IllegalArgumentException", path)
-            elif "denied" in self.broken and op in READS | WRITES:
+            elif op in READS | WRITES and self.broken.breaks("denied", path):
                 self._refuse(HTTPStatus.FORBIDDEN, "AccessControlException", "permission denied")
             else:
                 self.broken.wait(op)
@@ -237,19 +251,19 @@ class _Requests(BaseHTTPRequestHandler):
                 self._refuse(HTTPStatus.BAD_REQUEST, "UnsupportedOperationException", op)
 
     def _list(self, folder: Path) -> None:
-        found = [] if "unlisted" in self.broken else [*map(_status, sorted(folder.iterdir()))]
+        found = [] if self.broken.is_unlisted else [*map(_status, sorted(folder.iterdir()))]
         self._say({"FileStatuses": {"FileStatus": [one for one in found if one]}})
 
     def _read(self, file: Path, words: Mapping[str, str]) -> None:
-        if "unread" in self.broken:
+        if self.broken.breaks("unread", file.name):
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, b"Please reduce your request rate.\n")
             return
         with file.open("rb") as opened:
             opened.seek(int(words.get("offset", 0)))
             data = opened.read(int(words["length"]) if "length" in words else -1)
-        if "html" in self.broken:
+        if self.broken.breaks("html", file.name):
             data = PAGE
-        if "cut" in self.broken:
+        if self.broken.breaks("cut", file.name):
             data = data[: len(data) // 2]
         self._send(HTTPStatus.OK, data)
 
