@@ -43,10 +43,10 @@ class WatchedRun(PhasedRun):
         match event:
             case events.Protected():
                 yield from self._on_protected(at_s, event)
-            case events.ShardRestored() if event.rank not in self._restored:  # else said again
+            # Else it is said again, maybe to a root agent that has made no plan.
+            case events.ShardRestored() if self._plan and event.rank not in self._restored:
                 self._restored.add(event.rank)
                 if len(self._restored) == len(self.state.ranks):
-                    assert self._plan is not None
                     self._saver.note_restored(self.state.ranks, self._plan)
                     yield self._step("retrieve", at_s)
                     self._entered_s = at_s

@@ -233,7 +233,14 @@ BACK = Rewound(
 def lost_in(entries, **what):
     """What the oracles of what must not be lost say of a run with these entries."""
     run = replace(HELD, entries=entries, **what)
-    oracles = (lost.left_in_memory, lost.forgotten, lost.misled, lost.removed, lost.untrue)
+    oracles = (
+        lost.left_in_memory,
+        lost.forgotten,
+        lost.misled,
+        lost.removed,
+        lost.unsaved,
+        lost.untrue,
+    )
     return [problem for oracle in oracles for problem in oracle(run)]
 
 
@@ -312,6 +319,16 @@ def test_what_was_saved_last_can_be_read_at_the_end():
     assert lost_in(told, readable=frozenset({1}), spoilt=frozenset({2})) == []
 
 
+def test_a_run_that_is_done_has_saved_its_last_version_or_says_that_it_has_not():
+    last = entry(PersistFinished(version=4, url="", size_bytes=1, duration_s=0.0), 9.0)
+    there = [(0.0, frozenset({2, 4}))]
+    assert lost_in((*LOG[:-1], last, LOG[-1]), tier=there) == []
+    (found,) = lost_in((*LOG[:-1], SAVED, LOG[-1]), tier=there)
+    assert "the last version that was saved is 2 of 4, and nothing says so" in found
+    said = entry(Note(text="version 4, the run's last one, is not in s3://x: it is full"))
+    assert lost_in((*LOG[:-1], SAVED, said, LOG[-1]), tier=there) == []
+
+
 @pytest.mark.parametrize(("told", "is_true"), [(0, True), (2, True), (3, False), (9, False)])
 def test_what_a_recovery_says_to_have_cost_is_what_is_done_again(told, is_true):
     """Both ranks had done 2 and one 3, and they go on from 2: give or take one."""
@@ -372,6 +389,10 @@ def test_no_person_sees_a_traceback_and_no_rank_falls_over_in_our_code():
     assert ended("Traceback", "OverflowError: int too big to convert")
     assert ended("Traceback", "struct.error: argument out of range")
     assert ended("RuntimeError: Connection closed by peer") == []
+    fell = entry(Note(text="node-0's agent: AssertionError: "))
+    assert problems_of_people((*LOG, fell, fell)) == ["node-0's agent: AssertionError: "]
+    full = entry(Note(text="node-0's agent: OSError: [Errno 24] Too many open files"))
+    assert problems_of_people((*LOG, full)) == []
     assert ended() == []
 
 

@@ -16,6 +16,8 @@ SKEW_S: Final = 0.5
 """Between a moment in the log and the same one as an observer has it."""
 LEFT: Final = "left anywhere"
 """As a run says that there is nothing to go on from."""
+UNSAVED: Final = "the run's last one, is not in"
+"""As a run says that its last version is not in the tier."""
 INVENTORY_S: Final = 0.3
 """Before a plan: what is in memory then was there when agents were asked for it."""
 
@@ -184,6 +186,22 @@ def _saved(run: Aftermath) -> Iterator[tuple[int, float, float]]:
             version, since_s = after, entry.at_s
     if version:
         yield version, since_s, inf
+
+
+def unsaved(run: Aftermath) -> Iterator[str]:
+    """A run that is done has saved its last version, or says that it has not."""
+    saved = 0
+    for entry in run.entries:
+        match event := entry.event:
+            case events.PersistFinished():
+                saved = event.version
+            case events.Note() if UNSAVED in event.text:
+                return
+            case events.RunFinished() if run.tier and saved < run.iterations:
+                yield (
+                    f"the run is done, but the last version that was saved is {saved} of "
+                    f"{run.iterations}, and nothing says so"
+                )
 
 
 def untrue(run: Aftermath) -> Iterator[str]:

@@ -37,6 +37,7 @@ def problems(run: Aftermath) -> list[str]:
         lost.forgotten,
         lost.misled,
         lost.removed,
+        lost.unsaved,
         lost.untrue,
         untold,
         unsaid,
@@ -205,13 +206,16 @@ def unsaid(run: Aftermath) -> Iterator[str]:
 
 
 def harmed(run: Aftermath) -> Iterator[str]:
-    """Nobody's words are answered by a traceback, and no rank falls over in our own code."""
+    """Nobody's words are answered by a traceback, and nothing of ours falls over its values."""
     yield from run.said
+    stumbled: set[str] = set()  # an agent may do so again and again
     for entry in run.entries:
-        if isinstance(event := entry.event, events.WorkerExited) and event.output:
-            last = event.output[-1].strip()
-            if STUMBLED.match(last):
-                yield f"rank {event.rank} of epoch {event.epoch} ended with {last[:200]}"
+        match event := entry.event:
+            case events.WorkerExited(output=(*_, last)) if STUMBLED.match(last.strip()):
+                stumbled.add(f"rank {event.rank} of epoch {event.epoch} ended with {last[:200]}")
+            case events.Note(text=text) if STUMBLED.match(text.partition("'s agent: ")[2]):
+                stumbled.add(text[:200])
+    yield from sorted(stumbled)
 
 
 def left_behind(run: Aftermath) -> Iterator[str]:
