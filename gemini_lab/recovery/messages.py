@@ -271,6 +271,8 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         settings: What the launcher was told; it replaces what the script's configuration says.
         defaults: What the lab would have where neither says anything.
         root: The user's own function that decides recoveries, as text; empty for the lab's own.
+        hash_seed: With which each worker's interpreter starts, on every node and in every start:
+            the order of a set of texts follows it.
     """
 
     number: int
@@ -281,6 +283,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     defaults: dict[str, SettingValue] = {}
     is_resumed: bool = False
     root: str = ""
+    hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
