@@ -19,7 +19,7 @@ from gemini_lab.errors import ConfigError, kind_of
 LONGEST_WORD: Final = 60
 """With the time before it, it is a name that a store takes, which are 100 characters."""
 HASH_SEED: Final = "PYTHONHASHSEED"
-"""The variable from which an interpreter takes the order of its sets of texts, once, as it starts."""
+"""The variable that settles, as an interpreter starts, in which order its sets of texts are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -252,6 +252,8 @@ def describe(entry: Entry) -> str | None:
             return _of_recovery(told)
         case events.PersistFailed(reason=reason, in_a_row=1):
             return f"    persistent tier: {reason}"
+        case events.CodeSeen(changed=[_, *_]) as seen:
+            return f"!! OTHER CODE: {seen}"
         case events.Unprotected(rank=0):
             return "    the script never called gemini_lab.protect: it ran unprotected"
         case events.Note(text=text):

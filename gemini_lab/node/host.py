@@ -164,9 +164,7 @@ class WorkerHost:
             self._begin_next(order, on_note)
 
     def _begin_next(self, order: ImportAhead, on_note: Callable[[str], object]) -> None:
-        self._next = NextParent(
-            order, warm=self._warm, hash_seed=self._hash_seed, on_note=on_note
-        )
+        self._next = NextParent(order, warm=self._warm, hash_seed=self._hash_seed, on_note=on_note)
 
     def _follow_seed(self, hash_seed: int) -> None:
         """Have later workers forked from a parent with the job's hash seed.

@@ -14,9 +14,7 @@ from gemini_lab.wire.local import LocalChannel
 CLOSE_S: Final = 5.0
 
 
-def start_parent(
-    *, warm: bool, hash_seed: int
-) -> tuple["subprocess.Popen[bytes]", LocalChannel]:
+def start_parent(*, warm: bool, hash_seed: int) -> tuple["subprocess.Popen[bytes]", LocalChannel]:
     """Start a warm parent that forks workers with this hash seed.
 
     Returns:

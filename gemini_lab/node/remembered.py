@@ -5,6 +5,7 @@ from typing import Final
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    CodeSeen,
     Iteration,
     IterationBegun,
     Protected,
@@ -33,6 +34,7 @@ class Remembered:
         protected: What the last one that is protected said of it.
         left: What their rewinds left behind.
         wrong_sums: What one of the last start said of machines that compute wrong.
+        code: Digests of the script's files, by name, as they were executed last.
     """
 
     def __init__(self) -> None:
@@ -40,6 +42,7 @@ class Remembered:
         self.left: tuple[VersionId, ...] = ()
         self.wrong_sums: WrongSums | None = None
         self._decisive: dict[tuple[type, int], tuple[int, Entry]] = {}  # and its epoch
+        self.code: dict[str, str] = {}
         self._run: int | None = None  # whose all of this is
         self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED)
@@ -49,7 +52,7 @@ class Remembered:
         """Workers of a run start; what those of another one said is nobody's any more."""
         if run != self._run:
             self._said.clear()
-            self._run, self.left, self.protected = run, (), None
+            self._run, self.left, self.protected, self.code = run, (), None, {}
         self.wrong_sums = None
         self._decisive.clear()
 
@@ -71,6 +74,8 @@ class Remembered:
                 self._said[event.rank].append(event)
             case Protected():
                 self.protected = event
+            case CodeSeen():
+                self.code |= event.files
             case Rewound():
                 self._go_back(event, left_of(event, run=self._run or 0))
             case WrongSums():

@@ -303,6 +303,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ready with what they tell of their set-up, and waits for its place; else empty.
         scratch: A folder for multiprocessing's sockets, which its agent removes once it has ended;
             empty where there is none.
+        code: As `StartWorkers.code`.
     """
 
     rank: Rank
@@ -316,6 +317,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kept: list[Rank] = []
     joins: str = ""
     scratch: str = ""
+    code: dict[str, str] = {}
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -323,6 +325,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         left: What rewinds had left behind by then: a run that goes on from here knows it by this.
+        code: Digests of the files of the script that made it, by name.
     """
 
     job: str
@@ -331,6 +334,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     world_size: int
     settings: dict[str, SettingValue]
     left: list[VersionId] = []
+    code: dict[str, str] = {}
 
 
 # -- root agent to agent ---------------------------------------------------------------------------
@@ -383,6 +387,8 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
     Attributes:
         kept: Ranks, of all nodes, that go on in their processes.
         joins: As `WorkerStart.joins`.
+        code: Digests of the script's files that this run executed last, by name; what workers
+            execute is compared with that.
     """
 
     order: JobOrder
@@ -392,6 +398,7 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
     fingerprint: str | None
     kept: list[Rank] = []
     joins: str = ""
+    code: dict[str, str] = {}
 
 
 class Persist(RootOrder, frozen=True, kw_only=True):
@@ -594,6 +601,7 @@ class Inventory(Message, frozen=True, kw_only=True):
         iterations: What the node's workers said of their newest ones, so that this root too can
             compare with that what is done again.
         left: What rewinds left behind, as this node's workers said; see `recovery.rewinds`.
+        code: Digests of the script's files, as they said.
     """
 
     epoch: Epoch
@@ -606,6 +614,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     protected: Protected | None = None
     iterations: list[IterationBegun | Iteration] = []
     left: list[VersionId] = []
+    code: dict[str, str] = {}
 
 
 class PortHeld(Message, frozen=True, kw_only=True):

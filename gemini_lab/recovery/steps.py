@@ -1,6 +1,6 @@
 """A run as the root agent knows it, and what more than one layer does with it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -130,6 +130,10 @@ class KnownRun:
             fingerprint=event.fingerprint,
             placed=replace(self.state.seats, placement=event.placement),
         )
+
+    def _learn_code(self, files: Mapping[str, str]) -> None:
+        """Workers execute these files of the script, by their digests."""
+        self.state = replace(self.state, code={**self.state.code, **files})
 
     def _leave_behind(self, left: Iterable[VersionId]) -> None:
         """Training went back: versions after that, and iterations, count no more."""

@@ -41,8 +41,8 @@ class WatchedRun(PhasedRun):
 
     def _on_event(self, at_s: float, event: HeardEvent) -> Iterator[Instruction]:
         match event:
-            case events.Protected():
-                yield from self._on_protected(at_s, event)
+            case events.Protected() | events.CodeSeen():
+                yield from self._on_protect(at_s, event)
             case events.ShardRestored() if event.rank not in self._restored:  # else said again
                 self._restored.add(event.rank)
                 if len(self._restored) == len(self.state.ranks):
@@ -69,9 +69,9 @@ class WatchedRun(PhasedRun):
             case events.VersionComplete():
                 yield from self._on_version(at_s, event)
 
-    def _on_protected(self, at_s: float, event: events.Protected) -> Iterator[Instruction]:
-        """The settings are known now, and with them who keeps what."""
-        if event.rank in self._protected:  # it is said again after a connection broke
+            case events.Protected() | events.CodeSeen():
+                yield from self._on_protect(at_s, event)
+            case events.ShardRestored() if event.rank not in self._restored:  # else said again
             return
         self._protected.add(event.rank)
         if self.state.fingerprint == "":  # of another number of ranks
