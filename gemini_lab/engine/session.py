@@ -118,6 +118,10 @@ class WorkerSession:
         entry = Entry(at_s=time.time(), node=self.start.seats.node_of(rank), event=event)
         self._channel.send(EventSaid(entry=entry))
 
+    def say(self, message: Message) -> None:
+        """Tell the node's agent."""
+        self._channel.send(message)
+
     def tell_imports(self) -> None:
         """Tell what the script has imported by now; one rank does, and only where it is much."""
         if self._imports is None or self.start.rank != 0:

@@ -480,7 +480,7 @@ class CodeSeen(OfWorker, frozen=True, kw_only=True):
         more = len(self.changed) - LISTED
         names = ", ".join(self.changed[:LISTED]) + (f" and {more} more" if more > 0 else "")
         was = "was" if len(self.changed) == 1 else "were"
-        return f"{names} {was} edited since the last start: training goes on with other code"
+        return f"{names} {was} edited since the last start: workers execute other code now"
 
 
 # -- training --------------------------------------------------------------------------------------
@@ -908,6 +908,18 @@ class WorkerHung(OfWorker, frozen=True, kw_only=True):
     seen: str = ""
 
 
+class RanksApart(OfWorker, frozen=True, kw_only=True):
+    """A rank has come to an end while others train on: they would wait for it for good.
+
+    Attributes:
+        iteration: The newest that it has done.
+        seen: Which rank ended, how and when, and who stands where, in words.
+    """
+
+    iteration: int
+    seen: str
+
+
 # -- recovery --------------------------------------------------------------------------------------
 
 
@@ -1217,6 +1229,7 @@ AnyEvent = (
     | Injected
     | WorkerExited
     | WorkerHung
+    | RanksApart
     | RecoveryStarted
     | ProcessesKept
     | RecoveryStep

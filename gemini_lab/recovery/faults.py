@@ -1,11 +1,13 @@
 """When to give up: a script that fails for its own reasons, a version that does not load."""
 
 import re
+import signal
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gemini_lab.log.events import FailureCause, ReplicaRejected, VersionRejected
+from gemini_lab.recovery.ends import WAY_OUT, Apart
 from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
 from gemini_lab.recovery.plan import Copy
 from gemini_lab.recovery.protocol import Emit, RootState
@@ -120,6 +122,42 @@ def judge_hang(
     reason = f"workers stood still repeatedly: {seen}; {HANG_WAY_OUT}"
     left = node_to_leave(state.offences, state, spares)
     return Verdict(state=state, reason=reason, left=left)
+
+
+def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> Verdict:
+    """What becomes of a run one of whose ranks came to an end while others train on.
+
+    It may have been for a moment's reason, such as a time that was up on one machine first; so all
+    start again, once. Where the same comes again at once, or the data are of unequal length, no
+    start would get further.
+
+    Args:
+        state: Before.
+        apart: Who ended, and who trains on.
+        spares: Living nodes without a position.
+    """
+    nodes = [state.seats.node_of(rank) for rank in apart.ended]
+    error = re.sub(r"\d+", "#", apart.seen.split(", while ")[0])[:LONGEST_ERROR]
+    is_again = state.attempts > 0 and state.errors[-1:] == (error,)
+    errors = (*state.errors, error)[-MOST_ERRORS:]
+    state, most = (
+        replace(_with_attempt(state, nodes), errors=errors),
+        state.read_settings().max_same_errors,
+    )
+    if is_again or apart.comes_again or (most is not None and errors.count(error) >= most):
+        return Verdict(state=state, reason=f"{apart.seen}; {WAY_OUT}", cause="script")
+    return _judge_barren(state, apart.seen, cause="script", spares=spares)
+
+
+def is_of_apart(exited: WorkerExited) -> bool:
+    """Whether a worker may have ended because another one came to an end before it.
+
+    It lost its peer, sums of different sizes met, which ends its process, or it is that other one.
+    """
+    if exited.code in {0, -signal.SIGABRT}:
+        return True
+    error = exited.error
+    return error is not None and is_of_the_network(f"{error.error}: {error.text}")
 
 
 def _with_attempt(state: RootState, nodes: Sequence[str]) -> RootState:

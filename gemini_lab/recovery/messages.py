@@ -38,6 +38,8 @@ Doing = Literal[
     "starting", "meeting", "restoring", "step", "between steps", "paused", "held", "finishing"
 ]
 """What a worker's training thread does; `starting` until `protect` has returned."""
+End = Literal["data", "epoch", "loop", "script"]
+"""What may be over on a rank; see `EndReached`."""
 Epoch = Annotated[int, msgspec.Meta(ge=0)]
 Rank = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -1035,6 +1037,21 @@ class GoOn(Message, frozen=True, kw_only=True):
     start: WorkerStart
 
 
+class EndReached(Message, frozen=True, kw_only=True):
+    """A worker has come to an end after an iteration; where other ranks train on, it is too early.
+
+    Attributes:
+        iteration: The newest that it has done.
+        what: What is over: a pass through its data, an epoch for which it waits for the others,
+            its loop, its script.
+    """
+
+    rank: Rank
+    epoch: Epoch
+    iteration: Annotated[int, msgspec.Meta(ge=0)]
+    what: End
+
+
 class ScriptFinished(Message, frozen=True, kw_only=True):
     """A worker's script has ended as it should."""
 
@@ -1100,6 +1117,7 @@ FromAgentMessage = (
     | Committed
     | Disowned
     | WorkerExited
+    | EndReached
     | ScriptFinished
     | Held
     | Severed

@@ -361,6 +361,7 @@ class PhasedRun(EndingRun):
             yield Emit(event=events.ProcessesKept(recovery=recovery, epoch=epoch, ranks=kept))
         self._progress.restart(self.state.ranks, iteration=self._plan.version or 0)
         self._pulses.restart()
+        self._ends.restart(self.state.ranks, iteration=self._plan.version or 0)
         for node, part in self._plan.parts().items():
             order = StartWorkers(
                 epoch=self.state.epoch,

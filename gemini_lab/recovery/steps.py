@@ -8,6 +8,7 @@ from gemini_lab.log import events
 from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.disowning import disown
 from gemini_lab.recovery.drains import Drains, ask_for_nodes
+from gemini_lab.recovery.ends import Ends
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
@@ -63,6 +64,7 @@ class KnownRun:
         self._retry_s = FIRST_RETRY_S
         self._progress = Progress()
         self._pulses = Pulses()
+        self._ends = Ends()
         self._repeats = Repeats()
         self._losses = LossWatch()
         self._learned: Learned | None = None  # what the job's scripts import

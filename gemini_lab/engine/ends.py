@@ -1,0 +1,81 @@
+"""Where this rank's data, its loop or its script is over: told at once, and epochs end together.
+
+A rank that has no batch left would go on to what follows the epoch, such as a sum of its losses,
+while another one adds up gradients of the next iteration: both wait for good, or the two sums pair
+up. So in a loop over `protected.epochs` all ranks wait for one another at the end of an epoch. What
+the root agent makes of it when they do not come: `recovery.ends`.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+import torch.distributed as dist
+from torch.distributed import DistStoreError
+
+from gemini_lab.recovery.messages import End, EndReached, Message, WorkerStart
+
+LOOK: Final = timedelta(seconds=1)
+"""For the others at the end of an epoch, until they are waited for aloud, and between two looks."""
+UNKNOWN: Final = -1
+
+
+class Worker(Protocol):
+    """What this needs of a worker's session."""
+
+    start: WorkerStart
+    store: Any
+
+    def say(self, message: Message) -> None:
+        """Tell the node's agent."""
+
+
+class Ends:
+    """The ends of one rank.
+
+    Args:
+        worker: Its session.
+        is_broken: Whether a rank is lost, and nobody is to be waited for.
+    """
+
+    def __init__(self, worker: Worker, *, is_broken: Callable[[], bool]) -> None:
+        self._worker, self._is_broken = worker, is_broken
+
+    def say(self, what: End, iteration: int) -> None:
+        """Tell that something is over after an iteration."""
+        start = self._worker.start
+        said = EndReached(rank=start.rank, epoch=start.epoch, iteration=iteration, what=what)
+        self._worker.say(said)
+
+    def meet(self, iteration: int, *, epoch: int, rewinds: int) -> None:
+        """Return when all ranks are at the end of an epoch, after the same iteration.
+
+        Args:
+            iteration: The newest that was done.
+            epoch: Its number.
+            rewinds: How often training has gone back.
+        """
+        store = self._worker.store
+        here = f"gemini_lab/ends/{rewinds}/{epoch}/{iteration}"
+        if store.add(here, 1) == self._worker.start.seats.world_size:
+            store.set(f"{here}/all", "")
+            return
+        is_told = False
+        while not self._is_broken():
+            try:
+                store.wait([f"{here}/all"], LOOK)
+            except DistStoreError:
+                if not is_told:
+                    self.say("epoch", iteration)
+                    is_told = True
+            else:
+                return
+
+
+def collectives_so_far() -> int:
+    """Return how many collectives of all ranks together were begun; `UNKNOWN` if nobody says."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    try:
+        return UNKNOWN if world is None else int(world._get_sequence_number_for_group())  # noqa: SLF001 - nothing else tells
+    except (AttributeError, RuntimeError, TypeError):
+        return UNKNOWN
