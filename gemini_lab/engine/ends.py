@@ -40,12 +40,24 @@ class Ends:
 
     def __init__(self, worker: Worker, *, is_broken: Callable[[], bool]) -> None:
         self._worker, self._is_broken = worker, is_broken
+        # What was restored may be the last iteration of an epoch, of which no batch is left.
+        self._is_restored = worker.start.plan.version is not None
+        self._passed: int | None = None
 
     def say(self, what: End, iteration: int) -> None:
         """Tell that something is over after an iteration."""
         start = self._worker.start
         said = EndReached(rank=start.rank, epoch=start.epoch, iteration=iteration, what=what)
         self._worker.say(said)
+
+    def begin(self, iteration: int) -> None:
+        """Training begins after this iteration."""
+        self._passed = None if self._is_restored else iteration
+
+    def end_pass(self, iteration: int) -> bool:
+        """Return whether the pass through the data that is over now trained, and is the first."""
+        before, self._passed = self._passed, iteration
+        return before != iteration
 
     def meet(self, iteration: int, *, epoch: int, rewinds: int) -> None:
         """Return when all ranks are at the end of an epoch, after the same iteration.
@@ -76,6 +88,6 @@ def collectives_so_far() -> int:
     """Return how many collectives of all ranks together were begun; `UNKNOWN` if nobody says."""
     world = dist.group.WORLD if dist.is_initialized() else None
     try:
-        return UNKNOWN if world is None else int(world._get_sequence_number_for_group())  # noqa: SLF001 - nothing else tells
+        return UNKNOWN if world is None else int(world._get_sequence_number_for_group())  # type: ignore[attr-defined]  # noqa: SLF001
     except (AttributeError, RuntimeError, TypeError):
         return UNKNOWN

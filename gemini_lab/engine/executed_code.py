@@ -65,7 +65,7 @@ class ExecutedCode:
             self.note(loader.path)
             return read(loader, name)
 
-        SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+        SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
 
 
 def name_of(path: str, folders: tuple[str, ...]) -> str:
@@ -84,5 +84,5 @@ def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
     return tuple(sorted(name for name in both if before[name] != now[name]))
 
 
-executed: Final = ExecutedCode()
+process_code: Final = ExecutedCode()
 """That of this process, or of the one that it was forked from."""

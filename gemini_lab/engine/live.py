@@ -103,14 +103,13 @@ class LiveProtection:
         self._is_in_loop = False
         self._top_is_told = False  # that of this very loop, by `steps`
         self._is_in_epochs = False  # a loop over those
-        # Up to which iteration a pass through the data was over last: another one has trained.
-        self._passed = self._began_at or -1
         self._seen_place = (UNKNOWN, UNKNOWN)  # when the last version was sealed
         self._is_computing = False  # an iteration: gradients are there, and no update yet
         # The newest version.
         self._unsealed: Unsealed | None = None
         self._is_judged = True  # by the guard
         self._is_finished = False
+        ends.begin(state.version)
         for watch in state.script.watches[:1]:
             watch.on_over = self._end_pass
         # What is to be done at the loop's top.
@@ -175,9 +174,8 @@ class LiveProtection:
     def _end_pass(self) -> None:
         """The script has no batch left: in a loop over epochs, one ends on all ranks together."""
         version = self._state.version
-        if version == self._passed or self._is_broken:
+        if self._is_broken or not self._ends.end_pass(version):
             return  # nothing was trained in this pass, such as in an evaluation on one rank
-        self._passed = version
         if self._is_in_epochs:
             self._ends.meet(version, epoch=self._epoch, rewinds=self._lineage.rewinds)
         else:
@@ -422,7 +420,8 @@ class LiveProtection:
         if self._is_broken:
             raise CannotGoOnError("a rank is lost, and the script has left its loop")
         self._is_finished, self._is_to_hold = True, False
-        self._say_end("script")
+        for what in ("loop", "script") if self._is_in_loop else ("script",):
+            self._say_end(what)
         self._traffic.end_training()
         if self._unsealed is not None:
             self._seal()

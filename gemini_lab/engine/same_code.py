@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 import xxhash
 
-from gemini_lab.engine.executed_code import changed, executed, name_of
+from gemini_lab.engine.executed_code import ExecutedCode, changed, name_of, process_code
 from gemini_lab.engine.own_code import is_own_file
 from gemini_lab.errors import CannotGoOnError, ConfigError
 from gemini_lab.job import Job
@@ -42,15 +42,17 @@ class SameCode:
     """What this rank executes, compared with the others and with what the run executed before.
 
     Args:
-        start: The worker's.
         emit: Says an event of this worker.
+        executed: What this process executes.
     """
 
-    def __init__(self, start: WorkerStart, emit: Callable[[AnyEvent], None]) -> None:
-        self._emit = emit
-        self._folders = _folders(start.order.job)
+    def __init__(
+        self, emit: Callable[[AnyEvent], None], executed: ExecutedCode = process_code
+    ) -> None:
+        self._emit, self._executed = emit, executed
         self._process = os.getpid()
-        self._start = start
+        self._start: WorkerStart
+        self._folders: tuple[str, ...] = ()
         self._store: Any = None
         self._known: dict[str, str] = {}  # of any rank
         self._stops = False
@@ -58,7 +60,8 @@ class SameCode:
     def tell(self, start: WorkerStart, store: Any) -> None:
         """Leave for the other ranks what this one has executed by now; before all meet."""
         self._start, self._store = start, store
-        ours = executed.files(is_own_file, folders=self._folders)
+        self._folders = _folders(start.order.job)
+        ours = self._executed.files(is_own_file, folders=self._folders)
         told = msgspec.json.encode(Told(rank=start.rank, files=ours))
         same = _sum(ours)
         store.set(f"{_KEY}/of/{start.rank}", same)
@@ -74,14 +77,16 @@ class SameCode:
         """
         all_told = list(self._all_told())
         known: dict[str, str] = {}
+        own: dict[str, str] = {}  # what nobody tells before this rank
         for told in all_told:
             if differing := changed(known, told.files):
                 self._refuse(all_told, differing[0])
             if told.rank == self._start.rank:
-                self._say({n: d for n, d in told.files.items() if n not in known})
+                own = {name: told.files[name] for name in told.files.keys() - known.keys()}
             known |= told.files
         self._known = known
-        executed.on_file = self._see_late
+        self._say(own)
+        self._executed.on_file = self._see_late
 
     @property
     def executed(self) -> Mapping[str, str]:
@@ -94,7 +99,7 @@ class SameCode:
         Raises:
             ConfigError: It is not.
         """
-        self._stops = settings.on_code_change == "stop" and not self._is_resume
+        self._stops = settings.on_code_change == "stop"
         if names := changed(self._start.code, self._known):
             self._stop_at(names)
 
@@ -106,11 +111,6 @@ class SameCode:
                 "with --resume, which goes on from the newest version with the new code"
             )
 
-    @property
-    def _is_resume(self) -> bool:
-        """Whether nothing of this run was executed before."""
-        return not self._start.code
-
     def _all_told(self) -> Iterator[Told]:
         for number in range(1, self._store.add(f"{_KEY}/count", 0) + 1):
             yield msgspec.json.decode(self._store.get(f"{_KEY}/told/{number}"), type=Told)
@@ -118,7 +118,7 @@ class SameCode:
     def _say(self, files: Mapping[str, str]) -> None:
         """Say which of these files this run has not executed so before."""
         before = self._start.code
-        new = {name: digest for name, digest in files.items() if before.get(name) != digest}
+        new = {n: digest for n, digest in sorted(files.items()) if before.get(n) != digest}
         if new:
             self._emit(CodeSeen(files=new, changed=changed(before, new)))
 

@@ -94,7 +94,7 @@ class WorkerSession:
     ) -> None:
         self.start, self.store, self.pulse = start, store, pulse
         self.standing = standing
-        self.code = SameCode(start, self.emit)
+        self.code = SameCode(self.emit)
         self.on_finish: Callable[[], None] | None = None
         self.wants_hold = False
         self.order_back: GoBack | None = None

@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.engine.executed_code import executed
+from gemini_lab.engine.executed_code import process_code
 from gemini_lab.engine.process_exit import tie_to_parent, untie_from_parent
 from gemini_lab.job import HASH_SEED, hash_seed_in
 from gemini_lab.node.cpu_facts import CpuFacts
@@ -220,7 +220,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = LocalChannel.adopt(fd)
     if warm:
-        executed.follow_imports()
+        process_code.follow_imports()
         tie_to_parent()  # who imports hears nobody
         gc.disable()  # it would only find that what is being imported is in use
         facts = CpuFacts()

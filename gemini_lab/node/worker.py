@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from gemini_lab.engine import session
-from gemini_lab.engine.executed_code import executed
+from gemini_lab.engine.executed_code import process_code
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.process_exit import leave as end_process
@@ -144,7 +144,7 @@ def run_script(job: Job, *, local_rank: int) -> None:
         runpy.run_module(job.script, run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str(Path(job.script).resolve().parent))
-        executed.note(str(Path(job.script).resolve()))
+        process_code.note(str(Path(job.script).resolve()))
         runpy.run_path(job.script, run_name="__main__")
 
 

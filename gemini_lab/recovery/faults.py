@@ -128,8 +128,8 @@ def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> Ver
     """What becomes of a run one of whose ranks came to an end while others train on.
 
     It may have been for a moment's reason, such as a time that was up on one machine first; so all
-    start again, once. Where the same comes again at once, or the data are of unequal length, no
-    start would get further.
+    start again, once. No start would get further if the same comes after the same iteration again,
+    or if the data are of unequal length.
 
     Args:
         state: Before.
@@ -137,14 +137,12 @@ def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> Ver
         spares: Living nodes without a position.
     """
     nodes = [state.seats.node_of(rank) for rank in apart.ended]
-    error = re.sub(r"\d+", "#", apart.seen.split(", while ")[0])[:LONGEST_ERROR]
-    is_again = state.attempts > 0 and state.errors[-1:] == (error,)
-    errors = (*state.errors, error)[-MOST_ERRORS:]
-    state, most = (
-        replace(_with_attempt(state, nodes), errors=errors),
-        state.read_settings().max_same_errors,
-    )
-    if is_again or apart.comes_again or (most is not None and errors.count(error) >= most):
+    error = f"{apart.what} of rank {apart.ended[0]} over after {apart.iteration}"
+    is_again = error in state.errors  # after the very same iteration
+    state = replace(_with_attempt(state, nodes), errors=(*state.errors, error)[-MOST_ERRORS:])
+    most = state.read_settings().max_same_errors
+    times = [*map(_without_numbers, state.errors)].count(_without_numbers(error))
+    if is_again or apart.comes_again or (most is not None and times >= most):
         return Verdict(state=state, reason=f"{apart.seen}; {WAY_OUT}", cause="script")
     return _judge_barren(state, apart.seen, cause="script", spares=spares)
 
@@ -225,7 +223,11 @@ def own_error(exited: WorkerExited) -> str:
     error = exited.error
     if exited.code <= 0 or error is None or is_of_the_network(f"{error.error}: {error.text}"):
         return ""
-    return re.sub(r"\d+", "#", f"{error.error}: {error.text}")[:LONGEST_ERROR]
+    return _without_numbers(f"{error.error}: {error.text}")[:LONGEST_ERROR]
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "#", text)
 
 
 def reason_to_stop_repeating(

@@ -10,7 +10,7 @@ they may still load a model. Once all of these stand in a collective, where thos
 never join them, or have done nothing at all for long, or have ended, they have gone past it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -103,15 +103,14 @@ class Pulses:
             one.doing == "restoring" and one.detail == "persistent" for one in seen
         )
 
-    def places(self, at_s: float, limits: Limits) -> Places:
+    def places(self, at_s: float, limits: Limits, *, node_of: Callable[[int], str]) -> Places:
         """Return what is seen of the ranks that do not get on."""
         seen = [self._standing(rank, at_s, limits) for rank in sorted(self._heard)]
         return Places(
+            node_of=node_of,
             words={one.pulse.rank: _activity(one.pulse) for one in seen},
             in_step=[one.pulse.rank for one in seen if one.pulse.doing == "step"],
-            waiting=[
-                one.pulse.rank for one in seen if one.pulse.waits_in and one.quiet_s >= STAND_S
-            ],
+            waiting=[one.pulse.rank for one in seen if _waits_long(one)],
         )
 
     def stand(self, at_s: float, limits: Limits, *, ranks: Iterable[int]) -> bool:
@@ -204,6 +203,8 @@ class Pulses:
         for one in seen:
             places.setdefault(_activity(one.pulse), []).append(one.pulse.rank)
         named = [f"{_ranks(there)} {activity}" for activity, there in places.items()]
+        if finished:
+            named.append(f"{_ranks(sorted(finished))} at the script's end")
         idle_s = min(one.idle_s for one in seen)
         return (
             f"nothing has moved on any rank for {idle_s:.0f} s: {listed(named, '; ')}; if that "
@@ -260,6 +261,13 @@ class _Standing:
     @property
     def is_overdue(self) -> bool:
         return self.quiet_s > self.limit_s
+
+
+def _waits_long(one: _Standing) -> bool:
+    """Whether a rank stands in a collective, or has done nothing at all since its start."""
+    if one.pulse.waits_in:
+        return one.quiet_s >= STAND_S
+    return one.pulse.doing == "starting" and one.idle_s >= PAST_S
 
 
 def _does_nothing(one: _Standing, limits: Limits) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from gemini_lab.log import events
 from gemini_lab.recovery.disowning import disown
 from gemini_lab.recovery.distrust import left_by, reason_to_end, unheard, without
-from gemini_lab.recovery.ends import Apart
+from gemini_lab.recovery.ends import Apart, Places
 from gemini_lab.recovery.faults import (
     Verdict,
     is_of_apart,
@@ -222,12 +222,9 @@ class WatchedRun(PhasedRun):
             yield from refused
             yield from self._begin(at_s, cause="resize_refused", lost=[])
             return
-        if is_of_apart(exited):
-            gone = exited.rank if exited.code == 0 else None
-            places = self._pulses.places(at_s, self._limits)
-            if apart := self._ends.apart(places, self._node_of, gone=gone):
-                yield from self._on_apart(at_s, apart)
-                return
+        if apart := self._apart_at(at_s, exited):
+            yield from self._on_apart(at_s, apart)
+            return
         verdict = judge_exit(self.state, exited, node=node, spares=self._spares())
         output = tuple(exited.output.splitlines())
         yield from self._act_on(at_s, verdict, cause="worker_exited", output=output)
@@ -307,9 +304,9 @@ class WatchedRun(PhasedRun):
                 yield Emit(event=events.Note(text=text))
         yield from self._say_if_unprotected(at_s)
         hung = self._pulses.hung(at_s, limits, ranks=ranks, finished=finished)
-        if apart := self._ends.apart(self._pulses.places(at_s, limits), self._node_of):
-            stand = apart.is_certain and self._pulses.stand(at_s, limits, ranks=apart.behind)
-            if hung or stand:
+        if apart := self._ends.apart(self._places(at_s)):
+            does_nothing = self._pulses.stand(at_s, limits, ranks=apart.behind)
+            if hung or (apart.is_certain and does_nothing):
                 yield from self._on_apart(at_s, apart)
                 return
         if not hung:
@@ -340,6 +337,17 @@ class WatchedRun(PhasedRun):
         ends = [rank for rank in ranks if rank not in waiting]
         yield from self._act_on(at_s, verdict, cause=HUNG, ends=ends)
 
+    def _apart_at(self, at_s: float, exited: WorkerExited) -> Apart | None:
+        """Return because of which rank that came to an end before it a worker may have ended."""
+        if not is_of_apart(exited):
+            return None
+        places = self._places(at_s)
+        if exited.code == 0:
+            return self._ends.gone(exited.rank, places)
+        apart = self._ends.apart(places)
+        is_meant = exited.code < 0 or self.state.attempts > 0
+        return apart if apart is not None and (apart.is_certain or is_meant) else None
+
     def _on_apart(self, at_s: float, apart: Apart) -> Iterator[Instruction]:
         """A rank came to an end while others train on: name it, and have all start again, once."""
         first = apart.ended[0]
@@ -362,8 +370,8 @@ class WatchedRun(PhasedRun):
             idle_s=settings.idle_s,
         )
 
-    def _node_of(self, rank: int) -> str:
-        return self.state.seats.node_of(rank)
+    def _places(self, at_s: float) -> Places:
+        return self._pulses.places(at_s, self._limits, node_of=self.state.seats.node_of)
 
     def _act_on(
         self,
