@@ -99,7 +99,7 @@ def ready_engine(
     if start.joins:
         start = session.stand_by()
         session.meet()
-    session.code.require_no_change(settings)
+    session.code.begin(settings)
     is_first = start.fingerprint is None  # of the run: nobody has called this before
     if start.rank == 0 and (is_first or start.plan.version is None):
         _claim_tier(settings.persistent_url, start.order)
@@ -145,6 +145,7 @@ def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
     """
     start, state, before = session.start, ready.state, ready.place
     session.meet()
+    session.code.begin(ready.settings)
     before.group.leave()
     seats = start.seats.placed(ready.settings)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)

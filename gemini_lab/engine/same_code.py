@@ -6,6 +6,8 @@ execute the same; so thousands of ranks cost hardly more than two.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -24,6 +26,7 @@ _KEY: Final = "gemini_lab/code"
 _LISTED: Final = 4
 _MOST_ASKED: Final = 256
 """Of more ranks it is not told which of them differ."""
+LEAVE: Final = timedelta(seconds=5)
 WAY_OUT: Final = "give every node the same files, and start again"
 
 
@@ -55,6 +58,7 @@ class SameCode:
         self._folders: tuple[str, ...] = ()
         self._store: Any = None
         self._known: dict[str, str] = {}  # of any rank
+        self._own: dict[str, str] = {}  # what nobody tells before this rank
         self._stops = False
 
     def tell(self, start: WorkerStart, store: Any) -> None:
@@ -77,15 +81,14 @@ class SameCode:
         """
         all_told = list(self._all_told())
         known: dict[str, str] = {}
-        own: dict[str, str] = {}  # what nobody tells before this rank
+        self._own = {}
         for told in all_told:
             if differing := changed(known, told.files):
                 self._refuse(all_told, differing[0])
             if told.rank == self._start.rank:
-                own = {name: told.files[name] for name in told.files.keys() - known.keys()}
+                self._own = {name: told.files[name] for name in told.files.keys() - known.keys()}
             known |= told.files
         self._known = known
-        self._say(own)
         self._executed.on_file = self._see_late
 
     @property
@@ -93,15 +96,16 @@ class SameCode:
         """Digests of what the ranks have executed by now, by name."""
         return self._known
 
-    def require_no_change(self, settings: Settings) -> None:
-        """Refuse code that is not what the run executed before, where a person wants that.
+    def begin(self, settings: Settings) -> None:
+        """Say what this run executes, or refuse it if it changed and a person wants that.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: It changed.
         """
         self._stops = settings.on_code_change == "stop"
         if names := changed(self._start.code, self._known):
             self._stop_at(names)
+        self._say(self._own)
 
     def _stop_at(self, names: Sequence[str]) -> None:
         if self._stops:
@@ -135,7 +139,15 @@ class SameCode:
             + ("what this run executed before" if digest == before else f"{digest[:8]}...")
             for digest, there in ranks.items()
         ]
+        self._leave_together()
         self._raise(f"{name} is not the same file on all ranks: {', '.join(parts)}")
+
+    def _leave_together(self) -> None:
+        """Wait until all ranks know as much: with the first that ends, the store may end."""
+        with suppress(RuntimeError):
+            if self._store.add(f"{_KEY}/leaving", 1) == self._start.seats.world_size:
+                self._store.set(f"{_KEY}/all_leave", "")
+            self._store.wait([f"{_KEY}/all_leave"], LEAVE)
 
     def _seated(self, ranks: Sequence[int]) -> str:
         more = len(ranks) - _LISTED
@@ -170,10 +182,10 @@ class SameCode:
             self._emit(Note(text=f"{text}: all ranks start anew"))
             raise CannotGoOnError(text)
         self._known[name] = digest
-        if is_first:
-            self._say({name: digest})
         if names := changed(self._start.code, {name: digest}):
             self._stop_at(names)
+        if is_first:
+            self._say({name: digest})
 
     def _first_to_import(self, name: str, digest: str) -> str:
         """Return the digest of the rank that was the first to import a file."""
