@@ -22,7 +22,7 @@ from gemini_lab.recovery.rewinds import joined, left_of
 REMEMBERED: Final = 32  # words of a worker on its iterations, two of each
 
 
-_DECISIVE: Final = (Protected, ShardRestored, VersionComplete, RewindFailed)
+_DECISIVE: Final = (Protected, CodeSeen, ShardRestored, VersionComplete, RewindFailed)
 """Of these the newest of each rank is said again when a connection to a root agent broke: the last
 version of a run, say, is saved when all ranks have said that it is whole."""
 

@@ -80,9 +80,15 @@ class WatchedRun(PhasedRun):
             case events.VersionComplete():
                 yield from self._on_version(at_s, event)
 
-            case events.Protected() | events.CodeSeen():
-                yield from self._on_protect(at_s, event)
-            case events.ShardRestored() if event.rank not in self._restored:  # else said again
+    def _on_protect(
+        self, at_s: float, event: events.Protected | events.CodeSeen
+    ) -> Iterator[Instruction]:
+        """The settings are known now, and with them who keeps what; or what workers execute."""
+        if isinstance(event, events.CodeSeen):
+            self._learn_code(event.files)
+            yield WriteState(state=self.state)
+            return
+        if event.rank in self._protected:  # it is said again after a connection broke
             return
         self._protected.add(event.rank)
         if self.state.fingerprint == "":  # of another number of ranks
