@@ -9,7 +9,7 @@
     its parts       stop, drains, resizes, replicas (all ranks stop for these); ahead and keeping
                     (processes that start early, or stay); saver and disowning (what the tier
                     has, and what of it counts no more); rewinds; roll_call
-    its judgements  faults, hangs, progress; repeats, finite, guard (what was computed); wrong_sums
+    its judgements  faults, hangs, ends, progress; repeats, finite, guard (what was computed); wrong_sums
                     and distrust (a machine that computes wrong)
     for people      wasted_time, by the paper's equation
 

@@ -8,6 +8,7 @@ from gemini_lab import Job
 from gemini_lab.errors import RunFailedError
 from gemini_lab.injector.failures import WorkerCrash
 from gemini_lab.injector.scenario import Scenario
+from gemini_lab.report.text import render
 
 HELPER = "CLIP = 1.0\n"
 EDITED = "CLIP = 0.015625\n"
@@ -85,7 +86,7 @@ def test_a_start_with_other_code_is_told_with_the_file_and_all_ranks_execute_the
     report = run.report()
     (seen,) = report.code_changes
     assert seen.changed == ("helper.py",)
-    assert "OTHER CODE: helper.py was edited" in report.text()
+    assert "OTHER CODE: helper.py was edited" in render(report)
     assert clips(run) == [{1.0}, {0.015625}]  # never one beside the other
     if keeps:  # it was tried, and one who was kept had the older code
         assert any("helper.py is not the same file on all ranks" in note for note in report.notes)
