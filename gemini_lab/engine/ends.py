@@ -6,17 +6,20 @@ up. So in a loop over `protected.epochs` all ranks wait for one another at the e
 the root agent makes of it when they do not come: `recovery.ends`.
 """
 
+import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Final, Protocol
 
 import torch.distributed as dist
-from torch.distributed import DistStoreError
 
 from gemini_lab.recovery.messages import End, EndReached, Message, WorkerStart
 
-LOOK: Final = timedelta(seconds=1)
-"""For the others at the end of an epoch, until they are waited for aloud, and between two looks."""
+ALOUD_S: Final = 1.0
+"""At the end of an epoch, until others are waited for aloud."""
+FIRST_LOOK_S: Final = 0.001
+LONGEST_LOOK_S: Final = 0.5
+"""Between two looks. With shorter ones a rank that waits for good would seem to work; and where the
+store waits itself, it prints a warning each time that it looks up."""
 UNKNOWN: Final = -1
 
 
@@ -72,16 +75,14 @@ class Ends:
         if store.add(here, 1) == self._worker.start.seats.world_size:
             store.set(f"{here}/all", "")
             return
+        began_s, pause_s = time.monotonic(), FIRST_LOOK_S
         is_told = False
-        while not self._is_broken():
-            try:
-                store.wait([f"{here}/all"], LOOK)
-            except DistStoreError:
-                if not is_told:
-                    self.say("epoch", iteration)
-                    is_told = True
-            else:
-                return
+        while not self._is_broken() and not store.check([f"{here}/all"]):
+            if not is_told and time.monotonic() - began_s > ALOUD_S:
+                self.say("epoch", iteration)
+                is_told = True
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, LONGEST_LOOK_S)
 
 
 def collectives_so_far() -> int:

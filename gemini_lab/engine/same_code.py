@@ -5,9 +5,9 @@ execute the same; so thousands of ranks cost hardly more than two.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -26,7 +26,7 @@ _KEY: Final = "gemini_lab/code"
 _LISTED: Final = 4
 _MOST_ASKED: Final = 256
 """Of more ranks it is not told which of them differ."""
-LEAVE: Final = timedelta(seconds=5)
+LOOKS, LOOK_S = 50, 0.1
 WAY_OUT: Final = "give every node the same files, and start again"
 
 
@@ -147,7 +147,10 @@ class SameCode:
         with suppress(RuntimeError):
             if self._store.add(f"{_KEY}/leaving", 1) == self._start.seats.world_size:
                 self._store.set(f"{_KEY}/all_leave", "")
-            self._store.wait([f"{_KEY}/all_leave"], LEAVE)
+            for _ in range(LOOKS):
+                if self._store.check([f"{_KEY}/all_leave"]):
+                    return
+                time.sleep(LOOK_S)
 
     def _seated(self, ranks: Sequence[int]) -> str:
         more = len(ranks) - _LISTED
