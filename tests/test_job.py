@@ -8,6 +8,7 @@ import pytest
 
 from gemini_lab import Job
 from gemini_lab.errors import ConfigError
+from gemini_lab.job import hash_seed_in
 
 
 @pytest.mark.parametrize(
@@ -90,3 +91,16 @@ def test_what_is_no_job_is_refused(given, said):
 def test_a_path_is_a_script_and_a_number_a_variable():
     job = Job(script=Path("train.py"), env={"LR": 0.5})
     assert (job.script, job.env) == ("train.py", {"LR": "0.5"})
+
+
+@pytest.mark.parametrize("said", ["-1", "4294967296", "9" * 5000, "1.5", "seven", "٣", "1_0", " 7"])
+def test_a_hash_seed_with_which_python_would_not_start_is_refused(said):
+    with pytest.raises(ConfigError, match=r"PYTHONHASHSEED=.* from 0 to 4294967295") as refused:
+        Job(script="train.py", env={"PYTHONHASHSEED": said})
+    assert len(str(refused.value)) < 200
+
+
+def test_a_hash_seed_is_what_a_person_chose_if_one_did():
+    chosen = {"0": 0, "7": 7, "4294967295": 4294967295, "random": None, "": None}
+    assert {said: hash_seed_in({"PYTHONHASHSEED": said}) for said in chosen} == chosen
+    assert hash_seed_in({}) is None

@@ -16,6 +16,9 @@ def main() -> None:
     gc.disable()
     import msgspec  # noqa: PLC0415
 
+    from gemini_lab.engine.executed_code import process_code  # noqa: PLC0415
+
+    process_code.follow_imports()
     from gemini_lab.node.worker import work  # noqa: PLC0415
     from gemini_lab.recovery.messages import WorkerStart  # noqa: PLC0415
 

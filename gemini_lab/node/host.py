@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 import psutil
 
+from gemini_lab.job import hash_seed_in
 from gemini_lab.node.held_folder import HeldFolder
 from gemini_lab.node.next_parent import NextParent, start_parent
 from gemini_lab.node.processes import is_alive
@@ -115,6 +116,7 @@ class WorkerHost:
         self._next: NextParent | None = None  # which imports what the script does
         self._retired: list[subprocess.Popen[bytes]] = []
         self._scratch = HeldFolder(SCRATCH)
+        self._hash_seed = hash_seed_in(os.environ) or 0  # of the newest warm parent
         self._start_parent()
 
     @property
@@ -153,13 +155,34 @@ class WorkerHost:
 
     def prepare(self, order: ImportAhead) -> None:
         """Have another warm parent import these, for the workers after the next fence."""
+        if self._next is not None and not self._next.knows_script:
+            self._next.close()
+            self._next = None
         if self._next is None:
             # Of many nodes that import the same, one says how it went.
             on_note = self._on_note if 0 in self.workers else bool
-            self._next = NextParent(order, warm=self._warm, on_note=on_note)
+            self._begin_next(order, on_note)
+
+    def _begin_next(self, order: ImportAhead, on_note: Callable[[str], object]) -> None:
+        self._next = NextParent(order, warm=self._warm, hash_seed=self._hash_seed, on_note=on_note)
+
+    def _follow_seed(self, hash_seed: int) -> None:
+        """Have later workers forked from a parent with the job's hash seed.
+
+        Until there is one, the parent of now has each worker begin as a new interpreter.
+        """
+        if hash_seed == self._hash_seed:
+            return
+        self._hash_seed = hash_seed
+        if self._next is not None:
+            self._next.close()
+            self._next = None
+        if self._warm:
+            self._begin_next(ImportAhead(modules=[], environment={}), self._on_note)
 
     def start(self, start: WorkerStart) -> None:
         """Start one worker."""
+        self._follow_seed(start.order.hash_seed)
         channel, theirs = LocalChannel.pair()
         output_fd, their_output = os.pipe()
         os.set_blocking(output_fd, False)
@@ -226,7 +249,7 @@ class WorkerHost:
             self._next.process.send_signal(signal_number)
 
     def _start_parent(self) -> None:
-        self._process, self._parent = start_parent(warm=self._warm)
+        self._process, self._parent = start_parent(warm=self._warm, hash_seed=self._hash_seed)
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
     def _take_next_parent(self) -> None:

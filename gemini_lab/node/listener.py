@@ -15,6 +15,7 @@ from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.node.watch import WorkerWatch
 from gemini_lab.recovery.messages import (
+    EndReached,
     EventSaid,
     Held,
     Learned,
@@ -86,7 +87,13 @@ class WorkerListener:
                 given = OldSlabsGiven(layouts=layouts)
                 worker.channel.send(given, tuple(slab.fd for slab in slabs))
             case (
-                ScriptFinished() | Held() | Severed() | ReadyToJoin() | RestoreFailed() | Learned()
+                EndReached()
+                | ScriptFinished()
+                | Held()
+                | Severed()
+                | ReadyToJoin()
+                | RestoreFailed()
+                | Learned()
             ):
                 self._root.send(message)
 

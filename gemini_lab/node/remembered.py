@@ -5,6 +5,7 @@ from typing import Final
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    CodeSeen,
     Iteration,
     IterationBegun,
     Protected,
@@ -21,7 +22,7 @@ from gemini_lab.recovery.rewinds import joined, left_of
 REMEMBERED: Final = 32  # words of a worker on its iterations, two of each
 
 
-_DECISIVE: Final = (Protected, ShardRestored, VersionComplete, RewindFailed)
+_DECISIVE: Final = (Protected, CodeSeen, ShardRestored, VersionComplete, RewindFailed)
 """Of these the newest of each rank is said again when a connection to a root agent broke: the last
 version of a run, say, is saved when all ranks have said that it is whole."""
 
@@ -33,6 +34,7 @@ class Remembered:
         protected: What the last one that is protected said of it.
         left: What their rewinds left behind.
         wrong_sums: What one of the last start said of machines that compute wrong.
+        code: Digests of the script's files, by name, as they were executed last.
     """
 
     def __init__(self) -> None:
@@ -40,6 +42,7 @@ class Remembered:
         self.left: tuple[VersionId, ...] = ()
         self.wrong_sums: WrongSums | None = None
         self._decisive: dict[tuple[type, int], tuple[int, Entry]] = {}  # and its epoch
+        self.code: dict[str, str] = {}
         self._run: int | None = None  # whose all of this is
         self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED)
@@ -49,7 +52,7 @@ class Remembered:
         """Workers of a run start; what those of another one said is nobody's any more."""
         if run != self._run:
             self._said.clear()
-            self._run, self.left, self.protected = run, (), None
+            self._run, self.left, self.protected, self.code = run, (), None, {}
         self.wrong_sums = None
         self._decisive.clear()
 
@@ -71,6 +74,8 @@ class Remembered:
                 self._said[event.rank].append(event)
             case Protected():
                 self.protected = event
+            case CodeSeen():
+                self.code |= event.files
             case Rewound():
                 self._go_back(event, left_of(event, run=self._run or 0))
             case WrongSums():

@@ -318,6 +318,7 @@ class Supervisor:
                 interface=interface,
                 kept=order.kept,
                 joins=order.joins,
+                code=order.code,
             )
             if rank in order.kept:
                 self._go_on(start)

@@ -24,7 +24,9 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.engine.executed_code import process_code
 from gemini_lab.engine.process_exit import tie_to_parent, untie_from_parent
+from gemini_lab.job import HASH_SEED, hash_seed_in
 from gemini_lab.node.cpu_facts import CpuFacts
 from gemini_lab.node.semaphores import remove_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import (
@@ -163,7 +165,8 @@ class WarmParent:
             self._channel.close()
             os.dup2(output_fd, 1)
             os.dup2(output_fd, 2)
-            if self._warm:
+            # A fork has its parent's order of sets, which was settled as that started.
+            if self._warm and hash_seed_in(os.environ) == start.order.hash_seed:
                 from gemini_lab.node.worker import work  # noqa: PLC0415
 
                 status = work(start, channel_fd, listen_fd)
@@ -182,6 +185,7 @@ class WarmParent:
                 os.set_inheritable(fd, True)
         command = [sys.executable, "-m", "gemini_lab.node.cold"]
         told = msgspec.json.encode(start).decode()
+        os.environ[HASH_SEED] = str(start.order.hash_seed)
         os.execv(command[0], [*command, str(channel_fd), str(listen_fd), told])
 
     def _reap(self) -> None:
@@ -216,6 +220,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = LocalChannel.adopt(fd)
     if warm:
+        process_code.follow_imports()
         tie_to_parent()  # who imports hears nobody
         gc.disable()  # it would only find that what is being imported is in use
         facts = CpuFacts()

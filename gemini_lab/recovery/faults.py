@@ -1,11 +1,13 @@
 """When to give up: a script that fails for its own reasons, a version that does not load."""
 
 import re
+import signal
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gemini_lab.log.events import FailureCause, ReplicaRejected, VersionRejected
+from gemini_lab.recovery.ends import WAY_OUT, Apart
 from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
 from gemini_lab.recovery.plan import Copy
 from gemini_lab.recovery.protocol import Emit, RootState
@@ -122,6 +124,40 @@ def judge_hang(
     return Verdict(state=state, reason=reason, left=left)
 
 
+def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> Verdict:
+    """What becomes of a run one of whose ranks came to an end while others train on.
+
+    It may have been for a moment's reason, such as a time that was up on one machine first; so all
+    start again, once. No start would get further if the same comes after the same iteration again,
+    or if the data are of unequal length.
+
+    Args:
+        state: Before.
+        apart: Who ended, and who trains on.
+        spares: Living nodes without a position.
+    """
+    nodes = [state.seats.node_of(rank) for rank in apart.ended]
+    error = f"{apart.what} of rank {apart.ended[0]} over after {apart.iteration}"
+    is_again = error in state.errors  # after the very same iteration
+    state = replace(_with_attempt(state, nodes), errors=(*state.errors, error)[-MOST_ERRORS:])
+    most = state.read_settings().max_same_errors
+    times = [*map(_without_numbers, state.errors)].count(_without_numbers(error))
+    if is_again or apart.comes_again or (most is not None and times >= most):
+        return Verdict(state=state, reason=f"{apart.seen}; {WAY_OUT}", cause="script")
+    return _judge_barren(state, apart.seen, cause="script", spares=spares)
+
+
+def is_of_apart(exited: WorkerExited) -> bool:
+    """Whether a worker may have ended because another one came to an end before it.
+
+    It lost its peer, sums of different sizes met, which ends its process, or it is that other one.
+    """
+    if exited.code in {0, -signal.SIGABRT}:
+        return True
+    error = exited.error
+    return error is not None and is_of_the_network(f"{error.error}: {error.text}")
+
+
 def _with_attempt(state: RootState, nodes: Sequence[str]) -> RootState:
     offences = (*state.offences, *dict.fromkeys(nodes))
     barren = () if has_got_further(state) else (*state.barren, nodes[0])
@@ -187,7 +223,11 @@ def own_error(exited: WorkerExited) -> str:
     error = exited.error
     if exited.code <= 0 or error is None or is_of_the_network(f"{error.error}: {error.text}"):
         return ""
-    return re.sub(r"\d+", "#", f"{error.error}: {error.text}")[:LONGEST_ERROR]
+    return _without_numbers(f"{error.error}: {error.text}")[:LONGEST_ERROR]
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "#", text)
 
 
 def reason_to_stop_repeating(

@@ -38,6 +38,8 @@ Doing = Literal[
     "starting", "meeting", "restoring", "step", "between steps", "paused", "held", "finishing"
 ]
 """What a worker's training thread does; `starting` until `protect` has returned."""
+End = Literal["data", "epoch", "loop", "script"]
+"""What may be over on a rank; see `EndReached`."""
 Epoch = Annotated[int, msgspec.Meta(ge=0)]
 Rank = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -271,6 +273,8 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         settings: What the launcher was told; it replaces what the script's configuration says.
         defaults: What the lab would have where neither says anything.
         root: The user's own function that decides recoveries, as text; empty for the lab's own.
+        hash_seed: With which each worker's interpreter starts, on every node and in every start:
+            the order of a set of texts follows it.
     """
 
     number: int
@@ -281,6 +285,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     defaults: dict[str, SettingValue] = {}
     is_resumed: bool = False
     root: str = ""
+    hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -300,6 +305,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ready with what they tell of their set-up, and waits for its place; else empty.
         scratch: A folder for multiprocessing's sockets, which its agent removes once it has ended;
             empty where there is none.
+        code: As `StartWorkers.code`.
     """
 
     rank: Rank
@@ -313,6 +319,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kept: list[Rank] = []
     joins: str = ""
     scratch: str = ""
+    code: dict[str, str] = {}
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -320,6 +327,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         left: What rewinds had left behind by then: a run that goes on from here knows it by this.
+        code: Digests of the files of the script that made it, by name.
     """
 
     job: str
@@ -328,6 +336,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     world_size: int
     settings: dict[str, SettingValue]
     left: list[VersionId] = []
+    code: dict[str, str] = {}
 
 
 # -- root agent to agent ---------------------------------------------------------------------------
@@ -380,6 +389,8 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
     Attributes:
         kept: Ranks, of all nodes, that go on in their processes.
         joins: As `WorkerStart.joins`.
+        code: Digests of the script's files that this run executed last, by name; what workers
+            execute is compared with that.
     """
 
     order: JobOrder
@@ -389,6 +400,7 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
     fingerprint: str | None
     kept: list[Rank] = []
     joins: str = ""
+    code: dict[str, str] = {}
 
 
 class Persist(RootOrder, frozen=True, kw_only=True):
@@ -591,6 +603,7 @@ class Inventory(Message, frozen=True, kw_only=True):
         iterations: What the node's workers said of their newest ones, so that this root too can
             compare with that what is done again.
         left: What rewinds left behind, as this node's workers said; see `recovery.rewinds`.
+        code: Digests of the script's files, as they said.
     """
 
     epoch: Epoch
@@ -603,6 +616,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     protected: Protected | None = None
     iterations: list[IterationBegun | Iteration] = []
     left: list[VersionId] = []
+    code: dict[str, str] = {}
 
 
 class PortHeld(Message, frozen=True, kw_only=True):
@@ -1023,6 +1037,21 @@ class GoOn(Message, frozen=True, kw_only=True):
     start: WorkerStart
 
 
+class EndReached(Message, frozen=True, kw_only=True):
+    """A worker has come to an end after an iteration; where other ranks train on, it is too early.
+
+    Attributes:
+        iteration: The newest that it has done.
+        what: What is over: a pass through its data, an epoch for which it waits for the others,
+            its loop, its script.
+    """
+
+    rank: Rank
+    epoch: Epoch
+    iteration: Annotated[int, msgspec.Meta(ge=0)]
+    what: End
+
+
 class ScriptFinished(Message, frozen=True, kw_only=True):
     """A worker's script has ended as it should."""
 
@@ -1088,6 +1117,7 @@ FromAgentMessage = (
     | Committed
     | Disowned
     | WorkerExited
+    | EndReached
     | ScriptFinished
     | Held
     | Severed

@@ -121,6 +121,8 @@ class PhasedRun(EndingRun):
                 self._note_stored()
                 self._repeats.learn(answer.iterations, answer.left)
                 self._leave_behind(answer.left)
+                # What workers say themselves is newer than what a node remembers of earlier ones.
+                self._learn_code({**answer.code, **self.state.code})
                 if self.state.settings is None and answer.protected is not None:
                     self._learn_settings(answer.protected)
                 yield from self._advance(at_s)
@@ -359,6 +361,7 @@ class PhasedRun(EndingRun):
             yield Emit(event=events.ProcessesKept(recovery=recovery, epoch=epoch, ranks=kept))
         self._progress.restart(self.state.ranks, iteration=self._plan.version or 0)
         self._pulses.restart()
+        self._ends.restart(self.state.ranks, iteration=self._plan.version or 0)
         for node, part in self._plan.parts().items():
             order = StartWorkers(
                 epoch=self.state.epoch,
@@ -368,6 +371,7 @@ class PhasedRun(EndingRun):
                 rendezvous=address,
                 fingerprint=self.state.fingerprint,
                 kept=[*self._keeping.ranks],
+                code=self.state.code,
             )
             yield Send(to=node, order=order)
 

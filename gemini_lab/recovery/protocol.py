@@ -178,6 +178,7 @@ class Tick:
 
 HeardEvent = (
     events.Protected
+    | events.CodeSeen
     | events.ShardRestored
     | events.IterationBegun
     | events.Iteration
@@ -324,6 +325,7 @@ class RootState:
             behind nor let go.
         saved_at_s: When it was begun, or the job was submitted.
         is_behind: Whether training went back behind what is there, and nothing was saved since.
+        code: Digests of the script's files, by name, as this run executed them last.
         clock_s: What the clock of the root agent that wrote this said as it did; 0 in its own.
     """
 
@@ -380,6 +382,7 @@ class RootState:
     saved: int = 0
     saved_at_s: float = 0.0
     is_behind: bool = False
+    code: dict[str, str] = field(default_factory=dict)
     clock_s: float = 0.0
 
     def on_clock(self, at_s: float) -> "RootState":

@@ -23,6 +23,7 @@ from gemini_lab.recovery.messages import (
     AllLive,
     Committed,
     Disowned,
+    EndReached,
     EventSaid,
     Fenced,
     Held,
@@ -135,9 +136,8 @@ class RootAgent(AttendedRun):
                 yield from self._without_ahead(said.at_s, why)
             case WorkerExited():
                 yield from self._on_exit(said.at_s, said.node, message)
-            case ScriptFinished():
-                self._finished.add(message.rank)
-                yield from self._finish_if_all_did(said.at_s)
+            case EndReached() | ScriptFinished():
+                yield from self._on_end(said.at_s, message)
             case Held() | ReadyToStart() | ReadyToJoin() | NodeLeaves():
                 yield from self._on_move(said.at_s, said.node, message)
             case Severed() | AllLive() | RestoreFailed():

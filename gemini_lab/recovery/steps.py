@@ -1,6 +1,6 @@
 """A run as the root agent knows it, and what more than one layer does with it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -8,6 +8,7 @@ from gemini_lab.log import events
 from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.disowning import disown
 from gemini_lab.recovery.drains import Drains, ask_for_nodes
+from gemini_lab.recovery.ends import Ends
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
@@ -63,6 +64,7 @@ class KnownRun:
         self._retry_s = FIRST_RETRY_S
         self._progress = Progress()
         self._pulses = Pulses()
+        self._ends = Ends()
         self._repeats = Repeats()
         self._losses = LossWatch()
         self._learned: Learned | None = None  # what the job's scripts import
@@ -130,6 +132,10 @@ class KnownRun:
             fingerprint=event.fingerprint,
             placed=replace(self.state.seats, placement=event.placement),
         )
+
+    def _learn_code(self, files: Mapping[str, str]) -> None:
+        """Workers execute these files of the script, by their digests."""
+        self.state = replace(self.state, code={**self.state.code, **files})
 
     def _leave_behind(self, left: Iterable[VersionId]) -> None:
         """Training went back: versions after that, and iterations, count no more."""
