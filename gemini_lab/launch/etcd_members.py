@@ -17,7 +17,7 @@ import msgspec
 
 from gemini_lab.launch.boot import hand_out, mpi_world, wait_asleep
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd import USER, find_etcd, held_port
+from gemini_lab.launch.etcd import find_etcd, held_port, own_address
 from gemini_lab.launch.etcd_keeper import Stay, start_keeper
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.mpi_order import take_order
@@ -39,7 +39,6 @@ class MemberOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         reach: `host:port` towards which members listen on the same network.
         authority: Signs their certificates.
         prefix: Of the lab's keys: with them they end.
-        password: Of the etcd.
         etcd: The one that gets another member; `None`: it begins with these.
         lost: The endpoint of that one's member that is to go.
     """
@@ -47,7 +46,6 @@ class MemberOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reach: str
     authority: Authority
     prefix: str
-    password: str
     etcd: EtcdAddress | None = None
     lost: str = ""
 
@@ -179,13 +177,7 @@ def take_place(own: MemberPlace, order: MemberOrder) -> None:
 
 def address_of(places: Sequence[MemberPlace], order: MemberOrder) -> EtcdAddress:
     """How agents reach an etcd that begins."""
-    return EtcdAddress(
-        endpoints=tuple(one.endpoint for one in places),
-        user=USER,
-        password=order.password,
-        ca_pem=order.authority.pem,
-        is_followed=True,
-    )
+    return own_address([one.endpoint for one in places], order.authority, is_followed=True)
 
 
 def exchanged(address: EtcdAddress, lost: str, new: str) -> EtcdAddress:
