@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gemini_lab.launch.boot import hand_out, mpi_world, wait_asleep
+from gemini_lab.launch.boot import Ranks, hand_out, mpi_world
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import find_etcd, held_port, own_address
 from gemini_lab.launch.etcd_keeper import Stay, start_keeper
@@ -192,7 +192,7 @@ def main() -> None:
         start_all(world)
 
 
-def start_all(world: Any) -> None:
+def start_all(world: Ranks) -> None:
     """Start the members of all ranks of an MPI world, each its own."""
     parts = None
     if world.rank == 0:
@@ -201,10 +201,9 @@ def start_all(world: Any) -> None:
         def parts(machines: list[str]) -> list[bytes]:
             return [given] * len(machines)
 
-    text, sent = hand_out(world, parts)
-    order = msgspec.json.decode(text, type=MemberOrder)
+    order = msgspec.json.decode(hand_out(world, parts), type=MemberOrder)
     with MemberPlace.towards(order.reach) as own:
-        places = _exchange(world, own, sent)
+        places = _exchange(world, own)
         if order.etcd is None:
             begin(own, places, order)
         else:
@@ -212,19 +211,18 @@ def start_all(world: Any) -> None:
     if world.rank == 0:
         sys.stdout.write(msgspec.json.encode(places).decode() + "\n")
         sys.stdout.flush()
-    for request in sent:
-        wait_asleep(request)
 
 
-def _exchange(world: Any, own: MemberPlace, sent: list[Any]) -> list[MemberPlace]:
-    """All ranks' places, told to all."""
-    sent.append(world.isend(msgspec.json.encode(own), dest=0))
+def _exchange(world: Ranks, own: MemberPlace) -> list[MemberPlace]:
+    """Tell all ranks' places to all."""
+    world.send(msgspec.json.encode(own), to=0)
     if world.rank == 0:
-        told = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]
-        sent += [world.isend(told, dest=rank) for rank in range(world.size)]
-    return [
-        msgspec.json.decode(one, type=MemberPlace) for one in wait_asleep(world.irecv(source=0))
-    ]
+        told = [
+            msgspec.json.decode(world.receive(rank), type=MemberPlace) for rank in range(world.size)
+        ]
+        for rank in range(world.size):
+            world.send(msgspec.json.encode(told), to=rank)
+    return msgspec.json.decode(world.receive(0), type=list[MemberPlace])
 
 
 if __name__ == "__main__":

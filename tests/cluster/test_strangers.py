@@ -1,4 +1,4 @@
-"""Somebody who may write to a lab's store, and does not know its token: nothing of theirs is run."""
+"""Somebody may write to a lab's store and does not know its token: nothing of theirs is run."""
 
 import time
 from dataclasses import replace
