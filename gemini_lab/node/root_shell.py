@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,8 +21,9 @@ from gemini_lab.node.cut_off import CUT_OFF_S, CutOff, reaches_others
 from gemini_lab.node.lab_link import CLOCK_TRUST_S
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
-from gemini_lab.node.own_root import root_agent, successor
+from gemini_lab.node.own_root import end_process, root_agent, successor
 from gemini_lab.node.words import Words
+from gemini_lab.recovery.guided import GuidedRoot
 from gemini_lab.recovery.messages import JobOrder, RootHello
 from gemini_lab.recovery.protocol import (
     Emit,
@@ -38,6 +39,7 @@ from gemini_lab.recovery.protocol import (
 )
 from gemini_lab.recovery.root import RootAgent
 
+Asked = TypeVar("Asked")
 ADDRESSES_KEY: Final = "addresses"
 DOUBTS_S: Final = 2.0  # between looks at a store whose content is not believed
 STORE_PATIENCE_S: Final = 60.0  # a root that cannot write its state for this long resigns
@@ -112,21 +114,22 @@ class RootShell:
                 await asyncio.sleep(DOUBTS_S)
                 items = await self._read_all()
             self._job_number = state.order.number if state.order else None
-            root = root_agent(state, at_s=self._clock())
+            root = self._root = root_agent(state, at_s=self._clock())
             root.living.update({joined.node: joined for joined in there})
-            self._root = root
             self._known = json.loads(items.get(ADDRESSES_KEY, "{}"))
             self._links.look_for(_of_those_that_count(self._known, state))
-            await self._carry_out(root.take_over(self._clock()))
+            await self._carry_out(await _decided(root, root.take_over, self._clock()))
             while True:
                 happening = await self._happenings.get()
                 await self._stand_down_if_cut_off()
                 if isinstance(happening, JobSubmitted):
-                    root = successor(root, happening.order.root, at_s=happening.at_s)
-                await self._carry_out(root.handle(happening))
+                    order = happening.order
+                    root = self._root = successor(root, order.root, at_s=happening.at_s)
+                await self._carry_out(await _decided(root, root.handle, happening))
         except Deposed:
             pass
         finally:
+            end_process(self._root)
             self._links.close()
 
     def observe(self, reading: Reading, *, is_settled: bool) -> None:
@@ -273,3 +276,12 @@ def _of_those_that_count(addresses: Mapping[str, str], state: RootState) -> dict
 
 def _state_in(items: Mapping[str, str]) -> RootState:
     return RootState.from_text(items["state"]) if "state" in items else RootState()
+
+
+async def _decided(
+    root: RootAgent, decide: Callable[[Asked], list[Instruction]], about: Asked
+) -> list[Instruction]:
+    """Return what a root agent decides; a user's own may take seconds, and this loop goes on."""
+    if isinstance(root, GuidedRoot):
+        return await asyncio.to_thread(decide, about)
+    return decide(about)
