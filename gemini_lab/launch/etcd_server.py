@@ -62,6 +62,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         folder = Path(self.folder)
         (folder / AUTHORITY).write_bytes(certificate.authority_pem)
         (folder / CERTIFICATE).write_bytes(certificate.pem)
+        (folder / KEY).touch(mode=0o600)
         (folder / KEY).write_bytes(certificate.key_pem)
 
     def command(self) -> list[str]:
