@@ -14,7 +14,7 @@ from gemini_lab.job import Job
 from gemini_lab.lab.access import Access, labs_in
 from gemini_lab.lab.announcement import Announcement
 from gemini_lab.launch.etcd import find_etcd, start_etcd
-from gemini_lab.launch.join import prefix_of
+from gemini_lab.launch.join import find_lab, prefix_of
 from gemini_lab.log.events import Note, RootElected
 from gemini_lab.node.config import LAB_KEY, LabRecord
 from gemini_lab.node.control_store import StoreForgedError, patiently
@@ -169,6 +169,17 @@ def test_a_lab_of_another_token_is_under_way_and_stays_as_it_is(etcd, stores):
     with pytest.raises(StoreForgedError, match="this lab's token"):
         Access(name=name, etcd=etcd, token="u" * 32).way()
     assert set(own.items()) == {LAB_KEY}
+    other.close()
+
+
+def test_a_node_with_another_token_is_refused_before_it_takes_a_name(etcd, stores):
+    own, _ = stores
+    Announcement(own, RECORD).make()
+    assert find_lab(own, "exp", wait_s=0, tell=print) == RECORD
+    other = store_of(etcd, prefix=own.prefix, token="u" * 32)
+    with pytest.raises(ConfigError, match="'exp' was started with another token"):
+        find_lab(other, "exp", wait_s=600, tell=print)
+    assert own.names() == {LAB_KEY}
     other.close()
 
 

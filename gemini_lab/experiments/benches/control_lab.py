@@ -207,11 +207,10 @@ class ControlLab:
 
     def _used(self) -> Use:
         etcd = etcd_process()
-        endpoint = self.store.address.endpoints[0]
         others = [one for one in (*self.victims.values(), *self.crowds) if one.is_running()]
         return Use(
             s=0.0,
-            store=store_use(endpoint),
+            store=store_use(self.store.address),
             etcd_s=_cpu_s(etcd),
             root_s=_cpu_s(self.root),
             agents_s=sum(_cpu_s(one) for one in others),
