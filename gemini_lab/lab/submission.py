@@ -14,8 +14,9 @@ from gemini_lab.job import Job, hash_seed_in, job_of
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import TIER, earlier_tier
 from gemini_lab.lab.known_machines import learn_from, split_runs
+from gemini_lab.lab.limit import TooLong, limit
 from gemini_lab.log.file import LATEST
-from gemini_lab.node.own_root import ONE_S, TooLong, limit, packed
+from gemini_lab.node.own_root import ONE_S, packed
 from gemini_lab.placement import Placement
 from gemini_lab.placement.own import placed_by
 from gemini_lab.recovery.deciding import Decide

@@ -71,7 +71,7 @@ def _outlives_its_lab(agent: psutil.Process, store: EtcdStore) -> bool:
     seen_s = time.monotonic()
     while agent.is_running() and is_process_stopped(agent.pid):
         with suppress(StoreUnavailableError):
-            if LAB_KEY not in store.items():
+            if LAB_KEY not in store.names():
                 return True
             seen_s = time.monotonic()
         if time.monotonic() > seen_s + DEAF_S:

@@ -183,10 +183,16 @@ class WarmParent:
         for fd in (channel_fd, listen_fd):
             if fd is not None:
                 os.set_inheritable(fd, True)
+        # Everybody on the machine reads a command line, and the job's environment has secrets.
+        from gemini_lab.memory.slab import anonymous_file  # noqa: PLC0415  (imports NumPy)
+
+        told = anonymous_file()
+        os.set_inheritable(told, True)
+        with open(told, "wb", closefd=False) as file:
+            file.write(msgspec.json.encode(start))
         command = [sys.executable, "-m", "gemini_lab.node.cold"]
-        told = msgspec.json.encode(start).decode()
         os.environ[HASH_SEED] = str(start.order.hash_seed)
-        os.execv(command[0], [*command, str(channel_fd), str(listen_fd), told])
+        os.execv(command[0], [*command, str(channel_fd), str(listen_fd), str(told)])
 
     def _reap(self) -> None:
         while self._children:

@@ -8,8 +8,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -159,6 +161,43 @@ def test_a_port_that_is_left_from_a_restart_that_was_cut_short_is_nobodys():
     meant, left = (asyncio.run(each) for each in asked)
     assert meant.isdecimal()
     assert left == "None"
+
+
+TELLS = """
+import os, sys, time
+from pathlib import Path
+
+Path("told").write_text(f"{os.environ['API_KEY']} {len(sys.argv[1])}")
+time.sleep(600)
+"""
+
+
+def test_what_a_worker_is_told_stands_on_no_command_line(tmp_path):
+    """Everybody on the machine reads those; and an argument there has 128 KiB at most."""
+    (tmp_path / "train.py").write_text(TELLS)
+    told, secret = tmp_path / "told", "s3cret-" * 5
+
+    async def shown() -> str:
+        host = a_host()
+        try:
+            port = await host.hold_port(host="127.0.0.1", epoch=8)
+            start = a_start(port, epoch=8, cwd=str(tmp_path))
+            job = replace(start.order.job, env={"API_KEY": secret}, args=["x" * 200_000])
+            order = msgspec.structs.replace(start.order, job=job)
+            host.start(msgspec.structs.replace(start, order=order))
+            (worker,) = host.workers.values()
+            while not (told.exists() and told.read_text()):
+                assert worker.rank in host.workers, "it has ended"
+                await asyncio.sleep(0.01)
+            assert worker.pid is not None
+            return " ".join(command_of(worker.pid))
+        finally:
+            host.close()
+
+    command = asyncio.run(asyncio.wait_for(shown(), PATIENCE_S))
+    assert told.read_text() == f"{secret} 200000"
+    assert "gemini_lab.node.cold" in command
+    assert secret not in command
 
 
 LISTENS = """
