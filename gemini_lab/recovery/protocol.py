@@ -69,8 +69,9 @@ class NodeLost:
     """An agent is gone, and how that was noticed.
 
     Attributes:
-        cause: `"dead"`: its machine says that nothing listens there any more, so its memory is
-            gone; `"connection"`, `"lease"` or `"no answer"`: it fell silent, and may come back.
+        cause: `"dead"`: its lease ran out, and its machine says that nothing listens there any more,
+            so its memory is gone; `"refused"`, `"connection"`, `"lease"` or `"no answer"`: it fell
+            silent, and may come back.
     """
 
     at_s: float
