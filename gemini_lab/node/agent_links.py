@@ -2,9 +2,9 @@
 
 Nobody else connects to an agent on the root's behalf, so that two attempts can never close each
 other's connections. A connection that breaks is tried again at once: where the agent answers, the
-link was cut and the agent has joined anew; where its machine refuses, or nobody answers, it is lost,
-and tried again, because its memory may come back: also a firewall refuses for a moment. It is dead
-once its lease has run out and its machine refuses, or another agent listens there. Breaks that
+link was cut and the agent has joined anew; where its machine refuses, or nobody answers, it is
+lost, and tried again, because its memory may come back: also a firewall refuses for a moment. It is
+dead once its lease has run out and its machine refuses, or another agent listens there. Breaks that
 follow one another are answered ever later.
 """
 
@@ -240,7 +240,7 @@ class _Keeper:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process is gone for certain: a lease alone, or one refusal, proves nothing."""
+        """Whether its process is gone for certain; a lease or a refusal alone proves nothing."""
         return self.is_refused and not self.is_registered
 
     def note_lease(self) -> None:

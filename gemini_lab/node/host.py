@@ -7,13 +7,14 @@ import signal
 import subprocess
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
 import psutil
 
+from gemini_lab.errors import CapacityError
 from gemini_lab.node.held_folder import HeldFolder
 from gemini_lab.node.next_parent import NextParent, start_parent
 from gemini_lab.node.processes import is_alive
@@ -41,6 +42,9 @@ LINE_BYTES: Final = 2**16  # so long a line is one, whether it ends or not
 GONE_LOOK_S: Final = 0.05
 IMPORTS_S: Final = 300.0  # for a warm parent to be ready; then it is ended, and another started
 MOST_LOST_IMPORTS: Final = 3
+PARENT_PAUSE_S: Final = 1.0
+"""Until a warm parent that could not be started is tried again, ever later up to the next."""
+LONGEST_PARENT_PAUSE_S: Final = 30.0
 ANSWER_S: Final = 30.0  # the same for its answers: less than the root waits for a fence
 CLOSE_S: Final = 5.0  # for it to end its workers and itself, at the agent's end
 SCRATCH: Final = "gemini_lab-node-"
@@ -112,6 +116,8 @@ class WorkerHost:
         self._lost_imports = 0  # parents in a row that ended before they were ready
         self._holds: int | None = None  # the epoch of whose rendezvous the parent holds the port
         self._lost_port: int | None = None  # that of a port that went with the last parent
+        self._no_parent = ""  # why none could be started, as long as there is none
+        self._is_closed = False
         self._next: NextParent | None = None  # which imports what the script does
         self._retired: list[subprocess.Popen[bytes]] = []
         self._scratch = HeldFolder(SCRATCH)
@@ -127,15 +133,23 @@ class WorkerHost:
         await self._is_ready.wait()
 
     async def hold_port(self, *, host: str, epoch: int) -> int:
-        """Hold a free port of `host` for the job's rendezvous; the next worker listens there."""
+        """Hold a free port of `host` for the job's rendezvous; the next worker listens there.
+
+        Raises:
+            CapacityError: The machine lacks what that needs.
+        """
         question = Listen(epoch=epoch, host=host)
         while True:
+            if self._no_parent:
+                raise CapacityError(self._no_parent)
             try:
-                port = (await self._ask(question, self._listening[epoch])).port
+                answer = await self._ask(question, self._listening[epoch])
             except _ParentEndedError:
                 continue  # the next one is on its way
+            if answer.reason:
+                raise CapacityError(f"no port of {host} could be opened: {answer.reason}")
             self._holds = epoch
-            return port
+            return answer.port
 
     async def kill_all(self, *, epoch: int, spare: Collection[int] = ()) -> None:
         """Kill the workers, but for those of the ranks to spare, and wait until none is left.
@@ -156,12 +170,21 @@ class WorkerHost:
         if self._next is None:
             # Of many nodes that import the same, one says how it went.
             on_note = self._on_note if 0 in self.workers else bool
-            self._next = NextParent(order, warm=self._warm, on_note=on_note)
+            with suppress(OSError):  # without it the next start imports by itself
+                self._next = NextParent(order, warm=self._warm, on_note=on_note)
 
     def start(self, start: WorkerStart) -> None:
-        """Start one worker."""
-        channel, theirs = LocalChannel.pair()
-        output_fd, their_output = os.pipe()
+        """Start one worker; of one that cannot be started it is said how it ended.
+
+        Raises:
+            OSError: The agent itself has no descriptor left for it.
+        """
+        with ExitStack() as undo:
+            channel, theirs = LocalChannel.pair()
+            undo.callback(channel.close)
+            undo.callback(theirs.close)
+            output_fd, their_output = os.pipe()
+            undo.pop_all()
         os.set_blocking(output_fd, False)
         worker = Worker(
             rank=start.rank,
@@ -177,12 +200,14 @@ class WorkerHost:
         loop = asyncio.get_running_loop()
         loop.add_reader(channel, self._read_worker, worker)
         loop.add_reader(output_fd, self._read_output, worker)
-        if start.epoch != self._lost_port:
+        if not self._no_parent and start.epoch != self._lost_port:
             start = msgspec.structs.replace(start, scratch=worker.scratch)
             self._parent.send(Fork(start=start), (theirs.fileno(), their_output))
         theirs.close()
         os.close(their_output)
-        if start.epoch == self._lost_port:  # nobody would ever meet there
+        if self._no_parent:
+            self._end_unstarted(worker, self._no_parent)
+        elif start.epoch == self._lost_port:  # nobody would ever meet there
             self._end(worker, -signal.SIGKILL)
 
     def signal(self, rank: int, signal_number: int) -> int | None:
@@ -204,8 +229,8 @@ class WorkerHost:
 
     def close(self) -> None:
         """End the warm parent; it kills the workers."""
-        asyncio.get_running_loop().remove_reader(self._parent)
-        self._parent.close()
+        self._is_closed = True
+        self._close_parent()
         if self._next is not None:
             self._next.close()
         try:
@@ -229,9 +254,25 @@ class WorkerHost:
         self._process, self._parent = start_parent(warm=self._warm)
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
+    def _start_next_parent(self, pause_s: float = PARENT_PAUSE_S) -> None:
+        """Start another warm parent, again and again where the machine lacks what that needs."""
+        if self._is_closed:
+            return
+        try:
+            self._start_parent()
+        except OSError as error:
+            text = f"the process that starts workers could not be started: {error}"
+            if not self._no_parent:
+                self._on_note(f"{text}; it is tried again")
+            self._no_parent = text
+            again_s = min(2 * pause_s, LONGEST_PARENT_PAUSE_S)
+            asyncio.get_running_loop().call_later(pause_s, self._start_next_parent, again_s)
+        else:
+            self._no_parent = ""
+
     def _take_next_parent(self) -> None:
         """From here on workers are forked from the next parent, if it is ready."""
-        if self._next is None or not self._next.is_ready or self.workers:
+        if self._next is None or not self._next.is_ready or self.workers or self._no_parent:
             return
         asyncio.get_running_loop().remove_reader(self._parent)
         self._parent.close()  # it ends by that
@@ -285,6 +326,9 @@ class WorkerHost:
                 worker = self.workers.get(message.rank)
                 if worker is None or worker.born != message.epoch:
                     return
+                if isinstance(message, Reaped) and message.reason:
+                    self._end_unstarted(worker, message.reason)
+                    return
                 worker.pid = message.pid
                 if isinstance(message, Reaped):
                     self._end(worker, message.code)
@@ -295,13 +339,12 @@ class WorkerHost:
 
     def _replace_parent(self) -> None:
         """The warm parent died: so did its workers. Start another one."""
-        asyncio.get_running_loop().remove_reader(self._parent)
-        self._parent.close()
+        self._close_parent()
         if not self._is_ready.is_set():
             self._lose_imports()
         self._is_ready.clear()
         self._lost_port, self._holds = self._holds, None
-        self._start_parent()
+        self._start_next_parent()
         for worker in list(self.workers.values()):
             self._end(worker, -signal.SIGKILL)
         for epoch, waiting in self._killed.items():
@@ -321,6 +364,17 @@ class WorkerHost:
                 "had imported everything, as where memory is too short: each worker is a new "
                 "interpreter from now on, which starts more slowly"
             )
+
+    def _close_parent(self) -> None:
+        if not self._no_parent:  # else its channel is closed already
+            asyncio.get_running_loop().remove_reader(self._parent)
+            self._parent.close()
+
+    def _end_unstarted(self, worker: Worker, reason: str) -> None:
+        """A worker's process never began: the machine lacks something, not the script."""
+        worker.output.append(reason)
+        worker.error = ScriptError(error=CapacityError.__name__, text=reason)
+        self._end(worker, 1)
 
     def _end(self, worker: Worker, code: int) -> None:
         self._read_worker(worker)

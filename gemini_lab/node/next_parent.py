@@ -13,15 +13,24 @@ CLOSE_S: Final = 5.0
 
 
 def start_parent(*, warm: bool) -> tuple["subprocess.Popen[bytes]", LocalChannel]:
-    """A warm parent, and the agent's end of its channel."""
+    """Start a warm parent; returns it and the agent's end of its channel.
+
+    Raises:
+        OSError: No process can be started, or no descriptor is free.
+    """
     ours, theirs = LocalChannel.pair()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gemini_lab.node.warm", str(theirs.fileno()), str(int(warm))],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-    )
-    theirs.close()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gemini_lab.node.warm", str(theirs.fileno()), str(int(warm))],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
     return process, ours
 
 

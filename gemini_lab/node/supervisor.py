@@ -6,10 +6,10 @@ It starts and ends the workers, has the memory read and versions saved, and says
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final
 
-from gemini_lab.errors import GeminiError
+from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.log import events
 from gemini_lab.memory.free import free_memory
 from gemini_lab.node.build_locks import BuildLocks
@@ -40,12 +40,14 @@ from gemini_lab.recovery.messages import (
     ImportAhead,
     Joined,
     NodeLeaves,
+    OrderFailed,
     Persist,
     PortHeld,
     Prepare,
     ReadyToStart,
     Release,
     RootOrder,
+    ScriptError,
     Settle,
     StartWorkers,
     TakeInventory,
@@ -55,6 +57,7 @@ from gemini_lab.recovery.messages import (
 
 FENCE_S: Final = 1.0
 """For the root agent to say itself that an epoch has begun, and which workers go on in it."""
+LONGEST_REASON: Final = 2000
 
 
 class Supervisor:
@@ -218,15 +221,32 @@ class Supervisor:
     # -- what the root says ----------------------------------------------------------------------
 
     async def obey(self, order: RootOrder) -> None:
-        """Do what the root agent orders; what may take long goes on beside further orders."""
+        """Do what the root agent orders; what may take long goes on beside further orders.
+
+        What this machine lacks, descriptors or processes say, is told: to break the connection
+        would only bring the same order again.
+        """
         if order.epoch < self.epoch:
             return  # an order from before a fence
         self.epoch = order.epoch
+        await self._answered(order, self._do(order))
+
+    async def _answered(self, order: RootOrder, work: Coroutine[None, None, None]) -> None:
+        """Do what an order asks for, or tell the root agent why that cannot be done here."""
+        try:
+            await work
+        except (GeminiError, OSError) as error:
+            reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+            name = type(order).__name__
+            self.root.send(OrderFailed(epoch=order.epoch, order=name, reason=reason))
+
+    async def _do(self, order: RootOrder) -> None:
         match order:
             case Fence():
                 await self._fence(order)
             case TakeInventory():
-                self._inventory = self._tasks.begin(self._take_inventory(order))
+                work = self._answered(order, self._take_inventory(order))
+                self._inventory = self._tasks.begin(work)
             case Hold() | GoBack() | CallRoll():
                 self._ask_workers(order)
             case Settle():
@@ -234,7 +254,7 @@ class Supervisor:
             case Drained() if self._leaves_at_s is not None:
                 self._leave()
             case HoldPort():
-                self._tasks.begin(self._hold_port(order))
+                self._tasks.begin(self._answered(order, self._hold_port(order)))
             case StartWorkers():
                 self._start_workers(order)
             case Prepare() if self._is_warm:
@@ -285,18 +305,13 @@ class Supervisor:
             self._inventory = None
 
     async def _take_inventory(self, order: TakeInventory) -> None:
-        """Say what this node has; one that cannot read its own memory leaves."""
+        """Say what this node has."""
         if self._build_locks is not None:
             self._build_locks.clear()
         remembered = self._listener.remembered
-        try:
-            inventory = await take_inventory(
-                order, keeper=self.keeper, bulk=self.bulk, remembered=remembered
-            )
-        except (GeminiError, OSError) as error:
-            self.lab.note(f"{self.name} cannot read its memory, and leaves: {error}")
-            self._leave()
-            return
+        inventory = await take_inventory(
+            order, keeper=self.keeper, bulk=self.bulk, remembered=remembered
+        )
         if inventory.unread:
             self.lab.note(f"the persistent tier cannot be read: {inventory.unread}")
         self.root.send(inventory)
@@ -322,9 +337,24 @@ class Supervisor:
             if rank in order.kept:
                 self._go_on(start)
                 continue
-            self.host.start(start)
-            for flaw in self._flaws:
+            try:
+                self.host.start(start)
+            except OSError as error:
+                self._tell_unstarted(start, f"{self.name}'s agent cannot start it: {error}")
+                continue
+            for flaw in self._flaws if rank in self.host.workers else ():
                 self.host.workers[rank].channel.send(flaw)
+
+    def _tell_unstarted(self, start: WorkerStart, reason: str) -> None:
+        """Tell that a worker never began, for something that this machine lacks."""
+        rank, epoch = start.rank, start.epoch
+        self.lab.emit(
+            events.WorkerExited(
+                rank=rank, epoch=epoch, pid=0, signal=None, exit_code=1, output=(reason,)
+            )
+        )
+        error = ScriptError(error=CapacityError.__name__, text=reason)
+        self.root.send(WorkerExited(rank=rank, epoch=epoch, code=1, output=reason, error=error))
 
     def _go_on(self, start: WorkerStart) -> None:
         """Have a worker that stands still go on, if its process is still there."""

@@ -129,7 +129,12 @@ class WarmParent:
         """Hold a port for the job's rendezvous, so that nobody takes it meanwhile."""
         if self._listener is not None:
             self._listener.close()
-        self._listener = socket.create_server((message.host, 0), backlog=1024)
+            self._listener = None
+        try:
+            self._listener = socket.create_server((message.host, 0), backlog=1024)
+        except OSError as error:
+            self._channel.send(Listening(epoch=message.epoch, port=0, reason=str(error)))
+            return
         port = self._listener.getsockname()[1]
         self._address = f"{message.host}:{port}"
         self._channel.send(Listening(epoch=message.epoch, port=port))
@@ -139,7 +144,11 @@ class WarmParent:
         # A port may be left from a restart that another failure cut short: all meet elsewhere now.
         is_meant = self._listener is not None and self._address == start.rendezvous
         listen_fd = self._listener.fileno() if self._listener and is_meant else None
-        pid = os.fork()
+        reason = ""
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or too little memory for one more
+            pid, reason = -1, f"its process could not be started: {error}"
         if pid == 0:
             self._become_worker(start, channel_fd, output_fd, listen_fd)
         for fd in fds:
@@ -147,6 +156,11 @@ class WarmParent:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+        if reason:
+            self._channel.send(
+                Reaped(pid=0, code=1, rank=start.rank, epoch=start.epoch, reason=reason)
+            )
+            return
         with suppress(OSError):
             os.setpgid(pid, pid)
         self._children[pid] = start

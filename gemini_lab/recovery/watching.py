@@ -10,6 +10,7 @@ from gemini_lab.recovery.faults import (
     Verdict,
     judge_exit,
     judge_hang,
+    judge_machine,
     judge_unread,
     rejections,
     without_copy,
@@ -313,6 +314,16 @@ class WatchedRun(PhasedRun):
         ends = [rank for rank in ranks if rank not in waiting]
         yield from self._act_on(at_s, verdict, cause=HUNG, ends=ends)
 
+    def _on_machine(
+        self, at_s: float, node: str, reason: str, *, cause: str, is_told: bool = False
+    ) -> Iterator[Instruction]:
+        """A recovery failed at one machine: begin it again, without that one where that can be."""
+        if self.state.phase == "rendezvous":
+            self._portless.add(node)
+        spares = self._spares()
+        verdict = judge_machine(self.state, node, reason=reason, spares=spares, is_told=is_told)
+        yield from self._act_on(at_s, verdict, cause=cause)
+
     def _act_on(
         self,
         at_s: float,
@@ -331,6 +342,7 @@ class WatchedRun(PhasedRun):
             yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
             excluded = (*self.state.excluded, left)
             self.state = replace(self.state, excluded=excluded, attempts=0, offences=(), barren=())
+            self.state = replace(self.state, fruitless=0)  # another machine is another chance
             yield from self._begin(at_s, cause="node_excluded", lost=[left])
         else:
             ending = events.RunFailed(reason=verdict.reason, cause=verdict.cause, output=output)
