@@ -17,7 +17,7 @@ import psutil
 from gemini_lab.errors import CapacityError
 from gemini_lab.node.held_folder import HeldFolder
 from gemini_lab.node.next_parent import NextParent, start_parent
-from gemini_lab.node.processes import is_alive
+from gemini_lab.node.processes import end_orphans, is_alive, is_workers, signal_tree
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
@@ -40,6 +40,7 @@ Answer = TypeVar("Answer", Listening, Killed)
 OUTPUT_LINES: Final = 120  # of a worker's last words, kept for the report of its end
 LINE_BYTES: Final = 2**16  # so long a line is one, whether it ends or not
 GONE_LOOK_S: Final = 0.05
+GONE_S: Final = 1.0  # for what killed workers left running, at the agent's end
 IMPORTS_S: Final = 300.0  # for a warm parent to be ready; then it is ended, and another started
 MOST_LOST_IMPORTS: Final = 3
 PARENT_PAUSE_S: Final = 1.0
@@ -64,6 +65,7 @@ class Worker:
         epoch: The one to which it belongs; a later one, where its process was kept.
         is_ahead: Whether it was started beside those that train, and has no place yet.
         scratch: Its folder, which goes with it; empty where it has none.
+        held_bytes: Of memory, when it was seen last; 0 before that.
     """
 
     rank: int
@@ -75,6 +77,7 @@ class Worker:
     is_ahead: bool = False
     scratch: str = ""
     pid: int | None = None
+    held_bytes: int = 0
     status: WorkerStatus = "running"
     error: ScriptError | None = None  # when the script ended with an exception
     output: deque[str] = field(default_factory=lambda: deque(maxlen=OUTPUT_LINES))
@@ -238,17 +241,14 @@ class WorkerHost:
                 process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
             self._kill_parent()
+        end_orphans(is_workers, within_s=GONE_S)
         self._scratch.close()
 
     def signal_all(self, signal_number: int) -> None:
         """Send a signal to every process of this node but the agent itself, at once."""
-        for worker in self.workers.values():
-            if worker.pid is not None:
-                with suppress(ProcessLookupError):  # it has just ended
-                    os.killpg(worker.pid, signal_number)
-        self._process.send_signal(signal_number)
-        if self._next is not None:
-            self._next.process.send_signal(signal_number)
+        parents = [self._process, *([] if self._next is None else [self._next.process])]
+        for parent in parents:
+            signal_tree(parent.pid, signal_number)
 
     def _start_parent(self) -> None:
         self._process, self._parent = start_parent(warm=self._warm)
@@ -301,14 +301,12 @@ class WorkerHost:
         return await future
 
     def _kill_parent(self) -> None:
-        """End the warm parent and its workers, as far as the kernel does it at once."""
-        self._process.kill()
+        """End the warm parent and all that it started, as far as the kernel does it at once."""
         for worker in self.workers.values():
             if worker.pid is not None:
                 with suppress(psutil.NoSuchProcess):  # by more than its number, which others get
                     self._dying.add(psutil.Process(worker.pid))
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(worker.pid, signal.SIGKILL)
+        signal_tree(self._process.pid, signal.SIGKILL)
 
     def _read_parent(self) -> None:
         messages, is_open = self._parent.poll()
@@ -340,6 +338,7 @@ class WorkerHost:
     def _replace_parent(self) -> None:
         """The warm parent died: so did its workers. Start another one."""
         self._close_parent()
+        end_orphans(is_workers)  # those of workers whose warm parent could not do it
         if not self._is_ready.is_set():
             self._lose_imports()
         self._is_ready.clear()

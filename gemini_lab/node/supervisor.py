@@ -11,7 +11,7 @@ from typing import Final
 
 from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.log import events
-from gemini_lab.memory.free import free_memory
+from gemini_lab.memory.free import free_memory, kernel_kills
 from gemini_lab.node.build_locks import BuildLocks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
@@ -21,6 +21,7 @@ from gemini_lab.node.kept_workers import KeptWorkers
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.listener import WorkerListener
 from gemini_lab.node.network import network_of
+from gemini_lab.node.processes import held_bytes
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.tasks import Tasks
@@ -54,6 +55,7 @@ from gemini_lab.recovery.messages import (
     WorkerExited,
     WorkerStart,
 )
+from gemini_lab.units import format_bytes
 
 FENCE_S: Final = 1.0
 """For the root agent to say itself that an epoch has begun, and which workers go on in it."""
@@ -119,6 +121,7 @@ class Supervisor:
         self._build_locks = BuildLocks.here(name, say=lab.note)
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
+        self._kernel_kills = kernel_kills()  # at the last look
         self._noted = 0  # the newest epoch that the store said has begun
         self._leaves_at_s: float | None = None  # when this node's machine goes, if it was told so
 
@@ -169,6 +172,9 @@ class Supervisor:
 
     def look_at_workers(self) -> None:
         """Tell the root agent what has changed in how they get on; called about once a second."""
+        self._kernel_kills = kernel_kills()
+        for worker in self._seated.values():
+            worker.held_bytes = held_bytes(worker.pid) or worker.held_bytes
         watch = self._listener.watch
         for pulse in watch.look(self._seated.values()):
             self.root.send(pulse)
@@ -369,9 +375,21 @@ class Supervisor:
 
     # -- what workers do -------------------------------------------------------------------------
 
+    def _seen_of_kill(self, worker: Worker) -> str:
+        """Return what was seen of memory when a worker was killed, by whomever."""
+        free, kills = free_memory(), kernel_kills() - self._kernel_kills
+        seen = "it was ended by SIGKILL"
+        if kills > 0:
+            seen += f", as the kernel's OOM killer ended {kills} of this machine's processes"
+        if worker.held_bytes:
+            seen += f"; it held {format_bytes(worker.held_bytes)} of memory when it was seen last"
+        return f"{seen}; {free.bound_by} has {format_bytes(free.size_bytes)} left"
+
     def _on_exit(self, worker: Worker, code: int) -> None:
         if worker.epoch < self.epoch or worker.status == "finished":
             return  # ended by a fence, or at its script's end
+        if code == -signal.SIGKILL:
+            worker.output.append(self._seen_of_kill(worker))
         if not worker.is_ahead:
             self.lab.emit(
                 events.WorkerExited(

@@ -23,9 +23,11 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
+import psutil
 
-from gemini_lab.engine.process_exit import tie_to_parent, untie_from_parent
+from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_from_parent
 from gemini_lab.node.cpu_facts import CpuFacts
+from gemini_lab.node.processes import end_orphans, worker_of
 from gemini_lab.node.semaphores import remove_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import (
     Fork,
@@ -42,6 +44,7 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.wire.local import LocalChannel
 
+ORPHANS_S: Final = 5.0  # for what a worker leaves running to be gone
 HEAVY_MODULES: Final = (
     "torch",
     "torch._dynamo",
@@ -86,11 +89,14 @@ class WarmParent:
         self._channel = channel
         self._warm = warm
         self._children: dict[int, WorkerStart] = {}  # by pid
+        self._own: set[int] = set()  # processes of its own: what its imports started
         self._listener: socket.socket | None = None
         self._address = ""  # where it listens
 
     def serve(self) -> None:
         """Do what the agent asks until it is gone; then kill the workers."""
+        adopt_orphans()
+        self._own = {one.pid for one in psutil.Process().children()}
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -209,10 +215,23 @@ class WarmParent:
         child = self._children.pop(pid, None)
         if child is not None:
             code = os.waitstatus_to_exitcode(status)
-            self._channel.send(Reaped(pid=pid, code=code, rank=child.rank, epoch=child.epoch))
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # what the worker itself had started
+            self._end_what_is_left(pid)
             remove_semaphores(semaphore_prefix(child.order.run, pid))
+            self._channel.send(Reaped(pid=pid, code=code, rank=child.rank, epoch=child.epoch))
+
+    def _end_what_is_left(self, pid: int) -> None:
+        """End what a worker had started in sessions of their own, which is this process's now.
+
+        As long as other workers run, only what shows whose it is: a process that one of them has
+        left running may be here, too.
+        """
+        known = self._own | self._children.keys()
+        end_orphans(
+            lambda one: one.pid not in known and (not self._children or worker_of(one) == pid),
+            within_s=ORPHANS_S,
+        )
 
     def _kill_all(self, *, spare: Collection[int] = ()) -> None:
         doomed = [pid for pid, start in self._children.items() if start.rank not in spare]
