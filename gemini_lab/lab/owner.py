@@ -122,6 +122,7 @@ def own(store: SealedStore, start: OwnerStart, items: dict[str, str]) -> None:
         cluster.take_over()
         loop.call_every(TICK_S, runs.strike)
         control.open_to(folder)
+        run.reopen = control.open_to
         _tell_where(store, start, control.address)
         _wait_for_end(run, store, start)
         run.take(said(LabClosed()))

@@ -175,7 +175,8 @@ class NodeLost(Event, frozen=True, kw_only=True):
 
     Attributes:
         name: The node's.
-        cause: How that was noticed: `"connection"` or `"lease"`; simulated ones say what broke.
+        cause: How that was noticed: `"refused"` (its machine lets nobody connect to its agent),
+            `"connection"`, `"lease"`, `"no answer"` or `"dead"`; simulated ones say what broke.
     """
 
     name: str

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.engine.process_exit import tie_to_parent, untie_from_parent
+from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_from_parent
 from gemini_lab.engine.pulse import BEAT_S
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import NodeReady
@@ -412,6 +412,7 @@ def main() -> None:
     Until it is up it ends with who started it, as where the launcher is killed amid that.
     """
     tie_to_parent()
+    adopt_orphans()
     config = msgspec.json.decode(sys.stdin.readline(), type=AgentConfig)
     with suppress(KeyboardInterrupt):
         asyncio.run(run_agent(config))

@@ -24,7 +24,7 @@ from gemini_lab.node.watch import is_process_stopped
 PROGRAM: Final = "gemini_lab.node.frozen"
 LOOK_S: Final = 1.0
 STOP_S: Final = 60.0
-DEAF_S: Final = 60.0
+DEAF_S: Final = 20.0
 """A store that is away for so long has ended with its lab."""
 
 

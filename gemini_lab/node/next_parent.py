@@ -19,16 +19,24 @@ def start_parent(*, warm: bool, hash_seed: int) -> tuple["subprocess.Popen[bytes
 
     Returns:
         It, and the agent's end of its channel.
+
+    Raises:
+        OSError: No process can be started, or no descriptor is free.
     """
     ours, theirs = LocalChannel.pair()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gemini_lab.node.warm", str(theirs.fileno()), str(int(warm))],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-        env={**os.environ, HASH_SEED: str(hash_seed)},
-    )
-    theirs.close()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gemini_lab.node.warm", str(theirs.fileno()), str(int(warm))],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            env={**os.environ, HASH_SEED: str(hash_seed)},
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
     return process, ours
 
 

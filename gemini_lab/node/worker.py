@@ -27,6 +27,7 @@ from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.errors import CannotGoOnError
 from gemini_lab.job import HASH_SEED, Job, find_module
 from gemini_lab.node.held_folder import MPI_SHARED
+from gemini_lab.node.processes import WORKER
 from gemini_lab.node.script_end import end_as_python_does, keep_parents_things
 from gemini_lab.node.semaphores import name_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
@@ -258,6 +259,7 @@ def settle_in(start: WorkerStart) -> None:
             os.environ.setdefault(name, start.interface)
     os.environ.update(job.env)
     os.environ[HASH_SEED] = str(start.order.hash_seed)  # what the script starts inherits it
+    os.environ[WORKER] = str(os.getpid())
     sys.path.insert(0, job.cwd)
     os.chdir(job.cwd)
     # By which a process that multiprocessing spawns finds a script that is named from there.

@@ -14,10 +14,12 @@ from gemini_lab.recovery.protocol import Emit, RootState
 from gemini_lab.shard.lineage import Lineage
 
 MAX_ATTEMPTS: Final = 3  # script errors in a row, with no iteration finished between
-MAX_KILLS: Final = 10  # the same for workers that a signal ended
+MAX_KILLS: Final = 10  # the same for workers that a signal ended, or that a machine cannot start
 MAX_BARREN: Final = 10  # failures in a row of starts that got no further than a version
 FURTHER: Final = 2  # versions that a start has to make to have got further
 MOST_ERRORS: Final = 64  # of the script's own, that are kept in mind
+FREE_TRIES: Final = 3  # recoveries in a row that came to nothing, before the next one pauses
+LONGEST_PAUSE_S: Final = 30.0
 LONGEST_ERROR: Final = 200
 _OF_THE_NETWORK: Final = re.compile(
     r"connection|broken ?pipe|EOFError|\bpeer\b|gloo|nccl|timed? ?out|rendezvous|TCPStore",
@@ -158,6 +160,35 @@ def is_of_apart(exited: WorkerExited) -> bool:
     return error is not None and is_of_the_network(f"{error.error}: {error.text}")
 
 
+def judge_machine(
+    state: RootState, node: str, *, reason: str, spares: Sequence[str], is_told: bool = False
+) -> Verdict:
+    """What becomes of a run whose recovery failed at one machine, with no worker to blame.
+
+    Such a failure never ends a run: without another machine it is tried again, ever later.
+
+    Args:
+        state: Before.
+        node: The machine.
+        reason: What failed there.
+        spares: Living nodes without a position.
+        is_told: Whether its agent has said that it cannot do what it was told.
+    """
+    offences = (*state.offences, node)
+    state = replace(state, offences=offences)
+    times = offences.count(node)
+    if not is_told and times < MAX_ATTEMPTS:
+        return Verdict(state=state)
+    left = node_to_leave([node], state, spares)
+    return Verdict(state=state, reason=reason if left else "", left=left)
+
+
+def pause_s(state: RootState) -> float:
+    """How long a run that keeps failing waits before its workers start again: ever longer."""
+    late = state.fruitless - FREE_TRIES
+    return min(2.0 ** min(late, 10), LONGEST_PAUSE_S) if late > 0 else 0.0
+
+
 def _with_attempt(state: RootState, nodes: Sequence[str]) -> RootState:
     offences = (*state.offences, *dict.fromkeys(nodes))
     barren = () if has_got_further(state) else (*state.barren, nodes[0])
@@ -265,7 +296,8 @@ def reason_to_give_up(
     error = exited.error
     lacks = error is not None and _OF_THE_BUILD.search(error.text) is not None
     is_final = lacks or (error is not None and error.error in final)
-    if not is_final and attempts < (MAX_ATTEMPTS if exited.code > 0 else MAX_KILLS):
+    is_machines = exited.code < 0 or (error is not None and error.error in OF_THE_MACHINE)
+    if not is_final and attempts < (MAX_KILLS if is_machines else MAX_ATTEMPTS):
         return None
     is_told = error is not None and is_final and error.error != "SystemExit"
     told = f"{error.error}: {error.text}" if error is not None and is_told else _said_last(exited)

@@ -667,6 +667,19 @@ class Disowned(Message, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class OrderFailed(Message, frozen=True, kw_only=True):
+    """An agent could not do what the root agent ordered: its machine lacks what that needs.
+
+    Attributes:
+        order: The name of the order's class.
+        reason: What was tried, and why it failed.
+    """
+
+    epoch: Epoch
+    order: str
+    reason: str
+
+
 class ScriptError(Message, frozen=True, kw_only=True):
     """The exception with which a worker's script ended."""
 
@@ -747,12 +760,18 @@ class Forked(Message, frozen=True, kw_only=True):
 
 
 class Reaped(Message, frozen=True, kw_only=True):
-    """A worker ended."""
+    """A worker ended, or never began.
+
+    Attributes:
+        pid: 0 for one that never began.
+        reason: Why it did not; else empty.
+    """
 
     pid: int
     rank: Rank
     epoch: Epoch
     code: int
+    reason: str = ""
 
 
 class Killed(Message, frozen=True, kw_only=True):
@@ -762,10 +781,16 @@ class Killed(Message, frozen=True, kw_only=True):
 
 
 class Listening(Message, frozen=True, kw_only=True):
-    """The port that is held."""
+    """The port that is held.
+
+    Attributes:
+        port: 0 where none could be.
+        reason: Why not; else empty.
+    """
 
     epoch: Epoch
     port: int
+    reason: str = ""
 
 
 # -- worker and version maker: one question at a time, about memory that both have mapped ----------
@@ -1115,6 +1140,7 @@ FromAgentMessage = (
     Fenced
     | Inventory
     | PortHeld
+    | OrderFailed
     | Persisted
     | PersistFailed
     | Committed

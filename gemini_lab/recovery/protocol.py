@@ -69,8 +69,9 @@ class NodeLost:
     """An agent is gone, and how that was noticed.
 
     Attributes:
-        cause: `"dead"`: its machine says that nothing listens there any more, so its memory is
-            gone; `"connection"`, `"lease"` or `"no answer"`: it fell silent, and may come back.
+        cause: `"dead"`: its lease ran out, and its machine says that nothing listens there, so its
+            memory is gone; `"refused"`, `"connection"`, `"lease"` or `"no answer"`: it fell silent,
+            and may come back.
     """
 
     at_s: float
@@ -291,6 +292,8 @@ class RootState:
         offences: On which node each of them did, newest last.
         begun: The version with which workers were started last; 0 for none.
         barren: Where starts in a row failed that got no further; see `faults.has_got_further`.
+        fruitless: Recoveries in a row, this one included, that were begun before the start that
+            the last one made had got further.
         excluded: Nodes that are not used again because every attempt on them failed.
         wrong: Those that computed wrong sums: they are never used again.
         leaving: Nodes whose machines are to go, and whose ranks train there until they can move.
@@ -351,6 +354,7 @@ class RootState:
     offences: tuple[str, ...] = ()
     begun: int = 0
     barren: tuple[str, ...] = ()
+    fruitless: int = 0
     excluded: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()

@@ -1,5 +1,7 @@
 """A run as the root agent knows it, and what more than one layer does with it."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -23,6 +25,7 @@ from gemini_lab.recovery.protocol import (
     NodeJoined,
     Phase,
     RootState,
+    Send,
     WriteState,
 )
 from gemini_lab.recovery.repeats import Repeats
@@ -47,6 +50,7 @@ class KnownRun:
     Attributes:
         state: Where it stands; what is written to the store.
         living: What the agent of each node said when it joined.
+        resumes_s: When workers may start again, where a run that keeps failing pauses.
     """
 
     def __init__(self, *, state: RootState, at_s: float) -> None:
@@ -62,6 +66,11 @@ class KnownRun:
         self._looks = 0  # how often the tier was asked again, while the run waits
         self._has_run_short = False  # whether it was planned anew with fewer machines
         self._retry_s = FIRST_RETRY_S
+        self._cause, self.resumes_s = "", -math.inf
+        self._port: Send | None = None  # the question for the rendezvous of now
+        self._portless = set[str | None]()  # nodes that could not hold one when they were asked
+        self._tier_asked = ""  # who is asked for the persistent tier's list
+        self._breaks: Counter[str] = Counter()  # of each agent's connection, in this phase
         self._progress = Progress()
         self._pulses = Pulses()
         self._ends = Ends()
@@ -91,7 +100,8 @@ class KnownRun:
             yield self._step(self.state.phase, at_s)
         self.state = replace(self.state, phase=phase)
         self._entered_s = self._asked_s = at_s
-        self._answered = set()
+        self._answered, self._port, self._tier_asked = set(), None, ""
+        self._breaks.clear()
         yield WriteState(state=self.state)
 
     def _step(self, name: str, end_s: float) -> Emit:

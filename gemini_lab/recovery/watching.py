@@ -13,6 +13,7 @@ from gemini_lab.recovery.faults import (
     judge_apart,
     judge_exit,
     judge_hang,
+    judge_machine,
     judge_unread,
     rejections,
     without_copy,
@@ -378,6 +379,15 @@ class WatchedRun(PhasedRun):
 
     def _places(self, at_s: float) -> Places:
         return self._pulses.places(at_s, self._limits, node_of=self.state.seats.node_of)
+    def _on_machine(
+        self, at_s: float, node: str, reason: str, *, cause: str, is_told: bool = False
+    ) -> Iterator[Instruction]:
+        """A recovery failed at one machine: begin it again, without that one where that can be."""
+        if self.state.phase == "rendezvous":
+            self._portless.add(node)
+        spares = self._spares()
+        verdict = judge_machine(self.state, node, reason=reason, spares=spares, is_told=is_told)
+        yield from self._act_on(at_s, verdict, cause=cause)
 
     def _act_on(
         self,
@@ -397,6 +407,7 @@ class WatchedRun(PhasedRun):
             yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
             excluded = (*self.state.excluded, left)
             self.state = replace(self.state, excluded=excluded, attempts=0, offences=(), barren=())
+            self.state = replace(self.state, fruitless=0)  # another machine is another chance
             yield from self._begin(at_s, cause="node_excluded", lost=[left])
         else:
             ending = events.RunFailed(reason=verdict.reason, cause=verdict.cause, output=output)
