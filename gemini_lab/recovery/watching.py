@@ -379,6 +379,7 @@ class WatchedRun(PhasedRun):
 
     def _places(self, at_s: float) -> Places:
         return self._pulses.places(at_s, self._limits, node_of=self.state.seats.node_of)
+
     def _on_machine(
         self, at_s: float, node: str, reason: str, *, cause: str, is_told: bool = False
     ) -> Iterator[Instruction]:
