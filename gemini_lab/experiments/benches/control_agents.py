@@ -102,10 +102,10 @@ class StandInBulk(BulkProcesses):
         """There is nothing to warm up."""
 
     async def ask(
-        self, request: BulkRequest, kind: type[Answer], fds: Sequence[int] = ()
+        self, request: BulkRequest, kind: type[Answer], give: Callable[[], list[int]] = list
     ) -> tuple[Answer, list[int]]:
         """The answer that bulk processes would give."""
-        del fds
+        del give
         answer: SlabsInspected | SlabsFreed
         match request:
             case InspectSlabs():
