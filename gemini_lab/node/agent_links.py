@@ -9,6 +9,7 @@ follow one another are answered ever later.
 """
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 SILENT_S: Final = 30
 """Without an answer from its machine an agent is lost that still has its lease: it reaches etcd."""
+OWN_LACKS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 STEADY_S: Final = 10.0  # a connection that lived so long starts the pauses anew
 
 
@@ -38,6 +40,8 @@ class AgentLinks:
         token: The lab's secret.
         tell: Called with what happens: agents that join, are lost, or say something.
         emit: Called with events.
+        on_lack: Called where it is this machine that lacks what a connection needs: the agent at
+            its other end may be well.
         clock: Now, in seconds since the epoch.
     """
 
@@ -48,8 +52,10 @@ class AgentLinks:
         token: str,
         tell: Callable[[Happening], None],
         emit: Callable[[Emit], None],
+        on_lack: Callable[[OSError], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._on_lack = on_lack
         self._hello = hello
         self._token = token
         self._tell = tell
@@ -201,7 +207,11 @@ class AgentLinks:
         except ConnectionRefusedError:
             keeper.is_refused = True
             return None
-        except (OSError, EOFError, TimeoutError, LaunchError):
+        except OSError as error:
+            if error.errno in OWN_LACKS:
+                self._on_lack(error)
+            return None
+        except (EOFError, TimeoutError, LaunchError):
             return None
         if not (isinstance(status, Joined) and keeper.is_registered):
             channel.close()

@@ -84,6 +84,7 @@ class RootShell:
             token=token,
             tell=self._happenings.put_nowait,
             emit=lambda said: self._say(said.event),
+            on_lack=self._note_lack,
             clock=self._clock,
         )
         self._root: RootAgent | None = None
@@ -96,6 +97,7 @@ class RootShell:
         self._cut_off = CutOff(self._clock())
         self._stands_down = False
         self._said = ""  # the newest note on what is not believed
+        self._lacks = ""  # what this machine lacks, so that it reaches nobody
 
     async def run(self) -> None:
         """Act as root until deposed or cancelled."""
@@ -193,14 +195,24 @@ class RootShell:
             await self._stand_down_if_cut_off()
             await asyncio.sleep(self._membership.poll_s)
 
+    def _note_lack(self, error: OSError) -> None:
+        """This machine cannot connect to anybody: who seems lost to it may train well."""
+        self._lacks = str(error)
+
     async def _stand_down_if_cut_off(self) -> None:
         """Leave the place to another node where this one's network is broken, but for the store."""
-        if not self._stands_down:
+        if self._stands_down:
+            text = (
+                f"{self.record.name} reaches none of {len(self._others)} other agents: one of them "
+                "is to be root"
+            )
+        elif self._lacks and self._others:
+            text = (
+                f"{self.record.name} cannot open connections ({self._lacks}): another agent is to "
+                "be root"
+            )
+        else:
             return
-        text = (
-            f"{self.record.name} reaches none of {len(self._others)} other agents: one of them is "
-            "to be root"
-        )
         self._say(Note(text=text))
         await self._membership.stand_down(self.record)
         raise Deposed

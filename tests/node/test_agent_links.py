@@ -1,6 +1,8 @@
 """The root agent's connections: one owner each, one attempt at a time, on real sockets."""
 
 import asyncio
+import errno
+import resource
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -282,5 +284,27 @@ def test_whose_address_is_anothers_now_is_dead_and_the_other_is_left_in_peace():
         assert (lost.node, lost.cause, joined.node) == ("node-7", "dead", "node-8")
         assert agents.links.connected == {"node-8"}
         assert agents.links.addresses == {"node-8": address}
+
+    run(story)
+
+
+def test_a_root_whose_machine_has_no_descriptor_left_says_so_before_it_takes_others_for_lost():
+    """It would begin recoveries of nodes that train well, for ever."""
+
+    async def story(agents: Agents) -> None:
+        lacks: list[int | None] = []
+        agents.links._on_lack = lambda error: lacks.append(error.errno)
+        address = await agents.start(listen)
+        await agents.links.open({"node-1": address})
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        agents.server.close()
+        agents.channels[0].close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # what is open stays so
+        try:
+            lost = await agents.next()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert isinstance(lost, NodeLost)
+        assert lacks[0] == errno.EMFILE
 
     run(story)
