@@ -21,10 +21,10 @@ def test_ranks_at_one_place_go_on(places):
 
 
 def test_a_rank_in_another_epoch_is_named():
-    with pytest.raises(ConfigError, match="after iteration 11 rank 2 is in epoch 1 .* in epoch 0"):
+    with pytest.raises(ConfigError, match=r"after iteration 11 rank 2 is in epoch 1 .* in epoch 0"):
         require_together([Place(0, 0, 1), Place(0, 0, 1), Place(1, 0, 1)], 11)
 
 
 def test_a_rank_that_began_a_pass_and_called_more_is_named():
-    with pytest.raises(ConfigError, match="rank 1 has begun 1 passes .* 2 collectives"):
+    with pytest.raises(ConfigError, match=r"rank 1 has begun 1 passes .* 2 collectives"):
         require_together([Place(0, 0, 1), Place(0, 1, 2)], 11)
