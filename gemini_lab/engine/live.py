@@ -147,18 +147,20 @@ class LiveProtection:
                 self._rejoining.standing.leave_loop()
             self._top_is_told = self._is_in_loop = False
             self._keep_drawn()
-        self._say_end("loop")
+            self._say_end("break" if self._state.version < total else "loop")
 
     def epochs(self, total: int, /) -> Iterator[int]:
         """The outer of the script's loops; see `Protected`."""
         self.end_iterations_at_fetch()
         self._is_in_loop = self._is_in_epochs = self._has_loop = True
-        while self._epoch < total:
-            self._state.script.epoch = self._epoch
-            yield self._epoch
-            self._epoch += 1
-        self._is_in_loop = self._is_in_epochs = False
-        self._say_end("loop")
+        try:
+            while self._epoch < total:
+                self._state.script.epoch = self._epoch
+                yield self._epoch
+                self._epoch += 1
+        finally:  # also where the script breaks off its loop
+            self._is_in_loop = self._is_in_epochs = False
+            self._say_end("break" if self._epoch < total else "loop")
 
     def end_iterations_at_fetch(self) -> None:
         """Say that an iteration ends where the first of `data` is asked for the next batch."""
@@ -419,7 +421,7 @@ class LiveProtection:
         if self._is_broken:
             raise CannotGoOnError("a rank is lost, and the script has left its loop")
         self._is_finished, self._is_to_hold = True, False
-        if self._has_loop:  # whoever breaks it off may do so for an error, which is told otherwise
+        if self._has_loop:  # which the script may have broken off
             self._say_end("loop")
         self._say_end("script")
         self._traffic.end_training()
