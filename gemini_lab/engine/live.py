@@ -103,6 +103,7 @@ class LiveProtection:
         self._is_in_loop = False
         self._top_is_told = False  # that of this very loop, by `steps`
         self._is_in_epochs = False  # a loop over those
+        self._has_loop = False  # the script, over steps or epochs
         self._seen_place = (UNKNOWN, UNKNOWN)  # when the last version was sealed
         self._is_computing = False  # an iteration: gradients are there, and no update yet
         # The newest version.
@@ -131,7 +132,7 @@ class LiveProtection:
 
     def steps(self, total: int, /) -> Iterator[int]:
         """The script's loop; see `Protected`."""
-        self._top_is_told = self._is_asked = self._is_in_loop = True
+        self._top_is_told = self._is_asked = self._is_in_loop = self._has_loop = True
         if self._rejoining is not None:
             self._rejoining.enter_loop(self._traffic)
         try:
@@ -146,12 +147,12 @@ class LiveProtection:
                 self._rejoining.standing.leave_loop()
             self._top_is_told = self._is_in_loop = False
             self._keep_drawn()
-            self._say_end("loop")
+            self._say_end("break" if self._state.version < total else "loop")
 
     def epochs(self, total: int, /) -> Iterator[int]:
         """The outer of the script's loops; see `Protected`."""
         self.end_iterations_at_fetch()
-        self._is_in_loop = self._is_in_epochs = True
+        self._is_in_loop = self._is_in_epochs = self._has_loop = True
         try:
             while self._epoch < total:
                 self._state.script.epoch = self._epoch
@@ -159,7 +160,7 @@ class LiveProtection:
                 self._epoch += 1
         finally:  # also where the script breaks off its loop
             self._is_in_loop = self._is_in_epochs = False
-            self._say_end("loop")
+            self._say_end("break" if self._epoch < total else "loop")
 
     def end_iterations_at_fetch(self) -> None:
         """Say that an iteration ends where the first of `data` is asked for the next batch."""
@@ -420,8 +421,9 @@ class LiveProtection:
         if self._is_broken:
             raise CannotGoOnError("a rank is lost, and the script has left its loop")
         self._is_finished, self._is_to_hold = True, False
-        for what in ("loop", "script") if self._is_in_loop else ("script",):
-            self._say_end(what)
+        if self._has_loop:  # which the script may have broken off
+            self._say_end("loop")
+        self._say_end("script")
         self._traffic.end_training()
         if self._unsealed is not None:
             self._seal()

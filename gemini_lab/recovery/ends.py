@@ -10,11 +10,11 @@ own time. Where ranks stand still or lost their peers in a collective, it tells 
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, get_args
+from typing import Final
 
 from gemini_lab.recovery.messages import End, EndReached
 
-WAYS: Final[Mapping[End, str]] = {
+WAYS: Final[dict[End, str]] = {
     "data": "has no batch left",
     "epoch": "has come to the end of its epoch",
     "loop": "has left its loop",
@@ -88,10 +88,11 @@ class Ends:
 
     def hear(self, said: EndReached) -> None:
         """A rank has come to an end."""
-        self._over[said.rank] = said
         self._done[said.rank] = said.iteration
-        if said.what == "loop":
+        if said.what in {"break", "loop"}:
             self._left.add(said.rank)
+        if said.what != "break":
+            self._over[said.rank] = said
 
     def finish(self, rank: int) -> None:
         """A rank's script ended."""
@@ -118,7 +119,7 @@ class Ends:
         training = self._done.keys() - self._over.keys()
         begun = {rank: self._done[rank] + 1 for rank in places.in_step if rank in training}
         begun |= self._begun
-        for what in get_args(End)[::-1]:
+        for what in reversed(WAYS):
             over = [one for _, one in sorted(self._over.items()) if one.what == what]
             if not over:
                 continue

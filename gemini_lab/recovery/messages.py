@@ -41,7 +41,7 @@ Doing = Literal[
     "starting", "meeting", "restoring", "step", "between steps", "paused", "held", "finishing"
 ]
 """What a worker's training thread does; `starting` until `protect` has returned."""
-End = Literal["data", "epoch", "loop", "script"]
+End = Literal["break", "data", "epoch", "loop", "script"]
 """What may be over on a rank; see `EndReached`."""
 Epoch = Annotated[int, msgspec.Meta(ge=0)]
 Rank = Annotated[int, msgspec.Meta(ge=0)]
@@ -1071,7 +1071,7 @@ class EndReached(Message, frozen=True, kw_only=True):
     Attributes:
         iteration: The newest that it has done.
         what: What is over: a pass through its data, an epoch for which it waits for the others,
-            its loop, its script.
+            its loop, its script. A loop that was broken off may have been so by an error.
     """
 
     rank: Rank

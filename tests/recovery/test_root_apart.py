@@ -87,6 +87,27 @@ def test_at_the_ordinary_end_a_rank_may_take_as_long_as_it_likes():
     assert story.root.state.phase == "running"
 
 
+def test_where_all_break_off_their_loop_a_rank_may_take_its_time_too():
+    story = Story().start(iterations=3)
+    for rank in range(4):
+        over(story, rank, "break")
+    for rank in range(1, 4):
+        leave(story, rank)
+    begin(story, 0)
+    for _ in range(20):
+        story.tick(story.now_s + 1.0)
+    assert story.of(events.RanksApart) == []
+
+
+def test_a_loop_that_an_error_breaks_off_is_told_by_that_error():
+    """Its peer's own error, that it lost it, comes first."""
+    story = Story().start(iterations=3)
+    over(story, 1, "break")
+    begin(story, 0)
+    story.exit(0, 1, error=PEER)
+    assert story.of(events.RanksApart) == []
+
+
 def test_a_rank_that_is_behind_in_the_last_iteration_is_waited_for():
     story = Story().start(iterations=3)
     for rank in range(1, 4):
@@ -217,5 +238,6 @@ def test_a_root_that_was_just_elected_takes_no_ordinary_end_for_an_early_one():
     for rank in range(1, 4):
         story.finish(rank)
     begin(story, 0)
-    story.tick(story.now_s + 10.0)
+    for wait_s in (10.0, 40.0):  # the second is as long as for a hang
+        story.tick(story.now_s + wait_s)
     assert story.of(events.RanksApart) == []
