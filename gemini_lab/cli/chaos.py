@@ -20,9 +20,10 @@ from gemini_lab.report.columns import columns
 WHAT_HOLDS: Final = """\
 Real faults at random moments of real runs on this machine. What must hold:
 every loss is that of a run without faults, bit by bit; one root agent a term,
-and one history; training goes on within the limit; the log tells all of it;
-nothing is left at the end. The exit status is 1 where something did not hold;
-the smallest schedule found that shows it is kept, and can be replayed."""
+and one history; nothing that was saved is lost without a person's word;
+training goes on within the limit; the log tells all of it; nothing is left at
+the end. The exit status is 1 where something did not hold; the smallest
+schedule found that shows it is kept, and can be replayed."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -39,6 +39,8 @@ from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.experiments.chaos.turn import Mends, Struck
 from gemini_lab.experiments.chaos.victims import MARK, marked
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import PersistFinished, PersistStarted
 from gemini_lab.log.file import EventLog
 from gemini_lab.storage.manifest import MANIFEST
 from gemini_lab.storage.persistent import PersistentTier
@@ -491,6 +493,18 @@ def test_the_log_tells_who_is_root_who_sits_where_and_how_training_goes(tmp_path
     assert (told.root, told.is_over) == ("node-2", True)
     assert told.progress == 4
     assert list(told.since_s) == ["plan", "fence", "end"]
+    log.close()
+
+
+def test_the_log_tells_when_a_save_begins_and_when_its_version_is_there(tmp_path):
+    told, log = Told(tmp_path, iterations=4), EventLog(tmp_path / "events.jsonl")
+    log.append(Entry(at_s=1.0, node="node-0", event=PersistStarted(version=8, url="")))
+    told.poll()
+    assert list(told.since_s) == ["save"]
+    there = PersistFinished(version=8, url="", size_bytes=1, duration_s=0.1)
+    log.append(Entry(at_s=1.1, node="node-0", event=there))
+    told.poll()
+    assert list(told.since_s) == ["save", "commit"]
     log.close()
 
 
