@@ -243,7 +243,9 @@ def cause_of(exited: WorkerExited) -> FailureCause:
     """What ended a worker because of which the run is given up: its script, or its machine."""
     error = exited.error
     said = "" if error is None else f"{error.error}: {error.text}"
-    return "script" if exited.code > 0 and not is_of_the_network(said) else "machines"
+    if exited.code < 0 or is_of_the_network(said):
+        return "machines"
+    return "machines" if error is not None and error.error in OF_THE_MACHINE else "script"
 
 
 def own_error(exited: WorkerExited) -> str:
@@ -252,7 +254,9 @@ def own_error(exited: WorkerExited) -> str:
     Numbers count for nothing: an index or a step differs each time.
     """
     error = exited.error
-    if exited.code <= 0 or error is None or is_of_the_network(f"{error.error}: {error.text}"):
+    if exited.code <= 0 or error is None or error.error in OF_THE_MACHINE:
+        return ""
+    if is_of_the_network(f"{error.error}: {error.text}"):
         return ""
     return _without_numbers(f"{error.error}: {error.text}")[:LONGEST_ERROR]
 

@@ -51,8 +51,11 @@ from gemini_lab.recovery.stakes import reason_to_wait
 from gemini_lab.recovery.steps import FIRST_RETRY_S
 from gemini_lab.seats import in_order, listed
 
-NO_FAILURES: Final = frozenset({"start", "not_kept", "resize_refused", *events.PLANNED})
-"""Causes of a fence that say nothing of how the run gets on; all others count."""
+NO_FAILURES: Final = frozenset(
+    {"start", "not_kept", "resize_refused", "restore_failed", *events.PLANNED}
+)
+"""Causes of a fence that say nothing of how the run gets on, or have pauses of their own: all
+others count."""
 
 
 class PhasedRun(EndingRun):

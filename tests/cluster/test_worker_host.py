@@ -496,6 +496,7 @@ pids.append(int(os.read(ends[0], 20)))
 Path("left.new").write_text(" ".join(map(str, [listener.getsockname()[1], os.getpid(), *pids])))
 Path("left.new").rename("left")
 time.sleep(600 if sys.argv[1] == "stays" else 0.5)
+sys.exit(3)
 """
 
 
