@@ -34,7 +34,6 @@ class Remembered:
         protected: What the last one that is protected said of it.
         left: What their rewinds left behind.
         wrong_sums: What one of the last start said of machines that compute wrong.
-        code: Digests of the script's files, by name, as they were executed last.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class Remembered:
         self.left: tuple[VersionId, ...] = ()
         self.wrong_sums: WrongSums | None = None
         self._decisive: dict[tuple[type, int], tuple[int, Entry]] = {}  # and its epoch
-        self.code: dict[str, str] = {}
+        self._code: dict[str, str] = {}
         self._run: int | None = None  # whose all of this is
         self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED)
@@ -52,13 +51,17 @@ class Remembered:
         """Workers of a run start; what those of another one said is nobody's any more."""
         if run != self._run:
             self._said.clear()
-            self._run, self.left, self.protected, self.code = run, (), None, {}
+            self._run, self.left, self.protected, self._code = run, (), None, {}
         self.wrong_sums = None
         self._decisive.clear()
 
     def decisive(self, epoch: int) -> list[Entry]:
         """Return what workers of an epoch said once, and the root agent waits for, in order."""
         return [entry for made_in, entry in self._decisive.values() if made_in == epoch]
+
+    def code(self, run: int) -> dict[str, str]:
+        """Return the digests of a run's script's files, by name, as they were executed last."""
+        return self._code if run == self._run else {}
 
     def iterations(self, run: int) -> list[IterationBegun | Iteration]:
         """What a run's workers said of their newest iterations, rank by rank."""
@@ -75,7 +78,7 @@ class Remembered:
             case Protected():
                 self.protected = event
             case CodeSeen():
-                self.code |= event.files
+                self._code |= event.files
             case Rewound():
                 self._go_back(event, left_of(event, run=self._run or 0))
             case WrongSums():
