@@ -80,7 +80,7 @@ NOTICE: Final = (1.0, 20.0)  # some machines are taken before their ranks have m
 MOMENT: Final = (0.05, 0.5)  # about what a word takes
 REFUSING: Final = (0.05, 3.0)  # a lease is 2 s
 EDITS: Final = (4.0, 40.0)
-STORE: Final = (2.0, 20.0)  # some until long after a start has asked for what it lost
+STORE: Final = (2.0, 30.0)  # some until long after a start has asked for what it lost
 
 
 def _store(text: str, *, beside: tuple[str, ...] = ("pair_kill",)) -> Kind:
