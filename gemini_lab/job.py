@@ -124,6 +124,15 @@ def find_module(name: str, *, cwd: str) -> ModuleSpec | None:
     return PathFinder.find_spec("__main__", list(spec.submodule_search_locations))
 
 
+def python_command(module: str, *words: object) -> list[str]:
+    """Return the command that runs a module whatever files lie in the working folder.
+
+    Without `-P` a user's `secrets.py` there would take the place of Python's own. A worker adds the
+    script's folder for the script alone; `PYTHONSAFEPATH` would reach what the script starts, too.
+    """
+    return [sys.executable, "-P", "-m", module, *map(str, words)]
+
+
 def _word(argument: object) -> str:
     """A script's argument as its command line has it.
 

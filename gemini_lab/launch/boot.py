@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
+from gemini_lab.job import python_command
 from gemini_lab.launch.mpi_order import take_order
 from gemini_lab.node.config import (
     AgentConfig,
@@ -53,7 +54,7 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
         output = subprocess.DEVNULL  # a node that does not see the lab's folder
     lab = [config.prefix, *([config.detached.identity] if config.detached else [])]
     agent = subprocess.Popen(
-        [sys.executable, "-m", AGENT, *lab],  # the lab, for whoever looks for its processes
+        python_command(AGENT, *lab),  # the lab, for whoever looks for its processes
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=output,

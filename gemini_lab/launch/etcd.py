@@ -18,7 +18,7 @@ from gemini_lab.launch.etcd_keeper import Stay, start_keeper
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.control_store import StoreUnavailableError
-from gemini_lab.node.etcd_address import EtcdAddress, tls_credentials
+from gemini_lab.node.etcd_address import DIRECT, EtcdAddress, tls_credentials
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.held_folder import hold
 from gemini_lab.node.own_stores import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
@@ -210,5 +210,5 @@ def _channel_to(address: EtcdAddress) -> Any:
 
     credentials = tls_credentials(address)
     if credentials is None:
-        return grpc.insecure_channel(address.endpoints[0])
-    return grpc.secure_channel(address.endpoints[0], credentials)
+        return grpc.insecure_channel(address.endpoints[0], options=DIRECT)
+    return grpc.secure_channel(address.endpoints[0], credentials, options=DIRECT)

@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 import psutil
 
+from gemini_lab.job import python_command
 from gemini_lab.launch.etcd_end import LabEnd
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.node.control_store import StoreUnavailableError
@@ -61,7 +62,7 @@ def start_keeper(member: Member, prefix: str, held: int) -> subprocess.Popen[byt
     try:
         (Path(member.folder) / LAB).write_text(prefix, encoding="utf-8")
         return subprocess.Popen(
-            [sys.executable, "-m", STORE_KEEPER, prefix, str(held), msgspec.json.encode(member)],
+            python_command(STORE_KEEPER, prefix, held, msgspec.json.encode(member).decode()),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # a launcher's, which others may wait for until it is closed

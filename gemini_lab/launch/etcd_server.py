@@ -100,7 +100,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         with (Path(self.folder) / LOG).open("ab") as log:
             return subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=held
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={name: text for name, text in os.environ.items() if not _leads_astray(name)},
+                pass_fds=held,
             )
 
     def bound_log(self) -> None:
@@ -125,6 +130,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def answers(self) -> bool:
         """Whether it says how it is, be that well or ill."""
         return answers(self.client, f"{self.folder}/{AUTHORITY}")
+
+
+def _leads_astray(variable: str) -> bool:
+    """Whether etcd would heed a variable of the user's: as a proxy, or as an option of its own."""
+    is_proxy = variable.lower() in {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy"}
+    return is_proxy or (variable.startswith("ETCD_") and variable != "ETCD_UNSUPPORTED_ARCH")
 
 
 def answers(url: str, authority: str) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Final
 import msgspec
 
 from gemini_lab.errors import ConfigError, LaunchError, MissingError
+from gemini_lab.job import python_command
 from gemini_lab.launch.mpi_order import run_with_order
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.config import (
@@ -138,7 +138,7 @@ def mpi_command(program: str, count: int, hosts: Sequence[str]) -> list[str]:
     where: list[str] = []
     if hosts:
         where = ["--host", ",".join(f"{h}:{hosts.count(h)}" for h in dict.fromkeys(hosts))]
-    return [find_mpiexec(), "-n", str(count), *where, sys.executable, "-m", program]
+    return [find_mpiexec(), "-n", str(count), *where, *python_command(program)]
 
 
 def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> str:

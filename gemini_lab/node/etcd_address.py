@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gemini_lab.errors import ConfigError
@@ -76,6 +76,10 @@ def _require_file(name: str, file: str | None) -> None:
         raise ConfigError(
             f"{name} names {file}, which cannot be read: {error.strerror}; correct it there"
         ) from error
+
+
+DIRECT: Final = (("grpc.enable_http_proxy", 0),)
+"""Options of a connection to etcd: it never goes through a proxy, whatever the variables say."""
 
 
 def tls_credentials(address: EtcdAddress) -> Any:

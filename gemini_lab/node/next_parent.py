@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from gemini_lab.job import python_command
 from gemini_lab.recovery.messages import ImportAhead, ImportedAhead, ParentReady
 from gemini_lab.wire.local import LocalChannel
 
@@ -16,7 +17,7 @@ def start_parent(*, warm: bool) -> tuple["subprocess.Popen[bytes]", LocalChannel
     """A warm parent, and the agent's end of its channel."""
     ours, theirs = LocalChannel.pair()
     process = subprocess.Popen(
-        [sys.executable, "-m", "gemini_lab.node.warm", str(theirs.fileno()), str(int(warm))],
+        python_command("gemini_lab.node.warm", theirs.fileno(), int(warm)),
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,

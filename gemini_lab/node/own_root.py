@@ -18,6 +18,7 @@ from typing import Final
 
 import cloudpickle
 
+from gemini_lab.engine.imports import foreign_modules, installed_places
 from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.recovery.deciding import Cluster, Decide, Event, GuideError
 from gemini_lab.recovery.guided import GuidedRoot
@@ -29,6 +30,7 @@ ONE_S: Final = 2.0
 MOST_BYTES: Final = 1 << 20
 """Of a pickled function: it is written into the store with every step of a run."""
 
+_OURS: Final = __name__.partition(".")[0]
 _AT_ONCE_S: Final = 1e-6, 1e-4
 _SOON_S: Final = 1e-3
 
@@ -97,7 +99,8 @@ def packed(decide: object) -> str:
     if isinstance(text := getattr(decide, "packed", None), str):
         return text  # it lives in another process, which packs it
     try:
-        data = cloudpickle.dumps(decide)
+        with _by_value():
+            data = cloudpickle.dumps(decide)
     except (TypeError, pickle.PicklingError, RecursionError) as error:
         raise ConfigError(
             f"root= uses what cannot be sent to a node ({error}); have it use its arguments alone"
@@ -108,6 +111,20 @@ def packed(decide: object) -> str:
             "can be sent; have it use its arguments alone"
         )
     return base64.b64encode(data).decode()
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    """Have modules of the user's own pickled whole: a node does not look for them in a folder."""
+    found = foreign_modules(frozenset(), sys.modules, installed_places())
+    own = [sys.modules[name] for name in found if name.partition(".")[0] != _OURS]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def unpacked(text: str) -> Decide:

@@ -25,6 +25,7 @@ from typing import Final
 import msgspec
 
 from gemini_lab.engine.process_exit import tie_to_parent, untie_from_parent
+from gemini_lab.job import python_command
 from gemini_lab.node.cpu_facts import CpuFacts
 from gemini_lab.node.semaphores import remove_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import (
@@ -180,9 +181,9 @@ class WarmParent:
         for fd in (channel_fd, listen_fd):
             if fd is not None:
                 os.set_inheritable(fd, True)
-        command = [sys.executable, "-m", "gemini_lab.node.cold"]
+        command = python_command("gemini_lab.node.cold", channel_fd, listen_fd)
         told = msgspec.json.encode(start).decode()
-        os.execv(command[0], [*command, str(channel_fd), str(listen_fd), told])
+        os.execv(command[0], [*command, told])
 
     def _reap(self) -> None:
         while self._children:

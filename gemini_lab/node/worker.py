@@ -139,10 +139,11 @@ def run_script(job: Job, *, local_rank: int) -> None:
     """Run the job's script as `python SCRIPT ARGS` or `python -m MODULE ARGS` would."""
     option = "--local_rank" if job.passes_local_rank else local_rank_option(job)
     sys.argv = [job.script, *([] if option is None else [f"{option}={local_rank}"]), *job.args]
+    # As Python does: the module's working folder, or the script's own, and nothing else.
+    sys.path.insert(0, job.cwd if job.module else str(Path(job.script).resolve().parent))
     if job.module:
         runpy.run_module(job.script, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, str(Path(job.script).resolve().parent))
         runpy.run_path(job.script, run_name="__main__")
 
 
@@ -255,7 +256,6 @@ def settle_in(start: WorkerStart) -> None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, start.interface)
     os.environ.update(job.env)
-    sys.path.insert(0, job.cwd)
     os.chdir(job.cwd)
     # By which a process that multiprocessing spawns finds a script that is named from there.
     multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
