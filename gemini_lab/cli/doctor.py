@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from gemini_lab.display import tell
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.etcd import find_etcd
 from gemini_lab.launch.mpi import find_mpiexec
@@ -385,7 +386,7 @@ def command(arguments: Sequence[str]) -> int:
     can_run = all(finding.state != "missing" for finding in findings)
     if options.json:
         record = {"can_run": can_run, "findings": [asdict(finding) for finding in findings]}
-        print(json.dumps(record, indent=2))  # noqa: T201
+        tell(json.dumps(record, indent=2))
     else:
-        print(render(findings))  # noqa: T201
+        tell(render(findings))
     return 0 if can_run else 1

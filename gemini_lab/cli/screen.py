@@ -1,14 +1,16 @@
 """A run on one screen of a terminal: what an operator asks first."""
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gemini_lab.display import readable
 from gemini_lab.report.recovery import Recovery
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.course import ENDED
@@ -37,6 +39,11 @@ COLOURS: Final = {
     "lost": "red",
 }
 """Of phases and of nodes' states; what is on its way is yellow."""
+
+
+def console(*, soft_wrap: bool = False) -> Console:
+    """Return a console for which `[red]` and `:smile:` in a run's names are letters."""
+    return Console(markup=False, emoji=False, soft_wrap=soft_wrap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +86,14 @@ def screen(run: RunReducer, now_s: float, beside: Beside) -> RenderableType:
         parts += ["", _recoveries(recoveries, told.recoveries)]
     parts += [Text(line, style="yellow") for line in leaving_of(told.nodes)]
     loud = [*told.diverged, *([told.error] if told.error else [])]
-    parts += [Text(f"! {line}", style="red") for line in loud]
-    parts += [Text(f"note  {note}", style="dim") for note in told.notes[-3:]]
+    parts += [Text(_marked("! ", text), style="red") for text in loud]
+    parts += [Text(_marked("note  ", note), style="dim") for note in told.notes[-3:]]
     return Group(*parts)
+
+
+def _marked(mark: str, text: str) -> str:
+    """A text of one line or more, each of which shows whose it is."""
+    return textwrap.indent(text, mark, lambda _: True)
 
 
 def _facts(
@@ -99,7 +111,7 @@ def _facts(
     table.add_row("persistent", _persistent(run, told, now_s))
     table.add_row("time", ", ".join(_time(spent(run, now_s=now_s).rows)))
     for name, text in beside.items():
-        table.add_row(name, Text(text))
+        table.add_row(name, Text(readable(text)))
     return table
 
 

@@ -11,7 +11,6 @@ import os
 import random
 import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.display import complain
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
 from gemini_lab.launch.provider import TOKEN_VARIABLE, Joined, Supply
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
@@ -126,7 +126,7 @@ def check_token(token: str, lab: str, record: LabRecord) -> None:
 
 def say(text: str) -> None:
     """Tell whoever started this process."""
-    print(f"gemini-lab: {text}", file=sys.stderr, flush=True)  # noqa: T201
+    complain(f"gemini-lab: {text}")
 
 
 # -- the agent's side ------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Starting agents on this machine or on many, through `mpiexec`."""
 
 import os
+import pwd
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import msgspec
 
 from gemini_lab.errors import ConfigError, LaunchError, MissingError
 from gemini_lab.job import python_command
-from gemini_lab.launch.mpi_order import run_with_order
+from gemini_lab.launch.mpi_order import HOME_LENT, run_with_order
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.config import (
     AgentConfig,
@@ -122,6 +123,8 @@ def mpi_environment(folder: str = "") -> dict[str, str]:
     environment = dict(os.environ)
     if folder:
         environment["PRTE_MCA_prte_local_tmpdir_base"] = folder
+    if "HOME" not in environment:
+        environment |= {"HOME": _home() or folder or "/", HOME_LENT: "1"}
     # "slot" is said though it is the default: without it all agents go to the first host.
     environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe")
     if "SLURM_JOB_ID" in environment:
@@ -131,6 +134,14 @@ def mpi_environment(folder: str = "") -> dict[str, str]:
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
             environment[name] = environment[f"{name}_CONFIRM"] = "1"
     return environment
+
+
+def _home() -> str:
+    """The folder of this user, as the system knows it; empty where it does not know the user."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
 
 
 def mpi_command(program: str, count: int, hosts: Sequence[str]) -> list[str]:

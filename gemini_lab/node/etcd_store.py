@@ -147,8 +147,8 @@ def no_answer(
     if lack := lack_of_room(address.endpoints):
         return StoreUnavailableError(f"{said}: {lack}; free space there, and it starts again")
     return StoreUnavailableError(
-        f"{said} ({reason}); check that it runs, that its disk has room, and that this machine "
-        "reaches it"
+        f"{said} ({reason}); `etcdctl --endpoints={','.join(address.endpoints)} endpoint health` "
+        "asks it by hand"
     )
 
 

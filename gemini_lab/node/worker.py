@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from gemini_lab.display import readable
 from gemini_lab.engine import session
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.process_exit import die_with_parent
@@ -292,13 +293,14 @@ def say_error(error: BaseException, channel: LocalChannel) -> None:
         error.add_note(_UNWRITTEN_MEANS)
         text = f"{text} ({_UNWRITTEN_MEANS})"
     print_error(error)
-    channel.send(ScriptError(error=type(error).__name__, text=text))
+    channel.send(ScriptError(error=type(error).__name__, text=readable(text, has_lines=True)))
 
 
 def say_left(leave: SystemExit, channel: LocalChannel) -> None:
     """Tell that the script ends itself with an error, where that is one of its own."""
     if not lost_with_a_rank(leave):
-        channel.send(ScriptError(error="SystemExit", text=str(leave.code)))
+        told = readable(str(leave.code), has_lines=True)
+        channel.send(ScriptError(error="SystemExit", text=told))
 
 
 def lost_with_a_rank(error: BaseException) -> bool:
