@@ -130,7 +130,7 @@ def python_command(module: str, *words: object) -> list[str]:
     Without `-P` a user's `secrets.py` there would take the place of Python's own. A worker adds the
     script's folder for the script alone; `PYTHONSAFEPATH` would reach what the script starts, too.
     """
-    return [sys.executable, "-P", "-m", module, *map(str, words)]
+    return [sys.executable, "-Pm", module, *map(str, words)]
 
 
 def _word(argument: object) -> str:

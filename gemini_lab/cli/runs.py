@@ -170,7 +170,7 @@ def status_command(arguments: Sequence[str]) -> int:
         with watched(finder) as run:
             shown = run.ask(lambda told, now_s: screen(told, now_s, beside_of(finder, run)))
     except TimeoutError as error:
-        raise ConfigError(f"{error}; its owner may be being replaced, try again") from error
+        raise ConfigError(f"{error}; try again, or read the log in its folder") from error
     console(soft_wrap=not sys.stdout.isatty()).print(shown)
     return Exit.FINISHED
 

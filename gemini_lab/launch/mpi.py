@@ -169,13 +169,13 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
         files.close()
     if told.answer is not None:
         return told.answer
+    said = told.text.strip()[-2000:]
     if told.is_late:
-        advice = "try `ssh HOST true` by hand for each" if hosts else "it may be overloaded"
+        advice = "try `ssh HOST true` by hand for each" if hosts else "try it by hand"
         raise LaunchError(
             f"mpiexec did not start {program} in {count} places within {LAUNCH_S:.0f} s on "
-            f"{where}; {advice}"
+            f"{where}; {advice}" + (f"; it said so far:\n{said}" if said else "")
         )
-    said = told.text.strip()[-2000:]
     kind = MissingError if UNKNOWN_HOST.search(said) else LaunchError
     raise kind(
         f"mpiexec could not start {program} in {count} places on {where} (exit status {told.code})"

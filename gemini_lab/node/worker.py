@@ -44,7 +44,9 @@ SWITCH_S: Final = 0.001
 """For so long at most a thread beside training's computes in Python while training waits for it."""
 _UNWRITTEN: Final = re.compile(r"inline_container\.cc\S* \. unexpected pos|iostream error")
 """What `torch.save` says of a file that was not written to its end; the reason it keeps."""
-_UNWRITTEN_MEANS: Final = "torch could not write a file to its end: see that its disk has room"
+_UNWRITTEN_MEANS: Final = (
+    "torch could not write a file to its end, and does not say why; see that its disk has room"
+)
 _LOCAL_RANK: Final = re.compile(r"""["'](--local[_-]rank)["']""")
 
 

@@ -167,7 +167,9 @@ class VersionMover:
         if isinstance(error, IntegrityError):
             raise error
         if error is not None:
-            raise RuntimeError("sending the checkpoint failed; a peer may be gone") from error
+            raise RuntimeError(
+                f"sending the checkpoint failed ({error}); a peer may be gone"
+            ) from error
         return time.perf_counter() - started_s
 
     def _error(self) -> BaseException | None:
