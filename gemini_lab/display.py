@@ -56,12 +56,12 @@ def tell(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print what stands against a command; a terminal would break its lines within a word."""
-    text = readable(text, has_lines=True)
-    if sys.stderr.isatty():
-        lines = text.split("\n")  # what is quoted stays as it is
-        text = "\n".join(line if line.startswith(" ") else in_lines(line) for line in lines)
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - for who asked
+    """Print what stands against a command; a line below the first shows that it belongs to it."""
+    head, *below = readable(text, has_lines=True).split("\n")
+    if sys.stderr.isatty():  # which would break a line within a word
+        head = in_lines(head)
+    lines = [head, *(line if line[:1] in {"", " "} else f"  {line}" for line in below)]
+    print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 - for who asked
 
 
 class Picture(Protocol):

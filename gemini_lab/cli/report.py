@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gemini_lab.display import complain, tell
+from gemini_lab.display import complain, readable, tell
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.entry import Entry, EventError
 from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER, find_log, read_log
@@ -50,7 +50,11 @@ def command(arguments: Sequence[str]) -> int:
         tell(json.dumps(report.to_json(), indent=2))
     else:
         ink = ink_for(sys.stdout.encoding)
-        parts = [render(report, ink=ink), render_spent(spent(run), ink=ink), f"log: {log}"]
+        parts = [
+            render(report, ink=ink),
+            render_spent(spent(run), ink=ink),
+            f"log: {readable(str(log))}",
+        ]
         tell("\n\n".join(parts))
     if options.predict is not None:
         known = RunReducer.load(learned, keep=FOR_REPORT) if learned is not None else None

@@ -1,6 +1,5 @@
 """A run on one screen of a terminal: what an operator asks first."""
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -24,6 +23,8 @@ RECENT: Final = 64
 """Newest iterations whose median is the pace."""
 RECOVERIES: Final = 4
 PARTS_SHOWN: Final = 5
+LONGEST_NAME: Final = 40
+"""Characters of a node's name; of a longer one the end would begin a line of its own."""
 SILENT_S: Final = 15.0
 """A log without an owner that has told nothing for so long tells of the past."""
 VALUES_SHOWN: Final = 4
@@ -84,16 +85,20 @@ def screen(run: RunReducer, now_s: float, beside: Beside) -> RenderableType:
     recoveries = run.recoveries.recoveries()[-RECOVERIES:]
     if recoveries:
         parts += ["", _recoveries(recoveries, told.recoveries)]
-    parts += [Text(line, style="yellow") for line in leaving_of(told.nodes)]
+    parts += [_marked("!", line, style="yellow") for line in leaving_of(told.nodes)]
     loud = [*told.diverged, *([told.error] if told.error else [])]
-    parts += [Text(_marked("! ", text), style="red") for text in loud]
-    parts += [Text(_marked("note  ", note), style="dim") for note in told.notes[-3:]]
+    parts += [_marked("!", text, style="red") for text in loud]
+    parts += [_marked("note ", note, style="dim") for note in told.notes[-3:]]
     return Group(*parts)
 
 
-def _marked(mark: str, text: str) -> str:
-    """A text of one line or more, each of which shows whose it is."""
-    return textwrap.indent(text, mark, lambda _: True)
+def _marked(mark: str, text: str, *, style: str) -> Table:
+    """A text beside its mark: no line of it begins where lines of ours do, however narrow it is."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(Text(mark, style=style), Text(text, style=style))
+    return table
 
 
 def _facts(
@@ -187,7 +192,8 @@ def _time(rows: Sequence[SpentRow]) -> Iterator[str]:
 
 def _nodes(run: RunReducer, told: Status, *, is_past: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("NODE", "STATE THEN" if is_past else "STATE", "RANKS", "MEMORY"):
+    table.add_column("NODE", no_wrap=True, max_width=LONGEST_NAME)
+    for name in ("STATE THEN" if is_past else "STATE", "RANKS", "MEMORY"):
         table.add_column(name)
     taken = {row.node: format_bytes(row.taken_bytes) for row in memory(run).rows}
     for node in told.nodes:

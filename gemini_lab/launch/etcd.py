@@ -155,7 +155,7 @@ def _wait_for(member: Member, address: EtcdAddress, keeper: subprocess.Popen[byt
 
 
 def _trouble_of(keeper: subprocess.Popen[bytes], member: Member) -> str:
-    """What a member's keeper and program printed that is no log; how the keeper ended, if it did."""
+    """What a member's keeper and program printed beside a log, and how the keeper ended."""
     printed: list[str] = []
     for name in (KEEPER_LOG, LOG):
         with contextlib.suppress(OSError):

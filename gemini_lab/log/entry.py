@@ -105,7 +105,8 @@ def entry_of(record: Mapping[str, Any]) -> Entry:
     try:
         entry = msgspec.convert({**told, "event": said}, Entry)
     except ValueError as error:
-        raise EventError(f"event {record.get('kind', 'without a kind')!r}: {error}") from error
+        kind = record.get("kind", "without a kind")
+        raise EventError(f"event {kind!r}: {readable(str(error))}") from error
     _check_said(entry.event)
     return entry
 

@@ -46,8 +46,8 @@ _KNOWN_INPUTS: Final = (
     "attributes of modules), a random generator of the script's own, or how a machine computes"
 )
 _UNKNOWN_INPUTS: Final = (
-    "the log does not say with what these iterations began: the position in the data, the random "
-    "state, the learning rate, or state of the script's own"
+    "the position in the data, the random state, the learning rate or state of the script's own "
+    "is another one than before: the log does not say with what these iterations began"
 )
 _SMALL: Final = "; the difference is small, so it may also be kernels that are not deterministic"
 
