@@ -169,7 +169,7 @@ def pieces(lines: Sequence[bytes]) -> Iterator[Stretch | Sequence[bytes]]:
     calls, begin = 0, 0
     for place, line in enumerate(lines):
         try:
-            one = None if is_odd(line) else _LINE.decode(line)
+            one: Any = None if is_odd(line) else _LINE.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             one = None
         if type(one) is _CALLED:

@@ -15,23 +15,29 @@ SCRIPT = """
     import torch, torch.distributed
     import gemini_lab
 
-    torch.distributed.init_process_group("gloo")
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-    optimizer = torch.optim.Adam(model.parameters())
-    protected = gemini_lab.protect(model=model, optimizer=optimizer)
-    for step in protected.steps(3):
-        optimizer.zero_grad()
-        loss = model(torch.ones(2, 4)).square().mean()
-        loss.backward()
-        optimizer.step()
-    if int(os.environ["RANK"]) == 0:
+    def train():
+        torch.distributed.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        optimizer = torch.optim.Adam(model.parameters())
+        protected = gemini_lab.protect(model=model, optimizer=optimizer)
+        for step in protected.steps(3):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+
+    def tell(file):
         beside = sys.modules.get("beside")
         if beside is not None:
             with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
                 beside = pool.apply(beside.number)
-        told = {"path": sys.path, "environment": dict(os.environ), "beside": beside}
-        with open(sys.argv[1], "w") as file:
-            json.dump(told, file)
+        json.dump({"path": sys.path, "environment": dict(os.environ), "beside": beside}, file)
+
+    if __name__ == "__main__":
+        train()
+        if int(os.environ["RANK"]) == 0:
+            with open(sys.argv[1], "w") as file:
+                tell(file)
 """
 NAMES = ("secrets", "token", "queue", "platform", "random", "types", "logging", "torch", "enum")
 PROXY = "http://127.0.0.1:9"
@@ -116,8 +122,7 @@ def test_a_user_without_home_name_terminal_or_letters_can_train(tmp_path, script
     environment = {name: os.environ[name] for name in BARE if name in os.environ}
     environment |= {"LC_ALL": "C", "LANG": "C", "PYTHONIOENCODING": "ascii", "TMPDIR": ""}
     environment |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    told = trained(script(dedent(SCRIPT)), tmp_path, environment, *before, cwd=tmp_path)[
-        "environment"
-    ]
+    file = script(dedent(SCRIPT))
+    told = trained(file, tmp_path, environment, *before, cwd=tmp_path)["environment"]
     assert {"HOME", "USER", "TERM"}.isdisjoint(told)
     assert not [name for name in told if name.startswith("GEMINI_LAB_HOME")]
