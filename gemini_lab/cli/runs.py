@@ -85,7 +85,7 @@ def same_run(options: argparse.Namespace) -> str:
 def list_command(arguments: Sequence[str]) -> int:
     """Name the runs under way: those of a store, or those whose folders are here."""
     options = parser_of("list", list_command.__doc__, run=False).parse_args(arguments)
-    rows = [("NAME", "PHASE", "RECOVERIES", "NODES", "FOLDER")]
+    rows: list[tuple[str, ...]] = [("NAME", "PHASE", "RECOVERIES", "NODES", "FOLDER")]
     if options.etcd is not None:
         rows += [_row(lab) for lab in labs_in(EtcdAddress.parse(options.etcd))]
     else:
