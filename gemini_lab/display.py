@@ -7,6 +7,7 @@ group `gemini_lab.display`:
 - `picture`: called with a value, it gives a `Picture`, or raises `TypeError` where it has none.
 """
 
+import re
 import sys
 from html import escape
 from importlib.metadata import entry_points
@@ -17,6 +18,50 @@ from gemini_lab.errors import ConfigError, in_lines
 GROUP: Final = "gemini_lab.display"
 NO_FORMULAS: Final = "mathjax_ignore tex2jax_ignore"
 """The class of HTML in which two dollar signs are dollars: of MathJax 3 and of MathJax 2."""
+COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[mK]")
+"""What colours a terminal's text, or empties the rest of its line."""
+_NO_LETTER: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # C0, with ESC and line ends; DEL; C1
+    "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # order, no width
+    "\ud800-\udfff\U000e0000-\U000e007f]"  # bytes that were no text; tags
+)
+
+
+def readable(text: str, *, has_lines: bool = False) -> str:
+    r"""Return a text from a log, a script or another machine as letters and nothing else.
+
+    A terminal would obey what is no letter: set its title, empty the screen, fill the clipboard,
+    read from right to left, or begin a line that somebody else seems to have written. Such
+    characters are shown as Python writes them, such as `\x1b`. Colours go, tabs become spaces.
+
+    Args:
+        text: Where it comes from does not matter; a second time changes nothing.
+        has_lines: Whether line ends stay, because whoever prints it marks each line.
+    """
+    if text.isprintable():
+        return text
+    text = COLOUR.sub("", text).expandtabs(4)
+    if has_lines:
+        return "\n".join(_NO_LETTER.sub(_escaped, line) for line in text.split("\n"))
+    return _NO_LETTER.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
+
+
+def tell(text: str) -> None:
+    """Print text of one line or more, whoever its words come from."""
+    print(readable(text, has_lines=True), flush=True)  # noqa: T201 - for who asked
+
+
+def complain(text: str) -> None:
+    """Print what stands against a command; a line below the first shows that it belongs to it."""
+    head, *below = readable(text, has_lines=True).split("\n")
+    if sys.stderr.isatty():  # which would break a line within a word
+        head = in_lines(head)
+    lines = [head, *(line if line[:1] in {"", " "} else f"  {line}" for line in below)]
+    print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 - for who asked
 
 
 class Picture(Protocol):
@@ -95,7 +140,7 @@ class Said:
 def say(words: str) -> None:
     """Show words below the cell, or print them where there is none."""
     if not show_below_cell(Said(words)):
-        print(Said(words) if sys.stdout.isatty() else words)  # noqa: T201 - for who asked
+        tell(repr(Said(words)) if sys.stdout.isatty() else words)
 
 
 def _shell() -> Any:

@@ -59,6 +59,10 @@ class Job:
         object.__setattr__(self, "env", {name: _word(value) for name, value in self.env.items()})
         object.__setattr__(self, "cwd", str(self.cwd))
         hash_seed_in(self.env)
+        for what in ("script", "name", "cwd"):
+            require_text(f"{what}=", getattr(self, what))
+        for word in (*self.args, *self.env, *self.env.values()):
+            require_text("an argument or a variable of the script,", word)
 
     def check(self) -> None:
         """Refuse a job that cannot start.
@@ -94,6 +98,20 @@ class Job:
     def word(self) -> str:
         """The title in a few characters that every folder, store and shell takes as they are."""
         return re.sub(r"[^\w.-]+", "-", self.title, flags=re.ASCII)[:LONGEST_WORD].strip("-.")
+
+
+def require_text(what: str, said: str) -> None:
+    """Refuse a name that messages and logs cannot say, because its bytes are no UTF-8.
+
+    Raises:
+        ConfigError: It is such a name, as this Python reads it.
+    """
+    if any("\ud800" <= letter <= "\udfff" for letter in said):
+        reads = sys.getfilesystemencoding()
+        way_out = (
+            "rename it" if reads == "utf-8" else f"set PYTHONUTF8=1 (this Python reads {reads})"
+        )
+        raise ConfigError(f"{what} {said!a} is no text in UTF-8; {way_out}")
 
 
 def job_of(job: object) -> Job:
@@ -142,6 +160,15 @@ def find_module(name: str, *, cwd: str) -> ModuleSpec | None:
     if spec is None or spec.submodule_search_locations is None:
         return spec
     return PathFinder.find_spec("__main__", list(spec.submodule_search_locations))
+
+
+def python_command(module: str, *words: object) -> list[str]:
+    """Return the command that runs a module whatever files lie in the working folder.
+
+    Without `-P` a user's `secrets.py` there would take the place of Python's own. A worker adds the
+    script's folder for the script alone; `PYTHONSAFEPATH` would reach what the script starts, too.
+    """
+    return [sys.executable, "-Pm", module, *map(str, words)]
 
 
 def _word(argument: object) -> str:

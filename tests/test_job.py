@@ -1,6 +1,7 @@
 """What is to run, and what is refused before anything starts for it."""
 
 import os
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from gemini_lab import Job
 from gemini_lab.errors import ConfigError
-from gemini_lab.job import hash_seed_in
+from gemini_lab.job import hash_seed_in, python_command
 
 
 @pytest.mark.parametrize(
@@ -104,3 +105,34 @@ def test_a_hash_seed_is_what_a_person_chose_if_one_did():
     chosen = {"0": 0, "7": 7, "4294967295": 4294967295, "random": None, "": None}
     assert {said: hash_seed_in({"PYTHONHASHSEED": said}) for said in chosen} == chosen
     assert hash_seed_in({}) is None
+
+
+def test_a_file_in_the_working_folder_takes_no_modules_place(tmp_path):
+    for name in ("secrets", "token", "queue", "platform", "random", "types"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user')")
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json/__init__.py").write_text("raise SystemExit('a folder of the user')")
+    done = subprocess.run(
+        python_command("json.tool", "--compact"),
+        cwd=tmp_path,
+        input="[1, 2]",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("[1,2]\n", "")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"script": "tr\udcc3in.py"},
+        {"script": "train.py", "args": ["--name", "\udcff"]},
+        {"script": "train.py", "cwd": "/w\udcfc"},
+        {"script": "train.py", "env": {"NAME": "\udcff"}},
+    ],
+    ids=str,
+)
+def test_a_name_that_no_message_can_say_is_refused_with_the_way_out(said):
+    with pytest.raises(ConfigError, match=r"udc.* is no text in UTF-8; (rename it|.*PYTHONUTF8=1)"):
+        Job(**said)

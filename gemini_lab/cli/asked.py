@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import finder_of, parser_of, same_run
 from gemini_lab.cli.seconds import seconds
+from gemini_lab.display import tell
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.log.entry import Entry
@@ -70,13 +71,13 @@ def ask(
         run.catch_up()
         forget = run.watch(heard.put)
         try:
-            say(question(run))
+            tell(question(run))
             with interrupt_says(lambda: f"{run.name} still does what it was asked for"):
                 ended = follow(run, heard.get, awaited, wait_s=options.wait)
         finally:
             forget()
     if ended == Exit.LATE:
-        say(f"look again with: gemini-lab status {same_run(options)}")
+        tell(f"look again with: gemini-lab status {same_run(options)}")
     return ended
 
 
@@ -97,10 +98,5 @@ def follow(run: AttachedRun, get: Get, awaited: Awaited, *, wait_s: float) -> Ex
         ended = awaited.hear(event)
         if ended is not None:
             return ended
-    say(awaited.late(run.name, wait_s))
+    tell(awaited.late(run.name, wait_s))
     return Exit.LATE
-
-
-def say(text: str) -> None:
-    """Tell who waits."""
-    print(text, flush=True)  # noqa: T201

@@ -8,6 +8,7 @@ from typing import Final
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.seconds import seconds
+from gemini_lab.display import complain, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.campaign import Plan, campaign, load_now
 from gemini_lab.experiments.chaos.faults import Schedule
@@ -120,7 +121,7 @@ def command(arguments: list[str]) -> int:
     """Run a campaign, or one schedule again."""
     options = parser().parse_args(arguments)
     if options.table:
-        print(summed([Result.read(path) for path in options.table]))  # noqa: T201
+        tell(summed([Result.read(path) for path in options.table]))
         return Exit.FINISHED
     if not sys.platform.startswith("linux"):
         raise ConfigError("a campaign finds processes through /proc, so it needs Linux")
@@ -131,10 +132,10 @@ def command(arguments: list[str]) -> int:
         check([fault.kind for fault in replayed[0].faults], without=lacking())
     elif not options.kinds:
         for reason in possible(USUAL, without=lacking())[1]:
-            print(f"left out: {reason}")  # noqa: T201
+            tell(f"left out: {reason}")
     result = campaign(plan, schedules=replayed, record=options.json)
-    print(f"\n{result}")  # noqa: T201
-    print(  # noqa: T201
+    tell(f"\n{result}")
+    tell(
         f"on {result.machine['system']}, {result.machine['cores']} cores, load "
         f"{result.machine['load_1_min']:.1f} before and {load_now():.1f} after"
         + (f", {plan.load} processes that kept it busy" if plan.load else "")
@@ -142,10 +143,10 @@ def command(arguments: list[str]) -> int:
     )
     if options.json:
         result.write(options.json)
-        print(f"written to {options.json}")  # noqa: T201
+        tell(f"written to {options.json}")
     if result.failures:
         return Exit.FAILED
     if result.was_interrupted:
-        print("gemini-lab chaos: interrupted: of what was left nothing is known", file=sys.stderr)  # noqa: T201
+        complain("gemini-lab chaos: interrupted: of what was left nothing is known")
         return Exit.INTERRUPTED
     return Exit.FINISHED

@@ -55,9 +55,9 @@ def command(arguments: list[str]) -> int:
             lab, job, iterations=options.iterations, limit_s=options.limit, tell=tell
         )
     if options.json:
-        print(json.dumps(checked.to_json(), indent=2))  # noqa: T201
+        tell(json.dumps(checked.to_json(), indent=2))
     else:
-        print("\n".join(["", *render(checked)]))  # noqa: T201
+        tell("\n".join(["", *render(checked)]))
     return 0 if checked.verdict == "bit-identical" else 1
 
 

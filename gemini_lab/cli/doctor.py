@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from gemini_lab.display import tell
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.etcd import find_etcd
-from gemini_lab.launch.mpi import find_mpiexec
+from gemini_lab.launch.mpi import find_mpiexec, mpi_environment
 from gemini_lab.log.file import RUNS_FOLDER
 from gemini_lab.memory.free import free_memory
 from gemini_lab.units import GIB, format_bytes
@@ -314,7 +315,15 @@ def slurm(environment: Mapping[str, str] = os.environ) -> Finding:
 def first_line(command: Sequence[str]) -> str | None:
     """The first line that a program prints, None if it does not run."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=True)
+        done = subprocess.run(
+            command,
+            env=mpi_environment(),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PROBE_S,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     lines = done.stdout.strip().splitlines()
@@ -327,7 +336,15 @@ def _ulfm(mpiexec: str) -> str:
     if not info.exists():
         return "ULFM unknown"
     try:
-        done = subprocess.run([info], capture_output=True, text=True, timeout=PROBE_S, check=False)
+        done = subprocess.run(
+            [info],
+            env=mpi_environment(),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PROBE_S,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError):
         return "ULFM unknown"
     return ulfm_in(done.stdout)
@@ -385,7 +402,7 @@ def command(arguments: Sequence[str]) -> int:
     can_run = all(finding.state != "missing" for finding in findings)
     if options.json:
         record = {"can_run": can_run, "findings": [asdict(finding) for finding in findings]}
-        print(json.dumps(record, indent=2))  # noqa: T201
+        tell(json.dumps(record, indent=2))
     else:
-        print(render(findings))  # noqa: T201
+        tell(render(findings))
     return 0 if can_run else 1

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gemini_lab.cli.asked import ask, parser_of_asking, say
+from gemini_lab.cli.asked import ask, parser_of_asking
 from gemini_lab.cli.exits import Exit
+from gemini_lab.display import tell
 from gemini_lab.log.events import (
     AnyEvent,
     DrainWaiting,
@@ -43,22 +44,24 @@ class Leaving:
         """Say how the move goes."""
         match event:
             case DrainWaiting(name=self.node, reason=reason, is_given_up=is_given_up):
-                say(f"{self.node} trains on: {reason}")
+                tell(f"{self.node} trains on: {reason}")
                 return Exit.AGAIN if is_given_up else None
             case RecoveryFinished(lost_iterations=again):
                 took = f"after {event.duration_s:.1f} s, {again} iterations done again"
-                say(f"training goes on {took}")
+                tell(f"training goes on {took}")
             case NodeDrained(name=self.node):
-                say(f"{self.node} has no ranks any more: its machine may be taken")
+                tell(f"{self.node} has no ranks any more: its machine may be taken")
                 return Exit.FINISHED
             case NodeLost(name=self.node):
-                say(f"{self.node} was lost before its ranks could move; the run recovers by itself")
+                tell(
+                    f"{self.node} was lost before its ranks could move; the run recovers by itself"
+                )
                 return Exit.AGAIN
         return None
 
     def at_end(self, name: str) -> Exit:
         """Where no run is, no node has ranks."""
-        say(f"{name} is over: {self.node} has no ranks any more")
+        tell(f"{name} is over: {self.node} has no ranks any more")
         return Exit.FINISHED
 
     def late(self, _name: str, wait_s: float) -> str:

@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.cli.hangup import on_hangup, silent_without_terminal
+from gemini_lab.display import complain
 from gemini_lab.errors import RunFailedError
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.notice import save_within
@@ -27,7 +28,7 @@ def follow(run: Run, notice_s: float) -> Exit:
                 show_progress(run, show_output=True)
             run.wait()
         except RunFailedError as error:
-            print(f"gemini-lab run: {error}", file=sys.stderr)  # noqa: T201
+            complain(f"gemini-lab run: {error}")
             return EXIT_OF[run.cause or "machines"]
         except NoticeGiven as notice:
             return end_at(notice, run, notice_s)

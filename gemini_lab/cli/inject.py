@@ -6,6 +6,7 @@ from typing import Final, get_args
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import RUN_HELP, add_finding, finder_of
+from gemini_lab.display import tell
 from gemini_lab.injector.failures import FAILURES, Failure, Where, read_failure
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.report.columns import columns
@@ -76,5 +77,5 @@ def command(arguments: Sequence[str]) -> int:
                 once=options.once,
             )
         )
-    print(said)  # noqa: T201
+    tell(said)
     return Exit.FINISHED

@@ -1,6 +1,7 @@
 """The `gemini-lab` command: one table of sub-commands, each in the module that owns its work."""
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -13,7 +14,8 @@ from typing import Final, NoReturn
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.hangup import on_hangup
 from gemini_lab.cli.system_errors import exit_of, said_of
-from gemini_lab.errors import GeminiError, in_lines
+from gemini_lab.display import complain
+from gemini_lab.errors import GeminiError
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "quickstart": (
@@ -97,6 +99,9 @@ def main(arguments: list[str] | None = None) -> int:
         return Exit.REFUSED
     module, _, function = COMMANDS[name][0].partition(":")
     signal.signal(signal.SIGTERM, _terminated)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # of a locale that has not all letters
+            stream.reconfigure(errors="backslashreplace")
     on_hangup(_terminated)
     try:
         with interrupted_once():
@@ -116,13 +121,6 @@ def main(arguments: list[str] | None = None) -> int:
         complain(f"gemini-lab {name}: {str(told) or 'interrupted'}")
         return Exit.INTERRUPTED
     return code
-
-
-def complain(text: str) -> None:
-    """Print what stands against a command; a terminal would break its lines within a word."""
-    if sys.stderr.isatty():
-        text = "\n".join(map(in_lines, text.splitlines()))
-    print(text, file=sys.stderr)  # noqa: T201
 
 
 def _forget_unwritten() -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import finder_of, parser_of
+from gemini_lab.display import tell
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.metrics import LOOPBACK, serve_metrics, text_of
 from gemini_lab.lab.sinks import HOW, sender
@@ -38,7 +39,7 @@ def command(arguments: Sequence[str]) -> int:
     told_no_more = f"{finder.name}'s metrics are no longer told; that changes nothing for the run"
     with interrupt_says(lambda: told_no_more), watched(finder) as run:
         if asked.once:
-            print(text_of(run), end="")  # noqa: T201
+            tell(text_of(run).rstrip("\n"))
             return Exit.FINISHED
         if asked.to:
             with sender(run, finder.name, asked.to) as sending:
@@ -46,6 +47,6 @@ def command(arguments: Sequence[str]) -> int:
             return Exit.FAILED if sending.failing else Exit.FINISHED
         with serve_metrics(run, port=asked.port, address=asked.address) as port:
             where = f"http://{asked.address}:{port}/metrics"
-            print(f"metrics of {finder.name} are at {where}; Ctrl-C ends this", flush=True)  # noqa: T201
+            tell(f"metrics of {finder.name} are at {where}; Ctrl-C ends this")
             while True:
                 time.sleep(LOOK_S)

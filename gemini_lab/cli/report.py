@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from gemini_lab.display import complain, readable, tell
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.entry import Entry, EventError
 from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER, find_log, read_log
@@ -46,19 +47,23 @@ def command(arguments: Sequence[str]) -> int:
     if options.html is not None:
         save_log(log, options.html, window=options.window)
     if options.json:
-        print(json.dumps(report.to_json(), indent=2))  # noqa: T201
+        tell(json.dumps(report.to_json(), indent=2))
     else:
         ink = ink_for(sys.stdout.encoding)
-        parts = [render(report, ink=ink), render_spent(spent(run), ink=ink), f"log: {log}"]
-        print("\n\n".join(parts))  # noqa: T201
+        parts = [
+            render(report, ink=ink),
+            render_spent(spent(run), ink=ink),
+            f"log: {readable(str(log))}",
+        ]
+        tell("\n\n".join(parts))
     if options.predict is not None:
         known = RunReducer.load(learned, keep=FOR_REPORT) if learned is not None else None
         predicted = predict(run, learned=known)
-        print("\n".join(["", "Simulated beside measured", *lines(predicted)]))  # noqa: T201
+        tell("\n".join(["", "Simulated beside measured", *lines(predicted)]))
     if beside is None:
         return 0
     comparison = report.losses_match(load_report(beside))
-    print(f"losses beside {options.compare}: {comparison}", file=sys.stderr)  # noqa: T201
+    complain(f"losses beside {options.compare}: {comparison}")
     return 0 if comparison else 1
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from gemini_lab.cli.asked import ask, parser_of_asking, say
+from gemini_lab.cli.asked import ask, parser_of_asking
 from gemini_lab.cli.exits import Exit
+from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.log.events import (
@@ -47,7 +48,7 @@ class Size:
         """Ask for it; says what the run answers."""
         self._now = len(run.members)
         if self._now == self._nodes:
-            say(f"{run.name} has {self._nodes} nodes")
+            tell(f"{run.name} has {self._nodes} nodes")
         return run.resize(self._nodes)
 
     def hear(self, event: AnyEvent) -> Exit | None:
@@ -60,16 +61,16 @@ class Size:
             case ResizeWanted(nodes=self._nodes) if self._now == self._nodes:
                 return Exit.FINISHED
             case ResizeWaiting(nodes=self._nodes, reason=reason):
-                say(f"it trains on with {self._now} nodes: {reason}")
+                tell(f"it trains on with {self._now} nodes: {reason}")
             case ResizeRefused(nodes=self._nodes, reason=reason):
                 raise ConfigError(f"it cannot have {self._nodes} nodes: {reason}")
             case ResizeRefused(nodes=nodes, reason=reason):  # as many as there were so far
-                say(f"not with {nodes} nodes on the way, it goes back: {reason}")
+                tell(f"not with {nodes} nodes on the way, it goes back: {reason}")
             case RecoveryFinished(lost_iterations=again):
                 took = f"after {event.duration_s:.1f} s, {again} iterations done again"
-                say(f"training goes on {took}")
+                tell(f"training goes on {took}")
             case Resized():
-                say(f"{event}")
+                tell(f"{event}")
                 self._now = event.nodes
                 return Exit.FINISHED if self._now == self._nodes else None
         return None

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from gemini_lab.cli.asked import ask, parser_of_asking, say
+from gemini_lab.cli.asked import ask, parser_of_asking
 from gemini_lab.cli.exits import Exit
+from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.events import AnyEvent, Note, RewindFailed, Rewound
 from gemini_lab.recovery.rewinds import CANNOT_GO_BACK
@@ -32,12 +33,12 @@ class GoingBack:
         """Say that it went, or why it could not."""
         match event:
             case Rewound(cause="person"):
-                say(f"{event}, after {event.duration_s:.3f} s")
+                tell(f"{event}, after {event.duration_s:.3f} s")
                 return Exit.FINISHED
             case RewindFailed(cause="person", reason=reason):
                 raise ConfigError(reason)
             case Note(text=text) if text == CANNOT_GO_BACK:
-                say(text)
+                tell(text)
                 return Exit.AGAIN
         return None
 

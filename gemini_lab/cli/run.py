@@ -14,6 +14,7 @@ from gemini_lab.cli.dry_run import describe_decided, find_block, look_at_tier
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.following import follow
 from gemini_lab.cli.seconds import seconds
+from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
@@ -209,7 +210,7 @@ def launch(options: argparse.Namespace) -> int:
             **wanted.settings,
         )
         taken = "" if options.name in {None, run.name} else f" ({options.name} was there already)"
-        print(f"the run's folder is {run.folder}{taken}", flush=True)  # noqa: T201
+        tell(f"the run's folder is {run.folder}{taken}")
         with telling(run, options.metrics):
             return follow(run, options.notice)
 
@@ -249,7 +250,7 @@ def checked(options: argparse.Namespace, config: LabConfig) -> Submission:
 
 def say_starting(seats: Seats) -> None:
     """Say what the next seconds are for."""
-    print(f"starting {seats.in_words}", flush=True)  # noqa: T201
+    tell(f"starting {seats.in_words}")
 
 
 def lab_options(options: argparse.Namespace) -> LabOptions:
@@ -275,7 +276,7 @@ def dry_run(config: LabConfig, wanted: Submission) -> int:
     block = find_block(wanted.job)
     look_at_tier(wanted, block)
     for line in describe_decided(config, wanted, block):
-        print(line)  # noqa: T201
+        tell(line)
     return Exit.FINISHED
 
 
@@ -284,8 +285,8 @@ def detach(config: LabConfig, wanted: Submission) -> int:
     say_starting(config.seats)
     with interrupt_says(lambda: TOO_SOON):
         folder = start_detached(config, wanted)
-    print(f"the run's folder is {folder}")  # noqa: T201
-    print(f"follow it with: gemini-lab attach {folder}")  # noqa: T201
+    tell(f"the run's folder is {folder}")
+    tell(f"follow it with: gemini-lab attach {folder}")
     return Exit.FINISHED
 
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
-
 from gemini_lab.cli.exits import EXIT_OF, Exit
-from gemini_lab.cli.screen import Beside, screen
+from gemini_lab.cli.screen import Beside, console, screen
 from gemini_lab.cli.seconds import seconds
+from gemini_lab.display import complain, readable, tell
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
 from gemini_lab.lab.attached import AttachedRun
@@ -86,20 +85,20 @@ def same_run(options: argparse.Namespace) -> str:
 def list_command(arguments: Sequence[str]) -> int:
     """Name the runs under way: those of a store, or those whose folders are here."""
     options = parser_of("list", list_command.__doc__, run=False).parse_args(arguments)
-    rows = [("NAME", "PHASE", "RECOVERIES", "NODES", "FOLDER")]
+    rows: list[tuple[str, ...]] = [("NAME", "PHASE", "RECOVERIES", "NODES", "FOLDER")]
     if options.etcd is not None:
         rows += [_row(lab) for lab in labs_in(EtcdAddress.parse(options.etcd))]
     else:
         rows += [_row_of(log.parent) for log in sorted(options.folder.glob(f"*/{LOG_FILE}"))]
-    rows = [row for row in rows if any(row)]
+    rows = [tuple(map(readable, row)) for row in rows if any(row)]
     if len(rows) == 1:
         where = options.etcd or options.folder.absolute()
-        print(f"no run is under way in {where}")  # noqa: T201
+        tell(f"no run is under way in {where}")
         return 0
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())  # noqa: T201
+        tell("  ".join(cells).rstrip())
     return 0
 
 
@@ -151,16 +150,15 @@ def attach_command(arguments: Sequence[str]) -> int:
             show_progress(run, show_output=True)
             run.wait()
         except RunFailedError as error:
-            print(f"gemini-lab attach: {error}", file=sys.stderr)  # noqa: T201
+            complain(f"gemini-lab attach: {error}")
             return EXIT_OF[run.cause or "machines"]
         except KeyboardInterrupt:
-            print(  # noqa: T201
+            complain(
                 f"{run.name} goes on without this terminal; the same command follows it again, and "
-                "`gemini-lab stop` ends it",
-                file=sys.stderr,
+                "`gemini-lab stop` ends it"
             )
             return 0
-    print(f"{run.name} is over after iteration {run.iteration}")  # noqa: T201
+    tell(f"{run.name} is over after iteration {run.iteration}")
     return 0
 
 
@@ -172,8 +170,8 @@ def status_command(arguments: Sequence[str]) -> int:
         with watched(finder) as run:
             shown = run.ask(lambda told, now_s: screen(told, now_s, beside_of(finder, run)))
     except TimeoutError as error:
-        raise ConfigError(f"{error}; its owner may be being replaced, try again") from error
-    Console(soft_wrap=not sys.stdout.isatty()).print(shown)
+        raise ConfigError(f"{error}; try again, or read the log in its folder") from error
+    console(soft_wrap=not sys.stdout.isatty()).print(shown)
     return Exit.FINISHED
 
 
@@ -223,26 +221,26 @@ def stop_command(arguments: Sequence[str]) -> int:
     if options.notice is not None:
         _save(finder, options.notice)
     try:
-        print(AttachedRun(finder.name, finder.way, finder.folder).stop())  # noqa: T201
+        tell(AttachedRun(finder.name, finder.way, finder.folder).stop())
     except RunGoneError:
         raise
     except (ConfigError, StoreForgedError) as error:
         # Where the store is named, and not the run's folder, it may be somebody else's lab.
         if access is None or (isinstance(error, StoreForgedError) and finder.folder is None):
             raise
-        print(f"gemini-lab stop: {error}; its keys are taken away", file=sys.stderr)  # noqa: T201
+        complain(f"gemini-lab stop: {error}; its keys are taken away")
         end_by_force(access)
     if _ends_within(finder, options.wait):
-        print(f"{finder.name} has ended")  # noqa: T201
+        tell(f"{finder.name} has ended")
         return 0
     if access is None:
-        print(  # noqa: T201
+        tell(
             f"{finder.name} has not ended within {options.wait:.0f} s (--wait); it was told to.\n"
             f"look again with: gemini-lab status {same_run(options)}"
         )
         return Exit.LATE
     end_by_force(access)
-    print(f"{finder.name} did not end by itself; its keys were taken away, which ends its agents")  # noqa: T201
+    tell(f"{finder.name} did not end by itself; its keys were taken away, which ends its agents")
     return 0
 
 
@@ -266,6 +264,6 @@ def _save(finder: Finder, notice_s: float) -> None:
     with AttachedRun(finder.name, finder.way, finder.folder) as run:
         saved = save_within(run.catch_up(), notice_s)
     if saved.version is None:
-        print(f"no version was saved: {saved.reason}", file=sys.stderr)  # noqa: T201
+        complain(f"no version was saved: {saved.reason}")
     else:
-        print(f"version {saved.version} is whole in {saved.url}")  # noqa: T201
+        tell(f"version {saved.version} is whole in {saved.url}")

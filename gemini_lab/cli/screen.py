@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gemini_lab.display import readable
 from gemini_lab.report.recovery import Recovery
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.course import ENDED
@@ -22,6 +23,8 @@ RECENT: Final = 64
 """Newest iterations whose median is the pace."""
 RECOVERIES: Final = 4
 PARTS_SHOWN: Final = 5
+LONGEST_NAME: Final = 40
+"""Characters of a node's name; of a longer one the end would begin a line of its own."""
 SILENT_S: Final = 15.0
 """A log without an owner that has told nothing for so long tells of the past."""
 VALUES_SHOWN: Final = 4
@@ -37,6 +40,11 @@ COLOURS: Final = {
     "lost": "red",
 }
 """Of phases and of nodes' states; what is on its way is yellow."""
+
+
+def console(*, soft_wrap: bool = False) -> Console:
+    """Return a console for which `[red]` and `:smile:` in a run's names are letters."""
+    return Console(markup=False, emoji=False, soft_wrap=soft_wrap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +85,20 @@ def screen(run: RunReducer, now_s: float, beside: Beside) -> RenderableType:
     recoveries = run.recoveries.recoveries()[-RECOVERIES:]
     if recoveries:
         parts += ["", _recoveries(recoveries, told.recoveries)]
-    parts += [Text(line, style="yellow") for line in leaving_of(told.nodes)]
+    parts += [_marked("!", line, style="yellow") for line in leaving_of(told.nodes)]
     loud = [*told.diverged, *([told.error] if told.error else [])]
-    parts += [Text(f"! {line}", style="red") for line in loud]
-    parts += [Text(f"note  {note}", style="dim") for note in told.notes[-3:]]
+    parts += [_marked("!", text, style="red") for text in loud]
+    parts += [_marked("note ", note, style="dim") for note in told.notes[-3:]]
     return Group(*parts)
+
+
+def _marked(mark: str, text: str, *, style: str) -> Table:
+    """A text beside its mark: no line of it begins where lines of ours do, however narrow it is."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(Text(mark, style=style), Text(text, style=style))
+    return table
 
 
 def _facts(
@@ -99,7 +116,7 @@ def _facts(
     table.add_row("persistent", _persistent(run, told, now_s))
     table.add_row("time", ", ".join(_time(spent(run, now_s=now_s).rows)))
     for name, text in beside.items():
-        table.add_row(name, Text(text))
+        table.add_row(name, Text(readable(text)))
     return table
 
 
@@ -175,7 +192,8 @@ def _time(rows: Sequence[SpentRow]) -> Iterator[str]:
 
 def _nodes(run: RunReducer, told: Status, *, is_past: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("NODE", "STATE THEN" if is_past else "STATE", "RANKS", "MEMORY"):
+    table.add_column("NODE", no_wrap=True, max_width=LONGEST_NAME)
+    for name in ("STATE THEN" if is_past else "STATE", "RANKS", "MEMORY"):
         table.add_column(name)
     taken = {row.node: format_bytes(row.taken_bytes) for row in memory(run).rows}
     for node in told.nodes:

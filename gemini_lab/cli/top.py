@@ -10,7 +10,7 @@ from rich.live import Live
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import beside_of, finder_of, parser_of
-from gemini_lab.cli.screen import screen
+from gemini_lab.cli.screen import console, screen
 from gemini_lab.cli.seconds import seconds
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.watched import watched
@@ -40,9 +40,9 @@ def command(arguments: Sequence[str]) -> int:
         def draw(told: RunReducer, now_s: float) -> RenderableType:
             return screen(told, now_s, beside_of(finder, run))
 
-        console = Console()
+        shown_on = console()
         is_over = run.ask(_is_over)
-        with _shown(console, run.ask(draw)) as show:
+        with _shown(shown_on, run.ask(draw)) as show:
             while not is_over:
                 time.sleep(asked.every)
                 is_over = run.ask(_is_over)
@@ -55,16 +55,16 @@ def _is_over(run: RunReducer, _now_s: float) -> bool:
 
 
 @contextmanager
-def _shown(console: Console, first: RenderableType) -> Iterator[Callable[[RenderableType], None]]:
+def _shown(on: Console, first: RenderableType) -> Iterator[Callable[[RenderableType], None]]:
     """Gives what shows the next screen in the place of the last one; in a pipe, below it."""
-    if not console.is_terminal:
+    if not on.is_terminal:
 
         def below(screen: RenderableType) -> None:
-            console.print(screen)
-            console.file.flush()  # whoever reads a pipe is not to wait for a full buffer
+            on.print(screen)
+            on.file.flush()  # whoever reads a pipe is not to wait for a full buffer
 
         below(first)
         yield below
         return
-    with Live(first, console=console, auto_refresh=False) as live:
+    with Live(first, console=on, auto_refresh=False) as live:
         yield lambda screen: live.update(screen, refresh=True)

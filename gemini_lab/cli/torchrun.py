@@ -8,10 +8,10 @@ ranks a standby takes. So what has a meaning here is taken over, and what has no
 
 import argparse
 import os
-import sys
 from typing import Final
 
 from gemini_lab.cli import run
+from gemini_lab.display import complain
 from gemini_lab.errors import ConfigError
 
 _TAKEN: Final = {
@@ -55,7 +55,7 @@ def command(arguments: list[str]) -> int:
     if ignored := without_meaning(asked, given):
         remarks.append(f"without a meaning here, and not looked at: {', '.join(ignored)}")
     for remark in remarks:
-        print(f"gemini-lab torchrun: {remark}", file=sys.stderr)  # noqa: T201
+        complain(f"gemini-lab torchrun: {remark}")
     return run.launch(options)
 
 

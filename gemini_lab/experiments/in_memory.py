@@ -17,6 +17,8 @@ from typing import Final
 
 import psutil
 
+from gemini_lab.job import python_command
+
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where memory files are on Linux
 _DLROVER_SOCKETS: Final = Path("/tmp/ckpt_sock")  # noqa: S108 - where DLRover puts them
 END_S: Final = 30.0
@@ -34,7 +36,7 @@ def folder_in_memory(prefix: str) -> Iterator[Path]:
     below = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=below))
     guard = subprocess.Popen(
-        [sys.executable, "-m", "gemini_lab.experiments.in_memory", str(folder)],
+        python_command("gemini_lab.experiments.in_memory", folder),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # a bench's, which may be waited for until all have closed it
         start_new_session=True,

@@ -12,13 +12,13 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.experiments.namespaces import NodeNetwork
-from gemini_lab.job import Job
+from gemini_lab.job import Job, python_command
 from gemini_lab.profiler.observe import ITERATIONS, SKIP
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.profiler.show import report
 from gemini_lab.units import format_bytes, parse_bandwidth
 
-_TORCHRUN: Final = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+_TORCHRUN: Final = (*python_command("torch.distributed.run"), "--standalone")
 
 
 def command(arguments: list[str]) -> int:
@@ -86,21 +86,21 @@ def profile_script(
         raise ConfigError("a link is either paced or shaped by the kernel; ask for one of them")
     with tempfile.TemporaryDirectory(prefix="gemini-lab-profile-") as folder:
         made = Path(folder) / "profile.json"
-        runner = ["-m", "gemini_lab.experiments.profile_runner", f"--output={made}"]
+        runner = python_command("gemini_lab.experiments.profile_runner", f"--output={made}")
         runner += [f"--iterations={iterations}", f"--skip={skip}"]
         if link_bytes_per_s is not None:
             runner.append(f"--link-bytes-per-s={link_bytes_per_s}")
         job = [str(script), *args]
         if kernel_link_bytes_per_s is None:
             own = [f"--log-dir={folder}", f"--nproc-per-node={nproc}"]
-            command = [*_TORCHRUN, *own, *runner, *job]
+            command = [*_TORCHRUN, *own, "--no-python", *runner, *job]
             code = _run([command], [{}], quiet=quiet)
         else:
             rate = f"{format_bytes(kernel_link_bytes_per_s)}/s"
             runner.append(f"--condition=each rank on a link that the kernel shapes to {rate}")
             with NodeNetwork(nproc, bytes_per_s=kernel_link_bytes_per_s) as network:
                 code = _run(
-                    [network.command(n, [sys.executable, *runner, *job]) for n in range(nproc)],
+                    [network.command(n, [*runner, *job]) for n in range(nproc)],
                     [_member(network, node, nproc) for node in range(nproc)],
                     quiet=quiet,
                 )

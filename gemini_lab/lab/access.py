@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.display import readable
 from gemini_lab.errors import GeminiError
 from gemini_lab.lab.control import OwnerAwayError, RunGoneError, Way, way_in
 from gemini_lab.launch.certificate import Authority
@@ -117,7 +118,7 @@ class Finder:
         """
         if store is None:
             folder = find_run(run, below=below)
-            return cls(name=folder.absolute().name, folder=folder)
+            return cls(name=readable(folder.absolute().name), folder=folder)
         check_name(run)
         etcd = EtcdAddress.parse(store)
         return cls(name=run, access=Access(name=run, etcd=etcd, token=find_token(token_file)))

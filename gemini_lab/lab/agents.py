@@ -254,8 +254,9 @@ class AgentCluster:
                 await self._connections.open(agent.name, agent.address)
             except (OSError, EOFError, TimeoutError) as error:
                 raise LaunchError(
-                    f"{agent.name} listens on {agent.address}, which this machine does not "
-                    f"reach ({error or 'no answer'}); check the network and firewalls"
+                    f"{agent.name} has said that it listens on {agent.address}, and connecting "
+                    f"to it from this machine ends with: {str(error) or type(error).__name__}; its "
+                    f"own log is agents/{agent.name}.log in the lab's folder"
                 ) from error
 
     async def _meet(self, addresses: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypedDict
 
 from gemini_lab.errors import ConfigError, kind_of
+from gemini_lab.job import require_text
 from gemini_lab.launch.join import NO_TOKEN, WAIT_S, check_name, find_token
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.provider import Provider
@@ -165,10 +166,16 @@ def hosts_from(hosts: Sequence[str] | str | Path | None) -> Hosts:
     return Hosts.read(hosts)
 
 
+def _folder(said: str | Path) -> Path:
+    folder = Path(said).absolute()
+    require_text("folder=", str(folder))
+    return folder
+
+
 _READERS: Final[Mapping[str, Callable[[Any], object]]] = {
     "hosts": hosts_from,
     "etcd": EtcdAddress.parse,
-    "folder": lambda folder: Path(folder).absolute(),
+    "folder": _folder,
     "provider": lambda said: parse_provider(said) if isinstance(said, str) else said,
     "racks": lambda racks: tuple(map(str, racks)),
     "token": str,

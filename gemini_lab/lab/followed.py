@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, Self
 
+from gemini_lab.display import readable
 from gemini_lab.errors import RunFailedError
 from gemini_lab.lab.progress import Shown
 from gemini_lab.log import events
-from gemini_lab.log.entry import Entry
+from gemini_lab.log.entry import Entry, readable_entry
 from gemini_lab.log.events import FailureCause
 from gemini_lab.report.culprits import culprits
 from gemini_lab.report.output import last_lines
@@ -60,7 +61,7 @@ class FollowedRun:
     """
 
     def __init__(self, name: str, *, root: str | None = None) -> None:
-        self.name = name
+        self.name = readable(name)
         self.iteration = 0
         self.members: list[str] = []
         self.root = root
@@ -118,7 +119,8 @@ class FollowedRun:
             self._finish_showing()
         if self.failure is not None:
             how = "ended" if self.cause == "owner" else "failed"  # a person may end it
-            said = [f"{self.name} {how}: {self.failure}"]
+            why, *more = self.failure.splitlines() or [""]
+            said = [f"{self.name} {how}: {why}", *(f"  {line}" for line in more)]
             said += [f"  | {line}" for line in last_lines(self.course.output)]
             raise RunFailedError("\n".join([*said, *self._culprits()]))
         return self
@@ -161,6 +163,7 @@ class FollowedRun:
 
     def follow(self, entry: Entry) -> None:
         """Take in the log's next entry."""
+        entry = readable_entry(entry)
         for part in (self.course, self._nodes, self._reached):
             part.take(entry)
         self.root = self._nodes.root or self.root
@@ -187,8 +190,9 @@ class FollowedRun:
 
     def hear(self, rank: int, lines: list[str]) -> None:
         """Take in what a worker printed."""
+        shown = [readable(line) for line in lines]
         for listener in self._listeners:
-            listener(rank, lines)
+            listener(rank, shown)
 
     def _culprits(self) -> Iterator[str]:
         """Who ended in the last try, if that is why the run failed."""

@@ -1,8 +1,9 @@
 """What a command says that Ctrl-C has ended: what was ended, what is kept, how to go on."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from gemini_lab.display import complain
 
 
 @contextmanager
@@ -17,5 +18,5 @@ def interrupt_says(told: Callable[[], str], *, now: str = "") -> Iterator[None]:
         yield
     except KeyboardInterrupt as already:
         if now:
-            print(now, file=sys.stderr, flush=True)  # noqa: T201
+            complain(now)
         raise KeyboardInterrupt(str(already) or told()) from None

@@ -74,7 +74,9 @@ def _wait_for_run(store: SealedStore, start: OwnerStart) -> dict[str, str]:
             return items
         if items is not None and time.monotonic() > give_up_s:
             store.delete(LAB_KEY)
-            raise LaunchError(f"no run came within {START_S:.0f} s; its launcher must be gone")
+            raise LaunchError(
+                f"no run was in the store {START_S:.0f} s after this owner had come; start it again"
+            )
         time.sleep(LOOK_S)
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypedDict, Unpack
 
+from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
 
 GROUP: Final = "gemini_lab.pages"
@@ -90,7 +91,7 @@ def serve_log(newest: Callable[[], Path | None], **settings: Unpack[PageSettings
         LaunchError: The port is taken.
     """
     if "panel" not in sys.modules:
-        print("loading what draws the dashboard: some seconds, once", flush=True)  # noqa: T201
+        tell("loading what draws the dashboard: some seconds, once")
     dashboard: Dashboard = _offered("serve_log")(newest, **settings)
     return dashboard
 

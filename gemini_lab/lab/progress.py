@@ -264,5 +264,5 @@ def describe(entry: Entry) -> str | None:
         case events.Unprotected(rank=0):
             return "    the script never called gemini_lab.protect: it ran unprotected"
         case events.Note(text=text):
-            return f"    {text}"
+            return textwrap.indent(text, "    ", lambda _: True)
     return None

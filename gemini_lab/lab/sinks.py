@@ -5,7 +5,6 @@ that fails is told of once, and never harms the run.
 """
 
 import importlib.util
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 from urllib.parse import urlsplit
 
+from gemini_lab.display import complain
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.watched import Watched
 from gemini_lab.report.metrics import PREFIX, Snapshot
@@ -210,7 +210,7 @@ class Sender:
         except Exception as error:  # noqa: BLE001
             if where not in self.failing:
                 self.failing.add(where)
-                print(f"gemini-lab: metrics do not get to {where}: {error}", file=sys.stderr)  # noqa: T201
+                complain(f"gemini-lab: metrics do not get to {where}: {error}")
 
     def _send_all(self) -> None:
         for where, open_it in self._opens.items():

@@ -16,15 +16,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
 from gemini_lab.errors import LaunchError
-from gemini_lab.launch.mpi_order import take_order
+from gemini_lab.job import python_command
+from gemini_lab.launch.mpi_order import HOME_LENT, take_order
 from gemini_lab.node.config import (
     AgentConfig,
     AgentDown,
@@ -36,9 +37,11 @@ from gemini_lab.node.config import (
 from gemini_lab.node.held_folder import MPI_FILES, MPI_SHARED, HeldFolder
 from gemini_lab.node.machine import machine_identity
 from gemini_lab.node.processes import AGENT
+from gemini_lab.report.output import last_lines
 from gemini_lab.units import MIB
 
 READY_S: Final = 60.0
+END_S: Final = 5.0
 POLL_S: Final = 0.01
 MOST_BYTES: Final = 16 * MIB  # of a message: an order has some KiB for each rank
 MESSAGE_S: Final = 2 * READY_S  # for another rank to say something; its agent may take READY_S
@@ -52,11 +55,12 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         output: Any = log.open("ab")
+        begin = output.tell()
     except OSError:
-        output = subprocess.DEVNULL  # a node that does not see the lab's folder
+        output, begin = subprocess.DEVNULL, 0  # a node that does not see the lab's folder
     lab = [config.prefix, *([config.detached.identity] if config.detached else [])]
     agent = subprocess.Popen(
-        [sys.executable, "-m", AGENT, *lab],  # the lab, for whoever looks for its processes
+        python_command(AGENT, *lab),  # the lab, for whoever looks for its processes
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=output,
@@ -70,13 +74,36 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
     timer = threading.Timer(READY_S, agent.kill)
     timer.start()
     started_s = time.monotonic()
-    line = agent.stdout.readline()
+    up = _answer(agent.stdout)
     timer.cancel()
-    if not line:
-        is_late = time.monotonic() - started_s >= READY_S
-        end = f"was not ready within {READY_S:.0f} s" if is_late else "ended before it was ready"
-        return AgentDown(error=f"{config.name}'s agent {end}; see {log}")
-    return msgspec.json.decode(line, type=AgentUp)
+    if up is not None:
+        return up
+    is_late = time.monotonic() - started_s >= READY_S
+    if is_late:
+        end = f"was not ready within {READY_S:.0f} s"
+    else:
+        end = f"ended before it was ready (exit status {agent.wait(END_S)})"
+    return AgentDown(error=f"{config.name}'s agent {end}{_said_in(log, begin)}")
+
+
+def _answer(said: IO[bytes]) -> AgentUp | None:
+    """What an agent answers; libraries that greet on standard output do so before."""
+    for line in said:
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(line, type=AgentUp)
+    return None
+
+
+def _said_in(log: Path, begin: int) -> str:
+    """What stands in an agent's log from a place on: its last lines, and where more are."""
+    try:
+        with log.open("rb") as file:
+            file.seek(begin)
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"; its log {log} cannot be read ({error.strerror})"
+    said = "".join(f"\n  | {line}" for line in last_lines(lines))
+    return f"; it said last, in {log}:{said}" if said else f", and said nothing in {log}"
 
 
 def agent_environment(threads: int | None) -> dict[str, str]:
@@ -86,8 +113,11 @@ def agent_environment(threads: int | None) -> dict[str, str]:
         threads: For each worker's computations, unless the user has set OMP_NUM_THREADS.
     """
     foreign = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDRA_", "MPIR_", "SLURM_")
+    lent = {HOME_LENT, "HOME"} if HOME_LENT in os.environ else set()
     kept = {
-        k: v for k, v in os.environ.items() if not k.startswith(foreign) or k == "SLURM_CONF"
+        k: v
+        for k, v in os.environ.items()
+        if k not in lent and (not k.startswith(foreign) or k == "SLURM_CONF")
     }  # where Slurm is, for an owner that asks it for machines
     if threads is not None:
         kept.setdefault("OMP_NUM_THREADS", str(threads))

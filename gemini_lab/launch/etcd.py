@@ -7,20 +7,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd_keeper import Stay, start_keeper
-from gemini_lab.launch.etcd_server import Member
+from gemini_lab.launch.etcd_keeper import KEEPER_LOG, Stay, start_keeper
+from gemini_lab.launch.etcd_server import LOG, Member
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress, OwnCertificates
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.held_folder import hold
 from gemini_lab.node.own_stores import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
+from gemini_lab.report.output import last_lines
 from gemini_lab.units import format_bytes
 
 LOOPBACK: Final = "127.0.0.1"
@@ -138,12 +140,25 @@ def _wait_for(member: Member, address: EtcdAddress, keeper: subprocess.Popen[byt
     try:
         wait_until_ready(address, what, lambda: keeper.poll() is None and not member.trouble())
     except LaunchError as error:
-        if not (trouble := member.trouble()):
+        if not (trouble := member.trouble() or _trouble_of(keeper, member)):
             raise
         way_out = "mend that, or name a running one with --etcd host:port"
         if "no space" in trouble:
             way_out = f"free {format_bytes(DATA_BYTES)} there, or name another folder with TMPDIR"
         raise LaunchError(f"{what} did not start: {trouble}; {way_out}") from error
+
+
+def _trouble_of(keeper: subprocess.Popen[bytes], member: Member) -> str:
+    """What a member's keeper and program printed beside a log, and how the keeper ended."""
+    printed: list[str] = []
+    for name in (KEEPER_LOG, LOG):
+        with contextlib.suppress(OSError):
+            text = (Path(member.folder) / name).read_text(encoding="utf-8", errors="replace")
+            printed += [line for line in text.splitlines() if not line.startswith("{")]
+    code = keeper.poll()
+    ended = "" if code is None else f"the process that keeps it ended with exit status {code}"
+    said = "".join(f"\n  | {line}" for line in last_lines(printed))
+    return ended + (f"{ended and '; '}it printed:{said}\n" if said else "")
 
 
 def wait_until_ready(

@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 import psutil
 
+from gemini_lab.job import python_command
 from gemini_lab.launch.etcd_end import LabEnd
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.node.control_store import StoreUnavailableError
@@ -31,6 +32,8 @@ from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.own_stores import LAB
 from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
 
+KEEPER_LOG: Final = "keeper.log"
+"""What a keeper says that fails, in its member's folder."""
 LOOK_S: Final = 0.5
 HEALTH_S: Final = 3.0
 HUNG_S: Final = 30.0  # without an answer for so long, it is started again
@@ -58,16 +61,18 @@ def start_keeper(member: Member, prefix: str, held: int) -> subprocess.Popen[byt
         prefix: Of its lab's keys.
         held: The descriptor that holds the folder; it is the keeper's from here on.
     """
+    folder = Path(member.folder)
     try:
-        (Path(member.folder) / LAB).write_text(prefix, encoding="utf-8")
-        return subprocess.Popen(
-            [sys.executable, "-m", STORE_KEEPER, prefix, str(held), msgspec.json.encode(member)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # a launcher's, which others may wait for until it is closed
-            start_new_session=True,
-            pass_fds=[held],
-        )
+        (folder / LAB).write_text(prefix, encoding="utf-8")
+        with (folder / KEEPER_LOG).open("wb") as log:  # a launcher's stderr may be waited for
+            return subprocess.Popen(
+                python_command(STORE_KEEPER, prefix, held, msgspec.json.encode(member).decode()),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=[held],
+            )
     finally:
         os.close(held)
 

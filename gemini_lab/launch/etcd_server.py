@@ -98,7 +98,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         with (Path(self.folder) / LOG).open("ab") as log:
             return subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=held
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={name: text for name, text in os.environ.items() if not _leads_astray(name)},
+                pass_fds=held,
             )
 
     def bound_log(self) -> None:
@@ -133,3 +138,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         except (OSError, HTTPException):
             return False
         return True
+
+
+def _leads_astray(variable: str) -> bool:
+    """Return whether etcd would heed a user's variable: as a proxy, or as an option of its own."""
+    is_proxy = variable.lower() in {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy"}
+    return is_proxy or (variable.startswith("ETCD_") and variable != "ETCD_UNSUPPORTED_ARCH")

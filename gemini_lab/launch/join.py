@@ -10,7 +10,6 @@ import os
 import random
 import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.display import complain
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
 from gemini_lab.launch.provider import TOKEN_VARIABLE, Joined, Supply
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
@@ -106,7 +106,7 @@ def find_token(file: Path | None, environment: Mapping[str, str] = os.environ) -
 
 def say(text: str) -> None:
     """Tell whoever started this process."""
-    print(f"gemini-lab: {text}", file=sys.stderr, flush=True)  # noqa: T201
+    complain(f"gemini-lab: {text}")
 
 
 # -- the agent's side ------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Starting agents on this machine or on many, through `mpiexec`."""
 
 import os
+import pwd
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from gemini_lab.errors import ConfigError, LaunchError, MissingError
-from gemini_lab.launch.mpi_order import run_with_order
+from gemini_lab.job import python_command
+from gemini_lab.launch.mpi_order import HOME_LENT, run_with_order
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.config import (
     AgentConfig,
@@ -122,6 +123,8 @@ def mpi_environment(folder: str = "") -> dict[str, str]:
     environment = dict(os.environ)
     if folder:
         environment["PRTE_MCA_prte_local_tmpdir_base"] = folder
+    if "HOME" not in environment:
+        environment |= {"HOME": _home() or folder or "/", HOME_LENT: "1"}
     # "slot" is said though it is the default: without it all agents go to the first host.
     environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe")
     if "SLURM_JOB_ID" in environment:
@@ -133,12 +136,20 @@ def mpi_environment(folder: str = "") -> dict[str, str]:
     return environment
 
 
+def _home() -> str:
+    """The folder of this user, as the system knows it; empty where it does not know the user."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
+
+
 def mpi_command(program: str, count: int, hosts: Sequence[str]) -> list[str]:
     """The command that runs a module in `count` places, on `hosts` if there are any."""
     where: list[str] = []
     if hosts:
         where = ["--host", ",".join(f"{h}:{hosts.count(h)}" for h in dict.fromkeys(hosts))]
-    return [find_mpiexec(), "-n", str(count), *where, sys.executable, "-m", program]
+    return [find_mpiexec(), "-n", str(count), *where, *python_command(program)]
 
 
 def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> str:
@@ -158,13 +169,13 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
         files.close()
     if told.answer is not None:
         return told.answer
+    said = told.text.strip()[-2000:]
     if told.is_late:
-        advice = "try `ssh HOST true` by hand for each" if hosts else "it may be overloaded"
+        advice = "try `ssh HOST true` by hand for each" if hosts else "try it by hand"
         raise LaunchError(
             f"mpiexec did not start {program} in {count} places within {LAUNCH_S:.0f} s on "
-            f"{where}; {advice}"
+            f"{where}; {advice}" + (f"; it said so far:\n{said}" if said else "")
         )
-    said = told.text.strip()[-2000:]
     kind = MissingError if UNKNOWN_HOST.search(said) else LaunchError
     raise kind(
         f"mpiexec could not start {program} in {count} places on {where} (exit status {told.code})"

@@ -22,6 +22,8 @@ ORDER_S: Final = 20.0
 """For a part to come, once rank 0 has asked for it."""
 KEEPALIVE: Final = "PMIX_KEEPALIVE_PIPE"
 """The descriptor of a pipe: Open MPI 5's `mpiexec` ends, with its program, when that is closed."""
+HOME_LENT: Final = "GEMINI_LAB_HOME_LENT"
+"""Says that the user has no HOME: `mpiexec` does not start without, and scripts are to see none."""
 TIDY_S: Final = 5.0
 """For `mpiexec` to end by itself when it is told to; then it is killed."""
 

@@ -2,13 +2,13 @@
 
 import shlex
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from gemini_lab.errors import ConfigError, LaunchError, MissingError
+from gemini_lab.job import python_command
 from gemini_lab.launch.provider import Fleet, Invitation
 
 ANSWER_S: Final = 60.0
@@ -57,7 +57,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="slurm"
         administrators can read that.
         """
         shape = (f"--array=1-{count}", "--nodes=1", "--ntasks=1", f"--job-name={_job(lab)}")
-        script = shlex.join([sys.executable, "-m", "gemini_lab.cli.main", *lab.command])
+        script = shlex.join(python_command("gemini_lab.cli.main", *lab.command))
         _answer(
             ["sbatch", "--parsable", "--no-requeue", *shape, *self.options],
             given=f"#!/bin/sh\nexec {script}\n",

@@ -4,11 +4,13 @@ A line is a flat JSON object: `at_s`, `node`, `kind`, and the fields of the even
 """
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from gemini_lab.display import readable
 from gemini_lab.errors import IntegrityError
 from gemini_lab.log.events import UNSAID, AnyEvent, Event, OfWorker
 
@@ -16,6 +18,11 @@ E = TypeVar("E", bound=Event)
 _JSON: Final = msgspec.json.Decoder(dict[str, Any])
 _EVENT: Final = msgspec.json.Decoder(AnyEvent)
 _KIND: Final = b',"kind":'
+_ODD: Final = re.compile(
+    rb"\\[^\"\\/]|\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8b-\xae]|\xe2\x81[\xa0-\xaf]"
+    rb"|\xef\xbb\xbf|\xef\xbf[\xb9-\xbb]|\xed[\xa0-\xbf]|\xf3\xa0[\x80\x81]"
+)
+"""What a line of JSON has where `readable` may change a text of it."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -98,7 +105,8 @@ def entry_of(record: Mapping[str, Any]) -> Entry:
     try:
         entry = msgspec.convert({**told, "event": said}, Entry)
     except ValueError as error:
-        raise EventError(f"event {record.get('kind', 'without a kind')!r}: {error}") from error
+        kind = record.get("kind", "without a kind")
+        raise EventError(f"event {kind!r}: {readable(str(error))}") from error
     _check_said(entry.event)
     return entry
 
@@ -125,15 +133,44 @@ def shifted(event: E, offset_s: float) -> E:
     return msgspec.structs.replace(event, **moments) if moments else event
 
 
-@functools.cache
 def moments_of(kind: type[Event]) -> tuple[str, ...]:
     """Names of the fields of `kind` that are points in time, by their annotations."""
+    return _fields_marked(kind, "is_moment")
+
+
+@functools.cache
+def _fields_marked(kind: type[Event], mark: str) -> tuple[str, ...]:
     hints = get_type_hints(kind, include_extras=True)
-    return tuple(name for name, hint in hints.items() if _is_moment(hint))
+    return tuple(name for name, hint in hints.items() if _is_marked(hint, mark))
 
 
-def _is_moment(hint: object) -> bool:
+def _is_marked(hint: object, mark: str) -> bool:
     marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return any(
-        isinstance(mark, msgspec.Meta) and mark.extra == {"is_moment": True} for mark in marks
-    )
+    return any(isinstance(one, msgspec.Meta) and one.extra == {mark: True} for one in marks)
+
+
+def is_odd(line: bytes) -> bool:
+    """Whether a log's line may have a text that `readable` changes; false for most, at no cost."""
+    is_usual = line.isascii() and b"\\" not in line and b"\x7f" not in line
+    return not is_usual and _ODD.search(line) is not None
+
+
+def readable_entry(entry: Entry) -> Entry:
+    """Return the entry with each text in it as `readable` gives it."""
+    line = encode_entry(entry)
+    if not is_odd(line):
+        return entry
+    keep_lines = _fields_marked(type(entry.event), "has_lines")
+    said = read_record(line).items()
+    return entry_of({name: _readable(told, has_lines=name in keep_lines) for name, told in said})
+
+
+def _readable(told: Any, *, has_lines: bool = False) -> Any:
+    match told:
+        case str():
+            return readable(told, has_lines=has_lines)
+        case list():
+            return [_readable(one) for one in told]
+        case dict():
+            return {readable(name): _readable(one) for name, one in told.items()}
+    return told

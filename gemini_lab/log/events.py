@@ -25,6 +25,9 @@ Moment = Annotated[float, msgspec.Meta(extra={"is_moment": True})]
 """A point in time: seconds since the epoch (Unix time) in real runs, since the start in simulated
 ones. `entry.shifted` moves fields of this type, and no others, to another machine's clock."""
 
+Lines = Annotated[str, msgspec.Meta(extra={"has_lines": True})]
+"""A text for people of one line or more; in every other text of a log a line end is no letter."""
+
 Number = float | Literal["nan", "inf", "-inf"]
 """A number in a log; JSON has no word of its own for those that are not finite."""
 
@@ -440,7 +443,7 @@ class RunFailed(Event, frozen=True, kw_only=True):
         output: The last lines that the worker printed because of which it was given up.
     """
 
-    reason: str
+    reason: Lines
     cause: FailureCause = "machines"
     output: tuple[str, ...] = ()
 
@@ -1183,7 +1186,7 @@ class Note(Event, frozen=True, kw_only=True):
         text: For people.
     """
 
-    text: str
+    text: Lines
 
 
 AnyEvent = (

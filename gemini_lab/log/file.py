@@ -12,7 +12,15 @@ from typing import BinaryIO, Final
 
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log import schema_1
-from gemini_lab.log.entry import Entry, EventError, decode_entry, encode_entry, read_record
+from gemini_lab.log.entry import (
+    Entry,
+    EventError,
+    decode_entry,
+    encode_entry,
+    is_odd,
+    read_record,
+    readable_entry,
+)
 from gemini_lab.log.events import SCHEMA, LogOpened
 from gemini_lab.log.hiding import line_of
 
@@ -26,6 +34,8 @@ RUNS_FOLDER: Final = Path("gemini-runs")
 """Where runs keep their folders, unless another one is named."""
 LATEST: Final = "latest"
 """By this commands mean the newest run."""
+NOWHERE: Final = Path(os.devnull)
+"""A place in which nothing can be kept."""
 FOLDER_HELP: Final = "where runs keep their logs (%(default)s)"
 """Of the option `--folder`, which is the same in all commands."""
 HEAD_LINES: Final = 8
@@ -212,7 +222,7 @@ class LineReader:
             self._schema = 1 if schema_1.is_record(read_record(line)) else SCHEMA
         entry = schema_1.read_entry(line) if self._schema == 1 else decode_entry(line)
         if not isinstance(entry.event, LogOpened):
-            return entry
+            return readable_entry(entry) if is_odd(line) else entry
         if entry.event.schema != SCHEMA:
             raise SchemaError(
                 f"this log has schema {entry.event.schema}, this gemini_lab reads 1 to {SCHEMA}; "
@@ -245,6 +255,13 @@ def read_log(path: Path, *, seen: Callable[[int], object] | None = None) -> Iter
                 raise EventError(f"{path}, line {number}: {error}") from error
             if entry is not None:
                 yield entry
+
+
+def user_cache() -> Path:
+    """Where a user's programs keep what can be had again; one without a home keeps nothing."""
+    with suppress(RuntimeError):
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return NOWHERE
 
 
 def require_log(path: Path) -> Path:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from gemini_lab.display import readable
 from gemini_lab.log.entry import Entry, EventError
 from gemini_lab.log.file import LOG_FILE, LineReader
 
@@ -19,7 +20,7 @@ def log_of(path: Path) -> Path:
 
 def name_of(log: Path) -> str:
     """What the run with this log is called: as its folder, or its file."""
-    return log.absolute().parent.name if log.name == LOG_FILE else log.stem
+    return readable(log.absolute().parent.name if log.name == LOG_FILE else log.stem)
 
 
 class LogFeed:

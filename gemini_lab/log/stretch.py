@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gemini_lab.log.entry import is_odd
 from gemini_lab.log.events import (
     Collectives,
     Event,
@@ -168,7 +169,7 @@ def pieces(lines: Sequence[bytes]) -> Iterator[Stretch | Sequence[bytes]]:
     calls, begin = 0, 0
     for place, line in enumerate(lines):
         try:
-            one = _LINE.decode(line)
+            one: Any = None if is_odd(line) else _LINE.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             one = None
         if type(one) is _CALLED:

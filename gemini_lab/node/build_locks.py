@@ -53,8 +53,8 @@ def build_root(environment: Mapping[str, str]) -> Path:
     """Where PyTorch compiles extensions for this user."""
     if (told := environment.get("TORCH_EXTENSIONS_DIR")) is not None:
         return Path(told)
-    cache = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "torch_extensions"
+    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - as
+    return Path(cache) / "torch_extensions"  # PyTorch does, which fails for no user
 
 
 def left_locks(locks: Iterable[Path], *, can_be_out_of_sight: Callable[[Path], bool]) -> Left:

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from gemini_lab.engine.idleness import Idleness
 from gemini_lab.errors import GeminiError
+from gemini_lab.job import python_command
 from gemini_lab.recovery.messages import (
     BulkRequest,
     ListVersions,
@@ -154,10 +155,7 @@ class _BulkProcess:
         channel, theirs = LocalChannel.pair()
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "gemini_lab.node.bulk_process",
-                str(theirs.fileno()),
+                *python_command("gemini_lab.node.bulk_process", theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,

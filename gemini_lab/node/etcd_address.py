@@ -2,10 +2,11 @@
 
 import itertools
 import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gemini_lab.errors import ConfigError
@@ -62,20 +63,49 @@ class EtcdAddress:
 
         `ETCDCTL_USER` (`name:password`, or with `ETCDCTL_PASSWORD`), `ETCDCTL_CACERT`,
         `ETCDCTL_CERT` and `ETCDCTL_KEY` keep secrets off the command line.
+
+        Raises:
+            ConfigError: It is none, no machine has any of its names, or a file cannot be read.
         """
         names = ("ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY")
         files = {name: environment.get(name) for name in names}
         for name, file in files.items():
             _require_file(name, file)
         user, _, password = environment.get("ETCDCTL_USER", "").partition(":")
+        endpoints = tuple(part.strip() for part in text.split(",") if part.strip())
+        _require_known(endpoints)
         return cls(
-            endpoints=tuple(part.strip() for part in text.split(",") if part.strip()),
+            endpoints=endpoints,
             user=user or None,
             password=(environment.get("ETCDCTL_PASSWORD") or password or None) if user else None,
             ca_cert=files["ETCDCTL_CACERT"],
             cert=files["ETCDCTL_CERT"],
             key=files["ETCDCTL_KEY"],
         )
+
+
+def _require_known(endpoints: Sequence[str]) -> None:
+    """Refuse names that no machine has; one that is known will do, as others may be replaced.
+
+    Raises:
+        ConfigError: The name service answers that there is none of them.
+    """
+    hosts = list(dict.fromkeys(host_and_port(endpoint)[0] for endpoint in endpoints))
+    if hosts and not any(map(_may_be_known, hosts)):
+        raise ConfigError(
+            f"no machine is called {' or '.join(hosts)}, as the name service says; name the etcd's "
+            "as host:port[,host:port...]"
+        )
+
+
+def _may_be_known(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        return error.errno not in {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)}
+    except UnicodeError:  # a label that is empty, or too long
+        return False
+    return True
 
 
 def _require_file(name: str, file: str | None) -> None:
@@ -91,6 +121,10 @@ def _require_file(name: str, file: str | None) -> None:
         raise ConfigError(
             f"{name} names {file}, which cannot be read: {error.strerror}; correct it there"
         ) from error
+
+
+DIRECT: Final = (("grpc.enable_http_proxy", 0),)
+"""Options of a connection to etcd: it never goes through a proxy, whatever the variables say."""
 
 
 def tls_credentials(address: EtcdAddress) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeVar
 
 from gemini_lab.node.control_store import StoreFullError, StoreUnavailableError
 from gemini_lab.node.etcd_address import (
+    DIRECT,
     Endpoints,
     EtcdAddress,
     client_endpoints,
@@ -126,7 +127,8 @@ class EtcdStore:
 
         host, port = host_and_port(endpoint)
         credentials = tls_credentials(self.address)
-        member = etcd3.Endpoint(host, port, secure=credentials is not None, creds=credentials)
+        secure = credentials is not None
+        member = etcd3.Endpoint(host, port, secure=secure, creds=credentials, opts=DIRECT)
         client = etcd3.MultiEndpointEtcd3Client(
             endpoints=[member],
             timeout=self.timeout_s,
@@ -161,8 +163,8 @@ def no_answer(
     if lack := lack_of_room(address.endpoints):
         return StoreUnavailableError(f"{said}: {lack}; free space there, and it starts again")
     return StoreUnavailableError(
-        f"{said} ({reason}); check that it runs, that its disk has room, and that this machine "
-        "reaches it"
+        f"{said} ({reason}); `etcdctl --endpoints={','.join(address.endpoints)} endpoint health` "
+        "asks it by hand"
     )
 
 

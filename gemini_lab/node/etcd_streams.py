@@ -8,7 +8,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from gemini_lab.node.etcd_address import Endpoints, EtcdAddress, client_endpoints, tls_credentials
+from gemini_lab.node.etcd_address import (
+    DIRECT,
+    Endpoints,
+    EtcdAddress,
+    client_endpoints,
+    tls_credentials,
+)
 from gemini_lab.node.etcd_store import no_answer
 
 Result = TypeVar("Result")
@@ -136,8 +142,8 @@ def _channel_to(endpoint: str, address: EtcdAddress) -> Any:
 
     target = endpoint.rpartition("//")[2]
     if (credentials := tls_credentials(address)) is None:
-        return grpc.aio.insecure_channel(target)
-    return grpc.aio.secure_channel(target, credentials)
+        return grpc.aio.insecure_channel(target, options=DIRECT)
+    return grpc.aio.secure_channel(target, credentials, options=DIRECT)
 
 
 async def _listen(stream: Any, tell: Tell) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import psutil
 
+from gemini_lab.job import python_command
 from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
@@ -34,7 +35,7 @@ def stand_guard(pid: int, prefix: str, etcd: EtcdAddress) -> None:
     It is in no session of the agent's, and so is not stopped with it.
     """
     guard = subprocess.Popen(
-        [sys.executable, "-m", PROGRAM, prefix, str(pid)],
+        python_command(PROGRAM, prefix, pid),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -365,7 +365,7 @@ class WorkerHost:
         self._close_parent()
         end_orphans(is_workers)  # those of workers whose warm parent could not do it
         if not self._is_ready.is_set():
-            self._lose_imports()
+            self._lose_imports(self._process)
         self._is_ready.clear()
         self._lost_port, self._holds = self._holds, None
         self._start_next_parent()
@@ -378,14 +378,16 @@ class WorkerHost:
             while asking:
                 _refuse(asking)
 
-    def _lose_imports(self) -> None:
+    def _lose_imports(self, parent: "subprocess.Popen[bytes]") -> None:
         """A parent ended while it imported: where memory is too short the next one would, too."""
         self._lost_imports += 1
         if self._warm and self._lost_imports == MOST_LOST_IMPORTS:
             self._warm = False
+            with suppress(subprocess.TimeoutExpired):
+                parent.wait(GONE_LOOK_S)
             self._on_note(
                 f"the process that imports for workers ended {MOST_LOST_IMPORTS} times before it "
-                "had imported everything, as where memory is too short: each worker is a new "
+                f"had imported everything (exit status {parent.poll()}): each worker is a new "
                 "interpreter from now on, which starts more slowly"
             )
 

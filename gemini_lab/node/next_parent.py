@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from gemini_lab.job import HASH_SEED
+from gemini_lab.job import HASH_SEED, python_command
 from gemini_lab.recovery.messages import ImportAhead, ImportedAhead, ParentReady
 from gemini_lab.wire.local import LocalChannel
 
@@ -26,7 +26,7 @@ def start_parent(*, warm: bool, hash_seed: int) -> tuple["subprocess.Popen[bytes
     ours, theirs = LocalChannel.pair()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gemini_lab.node.warm", str(theirs.fileno()), str(int(warm))],
+            python_command("gemini_lab.node.warm", theirs.fileno(), int(warm)),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,

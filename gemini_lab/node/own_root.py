@@ -18,13 +18,16 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import cloudpickle
 
+from gemini_lab.engine.imports import foreign_modules, installed_places
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.errors import ConfigError, MessageError, kind_of
+from gemini_lab.job import python_command
 from gemini_lab.recovery.deciding import (
     Action,
     Cluster,
@@ -49,6 +52,8 @@ MOST_BYTES: Final = 1 << 20
 LOOK_S: Final = 0.05
 PROGRAM: Final = "gemini_lab.node.own_root"
 
+_OURS: Final = __name__.partition(".")[0]
+
 
 def packed(decide: object) -> str:
     """A function as text that `loaded` reads on any node.
@@ -64,7 +69,8 @@ def packed(decide: object) -> str:
     if isinstance(text := getattr(decide, "packed", None), str):
         return text  # it lives in another process, which packs it
     try:
-        data = cloudpickle.dumps(decide)
+        with _by_value():
+            data = cloudpickle.dumps(decide)
     except (TypeError, pickle.PicklingError, RecursionError) as error:
         raise ConfigError(
             f"root= uses what cannot be sent to a node ({error}); have it use its arguments alone"
@@ -75,6 +81,20 @@ def packed(decide: object) -> str:
             "can be sent; have it use its arguments alone"
         )
     return base64.b64encode(data).decode()
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    """Have modules of the user's own pickled whole: a node does not look for them in a folder."""
+    found = foreign_modules(frozenset(), sys.modules, installed_places())
+    own = [sys.modules[name] for name in found if name.partition(".")[0] != _OURS]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def loaded(text: str) -> Decide:
@@ -144,7 +164,7 @@ class OwnProcess:
         self._channel, theirs = LocalChannel.pair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, str(theirs.fileno())],
+                python_command(PROGRAM, theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.job import python_command
 from gemini_lab.node.config import AgentConfig
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.membership import RootRecord
@@ -44,7 +45,7 @@ async def run_owner(config: AgentConfig, root: RootRecord, note: Callable[[str],
     pause_s = FIRST_PAUSE_S
     while True:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", config.detached.owner),
+            *python_command(config.detached.owner),
             stdin=asyncio.subprocess.PIPE,
             stdout=sys.stderr,
         )

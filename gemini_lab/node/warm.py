@@ -27,7 +27,7 @@ import psutil
 
 from gemini_lab.engine.executed_code import process_code
 from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_from_parent
-from gemini_lab.job import HASH_SEED, hash_seed_in
+from gemini_lab.job import HASH_SEED, hash_seed_in, python_command
 from gemini_lab.node.cpu_facts import CpuFacts
 from gemini_lab.node.processes import end_orphans, worker_of
 from gemini_lab.node.semaphores import remove_semaphores, semaphore_prefix
@@ -210,9 +210,9 @@ class WarmParent:
         os.set_inheritable(told, True)
         with open(told, "wb", closefd=False) as file:
             file.write(msgspec.json.encode(start))
-        command = [sys.executable, "-m", "gemini_lab.node.cold"]
+        command = python_command("gemini_lab.node.cold", channel_fd, listen_fd, told)
         os.environ[HASH_SEED] = str(start.order.hash_seed)
-        os.execv(command[0], [*command, str(channel_fd), str(listen_fd), str(told)])
+        os.execv(command[0], command)
 
     def _reap(self) -> None:
         while self._children:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from gemini_lab.display import readable
 from gemini_lab.engine import session
 from gemini_lab.engine.executed_code import process_code
 from gemini_lab.engine.imports import Imports
@@ -45,7 +46,9 @@ SWITCH_S: Final = 0.001
 """For so long at most a thread beside training's computes in Python while training waits for it."""
 _UNWRITTEN: Final = re.compile(r"inline_container\.cc\S* \. unexpected pos|iostream error")
 """What `torch.save` says of a file that was not written to its end; the reason it keeps."""
-_UNWRITTEN_MEANS: Final = "torch could not write a file to its end: see that its disk has room"
+_UNWRITTEN_MEANS: Final = (
+    "torch could not write a file to its end, and does not say why; see that its disk has room"
+)
 _LOCAL_RANK: Final = re.compile(r"""["'](--local[_-]rank)["']""")
 
 
@@ -141,10 +144,11 @@ def run_script(job: Job, *, local_rank: int) -> None:
     """Run the job's script as `python SCRIPT ARGS` or `python -m MODULE ARGS` would."""
     option = "--local_rank" if job.passes_local_rank else local_rank_option(job)
     sys.argv = [job.script, *([] if option is None else [f"{option}={local_rank}"]), *job.args]
+    # As Python does: the module's working folder, or the script's own, and nothing else.
+    sys.path.insert(0, job.cwd if job.module else str(Path(job.script).resolve().parent))
     if job.module:
         runpy.run_module(job.script, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, str(Path(job.script).resolve().parent))
         process_code.note(str(Path(job.script).resolve()))
         runpy.run_path(job.script, run_name="__main__")
 
@@ -260,7 +264,6 @@ def settle_in(start: WorkerStart) -> None:
     os.environ.update(job.env)
     os.environ[HASH_SEED] = str(start.order.hash_seed)  # what the script starts inherits it
     os.environ[WORKER] = str(os.getpid())
-    sys.path.insert(0, job.cwd)
     os.chdir(job.cwd)
     # By which a process that multiprocessing spawns finds a script that is named from there.
     multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]
@@ -297,13 +300,14 @@ def say_error(error: BaseException, channel: LocalChannel) -> None:
         error.add_note(_UNWRITTEN_MEANS)
         text = f"{text} ({_UNWRITTEN_MEANS})"
     print_error(error)
-    channel.send(ScriptError(error=type(error).__name__, text=text))
+    channel.send(ScriptError(error=type(error).__name__, text=readable(text, has_lines=True)))
 
 
 def say_left(leave: SystemExit, channel: LocalChannel) -> None:
     """Tell that the script ends itself with an error, where that is one of its own."""
     if not lost_with_a_rank(leave):
-        channel.send(ScriptError(error="SystemExit", text=str(leave.code)))
+        told = readable(str(leave.code), has_lines=True)
+        channel.send(ScriptError(error="SystemExit", text=told))
 
 
 def lost_with_a_rank(error: BaseException) -> bool:

@@ -30,23 +30,24 @@ ROUNDING: Final = 1e-4
 CAUSES: Final = {
     "order": "the engine's count of steps is not that of the version: something sets it after "
     "`protect` (such as `engine.load_checkpoint`), or steps are taken outside the loop",
-    "batch": "the position in the data did not come back: a loader or generator that `protect` was "
-    "not given as data=, or a batch that was fetched ahead before the version was made",
+    "batch": "the batch is another one than before: what a loader, its sampler or a generator "
+    "counts and draws on the way to a batch was not in the version, or not all of it, whether it "
+    "was given as data= or not; or a batch was fetched ahead before the version was made",
     "random": "random numbers were drawn before the failure that are not drawn again (a batch "
     "fetched ahead, a new loader's seed, an evaluation), or by a generator of the script's own; "
     "dropout and sampling follow other numbers from here",
-    "learning_rate": "a scheduler or the script sets the learning rate, and `protect` does not "
-    "know of it: give it to DeepSpeed, or keep what it counts in client_state=",
+    "learning_rate": "the learning rate is another one than before: what a scheduler or the script "
+    "counts to set it was not in the version; scheduler=, also= and client_state= keep it",
 }
 """What is likely behind a difference, by what differs first."""
 _KNOWN_INPUTS: Final = (
-    "the batch, the random state and the learning rate are the same, so it is the weights or other "
-    "state of the model that `protect` does not know of (averaged weights, a second engine, "
-    "attributes of modules), or a random generator of the script's own"
+    "the batch, the random state and the learning rate are the same, and what came out is not: "
+    "weights, other state that the model computes with (averaged weights, a second engine, "
+    "attributes of modules), a random generator of the script's own, or how a machine computes"
 )
 _UNKNOWN_INPUTS: Final = (
     "the position in the data, the random state, the learning rate or state of the script's own "
-    "did not come back; the log does not say with what these iterations began"
+    "is another one than before: the log does not say with what these iterations began"
 )
 _SMALL: Final = "; the difference is small, so it may also be kernels that are not deterministic"
 

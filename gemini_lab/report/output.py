@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gemini_lab.display import readable
+
 LINES: Final = 12
 """Of a worker's last lines, those that are shown."""
 LONGEST: Final = 300
@@ -11,8 +13,6 @@ LONGEST: Final = 300
 _RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)(: |$)")
 _FRAME: Final = re.compile(r'\s+File "(?!.*(site-packages|lib/python|<frozen)).*", line \d+')
 """A line of a traceback that names a place in a file of the user's own."""
-_ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def error_line(output: Sequence[str]) -> str:
@@ -44,5 +44,5 @@ def last_lines(output: Sequence[str], most: int = LINES) -> Iterator[str]:
 
 
 def _plain(line: str) -> str:
-    text = _CONTROLS.sub("", _ESCAPES.sub("", line).expandtabs(4)).rstrip()
+    text = readable(line).rstrip()
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

@@ -20,6 +20,7 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
+from gemini_lab.log.file import user_cache
 from gemini_lab.log.follow import LogFeed
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.pyramid.blocks import OWNERS, FileBlocks
@@ -109,7 +110,7 @@ def room(log: Path, folder: Path | None = None) -> tuple[float, float]:
 
 def cache_folder() -> Path:
     """Where what logs came to is kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemini_lab"
+    return user_cache() / "gemini_lab"
 
 
 def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> Reading:

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError, IntegrityError, UnreadError
 from gemini_lab.log.events import PersistStarted
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER, find_run, read_log
@@ -248,8 +249,8 @@ def command(arguments: list[str]) -> int:
         below=options.folder,
     )
     for reason in done.skipped.values():
-        print(f"stepped over: {reason}")  # noqa: T201
-    print(  # noqa: T201
+        tell(f"stepped over: {reason}")
+    tell(
         f"version {done.version}: {done.tensors} tensors, {format_bytes(done.size_bytes)} "
         f"-> {done.path}"
     )

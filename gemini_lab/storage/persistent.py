@@ -251,8 +251,7 @@ class PersistentTier:
         if away:
             raise IntegrityError(
                 f"shard {listed(away)} of version {version} was written, but not into {self.url} "
-                "as this machine sees it; name a store that all machines share, and see that it "
-                "is mounted on each"
+                "as this machine sees it; name a store that is one and the same on all machines"
             )
 
     def disown(self, left: Sequence[VersionId]) -> None:

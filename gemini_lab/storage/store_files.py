@@ -161,7 +161,7 @@ class StoreFiles:
             raise GeminiError(f"{what}: {error}; check that it is reachable") from error
         except Exception as error:  # drivers of object stores raise their own kinds
             raise GeminiError(
-                f"{what}: {type(error).__name__}: {error}; check the driver and its credentials"
+                f"{what}: {type(error).__name__}: {error}; that is what the store's driver says"
             ) from error
 
 

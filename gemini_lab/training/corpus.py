@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.log.file import user_cache
 from gemini_lab.units import MIB
 
 _LEFT_OUT: Final = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
@@ -113,7 +114,7 @@ def hugging_face_corpus(
     Raises:
         ConfigError: `datasets` is not installed, or the data set cannot be read.
     """
-    folder = cache or _user_cache()
+    folder = cache or user_cache() / "gemini-lab"
     key = hashlib.blake2b(f"{path}|{subset}|{limit_bytes}".encode(), digest_size=8).hexdigest()
     kept = folder / f"{key}.txt"
     if not kept.exists():
@@ -249,10 +250,6 @@ def _joined(paths: Iterator[Path]) -> bytes:
     """The bytes of all files among `paths`, in the order of their names."""
     files = sorted((path for path in paths if path.is_file()), key=lambda path: path.as_posix())
     return b"\n".join(path.read_bytes() for path in files)
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemini-lab"
 
 
 def _streamed(path: str, subset: str | None, limit_bytes: int) -> bytes:

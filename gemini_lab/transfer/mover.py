@@ -174,7 +174,9 @@ class VersionMover:
         if isinstance(error, ConfigError | IntegrityError):
             raise error
         if error is not None:
-            raise RuntimeError("sending the checkpoint failed; a peer may be gone") from error
+            raise RuntimeError(
+                f"sending the checkpoint failed ({error}); a peer may be gone"
+            ) from error
         return time.perf_counter() - started_s
 
     def _error(self) -> BaseException | None:

@@ -188,14 +188,17 @@ async def connect(
             said = await _greet(reader, writer, token, address, hello)
         except ValueError as error:
             raise LaunchError(
-                f"{address} answers as no process of a lab does ({error}); has another program "
-                "taken its port?"
+                f"{address} answers as no process of a lab does: {error}; see who listens there "
+                f"(ss -ltnp 'sport = :{port}')"
             ) from error
         finally:
             if said is None:
                 writer.close()
         if said is None:
-            raise LaunchError(f"{address} does not know this lab's token; is it another lab's?")
+            raise LaunchError(
+                f"{address} ended the connection before it had proved that it knows this lab's "
+                "token; give the token of the lab that listens there"
+            )
         return Channel(reader, writer, said)
 
     return await asyncio.wait_for(open_and_greet(), timeout_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import queue
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from gemini_lab.node.agent import KEY_GRACE_S, run_agent
 from gemini_lab.node.config import (
     LAB_FILE,
     AgentConfig,
+    AgentDown,
     AgentUp,
     BootOrder,
     Detached,
@@ -136,6 +138,18 @@ start_agent(msgspec.json.decode(sys.argv[1], type=AgentConfig), sys.argv[2])
 
 def imports_torch(process):
     return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+def test_an_agent_that_ends_is_told_with_its_exit_status_and_last_words(tmp_path, monkeypatch):
+    (tmp_path / "psutil.py").write_text("raise RuntimeError('this psutil is broken')")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    (tmp_path / "node-0.log").write_text("ValueError: of an earlier agent\n")
+    down = start_agent(config(0), str(tmp_path))
+    assert isinstance(down, AgentDown)
+    assert "node-0's agent ended before it was ready (exit status 1)" in down.error
+    assert "RuntimeError: this psutil is broken" in down.error
+    assert "of an earlier agent" not in down.error
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there it ends at once")

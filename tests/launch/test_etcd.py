@@ -301,6 +301,32 @@ def test_an_etcd_whose_keeper_was_killed_ends_with_its_lab():
     assert not folder.exists()
 
 
+def test_a_keeper_that_fails_is_told_with_its_exit_status_and_last_words(tmp_path, monkeypatch):
+    (tmp_path / "psutil.py").write_text("raise RuntimeError('this psutil is broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="did not start") as failed, start_etcd():
+        pass
+    assert "keeps it ended with exit status 1" in str(failed.value)
+    assert "RuntimeError: this psutil is broken" in str(failed.value)
+
+
+def test_an_etcd_is_reached_past_all_proxies(monkeypatch):
+    """The command's own connections, those of agents, and etcd's between its members."""
+    for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ETCD_LISTEN_CLIENT_URLS", "http://192.0.2.1:1")
+    with start_etcd() as etcd:
+        store = EtcdStore(etcd.address, "test")
+        lease = store.grant(2)
+        assert asyncio.run(EtcdStreams(etcd.address, "test").keep_alive(lease))
+        (keeper,) = (one for one in psutil.Process().children() if STORE_KEEPER in one.cmdline())
+        (server,) = keeper.children()
+        heard = {name.lower() for name in server.environ()}
+    assert not heard & {"http_proxy", "https_proxy", "grpc_proxy", "etcd_listen_client_urls"}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody listens beside who holds")
 def test_a_port_that_an_etcd_is_to_have_is_given_to_nobody_before_it_listens_there():
     """A busy machine starts it late, and gives out ports all the time."""

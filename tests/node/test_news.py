@@ -173,8 +173,8 @@ def test_an_etcd_that_is_not_there_is_named_in_one_line_with_the_reason():
             EtcdStore(nowhere, "gemini_lab/none").items()
         for raised in (by_stream, by_call):
             assert str(raised.value) == (
-                "etcd at 127.0.0.1:1 did not answer within 1 s (Connection refused); check that it "
-                "runs, that its disk has room, and that this machine reaches it"
+                "etcd at 127.0.0.1:1 did not answer within 1 s (Connection refused); "
+                "`etcdctl --endpoints=127.0.0.1:1 endpoint health` asks it by hand"
             )
 
     asyncio.run(beat())

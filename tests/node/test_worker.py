@@ -99,6 +99,26 @@ def test_the_local_rank_stands_before_the_scripts_own_arguments(tmp_path, monkey
     assert capsys.readouterr().out == "['--local_rank=3', '--lr', '1']\n"
 
 
+def test_a_script_finds_what_lies_beside_it_and_a_module_what_lies_in_the_working_folder(
+    tmp_path, monkeypatch, capsys
+):
+    """As with Python itself; what else lies in the working folder takes no module's place."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "secrets.py").write_text("raise RuntimeError('of the working folder')")
+    for place in ("train.py", "scripts/train.py"):
+        (tmp_path / place).write_text("import sys; print(sys.path[0]); import secrets")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "secrets", raising=False)
+    monkeypatch.setattr(sys, "path", before := [one for one in sys.path if one])
+    run_script(Job(script="scripts/train.py"), local_rank=0)
+    assert sys.path[1:] == before[-len(sys.path) + 1 :]
+    monkeypatch.delitem(sys.modules, "secrets")
+    with pytest.raises(RuntimeError, match="of the working folder"):
+        run_script(Job(script="train", module=True), local_rank=0)
+    assert capsys.readouterr().out == f"{tmp_path / 'scripts'}\n{tmp_path}\n"
+
+
 LEAVING = """
     import os, sys, threading
     from gemini_lab.node.worker import exits_noticed

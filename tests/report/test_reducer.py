@@ -216,9 +216,9 @@ def test_where_a_traceback_ends_in_a_library_the_users_own_line_is_shown_too() -
     ]
 
 
-def test_colours_and_control_characters_of_an_output_go() -> None:
+def test_colours_of_an_output_go_and_control_characters_are_shown_escaped() -> None:
     output = ["\x1b[31mred\x1b[0m\tand\x07 loud", "", ""]
-    assert list(last_lines(output)) == ["red and loud"]
+    assert list(last_lines(output)) == ["red and\\x07 loud"]
 
 
 @pytest.mark.parametrize(

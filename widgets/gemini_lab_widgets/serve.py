@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER, find_log, find_run
 from gemini_lab_widgets.addresses import EVERYWHERE, LOOPBACK, reached_at
@@ -78,10 +79,10 @@ def command(arguments: Sequence[str]) -> int:
         beside=beside,
         is_open=options.run == LATEST,
     ) as dashboard:
-        print(_welcome(dashboard, newest(), options), flush=True)  # noqa: T201
+        tell(_welcome(dashboard, newest(), options))
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
-    print("the page is no longer served; that changes nothing for the run")  # noqa: T201
+    tell("the page is no longer served; that changes nothing for the run")
     return 0
 
 

@@ -1,7 +1,6 @@
 """A worker's end of a version maker, the process that makes versions of a shard kept here."""
 
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from typing import Final
@@ -10,6 +9,7 @@ import numpy as np
 
 from gemini_lab.engine.idleness import Idleness
 from gemini_lab.errors import GeminiError
+from gemini_lab.job import python_command
 from gemini_lab.memory.room import Room
 from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
 from gemini_lab.memory.slab_form import Bytes, Words
@@ -57,13 +57,7 @@ class VersionMaker:
         fds = (theirs.fileno(), slab.fd, self.room.fd)
         try:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "gemini_lab.engine.gradients.maker_process",
-                    *map(str, fds),
-                    kind,
-                ],
+                python_command("gemini_lab.engine.gradients.maker_process", *fds, kind),
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # its libraries' greetings

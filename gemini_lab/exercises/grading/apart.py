@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ import gemini_lab
 from gemini_lab.errors import GeminiError
 from gemini_lab.exercises.grading.cells import Cell, Notebook, code_cells, needed, title_of
 from gemini_lab.exercises.grading.judge import UNJUDGED, Judged, made_with
+from gemini_lab.job import python_command
 
 LIMIT_S: Final = 1800.0
 """How long the judge may take for one notebook."""
@@ -164,7 +164,7 @@ def _of_another(paper: Paper, lab: str) -> dict[str, Any]:
 
 
 def _judge(paper: Paper, limit_s: float) -> dict[str, Any]:
-    command = [sys.executable, "-P", "-m", "gemini_lab.exercises.grading.judge"]
+    command = python_command("gemini_lab.exercises.grading.judge")
     command += [part for each in _hidden(paper.released) for part in ("--hide", str(each))]
     with tempfile.TemporaryDirectory(prefix="judging-", ignore_cleanup_errors=True) as scratch:
         judge = subprocess.Popen(

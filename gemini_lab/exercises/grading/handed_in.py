@@ -7,7 +7,6 @@ import os
 import pickle
 import selectors
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ import psutil
 from gemini_lab.errors import GeminiError
 from gemini_lab.exercises.grading.cells import Cell, needed
 from gemini_lab.exercises.grading.plain import OtherError, from_plain
+from gemini_lab.job import python_command
 
 STUDENT: Final = "gemini_lab.exercises.grading.student"
 ANSWER_S: Final = 900.0
@@ -180,7 +180,7 @@ class HandedIn:
 
     def _start(self) -> subprocess.Popen[str]:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", STUDENT, *map(str, self._hidden)],
+            python_command(STUDENT, *self._hidden),
             cwd=self._folder,
             env=os.environ | {"TMPDIR": str(self._folder)},
             stdin=subprocess.PIPE,

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import secrets
-import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,7 +16,7 @@ import psutil
 from gemini_lab.errors import GeminiError
 from gemini_lab.experiments.benches.control_agents import Crowd
 from gemini_lab.experiments.benches.store_metrics import StoreUse, store_use
-from gemini_lab.job import Job
+from gemini_lab.job import Job, python_command
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log import events
 from gemini_lab.log.entry import encode_entry
@@ -291,7 +290,7 @@ async def open_lab(
 
 async def _start(crowd: Crowd, undo: AsyncExitStack) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gemini_lab.experiments.benches.control_agents"),
+        *python_command("gemini_lab.experiments.benches.control_agents"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ import psutil
 from gemini_lab.errors import GeminiError, RunFailedError
 from gemini_lab.experiments.benches.waiting import LIMIT_S
 from gemini_lab.experiments.in_memory import folder_in_memory
+from gemini_lab.job import python_command
 
 RANKS: Final = 2
 LAYER_S: Final = 0.05
@@ -132,7 +132,7 @@ class StoreRun:
         self, folder: Path, *, every: int, rate: float, ranks: int, job: Sequence[str]
     ) -> None:
         self._command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(*python_command("torch.distributed.run"), "--standalone"),
             *(f"--log-dir={folder / 'logs'}", f"--nproc-per-node={ranks}"),
             *("-m", "gemini_lab.experiments.store_job"),
             *("--store", str(folder), "--store-bytes-per-s", str(rate), "--every", str(every)),

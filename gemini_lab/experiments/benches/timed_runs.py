@@ -4,7 +4,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any, Final
 from gemini_lab.errors import RunFailedError
 from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
-from gemini_lab.job import Job
+from gemini_lab.job import Job, python_command
 from gemini_lab.lab.lab import Lab
 from gemini_lab.report.build import report_of
 from gemini_lab.report.pyramid.rows import Kind
@@ -198,7 +197,7 @@ def under_torchrun(workload: Workload) -> TimedRun:
         args = list(job.args)
         if workload.link_bytes_per_s is not None:
             args += ["--link-bytes-per-s", str(workload.link_bytes_per_s)]
-        runner = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        runner = [*python_command("torch.distributed.run"), "--standalone"]
         runner.append(f"--log-dir={folder}")  # or it would leave one of its own
         with subprocess.Popen(
             [*runner, "--nproc-per-node=2", "-m", job.script, *args],

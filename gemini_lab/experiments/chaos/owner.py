@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from gemini_lab.experiments.chaos.faults import Schedule
 from gemini_lab.experiments.chaos.scene import Scene
 from gemini_lab.experiments.chaos.victims import MARK, marked, send
 from gemini_lab.experiments.quickstart import gpt_job
-from gemini_lab.job import Job
+from gemini_lab.job import Job, python_command
 
 GONE_S: Final = 60.0  # an agent whose lab ended before it had come waits for it for 30 s
 LAYER_S: Final = 0.02  # of emulated accelerator: a pause is no work for a busy machine
@@ -41,12 +40,7 @@ def started(
     }
     with (folder / "owner.log").open("wb") as log:
         owner = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gemini_lab.cli.main",
-                *run_command(schedule, folder, scene),
-            ],
+            python_command("gemini_lab.cli.main", *run_command(schedule, folder, scene)),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
