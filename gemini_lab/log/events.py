@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
 import msgspec
 
+from gemini_lab.limits import PrintedLine, Told, cut_told
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.placement import Placement
@@ -68,6 +69,9 @@ class Event(
     gc=False,  # no event is part of a cycle, and a log has millions
 ):
     """One thing that happened."""
+
+    def __post_init__(self) -> None:
+        cut_told(self)
 
     @property
     def kind(self) -> str:
@@ -192,7 +196,7 @@ class NodeExcluded(Event, frozen=True, kw_only=True):
     """
 
     name: str
-    reason: str
+    reason: Told
 
 
 class NodeLeaving(Event, frozen=True, kw_only=True):
@@ -217,7 +221,7 @@ class DrainWaiting(Event, frozen=True, kw_only=True):
     """
 
     name: str
-    reason: str
+    reason: Told
     is_given_up: bool = False
 
 
@@ -250,7 +254,7 @@ class ResizeWaiting(Event, frozen=True, kw_only=True):
     """
 
     nodes: int
-    reason: str
+    reason: Told
 
 
 class Resized(Event, frozen=True, kw_only=True):
@@ -285,7 +289,7 @@ class ResizeRefused(Event, frozen=True, kw_only=True):
     """
 
     nodes: int
-    reason: str
+    reason: Told
 
     def __str__(self) -> str:
         return f"{self.nodes} nodes are refused"
@@ -308,7 +312,7 @@ class ReplicasPlaced(Event, frozen=True, kw_only=True):
     dropped: tuple[tuple[int, str], ...]
     loss_chance_then: float
     loss_chance: float
-    reason: str
+    reason: Told
 
     def __str__(self) -> str:
         moves = [f"+{len(self.added)}"] if self.added else []
@@ -325,7 +329,7 @@ class ReplicasShort(Event, frozen=True, kw_only=True):
     """
 
     loss_chance: float
-    reason: str
+    reason: Told
 
 
 class NodeRequested(Event, frozen=True, kw_only=True):
@@ -335,7 +339,7 @@ class NodeRequested(Event, frozen=True, kw_only=True):
         reason: What it is for, for people.
     """
 
-    reason: str
+    reason: Told
 
 
 class LinkCut(Event, frozen=True, kw_only=True):
@@ -440,9 +444,9 @@ class RunFailed(Event, frozen=True, kw_only=True):
         output: The last lines that the worker printed because of which it was given up.
     """
 
-    reason: str
+    reason: Told
     cause: FailureCause = "machines"
-    output: tuple[str, ...] = ()
+    output: tuple[PrintedLine, ...] = ()
 
 
 class Protected(OfWorker, frozen=True, kw_only=True):
@@ -559,10 +563,10 @@ class Diverged(OfWorker, frozen=True, kw_only=True):
     """
 
     iteration: int
-    differs: str
-    before: str
-    after: str
-    cause: str
+    differs: Told
+    before: Told
+    after: Told
+    cause: Told
 
     def __str__(self) -> str:
         what = DIFFERENCES.get(self.differs, self.differs)
@@ -618,7 +622,7 @@ class Rewound(OfWorker, frozen=True, kw_only=True):
     rewinds: int
     skips: bool
     cause: Literal["script", "guard", "person"]
-    reason: str = ""
+    reason: Told = ""
     duration_s: float
 
     def __str__(self) -> str:
@@ -645,7 +649,7 @@ class RewindFailed(OfWorker, frozen=True, kw_only=True):
 
     iteration: int
     cause: Literal["guard", "person"]
-    reason: str
+    reason: Told
 
 
 class SumsVerified(OfWorker, frozen=True, kw_only=True):
@@ -731,7 +735,7 @@ class ReplicaDiffered(OfWorker, frozen=True, kw_only=True):
 
     shard: int
     version: int
-    reason: str
+    reason: Told
 
 
 class GradientsGivenUp(Event, frozen=True, kw_only=True):
@@ -743,7 +747,7 @@ class GradientsGivenUp(Event, frozen=True, kw_only=True):
     """
 
     version: int
-    reason: str
+    reason: Told
 
 
 class Transfer(OfWorker, frozen=True, kw_only=True):
@@ -892,7 +896,7 @@ class WorkerExited(OfWorker, frozen=True, kw_only=True):
     pid: int
     signal: str | None
     exit_code: int | None
-    output: tuple[str, ...] = ()
+    output: tuple[PrintedLine, ...] = ()
 
 
 class WorkerHung(OfWorker, frozen=True, kw_only=True):
@@ -906,7 +910,7 @@ class WorkerHung(OfWorker, frozen=True, kw_only=True):
 
     silent_s: float
     deadline_s: float
-    seen: str = ""
+    seen: Told = ""
 
 
 class RanksApart(OfWorker, frozen=True, kw_only=True):
@@ -980,7 +984,7 @@ class ReplicaRejected(OfRecovery, frozen=True, kw_only=True):
     version: int
     holder: str | None
     chunk: int | None = None
-    reason: str
+    reason: Told
 
 
 class VersionRejected(OfRecovery, frozen=True, kw_only=True):
@@ -992,7 +996,7 @@ class VersionRejected(OfRecovery, frozen=True, kw_only=True):
     """
 
     version: int
-    reason: str
+    reason: Told
 
 
 class ShardSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -1045,7 +1049,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
     members: tuple[str | None, ...]
     sources: tuple[ShardSource, ...]
     transfers: tuple[ShardMove, ...]
-    reason: str
+    reason: Told
     ranks_then: int | None = None
 
 
@@ -1110,7 +1114,7 @@ class RecoveryWaiting(OfRecovery, frozen=True, kw_only=True):
 
     missing: tuple[int, ...]
     standbys: tuple[str, ...]
-    reason: str = ""
+    reason: Told = ""
 
 
 class RecoveryFinished(OfRecovery, frozen=True, kw_only=True):
@@ -1172,7 +1176,7 @@ class PersistFailed(Event, frozen=True, kw_only=True):
 
     version: int
     url: str
-    reason: str
+    reason: Told
     in_a_row: int = 1
 
 
@@ -1183,7 +1187,7 @@ class Note(Event, frozen=True, kw_only=True):
         text: For people.
     """
 
-    text: str
+    text: Told
 
 
 AnyEvent = (
