@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 from zipfile import is_zipfile
 
-from gemini_lab.errors import ConfigError, kind_of
+from gemini_lab.errors import ConfigError, kind_of, shortened, shown
+from gemini_lab.limits import MOST_CHARACTERS, require_text
 
 LONGEST_WORD: Final = 60
 """With the time before it, it is a name that a store takes, which are 100 characters."""
@@ -54,10 +55,16 @@ class Job:
             raise ConfigError(
                 f"args={self.args!r} is one text; give a list of words, such as {self.args.split()}"
             )
-        object.__setattr__(self, "script", str(self.script))
+        for name in ("script", "name", "cwd"):
+            value = getattr(self, name)
+            require_text(f"{name}=", str(value) if isinstance(value, Path) else value)
+            object.__setattr__(self, name, str(value))
         object.__setattr__(self, "args", tuple(map(_word, self.args or ())))
+        for name in self.env:
+            require_text("a variable's name", name)
+            if not name or "=" in name:
+                raise ConfigError(f"env= names {shown(name)}; a variable's name has no '='")
         object.__setattr__(self, "env", {name: _word(value) for name, value in self.env.items()})
-        object.__setattr__(self, "cwd", str(self.cwd))
         hash_seed_in(self.env)
 
     def check(self) -> None:
@@ -70,17 +77,18 @@ class Job:
             spec = find_module(self.script, cwd=self.cwd)
             if spec is None:
                 raise ConfigError(
-                    f"there is no module {self.script!r} to run, neither in {self.cwd} nor "
-                    "installed; check its name, or the folder"
+                    f"there is no module {shown(self.script)} to run, neither in "
+                    f"{shortened(self.cwd)} nor installed; check its name, or the folder"
                 )
             file = Path(spec.origin or "")
             if file.suffix == ".py":
                 _require_python(file)
         else:
             file = Path(self.cwd) / self.script
-            if not file.is_file():
+            if not _is_file(file):
                 raise ConfigError(
-                    f"there is no script {self.script!r} in {self.cwd}; check the path"
+                    f"there is no script {shown(self.script)} in {shortened(self.cwd)}; check the "
+                    "path"
                 )
             _require_python(file)
 
@@ -144,6 +152,13 @@ def find_module(name: str, *, cwd: str) -> ModuleSpec | None:
     return PathFinder.find_spec("__main__", list(spec.submodule_search_locations))
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no system has a path of such a length
+        return False
+
+
 def _word(argument: object) -> str:
     """A script's argument as its command line has it.
 
@@ -151,7 +166,13 @@ def _word(argument: object) -> str:
         ConfigError: It is no text, number or path.
     """
     if isinstance(argument, str | Real | Path):
-        return str(argument)
+        word = str(argument) if not isinstance(argument, int) else shown(argument)
+        if "\0" in word or len(word) > MOST_CHARACTERS:
+            raise ConfigError(
+                f"a script's arguments and variables have {MOST_CHARACTERS:,} characters at most, "
+                f"and none is NUL, as on a command line (one has {len(word):,})"
+            )
+        return word
     raise ConfigError(
         "a script's arguments and variables are texts, numbers and paths, and one is "
         f"{kind_of(argument)}; write it as the command line would"
