@@ -29,6 +29,10 @@ class GeminiError(Exception):
 
     may_pass: ClassVar[bool] = False
 
+    def __init__(self, *args: object) -> None:
+        """Keep what is said; a text from outside that is in it is not printed by the megabyte."""
+        super().__init__(*(shortened(a, LONGEST) if isinstance(a, str) else a for a in args))
+
 
 class ConfigError(GeminiError, ValueError):
     """A setting, or a combination of settings, cannot work."""
@@ -90,6 +94,33 @@ def kind_of(value: object) -> str:
     """What a value is, for a message: `an int`, `a str`."""
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+LONGEST: Final = 8_000
+"""Characters of an error of ours, and of any text that a message carries, at most."""
+SHOWN: Final = 80
+"""Characters of a value in a message, at most: who gave it knows the rest."""
+TOLD: Final = 2_000
+"""The same of a text that somebody else wrote: another library's error, a script's."""
+
+
+def shown(value: object, most: int = SHOWN) -> str:
+    """Return a value as a message shows it: as `repr` does, and cut where that is long."""
+    if isinstance(value, int) and abs(value).bit_length() > 4 * most:
+        return f"a whole number of {abs(value).bit_length()} bits"  # Python refuses to print some
+    if isinstance(value, str | bytes):
+        value = value[: most + 1]  # the rest costs nothing then
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def shortened(text: str, most: int = TOLD) -> str:
+    """Return a text with its middle left out where it is longer than a message may carry."""
+    if len(text) <= most:
+        return text
+    head, tail = most * 3 // 4, most // 8
+    left_out = len(text) - head - tail
+    return f"{text[:head]} ... ({left_out:,} characters are left out here) ... {text[-tail:]}"
 
 
 def in_lines(text: str) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 from zipfile import is_zipfile
 
-from gemini_lab.errors import ConfigError, kind_of
+from gemini_lab.errors import ConfigError, kind_of, shortened, shown
+from gemini_lab.limits import MOST_CHARACTERS, require_text, require_utf8
 
 LONGEST_WORD: Final = 60
 """With the time before it, it is a name that a store takes, which are 100 characters."""
@@ -54,15 +55,19 @@ class Job:
             raise ConfigError(
                 f"args={self.args!r} is one text; give a list of words, such as {self.args.split()}"
             )
-        object.__setattr__(self, "script", str(self.script))
+        for name in ("script", "name", "cwd"):
+            value = getattr(self, name)
+            require_text(f"{name}=", str(value) if isinstance(value, Path) else value)
+            object.__setattr__(self, name, str(value))
         object.__setattr__(self, "args", tuple(map(_word, self.args or ())))
+        for name in self.env:
+            require_text("a variable's name", name)
+            if not name or "=" in name:
+                raise ConfigError(f"env= names {shown(name)}; a variable's name has no '='")
         object.__setattr__(self, "env", {name: _word(value) for name, value in self.env.items()})
-        object.__setattr__(self, "cwd", str(self.cwd))
         hash_seed_in(self.env)
-        for what in ("script", "name", "cwd"):
-            require_text(f"{what}=", getattr(self, what))
-        for word in (*self.args, *self.env, *self.env.values()):
-            require_text("an argument or a variable of the script,", word)
+        for word in (*self.args, *self.env.values()):
+            require_utf8("an argument or a variable of the script,", word)
 
     def check(self) -> None:
         """Refuse a job that cannot start.
@@ -74,17 +79,18 @@ class Job:
             spec = find_module(self.script, cwd=self.cwd)
             if spec is None:
                 raise ConfigError(
-                    f"there is no module {self.script!r} to run, neither in {self.cwd} nor "
-                    "installed; check its name, or the folder"
+                    f"there is no module {shown(self.script)} to run, neither in "
+                    f"{shortened(self.cwd)} nor installed; check its name, or the folder"
                 )
             file = Path(spec.origin or "")
             if file.suffix == ".py":
                 _require_python(file)
         else:
             file = Path(self.cwd) / self.script
-            if not file.is_file():
+            if not _is_file(file):
                 raise ConfigError(
-                    f"there is no script {self.script!r} in {self.cwd}; check the path"
+                    f"there is no script {shown(self.script)} in {shortened(self.cwd)}; check the "
+                    "path"
                 )
             _require_python(file)
 
@@ -98,20 +104,6 @@ class Job:
     def word(self) -> str:
         """The title in a few characters that every folder, store and shell takes as they are."""
         return re.sub(r"[^\w.-]+", "-", self.title, flags=re.ASCII)[:LONGEST_WORD].strip("-.")
-
-
-def require_text(what: str, said: str) -> None:
-    """Refuse a name that messages and logs cannot say, because its bytes are no UTF-8.
-
-    Raises:
-        ConfigError: It is such a name, as this Python reads it.
-    """
-    if any("\ud800" <= letter <= "\udfff" for letter in said):
-        reads = sys.getfilesystemencoding()
-        way_out = (
-            "rename it" if reads == "utf-8" else f"set PYTHONUTF8=1 (this Python reads {reads})"
-        )
-        raise ConfigError(f"{what} {said!a} is no text in UTF-8; {way_out}")
 
 
 def job_of(job: object) -> Job:
@@ -171,6 +163,13 @@ def python_command(module: str, *words: object) -> list[str]:
     return [sys.executable, "-Pm", module, *map(str, words)]
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no system has a path of such a length
+        return False
+
+
 def _word(argument: object) -> str:
     """A script's argument as its command line has it.
 
@@ -178,7 +177,13 @@ def _word(argument: object) -> str:
         ConfigError: It is no text, number or path.
     """
     if isinstance(argument, str | Real | Path):
-        return str(argument)
+        word = str(argument) if not isinstance(argument, int) else shown(argument)
+        if "\0" in word or len(word) > MOST_CHARACTERS:
+            raise ConfigError(
+                f"a script's arguments and variables have {MOST_CHARACTERS:,} characters at most, "
+                f"and none is NUL, as on a command line (one has {len(word):,})"
+            )
+        return word
     raise ConfigError(
         "a script's arguments and variables are texts, numbers and paths, and one is "
         f"{kind_of(argument)}; write it as the command line would"

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 
-from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.errors import CapacityError, ConfigError, shown
 from gemini_lab.placement import Placement, Risk, plan_placement, propose_placement
 from gemini_lab.placement.dangers import Dangers
 from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.settings import SCHEDULED, Settings
-from gemini_lab.units import format_bytes
+from gemini_lab.units import check_number, format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,13 @@ class Seats:
         if not is_whole or self.nodes < 1 or self.workers_per_node < 1 or self.standbys < 0:
             raise ConfigError(
                 "a lab needs at least one node and one worker on it, and no fewer than 0 standbys, "
-                f"in whole numbers (got nodes={self.nodes!r}, "
-                f"workers_per_node={self.workers_per_node!r}, standbys={self.standbys!r})"
+                f"in whole numbers (got nodes={shown(self.nodes)}, "
+                f"workers_per_node={shown(self.workers_per_node)}, "
+                f"standbys={shown(self.standbys)})"
             )
+        for name in ("nodes", "workers_per_node", "standbys"):
+            check_number(name, getattr(self, name), is_whole=True)
+        check_number("ranks", self.world_size, is_whole=True)
         if self.members and len(self.members) != self.nodes:
             raise ConfigError(f"{self.nodes} positions cannot seat the members {self.members}")
 

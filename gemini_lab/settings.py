@@ -1,20 +1,20 @@
 """A protected job's settings: the `"gemini"` block of `ds_config.json`, checked at the door."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import SHOWN, ConfigError, shown
 from gemini_lab.limits import (
     above_zero,
     above_zero_or_none,
     named,
     one_of,
     require_limits,
-    require_type,
     share,
     zero_or_more,
+    zero_or_more_or_none,
 )
 from gemini_lab.units import MIB, PerNode, format_bytes, parse_bandwidth, parse_bytes
 
@@ -175,7 +175,7 @@ class Settings:
     persist_every_iterations: int | None = above_zero_or_none(None)
     persist_limit_s: float = above_zero(600.0)
     keep_versions: int = above_zero(2)
-    give_up_progress_after_s: float | None = None
+    give_up_progress_after_s: float | None = zero_or_more_or_none(None)
     on_divergence: str = one_of("warn", ("warn", "stop"))
     on_code_change: str = one_of("warn", ("warn", "stop"))
     on_not_finite: str = one_of("hold", ("hold", "warn", "stop", "rewind"))
@@ -196,7 +196,7 @@ class Settings:
     algorithm: str = named("drain", ("drain", "paper"))
     profile_iterations: int = above_zero(20)
     mu: float = share(0.8)
-    buffer_bytes: int = 128 * MIB
+    buffer_bytes: int = above_zero(128 * MIB)
     sub_buffers: int = above_zero(4)
     max_overhead: float | None = above_zero_or_none(None)
     link_bytes_per_s: float | None = above_zero_or_none(None)
@@ -223,7 +223,7 @@ class Settings:
         """Refuse what does not go with copies that follow the risk."""
         if not 0 <= self.survival_target < 1:
             raise ConfigError(
-                f"survival_target is a chance below 1 (got {self.survival_target}); with "
+                f"survival_target is a chance below 1 (got {shown(self.survival_target)}); with "
                 f"0.999 memory survives {self.survival_days:g} days in all of 1,000 runs but one"
             )
         _ = self.expected_failures, self.room_for_replicas
@@ -323,20 +323,26 @@ class Settings:
         if unknown:
             raise ConfigError(_unknown(unknown, known))
         values = _with_replicas(changes)  # their types are checked below
-        for name in ("chunk_bytes", "buffer_bytes"):
-            if name in values:
-                values[name] = parse_bytes(values[name])
-        for name in ("link_bytes_per_s", "copy_bytes_per_s"):
+        for name, read in _READ.items():
             if values.get(name) is not None:
-                values[name] = parse_bandwidth(values[name])
-        hints = get_type_hints(type(self))
-        for name, value in values.items():
-            require_type(name, value, hints[name])
+                try:
+                    values[name] = read(values[name])
+                except ConfigError as error:
+                    raise ConfigError(f"the gemini setting {name}: {error}") from error
         return replace(self, **values)
 
     def to_json(self) -> dict[str, SettingValue]:
         """The settings as plain JSON values; `parse` reads them."""
         return asdict(self)
+
+
+_READ: Final[Mapping[str, Callable[[Any], float]]] = {
+    "chunk_bytes": parse_bytes,
+    "buffer_bytes": parse_bytes,
+    "link_bytes_per_s": parse_bandwidth,
+    "copy_bytes_per_s": parse_bandwidth,
+}
+"""What reads the settings that may have a unit."""
 
 
 def _with_replicas(changes: Mapping[str, SettingValue]) -> dict[str, Any]:
@@ -350,17 +356,17 @@ def _with_replicas(changes: Mapping[str, SettingValue]) -> dict[str, Any]:
         values["replicas"] = FEWEST_REPLICAS
     elif isinstance(values["replicas"], str):
         raise ConfigError(
-            f"the gemini setting replicas={values['replicas']!r} has the wrong type; it has to be "
-            f'"{AUTO}" or a whole number'
+            f"the gemini setting replicas={shown(values['replicas'])} has the wrong type; it has "
+            f'to be "{AUTO}" or a whole number'
         )
     return values
 
 
 def _unknown(unknown: Sequence[str], known: Sequence[str]) -> str:
     """What to say of names that are no setting's: the nearest that are."""
-    near = [name for each in unknown for name in get_close_matches(each, known, n=3)]
+    near = [name for each in unknown for name in get_close_matches(each[:SHOWN], known, n=3)]
     nearest = f"the nearest: {', '.join(dict.fromkeys(near))}; " if near else ""
-    names = ", ".join(map(repr, unknown))
+    names = ", ".join(map(shown, unknown))
     return f"the gemini settings have no {names}; {nearest}help(gemini_lab.Settings) has all"
 
 

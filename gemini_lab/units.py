@@ -3,14 +3,13 @@
 Inside the package bytes are `int`, bandwidths are bytes per second as `float`, times are seconds.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Final
+from typing import Final, TypeGuard
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, shown
 
 KB: Final = 10**3
 MB: Final = 10**6
@@ -20,6 +19,40 @@ KIB: Final = 2**10
 MIB: Final = 2**20
 GIB: Final = 2**30
 TIB: Final = 2**40
+
+LARGEST: Final = 2**53
+"""No whole number from outside is larger: logs, browsers and tensors have each up to here exactly.
+
+It is far from where the sum of two of them, or twice one, leaves 64 bits."""
+LONGEST_S: Final = 1e9
+"""No time from outside is longer: timers take it, and nobody waits for thirty years."""
+MOST: Final[Mapping[str, float]] = {
+    "nodes": 100_000,
+    "standbys": 100_000,
+    "ranks": 100_000,
+    "workers_per_node": 1_024,
+    "gpus_per_node": 1_024,
+    "replicas": 100_000,
+    "keep_in_memory": 1_000,
+    "sub_buffers": 1_024,
+    "profile_iterations": 100_000,
+    "versions": 10_000,
+    "trials": 10_000_000,
+    "faults": 100_000,
+    "repeats": 10_000,
+    "load": 1_024,
+    "tries": 10_000,
+    "port": 65_535,
+    "lease_s": 86_400,
+    "bytes": 2**50,
+    "s": LONGEST_S,
+    "days": 1e6,
+}
+"""The most that a number from outside may be, by its name or by the unit that ends it.
+
+So no number can be forgotten: what is not here is at most `LARGEST`."""
+MOST_COPIES: Final = 1_000_000
+"""Of all shards together: a placement names the holder of each."""
 
 _SIZES: Final = {
     "": 1,
@@ -36,7 +69,15 @@ _SIZES: Final = {
 _BITS: Final = {"BIT": 1, "KBIT": KB, "MBIT": MB, "GBIT": GB, "TBIT": TB}
 _UNCLEAR: Final = re.compile("[kKmMgGtT]?i?(b(/[sS])?|B[pP][sS])")
 """Units of a rate that some write for bits, and others for bytes."""
+MOST_CHARACTERS: Final = 80
+"""Of a quantity that a person writes."""
 _QUANTITY: Final = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
+
+
+def most_of(name: str) -> float:
+    """Return the most that a number of this name may be."""
+    unit = "" if "_per_" in name else name.rpartition("_")[2]
+    return MOST.get(name, MOST.get(unit, LARGEST))
 
 
 def check_number(
@@ -50,7 +91,7 @@ def check_number(
     """Refuse an argument that is no finite number in its range.
 
     Args:
-        name: The argument's.
+        name: The argument's; `most_of` says by it how large it may be.
         value: What was given.
         least: The smallest that it may be.
         is_above: Whether it has to be more than that.
@@ -59,14 +100,34 @@ def check_number(
     Raises:
         ConfigError: It is not.
     """
-    if isinstance(value, Integral if is_whole else Real) and (
-        least < float(value) < math.inf or (value == least and not is_above)
-    ):
+    most = most_of(name)
+    number = value if is_number(value) and (isinstance(value, Integral) or not is_whole) else None
+    if number is not None and least <= number <= most and not (is_above and number == least):
         return
     kind = "whole" if is_whole else "finite"
     wanted = f"above {least:g}" if is_above else f"from {least:g} on"
+    if number is not None and number > most:
+        wanted = (
+            f"{wanted.removesuffix(' on')} {'and at most' if is_above else 'to'} {_plain(most)}"
+        )
     wanted = wanted.replace("above 0", "above zero")
-    raise ConfigError(f"`{name}` must be {wanted}: a {kind} number (got {value!r})")
+    raise ConfigError(f"`{name}` must be {wanted}: a {kind} number (got {shown(value)})")
+
+
+def _plain(number: float) -> str:
+    """A limit for people: `100,000`."""
+    return f"{number:,.0f}"
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether this is a number; true and false are none here."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _quantity(text: object) -> re.Match[str] | None:
+    """Return the number and the unit that a text is made of; None where it is not."""
+    is_short = isinstance(text, str) and len(text) <= MOST_CHARACTERS
+    return _QUANTITY.fullmatch(str(text)) if is_short else None
 
 
 def parse_bytes(text: str | float) -> int:
@@ -75,16 +136,21 @@ def parse_bytes(text: str | float) -> int:
     Raises:
         ConfigError: The text is no size, or the size is negative.
     """
-    if isinstance(text, (int, float)):
-        if not 0 <= text < math.inf:
+    if is_number(text):
+        size = text
+    else:
+        match = _quantity(text)
+        if not match or match[2].upper() not in _SIZES:
             raise ConfigError(
-                f"a size is a number of bytes from 0 on (got {text}); give bytes or '128 MiB'"
+                f"cannot read {shown(text)} as a size; write it like '128 MiB' or '20 GB'"
             )
-        return int(text)
-    match = _QUANTITY.fullmatch(text)
-    if not match or match[2].upper() not in _SIZES:
-        raise ConfigError(f"cannot read {text!r} as a size; write it like '128 MiB' or '20 GB'")
-    return int(float(match[1]) * _SIZES[match[2].upper()])
+        size = float(match[1]) * _SIZES[match[2].upper()]
+    if not 0 <= size <= LARGEST:
+        raise ConfigError(
+            f"a size is a number of bytes from 0 to {LARGEST:,} (got {shown(text)}); give bytes or "
+            "'128 MiB'"
+        )
+    return int(size)
 
 
 def parse_bandwidth(text: str | float) -> float:
@@ -93,13 +159,13 @@ def parse_bandwidth(text: str | float) -> float:
     Raises:
         ConfigError: The text is no bandwidth, may mean bits or bytes, or is not above zero.
     """
-    if isinstance(text, (int, float)):
-        rate = float(text)
+    if is_number(text):
+        rate = text
     else:
-        match = _QUANTITY.fullmatch(text)
+        match = _quantity(text)
         if match and _UNCLEAR.fullmatch(match[2]):
             raise ConfigError(
-                f"{text!r} may mean bits or bytes; write it like '20 Gbit/s' or '2.5 GB/s'"
+                f"{shown(text)} may mean bits or bytes; write it like '20 Gbit/s' or '2.5 GB/s'"
             )
         unit = match[2].upper().removesuffix("/S") if match else ""
         unit = re.sub("BPS$", "BIT", unit)
@@ -109,11 +175,14 @@ def parse_bandwidth(text: str | float) -> float:
             rate = float(match[1]) * _SIZES[unit]
         else:
             raise ConfigError(
-                f"cannot read {text!r} as a bandwidth; write it like '20 Gbit/s' or '2.5 GB/s'"
+                f"cannot read {shown(text)} as a bandwidth; write it like '20 Gbit/s' or '2.5 GB/s'"
             )
-    if not 0 < rate < math.inf:
-        raise ConfigError(f"a bandwidth must be above zero, and finite (got {text!r})")
-    return rate
+    if not 0 < rate <= LARGEST:
+        raise ConfigError(
+            f"a bandwidth must be above zero, finite, and at most {LARGEST:,} bytes a second (got "
+            f"{shown(text)})"
+        )
+    return float(rate)
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -183,10 +252,10 @@ class PerNode:
                 number = read(value.strip())
             except (ValueError, ConfigError):
                 number = -1.0
-            if not number >= 0 or bool(colon) != bool(node.strip()):
+            if not 0 <= number <= LARGEST or bool(colon) != bool(node.strip()):
                 raise ConfigError(
-                    f"{name}={said!r}: {part.strip()!r} is no number of at least 0, for all nodes "
-                    'or for one; write it like "0.015" or "0.015, node-3: 0.5"'
+                    f"{name}={shown(said)}: {shown(part.strip())} is no number of at least 0, for "
+                    'all nodes or for one; write it like "0.015" or "0.015, node-3: 0.5"'
                 )
             if colon:
                 named[node.strip()] = number

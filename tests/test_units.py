@@ -25,10 +25,10 @@ def test_a_time_has_two_units_at_most(time_s: float, words: str) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1, -0.5, "16", None])
 def test_what_is_no_number_in_its_range_is_refused(value) -> None:
-    with pytest.raises(ConfigError, match="`days` must be from 0 on"):
+    with pytest.raises(ConfigError, match=r"`days` must be from 0 (on|to 1,000,000)"):
         check_number("days", value)
     check_number("days", 0)
-    with pytest.raises(ConfigError, match="`days` must be above zero"):
+    with pytest.raises(ConfigError, match=r"`days` must be above zero"):
         check_number("days", 0, is_above=True)
 
 

@@ -12,10 +12,10 @@ from typing import Final, Protocol
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import finder_of, parser_of, same_run
-from gemini_lab.cli.seconds import seconds
 from gemini_lab.display import tell
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.interrupts import interrupt_says
+from gemini_lab.limits import seconds
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent
 

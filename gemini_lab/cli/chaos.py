@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.seconds import seconds
 from gemini_lab.display import complain, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.campaign import Plan, campaign, load_now
@@ -16,6 +15,7 @@ from gemini_lab.experiments.chaos.kinds import KINDS, USUAL, named
 from gemini_lab.experiments.chaos.means import check, lacking, possible
 from gemini_lab.experiments.chaos.result import Result, summed
 from gemini_lab.lab.config import LabConfig
+from gemini_lab.limits import seconds, whole
 from gemini_lab.report.columns import columns
 
 WHAT_HOLDS: Final = """\
@@ -35,9 +35,9 @@ def parser() -> argparse.ArgumentParser:
         description=f"{WHAT_HOLDS}\n\nkinds of faults:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    number = partial(options.add_argument, type=int, metavar="N")
-    number("--faults", default=20, help="how many in all (%(default)s)")
-    number("--seed", default=0, help="of all that is drawn (%(default)s)")
+    number = partial(options.add_argument, metavar="N")
+    number("--faults", type=whole("faults"), default=20, help="how many in all (%(default)s)")
+    number("--seed", type=whole("seed"), default=0, help="of all that is drawn (%(default)s)")
     options.add_argument(
         "--kinds",
         help="names, separated by commas, or patterns as 'tier_*'; by default all but those for "
@@ -48,17 +48,37 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="each kind takes about as much time as any other; by default each is as likely",
     )
-    number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")
-    number("--standbys", default=LabConfig.standbys, help="machines that wait (%(default)s)")
-    number("--faults-a-run", default=12, help="a job suffers so many (%(default)s)")
+    number(
+        "--nodes",
+        type=whole("nodes"),
+        default=LabConfig.nodes,
+        help="machines that train (%(default)s)",
+    )
+    number(
+        "--standbys",
+        type=whole("standbys"),
+        default=LabConfig.standbys,
+        help="machines that wait (%(default)s)",
+    )
+    number(
+        "--faults-a-run",
+        type=whole("faults"),
+        default=12,
+        help="a job suffers so many (%(default)s)",
+    )
     options.add_argument(
         "--minutes",
-        type=float,
+        type=seconds,
         metavar="N",
         help="after so long nothing is struck any more, and the run is told to end; default: never",
     )
     number(
-        "--load", nargs="?", const=4, default=0, help="processes to keep the machine busy (4 or N)"
+        "--load",
+        type=whole("load"),
+        nargs="?",
+        const=4,
+        default=0,
+        help="processes to keep the machine busy (4 or N)",
     )
     options.add_argument(
         "--limit",
@@ -72,7 +92,12 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="ranks that are not lost keep their process through a recovery",
     )
-    number("--tries", default=6, help="runs to make a failing schedule smaller with (%(default)s)")
+    number(
+        "--tries",
+        type=whole("tries"),
+        default=6,
+        help="runs to make a failing schedule smaller with (%(default)s)",
+    )
     options.add_argument("--replay", type=Path, metavar="FILE", help="one schedule again")
     options.add_argument("--folder", type=Path, default=Path("gemini-chaos"), help="for the runs")
     options.add_argument("--json", type=Path, metavar="FILE", help="also write every fault here")

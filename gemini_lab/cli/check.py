@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.cli.seconds import seconds
 from gemini_lab.experiments.check import Checked, Recovered, check_script, require_room
 from gemini_lab.job import Job
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
+from gemini_lab.limits import seconds, whole
 from gemini_lab.log.events import DIFFERENCES
 from gemini_lab.log.file import FOLDER_HELP, RUNS_FOLDER
 from gemini_lab.report.twice import FirstDifference
@@ -69,15 +69,24 @@ def parser() -> argparse.ArgumentParser:
         "and then a node killed, and compare every loss, gradient norm, batch, random state and "
         "learning rate. What the script writes, it writes twice; its persistent tier is not used.",
     )
-    number = partial(options.add_argument, type=int, metavar="N")
-    number("--nodes", default=NODES, help="machines that train (%(default)s)")
+    number = partial(options.add_argument, metavar="N")
+    number(
+        "--nodes",
+        type=whole("nodes", least=1),
+        default=NODES,
+        help="machines that train (%(default)s)",
+    )
     number(
         "--workers-per-node",
+        type=whole("workers_per_node", least=1),
         default=1,
         help="training processes on each, one per GPU (%(default)s)",
     )
     number(
-        "--iterations", default=ITERATIONS, help="about how many to train each time (%(default)s)"
+        "--iterations",
+        type=whole("iterations", least=1),
+        default=ITERATIONS,
+        help="about how many to train each time (%(default)s)",
     )
     options.add_argument(
         "--limit",

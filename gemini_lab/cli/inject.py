@@ -9,6 +9,7 @@ from gemini_lab.cli.runs import RUN_HELP, add_finding, finder_of
 from gemini_lab.display import tell
 from gemini_lab.injector.failures import FAILURES, Failure, Where, read_failure
 from gemini_lab.lab.attached import AttachedRun
+from gemini_lab.limits import whole
 from gemini_lab.report.columns import columns
 
 DESCRIPTION: Final = """\
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
         help="several for nodes_loss, one or two for link_cut, the rack's name for rack_loss, and "
         "none for root_loss and store_full",
     )
-    options.add_argument("--shard", type=int, help="for bit_flip: which shard's replica")
+    options.add_argument("--shard", type=whole("shard"), help="for bit_flip: which shard's replica")
     options.add_argument("--where", choices=get_args(Where), help="for wrong_sums: in what")
     options.add_argument("--once", action="store_true", help="for wrong_sums: not each time")
     add_finding(options)

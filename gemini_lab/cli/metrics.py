@@ -11,6 +11,7 @@ from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.metrics import LOOPBACK, serve_metrics, text_of
 from gemini_lab.lab.sinks import HOW, sender
 from gemini_lab.lab.watched import watched
+from gemini_lab.limits import whole
 
 PORT: Final = 9408
 LOOK_S: Final = 1.0
@@ -22,7 +23,10 @@ def command(arguments: Sequence[str]) -> int:
     """Serve until interrupted: what a run ended with can be read on. Or send until it is over."""
     options = parser_of("metrics", DESCRIPTION)
     options.add_argument(
-        "--port", type=int, default=PORT, help="where to serve them (%(default)s); 0 takes any"
+        "--port",
+        type=whole("port"),
+        default=PORT,
+        help="where to serve them (%(default)s); 0 takes any",
     )
     options.add_argument(
         "--address", default=LOOPBACK, help="on which address to listen (%(default)s)"

@@ -3,13 +3,14 @@
 import argparse
 import asyncio
 import os
+import re
 import socket
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
-from gemini_lab.cli.seconds import seconds
-from gemini_lab.errors import MissingError
+from gemini_lab.errors import ConfigError, MissingError, shown
 from gemini_lab.launch.boot import agent_environment
 from gemini_lab.launch.join import (
     WAIT_S,
@@ -21,11 +22,14 @@ from gemini_lab.launch.join import (
     take_name,
 )
 from gemini_lab.launch.provider import TOKEN_VARIABLE
+from gemini_lab.limits import require_text, seconds
 from gemini_lab.node.agent import run_agent
 from gemini_lab.node.config import AgentConfig, AgentUp, why_blind
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.sealed_store import SealedStore
 
+LONGEST_MACHINE: Final = 200
+"""Characters of a machine's id."""
 DESCRIPTION = f"""Make this machine a node of a lab, for as long as the lab lasts. Whatever starts
 one process a machine starts it: srun, a pod, a launch template, ssh. The lab's token comes from
 {TOKEN_VARIABLE} or a file; etcd's user, password and TLS files from the variables that etcdctl
@@ -72,6 +76,8 @@ def command(arguments: Sequence[str]) -> int:
     """Run `gemini-lab node` until the lab ends."""
     options = parser().parse_args(arguments)
     check_name(options.lab)
+    require_text("--machine", options.machine, most=LONGEST_MACHINE)
+    first = place_from(os.environ.get("SLURM_PROCID", "0"))
     token = find_token(options.token_file)
     address = EtcdAddress.parse(options.etcd)
     store = SealedStore(address, prefix_of(options.lab), token=token)
@@ -79,7 +85,6 @@ def command(arguments: Sequence[str]) -> int:
     if (reason := why_blind(record.detached)) is not None:
         raise MissingError(reason)
     store.identity = record.identity
-    first = int(os.environ.get("SLURM_PROCID", "0"))
     name = take_name(store, socket.gethostname(), machine=options.machine, first=first)
     store.close()
     config = AgentConfig(
@@ -99,6 +104,17 @@ def command(arguments: Sequence[str]) -> int:
     lab = f"the lab {options.lab!r}"
     say(f"{lab} has ended" if is_over else f"{name} has left {lab}, which goes on without it")
     return 0
+
+
+def place_from(text: str) -> int:
+    """Return the number that Slurm gives this process, by which nodes are named.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not re.fullmatch("[0-9]{1,6}", text):
+        raise ConfigError(f"SLURM_PROCID is {shown(text)}, and not a process's number; unset it")
+    return int(text)
 
 
 def _is_up(up: AgentUp, *, lab: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from gemini_lab.display import complain, readable, tell
+from gemini_lab.errors import shown
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.entry import Entry, EventError
 from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER, find_log, read_log
@@ -19,6 +20,7 @@ from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.tables.spent import spent
 from gemini_lab.report.text import ink_for, render, render_spent
 from gemini_lab.report.trace import chrome_trace
+from gemini_lab.units import LONGEST_S
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -124,7 +126,7 @@ def _window(text: str) -> tuple[float, float]:
     try:
         from_s, to_s = map(float, text.split(":"))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not FROM:TO, such as 60:90") from error
-    if not from_s < to_s:
-        raise argparse.ArgumentTypeError(f"{text!r} ends before it begins")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not FROM:TO, such as 60:90") from error
+    if not -LONGEST_S <= from_s < to_s <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{shown(text)} ends before it begins, or never")
     return from_s, to_s

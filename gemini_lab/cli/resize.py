@@ -8,6 +8,7 @@ from gemini_lab.cli.exits import Exit
 from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.attached import AttachedRun
+from gemini_lab.limits import whole
 from gemini_lab.log.events import (
     AnyEvent,
     RecoveryFinished,
@@ -27,7 +28,7 @@ def command(arguments: Sequence[str]) -> int:
     memory, so nothing is done again. Where machines are missing the run trains on until they come.
     """
     parser = parser_of_asking("resize", command.__doc__, wait_s=WAIT_S)
-    parser.add_argument("nodes", type=int, help="how many nodes it is to have")
+    parser.add_argument("nodes", type=whole("nodes", least=1), help="how many nodes it is to have")
     options = parser.parse_args(arguments)
     awaited = Size(options.nodes)
     return ask(options, awaited.want, awaited)

@@ -7,6 +7,7 @@ from gemini_lab.cli.asked import ask, parser_of_asking
 from gemini_lab.cli.exits import Exit
 from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
+from gemini_lab.limits import whole
 from gemini_lab.log.events import AnyEvent, Note, RewindFailed, Rewound
 from gemini_lab.recovery.rewinds import CANNOT_GO_BACK
 
@@ -20,7 +21,9 @@ def command(arguments: Sequence[str]) -> int:
     since is skipped, unless --again is given.
     """
     parser = parser_of_asking("rewind", command.__doc__, wait_s=WAIT_S)
-    parser.add_argument("steps", type=int, help="how many iterations to take back")
+    parser.add_argument(
+        "steps", type=whole("steps", least=1), help="how many iterations to take back"
+    )
     parser.add_argument("--again", action="store_true", help="have the same batches come again")
     options = parser.parse_args(arguments)
     return ask(options, lambda run: run.rewind(options.steps, skip=not options.again), GoingBack())

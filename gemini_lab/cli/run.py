@@ -13,9 +13,8 @@ from typing import Final, Protocol
 from gemini_lab.cli.dry_run import describe_decided, find_block, look_at_tier
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.following import follow
-from gemini_lab.cli.seconds import seconds
 from gemini_lab.display import tell
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, shown
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig, LabOptions, config_of
@@ -26,9 +25,11 @@ from gemini_lab.lab.metrics import check_places, telling
 from gemini_lab.lab.sinks import HOW
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
+from gemini_lab.limits import seconds, whole
 from gemini_lab.log.file import FOLDER_HELP, RUNS_FOLDER
 from gemini_lab.seats import Seats
 from gemini_lab.settings import AUTO, SettingValue
+from gemini_lab.units import LARGEST
 
 NOTICE_S: Final = 60.0
 TOO_SOON: Final = "interrupted before the run began; what was started for it has ended again"
@@ -58,11 +59,22 @@ class Options(Protocol):
 
 
 def _add_machines(options: Options) -> None:
-    number = partial(options.add_argument, type=int, metavar="N")
-    number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")
-    number("--standbys", default=LabConfig.standbys, help="machines that wait (%(default)s)")
+    number = partial(options.add_argument, metavar="N")
+    number(
+        "--nodes",
+        type=whole("nodes"),
+        default=LabConfig.nodes,
+        help="machines that train (%(default)s)",
+    )
+    number(
+        "--standbys",
+        type=whole("standbys", least=-LARGEST),
+        default=LabConfig.standbys,
+        help="machines that wait (%(default)s)",
+    )
     number(
         "--workers-per-node",
+        type=whole("workers_per_node"),
         default=LabConfig.workers_per_node,
         help="training processes on each, one per GPU (%(default)s)",
     )
@@ -125,7 +137,10 @@ def _add_protection(options: Options) -> None:
         "--persistent-url", metavar="URL", help="persistent tier: a folder, s3://... (fsspec)"
     )
     options.add_argument(
-        "--persist-every", type=int, metavar="N", help="iterations between persistent versions"
+        "--persist-every",
+        type=whole("iterations"),
+        metavar="N",
+        help="iterations between persistent versions",
     )
     options.add_argument(
         "--resume", action="store_true", help="go on from what another run left in that tier"
@@ -259,14 +274,14 @@ def lab_options(options: argparse.Namespace) -> LabOptions:
         "nodes": options.nodes,
         "standbys": options.standbys,
         "workers_per_node": options.workers_per_node,
-        "hosts": None if options.join else hosts_of(options),
-        "racks": options.racks.split(",") if options.racks else None,
+        "hosts": None if options.join is not None else hosts_of(options),
+        "racks": options.racks.split(",") if options.racks is not None else None,
         "etcd": options.etcd,
         "folder": options.folder,
         "lease_s": options.lease,
         "join": options.join,
         "provider": options.provider,
-        "token": find_token(options.token_file) if options.join else None,
+        "token": find_token(options.token_file) if options.join is not None else None,
         "wait_s": options.wait,
     }
 
@@ -311,34 +326,34 @@ def replicas_of(text: str) -> int | str:
     if text == AUTO:
         return text
     try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is no number of copies; give one, or "{AUTO}"'
-        ) from None
+        return whole("replicas")(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f'{error}; give a number, or "{AUTO}"') from None
 
 
 def setting_of(text: str) -> tuple[str, SettingValue]:
     """`NAME=VALUE` as a setting; the value is JSON, or a word."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ConfigError(f"cannot read the setting {text!r}; write --set NAME=VALUE")
+        raise ConfigError(f"cannot read the setting {shown(text)}; write --set NAME=VALUE")
     try:
         found = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
     if isinstance(found, dict | list):
-        raise ConfigError(f"the setting {name!r} cannot be {value}; give one number or word")
+        raise ConfigError(
+            f"the setting {shown(name)} cannot be {shown(value)}; give one number or word"
+        )
     return name, found
 
 
 def hosts_of(options: argparse.Namespace) -> Sequence[str] | str | None:
     """Hosts from the options, or from the Slurm allocation that this process is in."""
-    if options.hosts and options.hostfile:
+    if options.hosts is not None and options.hostfile is not None:
         raise ConfigError("give --hosts or --hostfile, not both")
-    if options.hosts:
+    if options.hosts is not None:
         return str(options.hosts).split(",")
-    if options.hostfile:
+    if options.hostfile is not None:
         return str(options.hostfile)
     nodelist = os.environ.get("SLURM_JOB_NODELIST")
     if nodelist and shutil.which("scontrol"):

@@ -13,7 +13,6 @@ from typing import Final
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.cli.screen import Beside, console, screen
-from gemini_lab.cli.seconds import seconds
 from gemini_lab.display import complain, readable, tell
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
@@ -23,6 +22,7 @@ from gemini_lab.lab.detached import end_by_force
 from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.progress import show_progress
 from gemini_lab.lab.watched import Watched, watched
+from gemini_lab.limits import seconds
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress

@@ -12,7 +12,8 @@ from typing import Final
 
 from gemini_lab.cli import run
 from gemini_lab.display import complain
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import SHOWN, ConfigError, shortened, shown
+from gemini_lab.units import check_number, most_of
 
 _TAKEN: Final = {
     "nnodes",
@@ -100,11 +101,13 @@ def workers_of(asked: str) -> int:
     from torch.distributed.run import determine_local_world_size  # noqa: PLC0415
 
     try:
-        return int(determine_local_world_size(asked))
+        workers = int(determine_local_world_size(asked))
     except ValueError as error:
         raise ConfigError(
-            f"--nproc-per-node {asked}: {str(error).rstrip('.')}; give a number"
+            f"--nproc-per-node {shortened(asked, SHOWN)}: {str(error).rstrip('.')}; give a number"
         ) from error
+    check_number("workers_per_node", workers, is_whole=True)
+    return workers
 
 
 def require_one_start(given: argparse.Namespace) -> None:
@@ -136,8 +139,11 @@ def nodes_of(nnodes: str) -> tuple[int, int]:
         found = int(least), int(most or least)
     except ValueError:
         found = (0, 0)
-    if not 1 <= found[0] <= found[1]:
-        raise ConfigError(f"cannot read --nnodes {nnodes!r}; give N or MIN:MAX, such as 4 or 4:6")
+    if not 1 <= found[0] <= found[1] <= most_of("nodes"):
+        raise ConfigError(
+            f"cannot read --nnodes {shown(nnodes)}; give N or MIN:MAX, such as 4 or 4:6, and "
+            f"{most_of('nodes'):,} at most"
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """What `protect` is called with, checked before anything is done with it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -9,9 +9,15 @@ from torch import nn
 
 from gemini_lab.engine.contract import Engine, Keepable, Stateful, ZeroEngine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.errors import ConfigError, kind_of
+from gemini_lab.errors import ConfigError, kind_of, shown
+from gemini_lab.limits import require_text
 from gemini_lab.settings import SettingValue
+from gemini_lab.units import check_number
 
+MOST_VALUES: Final = 256
+"""That a script may log of an iteration: they travel with each version."""
+LONGEST_NAME: Final = 100
+Value = TypeVar("Value")
 _SCHEDULE = "scheduler"
 _WAY_OUT = (
     "give what deepspeed.initialize returns first, under ZeRO stage 1, 2 or 3, or what trains in "
@@ -37,6 +43,7 @@ def as_engine(
         UnsupportedError: It has state that cannot be put back exactly.
         ConfigError: It is neither, or both.
     """
+    check_number("step", step, is_whole=True)
     if engine is not None:
         if model is not None or optimizer is not None or settings is not None or step:
             raise ConfigError(
@@ -134,6 +141,62 @@ def require_parts(client_state: object, also: object) -> None:
             f"also= is {kind_of(also)} without names; give a dict such as "
             '{"ema": ema, "rng": generator}'
         )
+
+
+def require_total(name: str, total: object) -> None:
+    """Refuse what is no number of iterations or epochs, when a loop begins.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    check_number(name, total, is_whole=True)
+
+
+def require_rewind(steps: object, skip: object) -> None:
+    """Refuse what is no rewind, whatever was done so far.
+
+    Raises:
+        ConfigError: A number is none, or `skip` is neither true nor false.
+    """
+    check_number("steps", steps, is_whole=True)
+    if not isinstance(skip, bool):
+        raise ConfigError(f"skip= is {kind_of(skip)}; give True or False")
+
+
+def numbers_of(values: dict[str, Any]) -> dict[str, float]:
+    """Return what a script logs as plain numbers.
+
+    Raises:
+        ConfigError: One is no number, a name is too long, or there are too many.
+    """
+    for name in require_few(values):
+        require_text("a logged value's name", name, most=LONGEST_NAME)
+    return {name: _logged(name, value) for name, value in values.items()}
+
+
+def require_few(values: dict[str, Value]) -> dict[str, Value]:
+    """Return what a script logs of an iteration, if it is not too much.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if len(values) > MOST_VALUES:
+        raise ConfigError(
+            f"protected.log was given {len(values):,} values of one iteration; give {MOST_VALUES} "
+            "at most"
+        )
+    return values
+
+
+def _logged(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise ConfigError(
+        f"protected.log({name}={shown(value)}): it has to be one number, such as loss.item()"
+    )
 
 
 def as_sources(data: Any) -> list[Any]:

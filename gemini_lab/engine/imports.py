@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from gemini_lab.limits import MOST_CHARACTERS
 from gemini_lab.log.hiding import names_a_secret
 
 WORTH_IT: Final = 400
@@ -78,11 +79,12 @@ def foreign_modules(
 
 
 def changed_environment(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Variables that were set since, but for a rank's own and for secrets."""
+    """Variables that were set since, but for a rank's own, for secrets, and for very long ones."""
     return {
         name: value
         for name, value in now.items()
         if before.get(name) != value
+        and len(value) <= MOST_CHARACTERS
         and not name.startswith(_OF_A_RANK)
         and not names_a_secret(name)
     }

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from gemini_lab.engine.arguments import numbers_of, require_few
 from gemini_lab.log.events import AnyEvent, Inputs, Iteration, IterationBegun
 from gemini_lab.units import to_microsecond
 
@@ -78,14 +79,18 @@ class IterationLog:
             self._is_begin_said = True
             self._emit(IterationBegun(iteration=iteration, inputs=inputs.read()))
 
-    def add(self, values: Mapping[str, float]) -> None:
-        """Attach values to the iteration that is computed, or else to the newest."""
+    def add(self, values: dict[str, Any]) -> None:
+        """Attach values to the iteration that is computed, or else to the newest.
+
+        Raises:
+            ConfigError: One is no number, or there are too many.
+        """
         self._say_begin()  # to log a loss, one waits for a GPU
-        numbers = {name: float(value) for name, value in values.items()}
+        numbers = numbers_of(values)
         if self._is_computing or self.newest is None:
-            self._values.update(numbers)
+            self._values = require_few({**self._values, **numbers})
         else:
-            values_too = {**self.newest.values, **numbers}
+            values_too = require_few({**self.newest.values, **numbers})
             self.newest = msgspec.structs.replace(self.newest, values=values_too)
             self._emit(self.newest)
 

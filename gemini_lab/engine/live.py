@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gemini_lab.engine.arguments import require_rewind, require_total
 from gemini_lab.engine.carried import carried
 from gemini_lab.engine.contract import WorldChange
 from gemini_lab.engine.ends import UNKNOWN, Ends, collectives_so_far
@@ -26,6 +27,7 @@ from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.unkept.script_watch import ScriptWatch
 from gemini_lab.engine.verify.verification import Verification
 from gemini_lab.errors import CannotGoOnError, GeminiError
+from gemini_lab.limits import require_text
 from gemini_lab.recovery.messages import End
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.traffic import CheckpointTraffic
@@ -132,6 +134,10 @@ class LiveProtection:
 
     def steps(self, total: int, /) -> Iterator[int]:
         """The script's loop; see `Protected`."""
+        require_total("steps", total)
+        return self._steps(total)
+
+    def _steps(self, total: int) -> Iterator[int]:
         self._top_is_told = self._is_asked = self._is_in_loop = self._has_loop = True
         if self._rejoining is not None:
             self._rejoining.enter_loop(self._traffic)
@@ -151,6 +157,10 @@ class LiveProtection:
 
     def epochs(self, total: int, /) -> Iterator[int]:
         """The outer of the script's loops; see `Protected`."""
+        require_total("epochs", total)
+        return self._epochs(total)
+
+    def _epochs(self, total: int) -> Iterator[int]:
         self.end_iterations_at_fetch()
         self._is_in_loop = self._is_in_epochs = self._has_loop = True
         try:
@@ -188,6 +198,7 @@ class LiveProtection:
 
     def rewind(self, steps: int, *, skip: bool = True) -> None:
         """Take iterations back when the loop comes to its top; see `Protected`."""
+        require_rewind(steps, skip)
         done = self._state.version
         can_rewind = self._is_in_loop and self._rewinder is not None
         require_steps(steps, version=done, can_rewind=can_rewind)
@@ -196,6 +207,7 @@ class LiveProtection:
 
     def pause(self, reason: str) -> AbstractContextManager[None]:
         """Long work of the script's own; see `Protected`."""
+        require_text("the pause's reason", reason)
         return self._pulse.pause(reason)
 
     # -- the hook --------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.rows import Row, table
 from gemini_lab.experiments.versions import machine, made_with
 from gemini_lab.lab.interrupts import interrupt_says
+from gemini_lab.limits import whole
 from gemini_lab.report.columns import columns
 
 ENDED: Final = "interrupted, so nothing is told or written; what it started has ended"
@@ -149,7 +150,11 @@ def _parser(name: str | None, benches: Mapping[str, tuple[str, str]]) -> argpars
             prog=f"gemini-lab bench {name}", description=f"{text[0].upper()}{text[1:]}"
         )
     parser.add_argument(
-        "--repeats", type=int, default=5, metavar="N", help="how often (%(default)s)"
+        "--repeats",
+        type=whole("repeats", least=1),
+        default=5,
+        metavar="N",
+        help="how often (%(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the values here")
     return parser

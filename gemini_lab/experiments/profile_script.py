@@ -13,6 +13,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.experiments.namespaces import NodeNetwork
 from gemini_lab.job import Job, python_command
+from gemini_lab.limits import whole
 from gemini_lab.profiler.observe import ITERATIONS, SKIP
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.profiler.show import report
@@ -170,20 +171,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--iterations",
-        type=int,
+        type=whole("profile_iterations"),
         default=ITERATIONS,
         metavar="N",
         help="iterations to average over (%(default)s)",
     )
     parser.add_argument(
         "--skip",
-        type=int,
+        type=whole("iterations"),
         default=SKIP,
         metavar="N",
         help="iterations to let pass first (%(default)s)",
     )
     parser.add_argument(
-        "--nproc", type=int, default=2, metavar="N", help="ranks on this machine (%(default)s)"
+        "--nproc",
+        type=whole("workers_per_node"),
+        default=2,
+        metavar="N",
+        help="ranks on this machine (%(default)s)",
     )
     parser.add_argument(
         "--link", metavar="RATE", help='pace each rank to such a link, as in "400 Mbit/s"'

@@ -21,6 +21,7 @@ from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.progress import show_progress
 from gemini_lab.lab.submission import Submission
+from gemini_lab.limits import whole
 from gemini_lab.log.file import FOLDER_HELP, LOG_FILE, RUNS_FOLDER
 from gemini_lab.report import Comparison, RunReport
 from gemini_lab.report.text import BLOCKS, Ink, ink_for, render
@@ -136,10 +137,20 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="gemini-lab quickstart", description=(__doc__ or "").splitlines()[0]
     )
-    number = partial(options.add_argument, type=int, metavar="N")
-    number("--nodes", default=LabConfig.nodes, help="machines that train (%(default)s)")
-    number("--standbys", default=LabConfig.standbys, help="machines that wait (%(default)s)")
-    number("--iterations", default=24, help="of the job (%(default)s)")
+    number = partial(options.add_argument, metavar="N")
+    number(
+        "--nodes",
+        type=whole("nodes"),
+        default=LabConfig.nodes,
+        help="machines that train (%(default)s)",
+    )
+    number(
+        "--standbys",
+        type=whole("standbys"),
+        default=LabConfig.standbys,
+        help="machines that wait (%(default)s)",
+    )
+    number("--iterations", type=whole("iterations"), default=24, help="of the job (%(default)s)")
     options.add_argument("--size", default=SIZE, help="of the GPT: tiny, small, 1b (%(default)s)")
     options.add_argument("--corpus", metavar="PATH", help="text to train on; by default Python's")
     options.add_argument(

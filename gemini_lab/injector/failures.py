@@ -22,9 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Final, Literal, get_args
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, kind_of, shortened, shown
+from gemini_lab.limits import require_text
+from gemini_lab.units import LARGEST, check_number
 
-_PLACE: Final = re.compile(r"node-\d+|rank-\d+|root")
+_PLACE: Final = re.compile(r"(?:node|rank)-[0-9]{1,9}|root")
 _PLACES: Final = "a node's name like node-2, rank-2 for the node that runs rank 2, or root"
 
 
@@ -34,8 +36,8 @@ def check_place(place: str) -> None:
     Raises:
         ConfigError: `place` has none of the three forms.
     """
-    if not _PLACE.fullmatch(place):
-        raise ConfigError(f"{place!r} names no place; write {_PLACES}")
+    if not isinstance(place, str) or not _PLACE.fullmatch(place):
+        raise ConfigError(f"{shown(place)} names no place; write {_PLACES}")
 
 
 def rank_of(place: str) -> int | None:
@@ -67,15 +69,17 @@ class Failure:
         """
         values = dict(record)
         kind = values.pop("kind", None)
-        if kind not in FAILURES:
-            raise ConfigError(f"no failure is called {kind!r}; choose from {', '.join(FAILURES)}")
+        if not isinstance(kind, str) or kind not in FAILURES:
+            raise ConfigError(
+                f"no failure is called {shown(kind)}; choose from {', '.join(FAILURES)}"
+            )
         known = [field.name for field in fields(FAILURES[kind])]
         try:
             return FAILURES[kind](**values)
         except TypeError as error:
             raise ConfigError(
                 f"{kind} takes {' and '.join(known) or 'nothing'} "
-                f"(got {' and '.join(sorted(values)) or 'nothing'})"
+                f"(got {' and '.join(map(shortened, sorted(values)[:8])) or 'nothing'})"
             ) from error
 
     def __str__(self) -> str:
@@ -154,11 +158,13 @@ class NodesLoss(Failure):
     nodes: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        if isinstance(self.nodes, str) or not isinstance(self.nodes, Sequence):
+            raise ConfigError(f"nodes= is {kind_of(self.nodes)}; give several places in a list")
         object.__setattr__(self, "nodes", tuple(self.nodes))
         for node in self.nodes:
             check_place(node)
         if not self.nodes or len(set(self.nodes)) < len(self.nodes):
-            raise ConfigError(f"nodes_loss needs different nodes (got {list(self.nodes)})")
+            raise ConfigError(f"nodes_loss needs different nodes (got {shown(list(self.nodes))})")
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -183,6 +189,9 @@ class RackLoss(Failure):
 
     kind: ClassVar[str] = "rack_loss"
     rack: str
+
+    def __post_init__(self) -> None:
+        require_text("a rack's name", self.rack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +230,8 @@ class BitFlip(_AtNode):
 
     def __post_init__(self) -> None:
         check_place(self.node)
-        if self.shard is not None and self.shard < 0:
-            raise ConfigError(f"a shard's number is 0 or more (got {self.shard})")
+        if self.shard is not None:
+            check_number("shard", self.shard, is_whole=True)
 
 
 Where = Literal["gradient", "activation", "optimizer"]
@@ -249,8 +258,12 @@ class WrongSums(_AtNode):
         check_place(self.node)
         if self.where not in get_args(Where):
             raise ConfigError(
-                f"sums are wrong in one of {', '.join(get_args(Where))} (got {self.where!r})"
+                f"sums are wrong in one of {', '.join(get_args(Where))} (got {shown(self.where)})"
             )
+        if not isinstance(self.lasts, bool):
+            raise ConfigError(f"lasts= is {kind_of(self.lasts)}; give True or False")
+        if self.seed is not None:
+            check_number("seed", self.seed, least=-LARGEST, is_whole=True)
 
     def __str__(self) -> str:
         return f"wrong sums {self.node} {self.where}, {'lasting' if self.lasts else 'once'}"

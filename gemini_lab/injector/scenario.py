@@ -6,14 +6,13 @@ The cluster and the simulator take the same scenario, in memory or as a file:
 """
 
 import json
-import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, kind_of, shown
 from gemini_lab.injector.failures import (
     FAILURES,
     BitFlip,
@@ -22,9 +21,13 @@ from gemini_lab.injector.failures import (
     NodesLoss,
     RackLoss,
     WorkerCrash,
+    rank_of,
 )
-from gemini_lab.units import check_number
+from gemini_lab.limits import read_file
+from gemini_lab.units import LARGEST, check_number
 
+MOST_FAILURES: Final = 10_000
+"""Of a scenario."""
 _USUAL: Final = ("worker_crash", "node_loss")
 
 
@@ -47,12 +50,11 @@ class Planned:
         if (self.iteration is None) == (self.at_s is None):
             raise ConfigError(
                 f"say when {self.failure} comes, by iteration= or at_s= but not both "
-                f"(got iteration={self.iteration}, at_s={self.at_s})"
+                f"(got iteration={shown(self.iteration)}, at_s={shown(self.at_s)})"
             )
-        if not 0 <= (self.iteration or 0) < math.inf or not 0 <= (self.at_s or 0) < math.inf:
-            raise ConfigError(
-                f"{self.failure} cannot come before the start, nor never: {self.when}"
-            )
+        for name in ("iteration", "at_s"):
+            if (moment := getattr(self, name)) is not None:
+                check_number(name, moment)
 
     @property
     def when(self) -> str:
@@ -78,6 +80,14 @@ class Scenario:
     seed: int = 0
     planned: tuple[Planned, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_number("seed", self.seed, least=-LARGEST, is_whole=True)
+        if len(self.planned) > MOST_FAILURES:
+            raise ConfigError(
+                f"a scenario of {len(self.planned):,} failures is more than a run survives; give "
+                f"{MOST_FAILURES:,} at most"
+            )
+
     def add(
         self, failure: Failure, *, iteration: float | None = None, at_s: float | None = None
     ) -> "Scenario":
@@ -94,6 +104,8 @@ class Scenario:
     ) -> "Scenario":
         """This scenario and the loss of a node, or of several at once; 2 means `"node-2"`."""
         failure: Failure
+        if not isinstance(node, (str, int, Sequence)):
+            raise ConfigError(f'node= is {kind_of(node)}; give 2, "node-2", or a list of such')
         if isinstance(node, (str, int)):
             failure = NodeLoss(_name(node))
         else:
@@ -104,6 +116,7 @@ class Scenario:
         self, *, rank: int, iteration: float | None = None, at_s: float | None = None
     ) -> "Scenario":
         """This scenario and the crash of one worker."""
+        check_number("rank", rank, is_whole=True)
         return self.add(WorkerCrash(f"rank-{rank}"), iteration=iteration, at_s=at_s)
 
     def due(self, *, iteration: float, elapsed_s: float) -> tuple[tuple[Failure, ...], "Scenario"]:
@@ -129,10 +142,10 @@ class Scenario:
         Raises:
             ConfigError: Something in it is not there.
         """
-        there = {*nodes, *(f"rank-{rank}" for rank in range(ranks)), "root"}
+        there = {*nodes, "root"}
         for planned in self.planned:
             failure = planned.failure
-            missing = [place for place in failure.places if place not in there]
+            missing = [place for place in failure.places if not _is_there(place, there, ranks)]
             if isinstance(failure, RackLoss) and failure.rack not in racks:
                 missing = [failure.rack]
             if missing:
@@ -157,19 +170,19 @@ class Scenario:
         unknown = set(record) - {"seed", "failures"}
         if unknown or not isinstance(record.get("failures", []), list):
             raise ConfigError(
-                f"a scenario has 'seed' and a list 'failures' (got {sorted(record)}); "
+                f"a scenario has 'seed' and a list 'failures' (got {shown(sorted(record))}); "
                 'such as {"seed": 7, "failures": []}'
             )
         told: dict[str, Any] = dict(record)  # every value is checked where it is used
-        scenario = cls(seed=told.get("seed", 0))
-        for number, entry in enumerate(told.get("failures", [])):
+        planned: list[Planned] = []
+        for number, entry in enumerate(told.get("failures", [])[: MOST_FAILURES + 1]):
             try:
                 values = dict(entry)
                 when = {key: values.pop(key) for key in ("iteration", "at_s") if key in values}
-                scenario = scenario.add(Failure.from_json(values), **when)
+                planned.append(Planned(failure=Failure.from_json(values), **when))
             except (ConfigError, TypeError, ValueError) as error:
                 raise ConfigError(f"failure number {number} of the scenario: {error}") from error
-        return scenario
+        return cls(seed=told.get("seed", 0), planned=tuple(planned))
 
     def save(self, path: Path) -> None:
         """Write the scenario to a file."""
@@ -183,8 +196,8 @@ class Scenario:
             ConfigError: There is no such file, or it is not a scenario.
         """
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            record = json.loads(read_file(path))
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"cannot read a scenario from {path} ({error}); Scenario.save writes such files"
             ) from error
@@ -243,10 +256,16 @@ class Scenario:
                 f"cannot draw failures of kinds {list(kinds)} with racks {list(racks)}; choose "
                 f"kinds from {', '.join(FAILURES)}, and name racks for rack_loss"
             )
+        check_number("seed", seed, least=-LARGEST, is_whole=True)
         generator = random.Random(seed)
         rate = 1 / (mean_iterations or 1) if by_iteration else rate_per_s or 0.0
+        until = iterations or duration_s or 0.0
+        if rate * until > MOST_FAILURES / 2:  # or chance might draw more than a scenario has
+            raise ConfigError(
+                f"that is about {rate * until:g} failures; have {MOST_FAILURES // 2:,} at most"
+            )
         planned = []
-        for moment in _poisson(generator, rate, until=iterations or duration_s or 0.0):
+        for moment in _poisson(generator, rate, until=until):
             failure = _drawn(generator, generator.choice(list(kinds)), ranks, racks)
             if by_iteration:
                 planned.append(Planned(failure=failure, iteration=moment))
@@ -263,8 +282,16 @@ class Scenario:
         return f"<table><tr><th>when</th><th>failure</th></tr>{rows}</table>"
 
 
+def _is_there(place: str, there: Collection[str], ranks: int) -> bool:
+    rank = rank_of(place)
+    return place in there if rank is None else rank < ranks
+
+
 def _name(node: str | int) -> str:
-    return f"node-{node}" if isinstance(node, int) else node
+    if isinstance(node, str):
+        return node
+    check_number("node", node, is_whole=True)
+    return f"node-{node}"
 
 
 def _planned_json(planned: Planned) -> dict[str, object]:

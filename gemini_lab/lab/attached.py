@@ -12,6 +12,7 @@ from gemini_lab.injector.failures import Failure
 from gemini_lab.lab.control import OwnerAwayError, Request, RunGoneError, Way, ask_by, read_lines
 from gemini_lab.lab.followed import FollowedRun
 from gemini_lab.lab.runs import said
+from gemini_lab.limits import require_text
 from gemini_lab.log.events import RunFailed
 from gemini_lab.log.file import LOG_FILE, LineReader
 from gemini_lab.recovery.messages import (
@@ -27,6 +28,7 @@ from gemini_lab.recovery.messages import (
     SaveVersion,
     StopRun,
 )
+from gemini_lab.units import check_number
 from gemini_lab.wire.tcp import Channel, connect
 
 CONNECT_S: Final = 5.0
@@ -112,14 +114,17 @@ class AttachedRun(FollowedRun):
 
     def drain(self, node: str) -> str:
         """Move a node's ranks to a standby; as `Run.drain`."""
+        require_text("a node's name", node)
         return self._ask(DrainNode(node=node))
 
     def resize(self, nodes: int) -> str:
         """Have the run go on with so many nodes; as `Run.resize`."""
+        check_number("nodes", nodes, least=1, is_whole=True)
         return self._ask(ResizeRun(nodes=nodes))
 
     def rewind(self, steps: int, *, skip: bool = True) -> str:
         """Have training take back iterations; as `Run.rewind`."""
+        check_number("steps", steps, least=1, is_whole=True)
         return self._ask(RewindRun(steps=steps, skip=skip))
 
     def inject(self, failure: Failure) -> str:

@@ -1,23 +1,24 @@
 """What a lab is made of, checked at the door: nothing starts before it is known to be possible."""
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
 from gemini_lab.errors import ConfigError, kind_of
-from gemini_lab.job import require_text
 from gemini_lab.launch.join import NO_TOKEN, WAIT_S, check_name, find_token
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.provider import Provider
 from gemini_lab.launch.providers import parse_provider
+from gemini_lab.limits import require_text
 from gemini_lab.log.file import RUNS_FOLDER
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.units import check_number
+
+LONGEST_NAME: Final = 100
+"""Characters of a rack's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +73,7 @@ class LabConfig:
                 "the provider's machines join a lab by its name, and it has none; give it one: "
                 "join= or --join"
             )
-        if not isinstance(self.lease_s, Real) or not 2 <= self.lease_s < math.inf:
-            raise ConfigError(
-                f"lease_s must be at least 2 s, etcd's shortest lease (got {self.lease_s!r})"
-            )
+        check_number("lease_s", self.lease_s, least=2)  # etcd's shortest
         check_number("wait_s", self.wait_s)
         if self.hosts.names and len(self.hosts.names) < machines:
             raise ConfigError(
@@ -141,6 +139,8 @@ def config_of(options: LabOptions) -> LabConfig:
     for name, (kinds, words) in _KINDS.items():
         if said.get(name) is not None and not isinstance(said[name], kinds):
             raise ConfigError(f"{name}= is {kind_of(said[name])}; give {words}")
+        if isinstance(said.get(name), str | Path):
+            require_text(name, str(said[name]))
     for name, read in _READERS.items():
         if said.get(name) is not None:
             said[name] = read(said[name])
@@ -172,12 +172,17 @@ def _folder(said: str | Path) -> Path:
     return folder
 
 
+def _rack(name: object) -> str:
+    require_text("a rack's name", str(name), most=LONGEST_NAME)
+    return str(name)
+
+
 _READERS: Final[Mapping[str, Callable[[Any], object]]] = {
     "hosts": hosts_from,
     "etcd": EtcdAddress.parse,
     "folder": _folder,
     "provider": lambda said: parse_provider(said) if isinstance(said, str) else said,
-    "racks": lambda racks: tuple(map(str, racks)),
+    "racks": lambda racks: tuple(map(_rack, racks)),
     "token": str,
 }
 """How the words that are no numbers are read; `None` is as good as none."""

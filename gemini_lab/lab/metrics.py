@@ -1,5 +1,6 @@
 """An endpoint for Prometheus and whatever else reads OpenMetrics."""
 
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,13 +11,14 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 
-from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.errors import ConfigError, LaunchError, shown
 from gemini_lab.lab.sinks import HOW, check_place, is_sink, sender
 from gemini_lab.lab.watched import Watched
 from gemini_lab.report.metrics import metrics_of
 
 LOOPBACK: Final = "127.0.0.1"
 LAST_PORT: Final = 65535
+_PORT: Final = re.compile("[0-9]{1,5}")
 
 
 class HasFolder(Protocol):
@@ -124,6 +126,6 @@ def split_port(where: str) -> tuple[str, int]:
         ConfigError: It is none.
     """
     address, _, port = where.rpartition(":")
-    if not port.isdecimal() or int(port) > LAST_PORT:
-        raise ConfigError(f"cannot tell metrics to {where!r}; write PORT, ADDRESS:PORT, {HOW}")
+    if not _PORT.fullmatch(port) or int(port) > LAST_PORT:
+        raise ConfigError(f"cannot tell metrics to {shown(where)}; write PORT, ADDRESS:PORT, {HOW}")
     return address or LOOPBACK, int(port)

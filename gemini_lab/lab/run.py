@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, shown
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Cast, Order, orders
 from gemini_lab.injector.pace import Pace
@@ -32,6 +32,7 @@ from gemini_lab.recovery.resizes import why_never
 from gemini_lab.report import RunReport, load_report
 from gemini_lab.report.keeping import Keeper
 from gemini_lab.seats import Seats, listed
+from gemini_lab.units import check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,9 @@ class Run(FollowedRun):
         if self.is_over:
             raise ConfigError(f"{self.name} is over: no node of it has to be drained")
         if node not in self._owner.living:
-            raise ConfigError(f"no node {node!r} is there; there are {listed(self._owner.living)}")
+            raise ConfigError(
+                f"no node {shown(node)} is there; there are {listed(self._owner.living)}"
+            )
         settings = self.course.settings
         if node in self.members and "replicas" in settings:
             reason = drains.why_never(scheme=settings["scheme"], replicas=settings["replicas"])
@@ -147,8 +150,9 @@ class Run(FollowedRun):
         """
         if self.is_over:
             raise ConfigError(f"{self.name} is over: it has no size any more")
+        check_number("nodes", nodes, least=1, is_whole=True)
         settings, placement = self.course.settings, self._seats.placement
-        if nodes < 1 or "replicas" in settings:
+        if "replicas" in settings:
             reason = why_never(
                 scheme=settings.get("scheme", ""),
                 replicas=settings.get("replicas", 1),
@@ -178,8 +182,7 @@ class Run(FollowedRun):
         """
         if self.is_over:
             raise ConfigError(f"{self.name} is over: no iteration of it can be taken back")
-        if steps < 1:
-            raise ConfigError(f"steps={steps} takes no iteration back; give 1 or more")
+        check_number("steps", steps, least=1, is_whole=True)
         self._owner.rewind(self.number, steps=steps, skip=skip)
 
     def inject(self, failure: Failure) -> list[Order]:

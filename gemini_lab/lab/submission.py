@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job, hash_seed_in, job_of
@@ -15,6 +17,7 @@ from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import TIER, earlier_tier
 from gemini_lab.lab.known_machines import learn_from, split_runs
 from gemini_lab.lab.limit import TooLong, limit
+from gemini_lab.limits import require_text
 from gemini_lab.log.file import LATEST
 from gemini_lab.node.own_root import ONE_S, packed
 from gemini_lab.placement import Placement
@@ -25,6 +28,8 @@ from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import AUTO, Settings, SettingValue
 from gemini_lab.storage import absolute_url, persistent_tier
 
+MOST_BYTES: Final = 1 << 20
+"""Of an order: etcd refuses a value of more than 1.5 MiB, and the root agent's state has one."""
 LONGEST_NAME: Final = 200
 """Bytes of the name that a person gives a run: a folder takes 255, and a number may follow."""
 
@@ -135,7 +140,7 @@ class Submission:
             number: Counts the lab's runs.
             shared: The run's folder, if all nodes see it: a persistent tier can be there.
         """
-        return JobOrder(
+        order = JobOrder(
             number=number,
             run=self.identity,
             is_resumed=self.is_resumed,
@@ -148,6 +153,13 @@ class Submission:
             if shared is None
             else {"persistent_url": str(self.earlier or shared / TIER)},
         )
+        if (size_bytes := len(msgspec.json.encode(order))) > MOST_BYTES:
+            raise ConfigError(
+                f"the job with its arguments, variables, settings and placement takes "
+                f"{size_bytes:,} bytes, and a store takes {MOST_BYTES:,} of a job; have the script "
+                "read what is long from a file"
+            )
+        return order
 
 
 def default_name(job: Job) -> str:
@@ -157,8 +169,9 @@ def default_name(job: Job) -> str:
 
 def _check_name(name: str | None) -> None:
     """Refuse a run's name that no folder can have, or that means another place or another run."""
-    if name is not None and not isinstance(name, str):
-        raise ConfigError(f"a run's name is text, and this is {kind_of(name)}; give a word")
+    if name is None:
+        return
+    require_text("a run's name", name)
     if name and (Path(name).name != name or name == ".."):
         raise ConfigError(
             f"{name!r} cannot be a run's name, as it is a path; the folder in which runs lie is "
@@ -168,10 +181,6 @@ def _check_name(name: str | None) -> None:
         raise ConfigError(
             f"{name!r} cannot be a run's name, as all commands mean the newest run by it; give "
             "another one"
-        )
-    if name and not name.isprintable():
-        raise ConfigError(
-            f"{name!r} cannot be a run's name, as a terminal does not show all of it; give a word"
         )
     if name and (size := len(os.fsencode(name))) > LONGEST_NAME:
         raise ConfigError(

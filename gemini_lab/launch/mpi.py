@@ -10,10 +10,11 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.errors import ConfigError, LaunchError, MissingError
+from gemini_lab.errors import ConfigError, LaunchError, MissingError, shortened, shown
 from gemini_lab.job import python_command
 from gemini_lab.launch.mpi_order import HOME_LENT, run_with_order
 from gemini_lab.launch.programs import find_program
+from gemini_lab.limits import read_file, require_text
 from gemini_lab.node.config import (
     AgentConfig,
     AgentDown,
@@ -25,6 +26,9 @@ from gemini_lab.node.held_folder import MPI_FILES, HeldFolder
 
 LAUNCH_S: Final = 120.0
 BOOT: Final = "gemini_lab.launch.boot"
+LONGEST_HOST: Final = 253
+"""Characters of a host's name, as DNS has it."""
+_SLOTS: Final = re.compile("[0-9]{1,6}")
 UNKNOWN_HOST: Final = re.compile("Could not resolve hostname .*: (Name|No address|nodename)")
 """What ssh says of a host that nobody knows; "Temporary failure" follows where that may pass."""
 
@@ -64,18 +68,19 @@ class Hosts:
         Raises:
             ConfigError: The file cannot be read, names no host, or has a line that is no host.
         """
+        told = shortened(str(path), LONGEST_HOST)
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            lines = read_file(Path(path)).splitlines()
         except OSError as error:
             raise ConfigError(
-                f"cannot read the hostfile {path}: {error.strerror}; name a file with a host in "
+                f"cannot read the hostfile {told}: {error.strerror}; name a file with a host in "
                 "each line, or the hosts themselves (--hosts, hosts=[...])"
             ) from error
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"the hostfile {path} is no text ({error}); it has a host's name on each line"
+                f"the hostfile {told} is no text ({error}); it has a host's name on each line"
             ) from error
-        return cls.read(lines, said_in=f"the hostfile {path}")
+        return cls.read(lines, said_in=f"the hostfile {told}")
 
     @classmethod
     def read(cls, lines: Sequence[str], *, said_in: str = "hosts=") -> "Hosts":
@@ -95,11 +100,13 @@ class Hosts:
             if (counted := name.partition(":"))[2].isdecimal():  # MPICH's and Intel MPI's `host:8`
                 name, options = counted[0], [f"slots={counted[2]}", *options]
             slots = [o.removeprefix("slots=") for o in options if o.startswith("slots=")]
-            if any("=" not in o for o in options) or (slots and not slots[0].isdecimal()):
+            if any("=" not in o for o in options) or not all(map(_SLOTS.fullmatch, slots)):
                 raise ConfigError(
-                    f"cannot read {line!r} in {said_in}; write `host`, `host slots=8` or `host:8`"
+                    f"cannot read {shown(line)} in {said_in}; write `host`, `host slots=8` or "
+                    "`host:8`"
                 )
             if name:
+                require_text("a host's name", name, most=LONGEST_HOST)
                 names.append(name)
             if slots:
                 room[name] = room.get(name, 0) + int(slots[0])

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
 import msgspec
 
+from gemini_lab.limits import LONGEST, PrintedLine, Told, cut_told
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.placement import Placement
@@ -25,7 +26,7 @@ Moment = Annotated[float, msgspec.Meta(extra={"is_moment": True})]
 """A point in time: seconds since the epoch (Unix time) in real runs, since the start in simulated
 ones. `entry.shifted` moves fields of this type, and no others, to another machine's clock."""
 
-Lines = Annotated[str, msgspec.Meta(extra={"has_lines": True})]
+Lines = Annotated[str, msgspec.Meta(extra={"most": LONGEST, "has_lines": True})]
 """A text for people of one line or more; in every other text of a log a line end is no letter."""
 
 Number = float | Literal["nan", "inf", "-inf"]
@@ -71,6 +72,9 @@ class Event(
     gc=False,  # no event is part of a cycle, and a log has millions
 ):
     """One thing that happened."""
+
+    def __post_init__(self) -> None:
+        cut_told(self)
 
     @property
     def kind(self) -> str:
@@ -195,7 +199,7 @@ class NodeExcluded(Event, frozen=True, kw_only=True):
     """
 
     name: str
-    reason: str
+    reason: Told
 
 
 class NodeLeaving(Event, frozen=True, kw_only=True):
@@ -220,7 +224,7 @@ class DrainWaiting(Event, frozen=True, kw_only=True):
     """
 
     name: str
-    reason: str
+    reason: Told
     is_given_up: bool = False
 
 
@@ -253,7 +257,7 @@ class ResizeWaiting(Event, frozen=True, kw_only=True):
     """
 
     nodes: int
-    reason: str
+    reason: Told
 
 
 class Resized(Event, frozen=True, kw_only=True):
@@ -288,7 +292,7 @@ class ResizeRefused(Event, frozen=True, kw_only=True):
     """
 
     nodes: int
-    reason: str
+    reason: Told
 
     def __str__(self) -> str:
         return f"{self.nodes} nodes are refused"
@@ -311,7 +315,7 @@ class ReplicasPlaced(Event, frozen=True, kw_only=True):
     dropped: tuple[tuple[int, str], ...]
     loss_chance_then: float
     loss_chance: float
-    reason: str
+    reason: Told
 
     def __str__(self) -> str:
         moves = [f"+{len(self.added)}"] if self.added else []
@@ -328,7 +332,7 @@ class ReplicasShort(Event, frozen=True, kw_only=True):
     """
 
     loss_chance: float
-    reason: str
+    reason: Told
 
 
 class NodeRequested(Event, frozen=True, kw_only=True):
@@ -338,7 +342,7 @@ class NodeRequested(Event, frozen=True, kw_only=True):
         reason: What it is for, for people.
     """
 
-    reason: str
+    reason: Told
 
 
 class LinkCut(Event, frozen=True, kw_only=True):
@@ -445,7 +449,7 @@ class RunFailed(Event, frozen=True, kw_only=True):
 
     reason: Lines
     cause: FailureCause = "machines"
-    output: tuple[str, ...] = ()
+    output: tuple[PrintedLine, ...] = ()
 
 
 class Protected(OfWorker, frozen=True, kw_only=True):
@@ -562,10 +566,10 @@ class Diverged(OfWorker, frozen=True, kw_only=True):
     """
 
     iteration: int
-    differs: str
-    before: str
-    after: str
-    cause: str
+    differs: Told
+    before: Told
+    after: Told
+    cause: Told
 
     def __str__(self) -> str:
         what = DIFFERENCES.get(self.differs, self.differs)
@@ -621,7 +625,7 @@ class Rewound(OfWorker, frozen=True, kw_only=True):
     rewinds: int
     skips: bool
     cause: Literal["script", "guard", "person"]
-    reason: str = ""
+    reason: Told = ""
     duration_s: float
 
     def __str__(self) -> str:
@@ -648,7 +652,7 @@ class RewindFailed(OfWorker, frozen=True, kw_only=True):
 
     iteration: int
     cause: Literal["guard", "person"]
-    reason: str
+    reason: Told
 
 
 class SumsVerified(OfWorker, frozen=True, kw_only=True):
@@ -734,7 +738,7 @@ class ReplicaDiffered(OfWorker, frozen=True, kw_only=True):
 
     shard: int
     version: int
-    reason: str
+    reason: Told
 
 
 class GradientsGivenUp(Event, frozen=True, kw_only=True):
@@ -746,7 +750,7 @@ class GradientsGivenUp(Event, frozen=True, kw_only=True):
     """
 
     version: int
-    reason: str
+    reason: Told
 
 
 class Transfer(OfWorker, frozen=True, kw_only=True):
@@ -895,7 +899,7 @@ class WorkerExited(OfWorker, frozen=True, kw_only=True):
     pid: int
     signal: str | None
     exit_code: int | None
-    output: tuple[str, ...] = ()
+    output: tuple[PrintedLine, ...] = ()
 
 
 class WorkerHung(OfWorker, frozen=True, kw_only=True):
@@ -909,7 +913,7 @@ class WorkerHung(OfWorker, frozen=True, kw_only=True):
 
     silent_s: float
     deadline_s: float
-    seen: str = ""
+    seen: Told = ""
 
 
 class RanksApart(OfWorker, frozen=True, kw_only=True):
@@ -983,7 +987,7 @@ class ReplicaRejected(OfRecovery, frozen=True, kw_only=True):
     version: int
     holder: str | None
     chunk: int | None = None
-    reason: str
+    reason: Told
 
 
 class VersionRejected(OfRecovery, frozen=True, kw_only=True):
@@ -995,7 +999,7 @@ class VersionRejected(OfRecovery, frozen=True, kw_only=True):
     """
 
     version: int
-    reason: str
+    reason: Told
 
 
 class ShardSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -1048,7 +1052,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
     members: tuple[str | None, ...]
     sources: tuple[ShardSource, ...]
     transfers: tuple[ShardMove, ...]
-    reason: str
+    reason: Told
     ranks_then: int | None = None
 
 
@@ -1113,7 +1117,7 @@ class RecoveryWaiting(OfRecovery, frozen=True, kw_only=True):
 
     missing: tuple[int, ...]
     standbys: tuple[str, ...]
-    reason: str = ""
+    reason: Told = ""
 
 
 class RecoveryFinished(OfRecovery, frozen=True, kw_only=True):
@@ -1175,7 +1179,7 @@ class PersistFailed(Event, frozen=True, kw_only=True):
 
     version: int
     url: str
-    reason: str
+    reason: Told
     in_a_row: int = 1
 
 

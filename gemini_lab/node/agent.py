@@ -86,7 +86,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._is_lab_over = False
         self._tasks = Tasks(self._say_failure)
-        self.lab, self.root = LabLink(config.name), RootLink()
+        self.lab, self.root = LabLink(config.name), RootLink(self._say_failure)
         self.supervisor = Supervisor(
             name=config.name,
             ip=self._ip,

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from gemini_lab.errors import LaunchError
-from gemini_lab.log.events import LinkCut
+from gemini_lab.errors import LaunchError, MessageError
+from gemini_lab.log.events import LinkCut, Note
 from gemini_lab.recovery.messages import FromAgentMessage, Joined, RootHello, RootOrder
 from gemini_lab.recovery.protocol import Emit, FromAgent, Happening, NodeJoined, NodeLost
 from gemini_lab.wire.tcp import Channel, connect
@@ -116,8 +116,12 @@ class AgentLinks:
 
     def send(self, node: str, order: RootOrder) -> None:
         """Tell an agent; one that is not connected misses it, and joins anew."""
-        if (channel := self._channels.get(node)) is not None:
+        if (channel := self._channels.get(node)) is None:
+            return
+        try:
             channel.send(order)
+        except MessageError as error:
+            self._emit(Emit(event=Note(text=f"{node} is not told: {error}")))
 
     def hang_up(self, node: str) -> None:
         """Close the connection to an agent that does not answer; its keeper tries again."""

@@ -14,8 +14,9 @@ from typing import Final, TypeVar
 import msgspec
 import psutil
 
-from gemini_lab.errors import CapacityError
+from gemini_lab.errors import CapacityError, shortened
 from gemini_lab.job import hash_seed_in
+from gemini_lab.limits import LINE, MOST_LINES
 from gemini_lab.node.held_folder import HeldFolder
 from gemini_lab.node.next_parent import NextParent, start_parent
 from gemini_lab.node.processes import end_orphans, is_alive, is_workers, signal_tree
@@ -38,7 +39,6 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.wire.local import LocalChannel
 
 Answer = TypeVar("Answer", Listening, Killed)
-OUTPUT_LINES: Final = 120  # of a worker's last words, kept for the report of its end
 LINE_BYTES: Final = 2**16  # so long a line is one, whether it ends or not
 GONE_LOOK_S: Final = 0.05
 GONE_S: Final = 1.0  # for what killed workers left running, at the agent's end
@@ -81,7 +81,7 @@ class Worker:
     held_bytes: int = 0
     status: WorkerStatus = "running"
     error: ScriptError | None = None  # when the script ended with an exception
-    output: deque[str] = field(default_factory=lambda: deque(maxlen=OUTPUT_LINES))
+    output: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
     partial: bytes = b""
 
 
@@ -445,7 +445,7 @@ class WorkerHost:
             lines, worker.partial = [*lines, worker.partial], b""
         texts = [_as_shown(line).rstrip(b"\r").decode(errors="replace") for line in lines]
         if texts:
-            worker.output.extend(texts)
+            worker.output.extend(shortened(text, LINE) for text in texts)
             self._on_output(worker, texts)
 
 

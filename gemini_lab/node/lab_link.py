@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from gemini_lab.errors import MessageError
 from gemini_lab.log.entry import Entry, shifted
 from gemini_lab.log.events import (
     AnyEvent,
@@ -139,8 +140,14 @@ class LabLink:
                 if self._pump is None or self._pump.done():
                     self._pump = asyncio.create_task(self._push_on(channel))
                 return
-            self._unheard.append(self._waiting.popleft())
-            channel.send(self._unheard[-1])
+            message = self._waiting.popleft()
+            try:
+                channel.send(message)
+            except MessageError as error:  # the owner never counts it
+                self._let_go(message)
+                self.note(f"{self._name}: {error}")
+                continue
+            self._unheard.append(message)
             if len(self._unheard) > self._most:
                 self._forget_first()
             if not self._waiting and self._dropped:

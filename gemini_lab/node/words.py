@@ -19,12 +19,17 @@ from gemini_lab.recovery.protocol import (
     RewindWanted,
     SaveWanted,
 )
+from gemini_lab.units import LARGEST, most_of
 
 CANCEL_KEY: Final = "cancel"
 SAVE_KEY: Final = "save"
 GIVE_UP_KEY: Final = "give_up"
 REWIND_KEY: Final = "rewind"
 RESIZE_KEY: Final = "resize"
+MOST_NUMBERS: Final = 4
+DIGITS: Final = 19  # of the largest of them
+_LENGTHS: Final = {CANCEL_KEY: 1, REWIND_KEY: 4, RESIZE_KEY: 3}
+"""How many numbers a word has, by its key; of others two, the job's and its own."""
 _RISING: Final = frozenset({SAVE_KEY, GIVE_UP_KEY, REWIND_KEY, RESIZE_KEY})
 
 
@@ -33,9 +38,23 @@ def new_word(items: Mapping[str, str], job: int, *numbers: int) -> str:
 
     An owner's clock may have been ahead, and a root agent takes what does not rise for old.
     """
-    told = [word for key, word in items.items() if key in _RISING or key.startswith(DRAIN_KEY)]
-    rising = max([time.time_ns(), *(1 + int(word.split()[1]) for word in told)])
+    words = [word for key, word in items.items() if key in _RISING or key.startswith(DRAIN_KEY)]
+    told = [numbers_in(word)[1:2] for word in words]
+    rising = max([time.time_ns(), *(1 + number for [number] in filter(None, told))])
     return " ".join(map(str, (job, rising, *numbers)))
+
+
+def numbers_in(word: str) -> list[int]:
+    """Return the numbers that a word is made of; none if it is no word of an owner's.
+
+    Whoever can write into the store may have written it: what all ranks compute with is bounded.
+    """
+    parts = word.split(" ", MOST_NUMBERS)
+    if not all(part.isdecimal() and part.isascii() and len(part) <= DIGITS for part in parts):
+        return []
+    numbers = list(map(int, parts))
+    is_one = all(n <= limit for n, limit in zip(numbers, (LARGEST, 2**62, LARGEST), strict=False))
+    return numbers if is_one else []
 
 
 class Words:
@@ -60,7 +79,8 @@ class Words:
             yield RewindWanted(number=number, steps=steps, skip=bool(skip))
         if said := self._news(items, RESIZE_KEY, job):
             number, nodes = said
-            yield ResizeWanted(at_s=at_s, number=number, nodes=nodes)
+            if 1 <= nodes <= most_of("nodes"):
+                yield ResizeWanted(at_s=at_s, number=number, nodes=nodes)
         word = items.get(NONE_COME_KEY, "")
         if self._none_come not in {None, word}:
             yield NoMachineComes(at_s=at_s)
@@ -82,8 +102,8 @@ class Words:
         word = items.get(key)
         if word is None or word == self._heard.get(key):
             return None
-        meant, *numbers = map(int, word.split())
-        if meant != job:
+        meant = numbers_in(word)
+        if len(meant) != _LENGTHS.get(key, 2) or meant[0] != job:
             return None
         self._heard[key] = word
-        return numbers
+        return meant[1:]

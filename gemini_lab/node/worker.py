@@ -25,7 +25,7 @@ from gemini_lab.engine.process_exit import leave as end_process
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.standing import Standing, rendezvous_client
-from gemini_lab.errors import CannotGoOnError
+from gemini_lab.errors import CannotGoOnError, shortened
 from gemini_lab.job import HASH_SEED, Job, find_module
 from gemini_lab.node.held_folder import MPI_SHARED
 from gemini_lab.node.processes import WORKER
@@ -120,6 +120,9 @@ def keep_sockets_in(folder: str) -> None:
 
 TAKES_OPEN_PORT: Final = "2.8"
 """The first PyTorch whose store by libuv takes a port that is open already."""
+
+PRINTED: Final = 16_000
+"""Characters of an error's text that a person is shown, at most: a tensor's may have millions."""
 
 _AROUND_SCRIPTS: Final = frozenset({__file__, "<frozen runpy>"})
 """Files whose functions call a script."""
@@ -293,9 +296,9 @@ def open_session(
 def say_error(error: BaseException, channel: LocalChannel) -> None:
     """Print why the script ends; one that only lost its peers has made no error of its own."""
     if lost_with_a_rank(error):
-        print(f"lost a peer: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        print(f"lost a peer: {type(error).__name__}: {text_of(error)}", file=sys.stderr)  # noqa: T201
         return
-    text = str(error)
+    text = text_of(error)
     if isinstance(error, RuntimeError) and _UNWRITTEN.search(text):
         error.add_note(_UNWRITTEN_MEANS)
         text = f"{text} ({_UNWRITTEN_MEANS})"
@@ -303,11 +306,18 @@ def say_error(error: BaseException, channel: LocalChannel) -> None:
     channel.send(ScriptError(error=type(error).__name__, text=readable(text, has_lines=True)))
 
 
+def text_of(error: BaseException) -> str:
+    """Return what an error says, as far as its class can say it, and short enough to be told."""
+    try:
+        return shortened(str(error))
+    except Exception as second:  # noqa: BLE001 - the script's own code raises it
+        return f"(its text cannot be made: {type(second).__name__})"
+
+
 def say_left(leave: SystemExit, channel: LocalChannel) -> None:
     """Tell that the script ends itself with an error, where that is one of its own."""
     if not lost_with_a_rank(leave):
-        told = readable(str(leave.code), has_lines=True)
-        channel.send(ScriptError(error="SystemExit", text=told))
+        channel.send(ScriptError(error="SystemExit", text=readable(text_of(leave), has_lines=True)))
 
 
 def lost_with_a_rank(error: BaseException) -> bool:
@@ -329,7 +339,7 @@ def said_status(leave: SystemExit) -> int:
     """The exit status that a script asks for; a text is printed, as Python does, and means 1."""
     if isinstance(leave.code, int):
         return leave.code
-    print(leave.code, file=sys.stderr)  # noqa: T201
+    print(shortened(str(leave.code), PRINTED), file=sys.stderr)  # noqa: T201
     return 1
 
 
@@ -338,7 +348,8 @@ def print_error(error: BaseException) -> None:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in _AROUND_SCRIPTS:
         frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames or error.__traceback__)
+    for part in traceback.format_exception(type(error), error, frames or error.__traceback__):
+        print(shortened(part, PRINTED), end="", file=sys.stderr)  # noqa: T201
 
 
 def leave_early(start: WorkerStart, channel: LocalChannel, status: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, get_args
 
-from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.errors import CapacityError, ConfigError, shown
 from gemini_lab.pipeliner import algorithm_2, drain
 from gemini_lab.pipeliner.schedule import (
     BUFFER_BYTES,
@@ -18,8 +18,10 @@ from gemini_lab.pipeliner.schedule import (
 from gemini_lab.pipeliner.task import Send, Task
 from gemini_lab.pipeliner.timing import AT_START, AT_UPDATE, Pipeline, modelled_delay_s
 from gemini_lab.profiler.profile import Profile
-from gemini_lab.units import check_number, format_bytes, format_seconds
+from gemini_lab.units import LARGEST, LONGEST_S, check_number, format_bytes, format_seconds
 
+MOST_CHUNKS: Final = 1_000_000
+"""Of a plan: each is a value of its own, on every rank."""
 _ONE_BUFFER: Final = ("naive", "interleaved")
 
 
@@ -86,6 +88,7 @@ def plan_chunks(
         most_bytes=checkpoint_bytes if scheme == "naive" else buffer_bytes // pipeline.sub_buffers,
         mu=mu,
     )
+    _check_count(task)
     sends = _sends(task, scheme=scheme, algorithm=algorithm)
     _check_buffer(sends, profile=profile, buffer_bytes=buffer_bytes)
     schedule = ChunkSchedule(
@@ -123,18 +126,20 @@ def _predicted_s(task: Task, sends: list[Send], *, scheme: Scheme) -> float:
 
 def _check_choices(*, scheme: str, algorithm: str) -> None:
     if scheme not in get_args(Scheme):
-        raise ConfigError(f"scheme={scheme!r} is unknown; choose one of {get_args(Scheme)}")
+        raise ConfigError(f"scheme={shown(scheme)} is unknown; choose one of {get_args(Scheme)}")
     if algorithm not in get_args(Algorithm):
         choices = get_args(Algorithm)
-        raise ConfigError(f"algorithm={algorithm!r} is unknown; choose one of {choices}")
+        raise ConfigError(f"algorithm={shown(algorithm)} is unknown; choose one of {choices}")
 
 
 def _check_shares(*, mu: float, max_overhead: float | None) -> None:
+    check_number("mu", mu)
     if not 0 < mu <= 1:
         raise ConfigError(f"mu={mu} must be above 0 and at most 1; {MU} suits a steady profile")
-    if max_overhead is not None and not max_overhead > 0:
+    if max_overhead is not None and not 0 < max_overhead <= LARGEST:
         raise ConfigError(
-            f"max_overhead={max_overhead} must be above 0; leave it out to send every version"
+            f"max_overhead={shown(max_overhead)} must be above 0; leave it out to send every "
+            "version"
         )
 
 
@@ -147,16 +152,29 @@ def _check_buffer_size(buffer_bytes: int, *, sub_buffers: int) -> None:
         )
 
 
+def _check_count(task: Task) -> None:
+    """Refuse a plan of more chunks than anybody plans, or sends."""
+    chunks = task.remote * -(-task.checkpoint_bytes // max(1, task.most_bytes))
+    if chunks > MOST_CHUNKS:
+        raise ConfigError(
+            f"{format_bytes(task.checkpoint_bytes)} for each of {task.remote} peers, in chunks of "
+            f"{format_bytes(task.most_bytes)} at most, are {chunks:,} chunks, and a plan has "
+            f"{MOST_CHUNKS:,} at most; raise buffer_bytes, or lower sub_buffers"
+        )
+
+
 def _check_pipeline(pipeline: Pipeline) -> None:
     rate, alpha_s = pipeline.bandwidth_bytes_per_s, pipeline.alpha_s
-    if not (rate > 0 and math.isfinite(rate)):
-        raise ConfigError(f"bandwidth_bytes_per_s={rate} must be finite and above 0; calibrate it")
+    if not 0 < rate <= LARGEST:
+        raise ConfigError(
+            f"bandwidth_bytes_per_s={shown(rate)} must be finite and above 0; calibrate it"
+        )
     if not pipeline.copy_bytes_per_s > 0:
         raise ConfigError(
-            f"copy_bytes_per_s={pipeline.copy_bytes_per_s} must be above 0; calibrate it"
+            f"copy_bytes_per_s={shown(pipeline.copy_bytes_per_s)} must be above 0; calibrate it"
         )
-    if not (alpha_s >= 0 and math.isfinite(alpha_s)):
-        raise ConfigError(f"alpha_s={alpha_s} must be at least 0 and finite; calibrate it")
+    if not 0 <= alpha_s <= LONGEST_S:
+        raise ConfigError(f"alpha_s={shown(alpha_s)} must be at least 0 and finite; calibrate it")
 
 
 def _check_buffer(sends: list[Send], *, profile: Profile, buffer_bytes: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.errors import CapacityError, ConfigError, shown
 from gemini_lab.placement.dangers import Dangers, allowed_per_day
 from gemini_lab.placement.memory import shards_that_fit
 from gemini_lab.placement.planner import Placement, plan_placement
@@ -114,21 +114,22 @@ def propose_placement(
         ConfigError: A number is out of range, or a list has not one entry a node.
         CapacityError: Not even one copy of each shard fits.
     """
-    if nodes < 1:
-        raise ConfigError(f"nodes={nodes} must be at least 1")
+    check_number("nodes", nodes, least=1, is_whole=True)
     rates = _per_node(failures_per_node_per_day, nodes, "failures_per_node_per_day")
     memory = [int(room) for room in _per_node(memory_bytes, nodes, "memory_bytes")]
     check_number("repair_s", repair_s)
     check_number("horizon_days", horizon_days)
     _check_racks(racks, racks_per_day or {})
     most = max(MOST_REPLICAS, fewest_replicas) if most_replicas is None else most_replicas
-    if not 1 <= fewest_replicas <= most:
+    for name, count in {"fewest_replicas": fewest_replicas, "most_replicas": most}.items():
+        check_number(name, count, least=1, is_whole=True)
+    if fewest_replicas > most:
         raise ConfigError(
             f"fewest_replicas={fewest_replicas} lies outside 1 to most_replicas={most}; lower it, "
             "or raise `most_replicas`"
         )
     if not 0 <= target < 1:
-        raise ConfigError(f"target={target} must be at least 0 and below 1, such as 0.999")
+        raise ConfigError(f"target={shown(target)} must be at least 0 and below 1, such as 0.999")
     search = _Search(
         plan=partial(
             plan_placement, nodes=nodes, racks=racks, memory_bytes=memory, shard_bytes=shard_bytes

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gemini_lab.errors import CapacityError, ConfigError
-from gemini_lab.units import format_bytes
+from gemini_lab.errors import CapacityError, ConfigError, shown
+from gemini_lab.units import check_number, format_bytes
 
 BUFFERS: Final = 2
 """A kept shard takes the complete version and the one being written (paper, section 7.1)."""
@@ -24,8 +24,10 @@ def shards_that_fit(
     if len(memory_bytes) != nodes or shard_bytes < 1:
         raise ConfigError(
             f"give {nodes} values of `memory_bytes` and a `shard_bytes` of at least 1 "
-            f"(got {len(memory_bytes)} values, shard_bytes={shard_bytes})"
+            f"(got {len(memory_bytes)} values, shard_bytes={shown(shard_bytes)})"
         )
+    for name, value in (("shard_bytes", shard_bytes), *(("memory_bytes", m) for m in memory_bytes)):
+        check_number(name, value, is_whole=True)
     fits = tuple(room // (BUFFERS * shard_bytes) for room in memory_bytes)
     if min(fits) < 1:
         node = fits.index(min(fits))

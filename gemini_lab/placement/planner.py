@@ -5,15 +5,15 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Integral
 from operator import index
 from typing import Final
 
 import msgspec
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, kind_of, shown
 from gemini_lab.placement.domains import spread_groups, spread_notes
 from gemini_lab.placement.memory import fill_by_capacity, seat_guests, shards_that_fit
+from gemini_lab.units import MOST_COPIES, check_number
 
 STRATEGIES: Final = ("auto", "group", "mixed", "ring", "random", "hosted")
 """What `plan_placement` can be asked for; `"auto"` is Algorithm 1."""
@@ -166,7 +166,7 @@ def plan_placement(
             not one entry a node.
         CapacityError: The memory cannot hold m copies of every shard.
     """
-    _check(nodes=nodes, replicas=replicas, strategy=strategy, racks=racks)
+    check_placement(nodes=nodes, replicas=replicas, strategy=strategy, racks=racks)
     groups = _groups(nodes, replicas, strategy, racks, seed)
     shifts: Sequence[int] = range(1, replicas)
     if strategy == "random":
@@ -196,31 +196,43 @@ def plan_placement(
 
 
 def check_counts(*, nodes: int, replicas: int) -> None:
-    """Refuse an m that is not between 1 and N."""
-    is_whole = isinstance(nodes, Integral) and isinstance(replicas, Integral)
-    if not is_whole or nodes < 1 or replicas < 1:
-        raise ConfigError(
-            "nodes and replicas start at 1, in whole numbers "
-            f"(got nodes={nodes!r}, replicas={replicas!r})"
-        )
+    """Refuse an m that is not between 1 and N, and a placement that nobody could hold."""
+    check_number("nodes", nodes, least=1, is_whole=True)
+    check_number("replicas", replicas, least=1, is_whole=True)
     if replicas > nodes:
         raise ConfigError(
             f"replicas={replicas} needs at least {replicas} nodes (got {nodes}); "
             "lower `replicas` or add nodes"
         )
+    if nodes * replicas > MOST_COPIES:
+        raise ConfigError(
+            f"{nodes:,} nodes and replicas={replicas:,} are {nodes * replicas:,} copies, and a "
+            f"placement has {MOST_COPIES:,} at most; lower one of them"
+        )
 
 
-def _check(*, nodes: int, replicas: int, strategy: str, racks: Sequence[str] | None) -> None:
+def check_placement(
+    *, nodes: int, replicas: int, strategy: str, racks: Sequence[str] | None = None
+) -> None:
+    """Refuse what `plan_placement` could not plan, without planning it.
+
+    Raises:
+        ConfigError: As `plan_placement`.
+    """
     check_counts(nodes=nodes, replicas=replicas)
     if strategy not in STRATEGIES:
-        raise ConfigError(f"there is no strategy {strategy!r}; choose one of {STRATEGIES}")
+        raise ConfigError(f"there is no strategy {shown(strategy)}; choose one of {STRATEGIES}")
     if strategy == "group" and nodes % replicas:
         raise ConfigError(
             f"groups of {replicas} do not divide {nodes} nodes ({nodes % replicas} left over); "
             "use strategy='auto', which makes the last group a ring"
         )
-    if racks is not None and len(racks) != nodes:
-        raise ConfigError(f"`racks` needs one entry a node: {nodes} (got {len(racks)})")
+    if racks is not None and not (isinstance(racks, Sequence) and len(racks) == nodes):
+        raise ConfigError(f"`racks` needs one entry a node: {nodes} (got {_count(racks)})")
+
+
+def _count(racks: object) -> str:
+    return str(len(racks)) if isinstance(racks, Sequence) else kind_of(racks)
 
 
 def _groups(

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, shown
 from gemini_lab.placement.planner import Placement, check_counts
+from gemini_lab.units import check_number
 
 ENUMERATION_LIMIT: Final = 2_000_000
 """Sets of lost nodes that `enumerated_probability` looks at, at most."""
@@ -158,7 +159,7 @@ def enumerated_probability(placement: Placement, lost: int) -> Fraction:
     sets = math.comb(placement.nodes, lost)
     if sets > ENUMERATION_LIMIT:
         raise ConfigError(
-            f"{lost} of {placement.nodes} nodes can be lost in {sets:,} ways, more than "
+            f"{lost} of {placement.nodes} nodes can be lost in {shown(sets)} ways, more than "
             f"{ENUMERATION_LIMIT:,}; use recovery_probability or sampled_probability"
         )
     alive = sum(
@@ -180,8 +181,7 @@ def sampled_probability(
 
 def estimate(happens: Callable[[], bool], *, trials: int) -> Estimate:
     """How often `happens()` is true in `trials` independent tries."""
-    if trials < 1:
-        raise ConfigError(f"an estimate needs at least 1 trial (got {trials})")
+    check_number("trials", trials, least=1, is_whole=True)
     share = sum(happens() for _ in range(trials)) / trials
     z = 1.96
     middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
@@ -192,5 +192,8 @@ def estimate(happens: Callable[[], bool], *, trials: int) -> Estimate:
 
 
 def _check(placement: Placement, lost: int) -> None:
+    check_number("lost", lost, is_whole=True)
     if not 0 <= lost <= placement.nodes:
-        raise ConfigError(f"between 0 and {placement.nodes} nodes can be lost (asked for {lost})")
+        raise ConfigError(
+            f"between 0 and {placement.nodes} nodes can be lost (asked for {shown(lost)})"
+        )

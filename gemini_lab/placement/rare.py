@@ -20,6 +20,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.placement.planner import Placement
 from gemini_lab.placement.probability import holder_sets
 from gemini_lab.placement.student import student_t
+from gemini_lab.units import check_number
 
 _UNSEEN: Final = 0.025
 """With this chance at most, all trials miss what is more frequent than the interval allows for."""
@@ -207,8 +208,7 @@ def _check(
     for chance in (node_chance, *(domain.chance for domain in domains)):
         if not 0 <= chance <= 1:
             raise ConfigError(f"a chance lies between 0 and 1 (got {chance})")
-    if trials < 2:
-        raise ConfigError(f"a variance needs 2 trials or more (got {trials})")
+    check_number("trials", trials, least=2, is_whole=True)  # or there is no variance
     for domain in domains:
         if len(domain.names) != placement.nodes:
             raise ConfigError(

@@ -16,7 +16,7 @@ was said before a fence can be told from what came after it.
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, Union
+from typing import Annotated, Final, Literal, Union
 
 import msgspec
 
@@ -24,6 +24,7 @@ from gemini_lab import errors
 from gemini_lab.errors import GeminiError, MessageError
 from gemini_lab.injector.orders import Action
 from gemini_lab.job import Job
+from gemini_lab.limits import Count, Printed, Told, cut_told
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected, WrongSums
 from gemini_lab.placement.memory import BUFFERS
@@ -34,6 +35,7 @@ from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
+from gemini_lab.units import LARGEST
 
 JsonValue = object  # whatever JSON has
 WorkerStatus = Literal["running", "finished"]
@@ -43,8 +45,17 @@ Doing = Literal[
 """What a worker's training thread does; `starting` until `protect` has returned."""
 End = Literal["break", "data", "epoch", "loop", "script"]
 """What may be over on a rank; see `EndReached`."""
-Epoch = Annotated[int, msgspec.Meta(ge=0)]
-Rank = Annotated[int, msgspec.Meta(ge=0)]
+Epoch = Count
+Rank = Count
+Rising = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+"""What numbers words that people say, one after another: nanoseconds, which all 64 bits hold."""
+Status = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]
+"""A process's exit status; negative: the signal."""
+Seed = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+"""A time, or a moment on a clock."""
+FRAME_LIMIT_BYTES: Final = 64 * 2**20
+"""Of a message, at most: `encode` makes no larger one, and nobody waits for one."""
 
 
 def _op(name: str) -> str:
@@ -56,6 +67,9 @@ class Message(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="op", tag=_op
 ):
     """Anything that one process of a lab says to another."""
+
+    def __post_init__(self) -> None:
+        cut_told(self)
 
 
 # -- greetings: the first thing that the opener of a connection says -------------------------------
@@ -70,16 +84,16 @@ class LabHello(Message, frozen=True, kw_only=True):
         taken: Messages of this agent that it has taken before, on connections that are gone.
     """
 
-    at_s: float
+    at_s: Seconds
     owner: str
-    taken: int
+    taken: Count
 
 
 class RootHello(Message, frozen=True, kw_only=True):
     """The root agent of `term` is here, on the node `name`."""
 
     name: str
-    term: int
+    term: Count
 
 
 class ProbeHello(Message, frozen=True, kw_only=True):
@@ -118,7 +132,7 @@ class EventSaid(Message, frozen=True, kw_only=True):
     """
 
     entry: Entry
-    term: int | None = None
+    term: Count | None = None
 
     @property
     def epoch(self) -> int | None:
@@ -149,14 +163,14 @@ class NeedNodes(Message, frozen=True, kw_only=True):
     The newest such word counts: with a smaller number, fewer are brought than by the one before.
     """
 
-    wanted: int
-    reason: str
+    wanted: Count
+    reason: Told
 
 
 class Heard(Message, frozen=True, kw_only=True):
     """To an agent: so many of the messages that you sent to this owner are on disk."""
 
-    messages: int
+    messages: Count
 
 
 # -- a command and the lab -------------------------------------------------------------------------
@@ -183,13 +197,13 @@ class DrainNode(Message, frozen=True, kw_only=True):
 class ResizeRun(Message, frozen=True, kw_only=True):
     """To the lab: have the run go on with so many nodes."""
 
-    nodes: int
+    nodes: Count
 
 
 class RewindRun(Message, frozen=True, kw_only=True):
     """To the lab: have training take back so many iterations; the same data again, or not."""
 
-    steps: int
+    steps: Count
     skip: bool
 
 
@@ -202,7 +216,7 @@ class InjectFailure(Message, frozen=True, kw_only=True):
 class FollowLog(Message, frozen=True, kw_only=True):
     """To the lab: send the run's log from this byte on, as it grows, and what workers print."""
 
-    from_bytes: int
+    from_bytes: Count
 
 
 class LogSaid(Message, frozen=True, kw_only=True):
@@ -229,23 +243,23 @@ class RunDescribed(Message, frozen=True, kw_only=True):
         wanted: Nodes and standbys that its lab began with.
     """
 
-    phase: str
-    recoveries: int
-    nodes: int
-    wanted: int
+    phase: Told
+    recoveries: Count
+    nodes: Count
+    wanted: Count
 
 
 class Done(Message, frozen=True, kw_only=True):
     """From the lab: what was done, in words."""
 
-    text: str
+    text: Told
 
 
 class Refused(Message, frozen=True, kw_only=True):
     """An error on its way to another process; `raise_again` raises it there as its own type."""
 
-    error: str
-    text: str
+    error: Told
+    text: Told
 
     @classmethod
     def of(cls, error: Exception) -> "Refused":
@@ -280,7 +294,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             the order of a set of texts follows it.
     """
 
-    number: int
+    number: Count
     run: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
     job: Job
     seats: Seats
@@ -336,7 +350,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     job: str
     lineage: Lineage
     fingerprint: str | None
-    world_size: int
+    world_size: Count
     settings: dict[str, SettingValue]
     left: list[VersionId] = []
     code: dict[str, str] = {}
@@ -370,7 +384,7 @@ class TakeInventory(RootOrder, frozen=True, kw_only=True):
         asks_settings: Whether to say by which settings they were made.
     """
 
-    run: int
+    run: Count
     persistent_url: str | None = None
     asks_settings: bool = False
 
@@ -417,20 +431,20 @@ class Persist(RootOrder, frozen=True, kw_only=True):
         number: Counts the tries: an order that is repeated is told from one to try again.
     """
 
-    version: int
+    version: Count
     url: str
-    shards: list[int] = []
+    shards: list[Count] = []
     lineage: Lineage | None = None
-    number: int = 0
+    number: Count = 0
 
 
 class Commit(RootOrder, frozen=True, kw_only=True):
     """Write the manifest: every member has written its shards. `number` as in `Persist`."""
 
-    number: int = 0
-    version: int
+    number: Count = 0
+    version: Count
     url: str
-    keep: int
+    keep: Count
     records: list[ShardRecord]
     meta: VersionMeta
 
@@ -469,8 +483,8 @@ class GoBack(RootOrder, frozen=True, kw_only=True):
         skip: Whether their batches do not come again.
     """
 
-    number: int
-    steps: int
+    number: Rising
+    steps: Count
     skip: bool
 
 
@@ -485,7 +499,7 @@ class Flawed(Message, frozen=True, kw_only=True):
 
     where: Literal["gradient", "activation", "optimizer"]
     is_lasting: bool
-    seed: int
+    seed: Seed
 
 
 class Cut(Message, frozen=True, kw_only=True):
@@ -500,7 +514,7 @@ class Cut(Message, frozen=True, kw_only=True):
 class Settle(RootOrder, frozen=True, kw_only=True):
     """Let the memory go that versions of other numbers of ranks than this take."""
 
-    ranks: int
+    ranks: Count
 
 
 class Drained(RootOrder, frozen=True, kw_only=True):
@@ -535,7 +549,7 @@ class Joined(Message, frozen=True, kw_only=True):
     epoch: Epoch
     workers: dict[Rank, WorkerStatus]
     is_ready: bool
-    memory_bytes: int = 0
+    memory_bytes: Count = 0
     wrong_sums: WrongSums | None = None
     left: list[VersionId] = []
 
@@ -555,7 +569,7 @@ class NodeLeaves(Message, frozen=True, kw_only=True):
         within_s: From now, the time that is left.
     """
 
-    within_s: float
+    within_s: Seconds
 
     @property
     def epoch(self) -> None:
@@ -576,19 +590,19 @@ class Fenced(Message, frozen=True, kw_only=True):
 class DamagedCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A complete copy that differs from its checksums, first in `chunk`."""
 
-    shard: int
-    version: int
+    shard: Count
+    version: Count
     lineage: Lineage
-    chunk: int
+    chunk: Count
 
 
 class KeptCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole copy whose checksums were verified just now, of a version that `ranks` made."""
 
-    shard: int
-    version: int
+    shard: Count
+    version: Count
     lineage: Lineage = NO_LINEAGE
-    ranks: int = 0
+    ranks: Count = 0
 
 
 class Inventory(Message, frozen=True, kw_only=True):
@@ -614,7 +628,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     damaged: list[DamagedCopy]
     persistent: list[Stored] | None = None
     unclear: list[Unclear] = []
-    unread: str = ""
+    unread: Told = ""
     disowned: list[VersionId] = []
     protected: Protected | None = None
     iterations: list[IterationBegun | Iteration] = []
@@ -633,7 +647,7 @@ class Persisted(Message, frozen=True, kw_only=True):
     """This node's own shards of a version are written."""
 
     epoch: Epoch
-    version: int
+    version: Count
     lineage: Lineage
     records: list[ShardRecord]
 
@@ -642,16 +656,16 @@ class PersistFailed(Message, frozen=True, kw_only=True):
     """They, or the manifest, could not be written."""
 
     epoch: Epoch
-    version: int
-    reason: str
+    version: Count
+    reason: Told
 
 
 class Committed(Message, frozen=True, kw_only=True):
     """The version exists in the persistent tier."""
 
     epoch: Epoch
-    version: int
-    size_bytes: int
+    version: Count
+    size_bytes: Count
 
 
 class Disowned(Message, frozen=True, kw_only=True):
@@ -663,8 +677,8 @@ class Disowned(Message, frozen=True, kw_only=True):
     """
 
     epoch: Epoch
-    versions: list[int] = []
-    reason: str = ""
+    versions: list[Count] = []
+    reason: Told = ""
 
 
 class OrderFailed(Message, frozen=True, kw_only=True):
@@ -677,14 +691,14 @@ class OrderFailed(Message, frozen=True, kw_only=True):
 
     epoch: Epoch
     order: str
-    reason: str
+    reason: Told
 
 
 class ScriptError(Message, frozen=True, kw_only=True):
     """The exception with which a worker's script ended."""
 
-    error: str
-    text: str
+    error: Told
+    text: Told
 
 
 class WorkerExited(Message, frozen=True, kw_only=True):
@@ -698,8 +712,8 @@ class WorkerExited(Message, frozen=True, kw_only=True):
 
     rank: Rank
     epoch: Epoch
-    code: int
-    output: str
+    code: Status
+    output: Printed
     error: ScriptError | None = None
 
 
@@ -742,9 +756,9 @@ class ImportedAhead(Message, frozen=True, kw_only=True):
         problem: Why no workers may be forked from it; empty if they may.
     """
 
-    modules: int
-    seconds: float
-    problem: str = ""
+    modules: Count
+    seconds: Seconds
+    problem: Told = ""
 
 
 class ParentReady(Message, frozen=True, kw_only=True):
@@ -754,7 +768,7 @@ class ParentReady(Message, frozen=True, kw_only=True):
 class Forked(Message, frozen=True, kw_only=True):
     """A worker runs."""
 
-    pid: int
+    pid: Count
     rank: Rank
     epoch: Epoch
 
@@ -767,11 +781,11 @@ class Reaped(Message, frozen=True, kw_only=True):
         reason: Why it did not; else empty.
     """
 
-    pid: int
+    pid: Count
     rank: Rank
     epoch: Epoch
-    code: int
-    reason: str = ""
+    code: Status
+    reason: Told = ""
 
 
 class Killed(Message, frozen=True, kw_only=True):
@@ -789,8 +803,8 @@ class Listening(Message, frozen=True, kw_only=True):
     """
 
     epoch: Epoch
-    port: int
-    reason: str = ""
+    port: Count
+    reason: Told = ""
 
 
 # -- worker and version maker: one question at a time, about memory that both have mapped ----------
@@ -810,10 +824,10 @@ class MakeVersion(Message, frozen=True, kw_only=True):
         chunk_bytes: What one checksum covers.
     """
 
-    base_bytes: int
-    into_bytes: int
-    payload_bytes: int
-    chunk_bytes: int
+    base_bytes: Count
+    into_bytes: Count
+    payload_bytes: Count
+    chunk_bytes: Count
 
 
 class VersionMade(Message, frozen=True, kw_only=True):
@@ -840,16 +854,16 @@ class BulkRequest(Message, frozen=True, kw_only=True):
 class SlotWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Room for one shard: the worker's own, or a replica of another's."""
 
-    shard: int
-    payload_bytes: int
+    shard: Count
+    payload_bytes: Count
 
 
 class LayOutSlab(BulkRequest, frozen=True, kw_only=True):
     """Make a slab; the copies that fit come over from the old one, if that is given along."""
 
     slots: list[SlotWanted]
-    chunk_bytes: int
-    buffers: int = BUFFERS
+    chunk_bytes: Count
+    buffers: Count = BUFFERS
 
 
 class SlabLaidOut(Message, frozen=True, kw_only=True):
@@ -864,8 +878,8 @@ class InspectSlabs(BulkRequest, frozen=True, kw_only=True):
         ranks: How many ranks made what is in them.
     """
 
-    run: int
-    ranks: int = 0
+    run: Count
+    ranks: Count = 0
 
 
 class SlabsInspected(Message, frozen=True, kw_only=True):
@@ -878,16 +892,16 @@ class SlabsInspected(Message, frozen=True, kw_only=True):
 class FlipBit(BulkRequest, frozen=True, kw_only=True):
     """Flip one bit in the newest complete copy of `shard`, or of any, as failing memory does."""
 
-    shard: int | None
-    bit: int
+    shard: Count | None
+    bit: Count
 
 
 class BitFlipped(Message, frozen=True, kw_only=True):
     """Where it was."""
 
-    shard: int
-    version: int
-    byte: int
+    shard: Count
+    version: Count
+    byte: Count
 
 
 class FreeSlabs(BulkRequest, frozen=True, kw_only=True):
@@ -959,8 +973,8 @@ class SlabRequest(Message, frozen=True, kw_only=True):
     """
 
     slots: list[SlotWanted]
-    chunk_bytes: int
-    buffers: int = BUFFERS
+    chunk_bytes: Count
+    buffers: Count = BUFFERS
     layout: ShardLayout
     replicas: list[ShardLayout] = []
 
@@ -972,7 +986,7 @@ class SlabGiven(Message, frozen=True, kw_only=True):
 class OldSlabsWanted(Message, frozen=True, kw_only=True):
     """To the agent: give me all slabs that this node has of a job of so many ranks."""
 
-    ranks: int
+    ranks: Count
 
 
 class OldSlabsGiven(Message, frozen=True, kw_only=True):
@@ -991,10 +1005,10 @@ class RestoreFailed(Message, frozen=True, kw_only=True):
 
     rank: Rank
     epoch: Epoch
-    shard: int
-    version: int
+    shard: Count
+    version: Count
     holder: str | None
-    reason: str
+    reason: Told
     is_unread: bool = False
 
 
@@ -1003,7 +1017,7 @@ class Held(Message, frozen=True, kw_only=True):
 
     rank: Rank
     epoch: Epoch
-    version: int
+    version: Count
 
 
 class Stand(Message, frozen=True, kw_only=True):
@@ -1021,7 +1035,7 @@ class Stands(Message, frozen=True, kw_only=True):
 
     rank: Rank
     epoch: Epoch
-    reason: str = ""
+    reason: Told = ""
 
 
 class ReadyToJoin(Message, frozen=True, kw_only=True):
@@ -1056,7 +1070,7 @@ class Serving(Message, frozen=True, kw_only=True):
 
     rank: Rank
     epoch: Epoch
-    port: int
+    port: Count
 
 
 class GoOn(Message, frozen=True, kw_only=True):
@@ -1123,16 +1137,16 @@ class WorkerPulse(Message, frozen=True, kw_only=True):
     rank: Rank
     epoch: Epoch
     doing: Doing = "starting"
-    detail: str = ""
-    calls: int = 0
-    still_s: float = 0.0
-    idle_s: float = 0.0
-    waits_in: str = ""
-    where: str = ""
-    lock: str = ""
+    detail: Told = ""
+    calls: Count = 0
+    still_s: Seconds = 0.0
+    idle_s: Seconds = 0.0
+    waits_in: Told = ""
+    where: Told = ""
+    lock: Told = ""
     compiles: bool = False
     runs_other: bool = False
-    silent_s: float = 0.0
+    silent_s: Seconds = 0.0
     is_stopped: bool = False
 
 
@@ -1221,9 +1235,41 @@ _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(
 )
 
 
-def encode(message: Message) -> bytes:
-    """The message as one line of JSON, without the line break."""
-    return _ENCODER.encode(message)
+def encode(message: Message, most_bytes: int = FRAME_LIMIT_BYTES) -> bytes:
+    """The message as one line of JSON, without the line break.
+
+    Raises:
+        MessageError: It is larger than anybody reads: who sends it has not begun to.
+    """
+    line = _ENCODER.encode(message)
+    require_size(len(line), line, most_bytes)
+    return line
+
+
+def require_size(
+    size_bytes: Count, line: bytes | bytearray | memoryview, most_bytes: int = FRAME_LIMIT_BYTES
+) -> None:
+    """Refuse a message that is larger than it may be.
+
+    Args:
+        size_bytes: The message's.
+        line: Its first bytes, or all of them.
+        most_bytes: How many it may have.
+
+    Raises:
+        MessageError: It is; the error names the message as far as that is known.
+    """
+    if size_bytes > most_bytes:
+        raise MessageError(
+            f"a {name_in(line)} of {size_bytes:,} bytes is larger than a message may be, which is "
+            f"{most_bytes:,}; it is left out"
+        )
+
+
+def name_in(line: bytes | bytearray | memoryview) -> str:
+    """Return which message a line seems to be, by its first bytes."""
+    found = re.search(rb'"op":\s*"([a-z_]{1,40})"', bytes(line[:4096]))
+    return found[1].decode() if found else "message"
 
 
 def decode(line: bytes | bytearray | memoryview) -> Message:
@@ -1235,8 +1281,6 @@ def decode(line: bytes | bytearray | memoryview) -> Message:
     try:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, ValueError) as error:
-        found = re.search(rb'"op":\s*"([a-z_]{1,40})"', bytes(line[:4096]))
-        name = found[1].decode() if found else "message"
         raise MessageError(
-            f"cannot read a {name} ({error}); do all nodes run the same gemini_lab?"
+            f"cannot read a {name_in(line)} ({error}); do all nodes run the same gemini_lab?"
         ) from error

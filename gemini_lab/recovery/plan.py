@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from gemini_lab.errors import shortened
+from gemini_lab.limits import Count
 from gemini_lab.recovery.seating import fill_positions, positions_kept
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
@@ -32,18 +34,18 @@ class Copy:
         ranks: How many ranks made its version; 0 where it goes without saying.
     """
 
-    shard: int
-    version: int
+    shard: Count
+    version: Count
     node: str
     lineage: Lineage = NO_LINEAGE
-    ranks: int = field(default=0, compare=False)
+    ranks: Count = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """A version that is whole in the persistent tier."""
 
-    version: int
+    version: Count
     lineage: Lineage = NO_LINEAGE
 
 
@@ -56,8 +58,11 @@ class Unclear:
         seen: What was seen of it.
     """
 
-    version: int
+    version: Count
     seen: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seen", shortened(self.seen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -68,7 +73,7 @@ class VersionId:
         skips: Where it says what a rewind left: whether a person wanted batches skipped with it.
     """
 
-    version: int
+    version: Count
     lineage: Lineage = NO_LINEAGE
     skips: bool = field(default=False, compare=False)
 
@@ -77,7 +82,7 @@ class VersionId:
 class Source:
     """Where one shard comes from: `tier` is local, peer, persistent or start."""
 
-    shard: int
+    shard: Count
     tier: Literal["local", "peer", "persistent", "start"]
     holder: str | None
 
@@ -86,7 +91,7 @@ class Source:
 class CopyTransfer:
     """One copy of a shard's chosen version that goes from node to node before training resumes."""
 
-    shard: int
+    shard: Count
     sender: str
     receiver: str
 
@@ -100,7 +105,7 @@ class Cut:
         holders: Members with a whole copy of it.
     """
 
-    shard: int
+    shard: Count
     holders: tuple[str, ...]
 
     def reader(self, node: str, *, number: int) -> str:
@@ -122,7 +127,7 @@ class PlanPart:
             in memory; else empty.
     """
 
-    version: int | None
+    version: Count | None
     tier: Tier
     lineage: Lineage = NO_LINEAGE
     transfers: tuple[CopyTransfer, ...] = ()

@@ -12,7 +12,7 @@ from typing import Final
 
 from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.log import events
-from gemini_lab.placement import plan_placement
+from gemini_lab.placement.planner import check_placement
 from gemini_lab.recovery.drains import ask_for_nodes, seat_to_leave
 from gemini_lab.recovery.faults import own_error
 from gemini_lab.recovery.messages import Inventory, Settle, WorkerExited
@@ -53,7 +53,7 @@ def why_never(
     if nodes < 1:
         return "a run needs at least one node"
     try:
-        plan_placement(nodes=nodes, replicas=replicas, strategy=strategy)
+        check_placement(nodes=nodes, replicas=replicas, strategy=strategy)
     except ConfigError as error:
         return str(error)
     return ""

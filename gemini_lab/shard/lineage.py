@@ -21,7 +21,11 @@ everywhere, which is too late for the headers of its copies.) The tests explore 
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
+
+from gemini_lab.limits import Count
 
 _EPOCH_BITS: Final = 20
 _REWIND_BITS: Final = 12
@@ -40,9 +44,9 @@ class Lineage:
         rewinds: How often training went back, between that restart and the version.
     """
 
-    run: int = 0
-    epoch: int = 0
-    rewinds: int = 0
+    run: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
+    epoch: Count = 0
+    rewinds: Annotated[int, msgspec.Meta(ge=0, lt=2**_REWIND_BITS)] = 0
 
     @property
     def word(self) -> int:

@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from gemini_lab.simulator.failures import DAY_S, Outage
+from gemini_lab.simulator.failures import DAY_S, Outage, require_few
 from gemini_lab.simulator.policy import Policy
 from gemini_lab.units import check_number
 
@@ -75,6 +75,7 @@ class Ailments:
 
 def _moments(per_day: float, days: float, draw: random.Random) -> list[float]:
     """Poisson moments, in s."""
+    require_few(per_day, days)
     moments: list[float] = []
     at_s = 0.0
     while per_day > 0 and (at_s := at_s + draw.expovariate(per_day) * DAY_S) < days * DAY_S:

@@ -12,6 +12,8 @@ from gemini_lab.units import check_number
 Kind = Literal["software", "gpu", "hardware", "rack", "straggler", "wrong_sums"]
 KINDS: Final[dict[str, Kind]] = {kind: kind for kind in get_args(Kind)}
 DAY_S: Final = 86400.0
+MOST_FAILURES: Final = 1_000_000
+"""Of a history: each is a value of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,21 @@ def rack_failures(
     return outages
 
 
+def require_few(per_day: float, days: float) -> None:
+    """Refuse a history of more failures than anybody can draw.
+
+    Raises:
+        ConfigError: It would have them.
+    """
+    if per_day * days > MOST_FAILURES:
+        raise ConfigError(
+            f"{per_day:g} failures a day in {days:g} days are {per_day * days:g}, and a history "
+            f"has {MOST_FAILURES:,} at most; lower the rate, or the days"
+        )
+
+
 def _arrivals(per_day: float, days: float, draw: random.Random) -> list[float]:
+    require_few(per_day, days)
     times: list[float] = []
     while per_day > 0:
         last_s = times[-1] if times else 0.0

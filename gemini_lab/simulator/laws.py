@@ -9,7 +9,14 @@ from itertools import accumulate
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.simulator.failures import DAY_S, FailureRate, Outage, draw_outage, rack_failures
+from gemini_lab.simulator.failures import (
+    DAY_S,
+    FailureRate,
+    Outage,
+    draw_outage,
+    rack_failures,
+    require_few,
+)
 from gemini_lab.units import check_number
 
 REPEAT_OFFENDERS: Final = (3 / 63, 0.5)
@@ -107,6 +114,7 @@ def failures_by_law(
             f"a history needs one rate from 0 for each of its nodes (got nodes={nodes}, "
             f"{len(rates)} rates)"
         )
+    require_few(sum(rates), days)
     draw = random.Random(seed)
     bursts = _Bursts(law, rates)
     outages = [

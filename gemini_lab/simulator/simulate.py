@@ -1,6 +1,8 @@
 """A cluster that trains, fails and recovers, event by event, with the real planners."""
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement import Placement, plan_placement
@@ -12,6 +14,9 @@ from gemini_lab.simulator.recorder import Recorder
 from gemini_lab.simulator.training import Training
 from gemini_lab.simulator.workload import Workload
 from gemini_lab.units import check_number
+
+MOST_RECORDED: Final = 1_000_000
+"""Iterations whose events are kept: each has one for every node's copies."""
 
 
 def simulate(
@@ -54,6 +59,8 @@ def simulate(
     check_number("days", days, is_above=True)
     if iterations is not None:
         check_number("iterations", iterations, is_whole=True)
+    if record:
+        _check_length(min(days * DAY_S / workload.iteration_s, iterations or math.inf))
     if placement is None:
         placement = plan_placement(nodes=workload.nodes, replicas=policy.replicas)
     for outage in outages:
@@ -71,6 +78,15 @@ def simulate(
         workload, policy, placement, seed=seed, recorder=recorder, iterations=iterations
     )
     return training.outcome(sorted(outages, key=lambda outage: outage.at_s), longest_s=days * DAY_S)
+
+
+def _check_length(iterations: float) -> None:
+    """Refuse to keep the events of more iterations than memory holds."""
+    if iterations > MOST_RECORDED:
+        raise ConfigError(
+            f"record=True keeps events of every iteration, and these are {iterations:,.0f}; "
+            f"simulate {MOST_RECORDED:,} at most, or leave it out"
+        )
 
 
 def compare(

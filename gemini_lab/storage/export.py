@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError, IntegrityError, UnreadError
+from gemini_lab.limits import whole
 from gemini_lab.log.events import PersistStarted
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER, find_run, read_log
 from gemini_lab.shard.codec import decode_framed
@@ -228,7 +229,10 @@ def parser() -> argparse.ArgumentParser:
         "--to", required=True, type=Path, metavar="FILE", help="model.safetensors or model.pt"
     )
     options.add_argument(
-        "--version", type=int, metavar="N", help="which version; by default the newest good one"
+        "--version",
+        type=whole("version"),
+        metavar="N",
+        help="which version; by default the newest good one",
     )
     options.add_argument(
         "--base", type=Path, metavar="FILE", help="safetensors file with the frozen weights"

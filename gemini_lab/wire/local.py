@@ -9,9 +9,13 @@ import socket
 import sys
 import threading
 from collections import deque
+from typing import Final
 
-from gemini_lab.recovery.messages import Message, decode, encode
+from gemini_lab.errors import MessageError
+from gemini_lab.recovery.messages import Message, decode, encode, require_size
 
+LIMIT_BYTES: Final = 2**30
+"""Of a message within a node: the layouts of a model's shards are in some."""
 _READ_BYTES = 2**16
 _MAX_FDS = 253  # the kernel's limit for one message
 _NO_DESCRIPTOR = (
@@ -27,18 +31,19 @@ class LocalChannel:
     may send; one receives.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, *, most_bytes: int = LIMIT_BYTES) -> None:
         self._socket = end
+        self._most_bytes = most_bytes  # of a message
         self._buffer = bytearray()
         self._lines: deque[bytes] = deque()
         self._fds: deque[int] = deque()
         self._sending = threading.Lock()
 
     @classmethod
-    def pair(cls) -> tuple["LocalChannel", "LocalChannel"]:
+    def pair(cls, *, most_bytes: int = LIMIT_BYTES) -> tuple["LocalChannel", "LocalChannel"]:
         """Two connected ends."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        return cls(ours), cls(theirs)
+        return cls(ours, most_bytes=most_bytes), cls(theirs, most_bytes=most_bytes)
 
     @classmethod
     def adopt(cls, fd: int) -> "LocalChannel":
@@ -50,8 +55,12 @@ class LocalChannel:
         return self._socket.fileno()
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
-        """Send one message; says whether the other end still listens."""
-        line = b"%d%b\n" % (len(fds), encode(message))
+        """Send one message; says whether the other end still listens.
+
+        Raises:
+            MessageError: It is larger than the other end reads. Nothing of it was sent.
+        """
+        line = b"%d%b\n" % (len(fds), encode(message, self._most_bytes))
         try:
             with self._sending:
                 sent = socket.send_fds(self._socket, [line], list(fds)) if fds else 0
@@ -101,7 +110,19 @@ class LocalChannel:
             print(_NO_DESCRIPTOR, file=sys.stderr)  # noqa: T201 - the process's log
             return False
         self._fds.extend(fds)
-        self._buffer += data
-        *lines, self._buffer = self._buffer.split(b"\n")
-        self._lines.extend(bytes(line) for line in lines)
-        return bool(data)
+        first, *others = data.split(b"\n")  # what came before is not searched again
+        self._buffer += first
+        for line in others:
+            self._lines.append(bytes(self._buffer))
+            self._buffer[:] = line
+        return bool(data) and self._is_short()
+
+    def _is_short(self) -> bool:
+        """Say whether what comes may still be a message; who sends more than one is not heard."""
+        try:
+            require_size(len(self._buffer), self._buffer, self._most_bytes)
+        except MessageError as error:
+            print(f"gemini_lab: {error}", file=sys.stderr)  # noqa: T201 - the process's log
+            self._buffer.clear()
+            return False
+        return True

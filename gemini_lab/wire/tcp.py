@@ -26,10 +26,18 @@ from contextlib import suppress
 from typing import Final
 
 from gemini_lab.errors import LaunchError, MessageError
-from gemini_lab.recovery.messages import Hello, Message, decode, encode
+from gemini_lab.recovery.messages import (
+    FRAME_LIMIT_BYTES,
+    Hello,
+    Message,
+    decode,
+    encode,
+    require_size,
+)
 
 LENGTH_BYTES: Final = 4
-FRAME_LIMIT_BYTES: Final = 64 * 2**20
+HEAD_BYTES: Final = 4096
+"""Of a frame that is too large, what is kept: the message's name is there."""
 HELLO_LIMIT_BYTES: Final = 4 * 2**10
 """Of a frame from somebody who has not proved anything yet."""
 NONCE_BYTES: Final = 16
@@ -72,7 +80,11 @@ class Channel:
         return self._writer.transport.get_write_buffer_size() < ROOM_BYTES
 
     def send(self, message: Message) -> None:
-        """Queue one message; a closed connection drops it (the receiver notices by itself)."""
+        """Queue one message; a closed connection drops it (the receiver notices by itself).
+
+        Raises:
+            MessageError: It is larger than the other end reads. Nothing of it was sent.
+        """
         if not self._writer.is_closing():
             _write(self._writer, encode(message))
 
@@ -84,16 +96,39 @@ class Channel:
     async def receive(self) -> Message | None:
         """The next message, or `None` when the connection is closed or broken.
 
-        Who says what is no message cannot be understood from there on: that breaks it, too.
+        A frame that is too large is passed over, as no message is. Who says what is no message
+        otherwise cannot be understood from there on: that breaks the connection.
         """
         try:
-            return decode(await _read(self._reader, limit_bytes=FRAME_LIMIT_BYTES))
+            while True:
+                try:
+                    frame = await self._next_frame()
+                except MessageError as error:
+                    _complain(error)
+                else:
+                    return decode(frame)
         except MessageError as error:
-            print(f"gemini_lab: {error}", file=sys.stderr)  # noqa: T201 - the process's log
+            _complain(error)
             self.close()
         except _BROKEN:
             pass
         return None
+
+    async def _next_frame(self) -> bytes:
+        """Return the next frame.
+
+        Raises:
+            MessageError: It is too large; it was read to its end, and its name alone was kept.
+        """
+        size_bytes = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
+        if size_bytes <= FRAME_LIMIT_BYTES:
+            return await self._reader.readexactly(size_bytes)
+        head = await self._reader.readexactly(HEAD_BYTES)
+        left_bytes = size_bytes - len(head)
+        while left_bytes:
+            left_bytes -= len(await self._reader.readexactly(min(left_bytes, ROOM_BYTES)))
+        require_size(size_bytes, head)
+        return head
 
     def break_after(self, silent_s: int) -> None:
         """Have the connection break once the other machine has answered nothing for so long.
@@ -243,6 +278,10 @@ def _proof(token: str, side: bytes, address: str, nonces: list[bytes], greeting:
     parts = [side, address.encode(), *nonces, greeting]
     said = b"".join(len(part).to_bytes(LENGTH_BYTES, "big") + part for part in parts)
     return hmac.new(token.encode(), said, hashlib.sha256).digest()
+
+
+def _complain(error: MessageError) -> None:
+    print(f"gemini_lab: {error}", file=sys.stderr)  # noqa: T201 - the process's log
 
 
 def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:

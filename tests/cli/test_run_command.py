@@ -184,7 +184,7 @@ def test_where_metrics_cannot_go_is_said_before_anything_starts(project, capsys,
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--replicas", "x", "train.py"], "'x' is no number of copies; give one, or \"auto\""),
+        (["--replicas", "x", "train.py"], "'x' is no whole number; give a number, or \"auto\""),
         ([], "arguments are required: script\n"),
     ],
 )

@@ -651,7 +651,7 @@ class Said:
 
 
 def a_supervisor(said: Said) -> Supervisor:
-    root = RootLink()
+    root = RootLink(print)
     root.open(said)
     return Supervisor(
         name="node-0",

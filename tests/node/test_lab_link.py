@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -9,11 +10,12 @@ import sys
 
 import pytest
 
-from gemini_lab.log.events import Iteration, Note
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Iteration, Note, RunStarted
 from gemini_lab.node.lab_link import PRINTED_BYTES, LabLink
 from gemini_lab.recovery.messages import EventSaid, LabHello, OutputSaid
 from gemini_lab.units import MIB
-from gemini_lab.wire.tcp import ROOM_BYTES, serve
+from gemini_lab.wire.tcp import ROOM_BYTES, connect, serve
 
 
 class Owner:
@@ -252,3 +254,41 @@ async def stopped_owner(*, most, count):
     assert [line for line in heard if line.startswith("a word")] == [
         f"a word {number}" for number in range(0, count, count // 4)
     ]
+
+
+def test_what_is_too_large_to_be_sent_is_said_and_counts_for_nothing(link):
+    """The owner acknowledges by numbers: one that it never saw would shift all that follow."""
+
+    async def tell():
+        arrived = []
+
+        async def take(channel):
+            while (message := await channel.receive()) is not None:
+                arrived.append(message)
+
+        server, port = await serve("127.0.0.1", "secret", take)
+        hello = LabHello(at_s=0.0, owner="one", taken=0)
+        link.open(await connect(f"127.0.0.1:{port}", "secret", hello, timeout_s=5), hello)
+        say(link, 1)
+        link.pass_on(Entry(at_s=0.0, node="node-0", event=too_large()))
+        say(link, 2)
+        await link.drain()
+        for _ in range(1000):
+            if len(arrived) < 3:
+                await asyncio.sleep(0.01)
+        link.heard(3)
+        link.close()
+        server.close()
+        return [m.entry.event.text for m in arrived]
+
+    first, refusal, last = asyncio.run(tell())
+    assert (first, last) == ("1", "2")
+    assert re.match("node-0: a event_said of .* bytes is larger than a message may be", refusal)
+
+
+def too_large():
+    """An event of a hundred megabytes."""
+    names = tuple("x" * 1000 for _ in range(100_000))
+    return RunStarted(
+        name="x", script="x", args=names, nodes=1, standbys=0, workers_per_node=1, racks=None
+    )

@@ -66,3 +66,34 @@ def test_that_no_machine_comes_is_heard_unless_it_was_said_before_this_root():
     assert heard(words, {NONE_COME_KEY: "1"}) == []
     assert heard(words, {NONE_COME_KEY: "1"}) == []
     assert heard(words, {NONE_COME_KEY: "2"}) == [NoMachineComes(at_s=5.0)]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "1 7 4611686018427387905 1",
+        f"1 7 {2**53 + 1} 1",
+        f"1 {10**30} 3 1",
+        f"1 {2**62 + 1} 3 1",
+        "1 7 -1 1",
+        "1 7 1.5 1",
+        "1 7 3",
+        "1 7 3 1 1",
+        "9" * 5000,
+        "1 7 " + "9" * 5000 + " 1",
+        "",
+        "x",
+        "1  7 3 1",
+        "1 7 \u0663 1",
+    ],
+)
+def test_what_no_owner_says_is_not_heard(word):
+    """All ranks compute with these numbers, in 64 bits: one that is larger would end each."""
+    assert heard(Words(), {REWIND_KEY: word}) == []
+    told = new_word({SAVE_KEY: word, DRAIN_KEY + "node-1": word}, 1, 3, 1)
+    assert [type(one) for one in heard(Words(), {REWIND_KEY: told})] == [RewindWanted]
+
+
+@pytest.mark.parametrize("nodes", [0, 100_001, 2**53, 10**30])
+def test_no_size_is_heard_that_no_run_has(nodes):
+    assert heard(Words(), {RESIZE_KEY: f"1 7 {nodes}"}) == []

@@ -103,7 +103,7 @@ def test_more_replicas_than_are_usual_are_where_the_search_begins_and_ends():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"nodes": 0}, "nodes=0"),
+        ({"nodes": 0}, "`nodes` must be from 1 on"),
         (
             {"failures_per_node_per_day": math.nan},
             "`failures_per_node_per_day` must be .* .got nan",
@@ -118,7 +118,7 @@ def test_more_replicas_than_are_usual_are_where_the_search_begins_and_ends():
         ({"horizon_days": -1.0}, "`horizon_days` must be .* .got -1.0"),
         ({"target": math.nan}, "target=nan"),
         ({"target": 1.0}, "target=1.0"),
-        ({"fewest_replicas": 0}, "fewest_replicas=0"),
+        ({"fewest_replicas": 0}, "`fewest_replicas` must be from 1 on"),
         ({"fewest_replicas": 9, "most_replicas": 2}, "most_replicas=2"),
         (
             {"racks": ["a"] * 16, "racks_per_day": {"a": -1}},

@@ -1,7 +1,10 @@
 """Every message crosses as it was said; anything else is refused by its name."""
 
+import dataclasses
 import json
+import re
 import typing
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -10,14 +13,17 @@ from hypothesis import strategies as st
 
 from gemini_lab.errors import CapacityError, GeminiError, MessageError
 from gemini_lab.job import Job
+from gemini_lab.limits import told_in
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Note, Protected, WrongSums
+from gemini_lab.log.events import AnyEvent, Note, Protected, WorkerExited, WrongSums
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import (
     MESSAGES,
     EventSaid,
     Fence,
     Joined,
+    LogSaid,
+    PersistFailed,
     Refused,
     RootOrder,
     StartWorkers,
@@ -72,6 +78,8 @@ WRONG_SUMS = WrongSums(
     goes_back=True,
     rewinds=0,
 )
+FROM_OUTSIDE = {"reason", "text", "seen", "unread", "output", "detail", "problem"}
+"""How fields are called that have what somebody else wrote."""
 KNOWN = {  # values whose fields must agree with each other: one of each is enough
     Entry: Entry(at_s=1.5, node="node-1", event=Note(text="x")),
     Job: Job(script="train.py", args=["--x"], cwd="/"),
@@ -87,19 +95,20 @@ for known, value in KNOWN.items():
 
 def some(kind: type) -> st.SearchStrategy:
     """Messages of a kind, from the types of its fields."""
-    hints = typing.get_type_hints(kind)
-    fields = {
-        field.name: _values(hints[field.encode_name]) for field in msgspec.structs.fields(kind)
-    }
-    return st.builds(kind, **fields)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    is_struct = issubclass(kind, msgspec.Struct)
+    fields = msgspec.structs.fields(kind) if is_struct else dataclasses.fields(kind)
+    return st.builds(kind, **{field.name: _values(hints[field.name]) for field in fields})
 
 
 def _values(hint: object) -> st.SearchStrategy:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _within(arguments[0], arguments[1])
     if hint is int:
         return st.integers(0, 2**31)
     if hint is float:
-        return st.floats(allow_nan=False, allow_infinity=False)
+        return st.floats(-1e12, 1e12)
     if hint is object:
         return st.text(max_size=5)
     if origin is list:
@@ -110,9 +119,20 @@ def _values(hint: object) -> st.SearchStrategy:
         return st.dictionaries(_values(arguments[0]), _values(arguments[1]), max_size=3)
     if origin is not typing.Literal and arguments:
         return st.one_of([_values(argument) for argument in arguments])
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and hint not in KNOWN:
+    is_ours = dataclasses.is_dataclass(hint) or (
+        isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+    )
+    if is_ours and hint not in KNOWN:
         return some(hint)
     return st.from_type(hint)
+
+
+def _within(hint: object, limits: msgspec.Meta) -> st.SearchStrategy:
+    """Values of a type within its limits, these themselves included."""
+    if hint is not int:
+        return _values(hint)
+    most = min(n for n in (limits.le, limits.lt and limits.lt - 1, 2**64) if n is not None)
+    return st.integers(limits.ge, most)
 
 
 @pytest.mark.parametrize("kind", MESSAGES.values(), ids=MESSAGES.keys())
@@ -146,6 +166,57 @@ def test_what_is_no_message_is_refused_with_its_name():
     ]:
         with pytest.raises(MessageError, match=told):
             decode(line)
+
+
+def test_every_number_and_text_of_a_message_is_bounded():
+    """What other processes say is checked by the decoder, or cut by who makes it."""
+    free = [
+        f"{kind.__name__}.{name}"
+        for kind in MESSAGES.values()
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items()
+        if any(part in {int, float} for part in _parts(hint))
+    ]
+    assert free == ["VersionMade.digests"]  # checksums, of 64 bits
+    whole = {
+        f"{kind.__name__}.{field.name}"
+        for kind in (*MESSAGES.values(), *typing.get_args(AnyEvent))
+        for field in msgspec.structs.fields(kind)
+        if field.name in FROM_OUTSIDE and field.name not in dict(told_in(kind))
+    }
+    assert whole == set()
+
+
+def _parts(hint: object) -> Iterator[object]:
+    """The types that a hint is made of, but not what stands within limits."""
+    yield hint
+    if typing.get_origin(hint) is not typing.Annotated:
+        for part in typing.get_args(hint):
+            yield from _parts(part)
+
+
+@pytest.mark.parametrize("number", [-1, 2**53 + 1, 2**63, 10**30])
+def test_a_number_that_no_process_would_say_is_refused_with_its_name(number):
+    line = b'{"op":"rewind_run","steps":%d,"skip":true}' % number
+    with pytest.raises(MessageError, match=r"cannot read a rewind_run .*`\$.steps`"):
+        decode(line)
+
+
+def test_what_others_wrote_is_cut_where_a_message_is_made():
+    """An error of 70 MB broke every link that it was sent over."""
+    text = "x" * 70_000_000
+    failed = PersistFailed(epoch=1, version=2, reason=f"first {text} last")
+    assert re.fullmatch("first x+ .*69,99.* characters are left out.* x+ last", failed.reason)
+    said = EventSaid(entry=Entry(at_s=1.0, node="node-0", event=Note(text=text)))
+    output = WorkerExited(rank=0, epoch=1, pid=1, signal=None, exit_code=1, output=(text,) * 500)
+    for message in (failed, said, EventSaid(entry=Entry(at_s=1.0, node="node-0", event=output))):
+        line = encode(message)
+        assert len(line) < 2**20
+        assert encode(decode(line)) == line  # what was cut once stays as it is
+
+
+def test_a_message_that_nobody_may_send_is_refused_by_its_name():
+    with pytest.raises(MessageError, match=r"a log_said of 67,.* bytes is larger than a message"):
+        encode(LogSaid(lines="x" * 2**26))
 
 
 def test_only_the_root_gives_root_orders():

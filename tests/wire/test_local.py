@@ -2,8 +2,12 @@
 
 import fcntl
 import resource
+import threading
 
-from gemini_lab.recovery.messages import BulkReady
+import pytest
+
+from gemini_lab.errors import MessageError
+from gemini_lab.recovery.messages import BulkReady, OutputSaid, encode
 from gemini_lab.wire.local import LocalChannel
 
 HIGH = 1500
@@ -25,3 +29,23 @@ def test_a_channel_is_waited_for_whatever_the_number_of_its_descriptor():
         for channel in (low, ours, theirs):
             channel.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_is_too_large_is_refused_where_it_is_said_and_not_read_to_its_end(capfd):
+    large = OutputSaid(rank=0, epoch=1, lines=["x" * 1000] * 300)
+    ours, theirs = LocalChannel.pair(most_bytes=200_000)
+    try:
+        with pytest.raises(MessageError, match=r"a output_said of .* larger than a message may be"):
+            theirs.send(large)
+        theirs.send(BulkReady())
+        assert ours.receive() == (BulkReady(), [])
+        sender = threading.Thread(target=theirs._socket.sendall, args=(b"0" + encode(large),))
+        sender.start()
+        assert ours.receive() is None  # as if the other end were gone
+        ours.close()
+        sender.join()
+    except BrokenPipeError:
+        pass
+    finally:
+        theirs.close()
+    assert "a output_said of" in capfd.readouterr().err

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gemini_lab.errors import LaunchError
+from gemini_lab.errors import LaunchError, MessageError
 from gemini_lab.experiments.namespaces import NodeNetwork, why_not
 from gemini_lab.recovery.messages import CloseLab, ControlHello, OutputSaid, ProbeHello
 from gemini_lab.wire.tcp import Channel, connect, serve
@@ -180,6 +180,33 @@ def test_a_dead_listener_is_told_from_a_silent_one():
         silent.close()
 
     story(tell)
+
+
+def test_what_is_too_large_is_refused_where_it_is_said_and_the_connection_stays():
+    async def tell(house: House) -> None:
+        channel = await connect(await house.open(), TOKEN, HELLO, timeout_s=5)
+        with pytest.raises(MessageError, match=r"a output_said of .* larger than a message may be"):
+            channel.send(OutputSaid(rank=0, epoch=1, lines=["x" * 1000] * 70_000))
+        channel.send(CloseLab())
+        assert await channel.receive() == CloseLab()
+        channel.close()
+
+    story(tell)
+
+
+def test_what_is_too_large_is_passed_over_by_its_name(capfd):
+    """Another version of gemini_lab may say it; nothing of it is kept, and the next is heard."""
+
+    async def tell(house: House) -> None:
+        channel = await connect(await house.open(), TOKEN, HELLO, timeout_s=5)
+        frame = b'{"op":"log_said","lines":"' + b"x" * 2**26 + b'"}'
+        channel._writer.write(len(frame).to_bytes(4, "big") + frame)
+        channel.send(CloseLab())
+        assert await channel.receive() == CloseLab()
+        channel.close()
+
+    story(tell)
+    assert "gemini_lab: a log_said of 67,108,892 bytes is larger" in capfd.readouterr().err
 
 
 LISTENS = """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
+from gemini_lab.limits import whole
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER, find_log, find_run
 from gemini_lab_widgets.addresses import EVERYWHERE, LOOPBACK, reached_at
 from gemini_lab_widgets.dashboard import VISITORS, WHY_LOOPBACK, Dashboard
@@ -39,7 +40,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="RUN",
         help="a run to compare with; by default the newest earlier run of the same job",
     )
-    options.add_argument("--port", type=int, default=5006, help="0 takes a free one (5006)")
+    options.add_argument(
+        "--port", type=whole("port"), default=5006, help="0 takes a free one (5006)"
+    )
     options.add_argument(
         "--address",
         help=f"where to listen ({LOOPBACK}; with --public, on all of this machine's networks)",
@@ -52,7 +55,9 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="ask for a password, or read it from standard input, instead of making one",
     )
-    options.add_argument("--visitors", type=int, default=VISITORS, help=f"at once ({VISITORS})")
+    options.add_argument(
+        "--visitors", type=whole("visitors"), default=VISITORS, help=f"at once ({VISITORS})"
+    )
     options.add_argument(
         "--origin",
         action="append",
