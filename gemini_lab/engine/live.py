@@ -59,6 +59,7 @@ class LiveProtection:
         flaws: Called where an iteration begins to compute, to strike what is to be struck.
         hold: Called where all ranks stop, so that a node may leave; it does not return.
         rejoining: Has this process go on when others are lost, where it is to be kept.
+        rehearse: Called once the first version is made in an epoch, with what a recovery puts back.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class LiveProtection:
         remark: Callable[[str], None] = lambda _: None,
         hold: Callable[[int], None] = lambda _: None,
         rejoining: Rejoining | None = None,
+        rehearse: Callable[[], None] = lambda: None,
     ) -> None:
         # Its parts.
         self._state = state
@@ -89,6 +91,7 @@ class LiveProtection:
         self._flaws = flaws
         self._hold = hold
         self._rejoining = rejoining
+        self._rehearse = rehearse
         self._script_watch = ScriptWatch(state.script, remark)
         self._lineage = lineage
         # The script's loop, and where in it training is.
@@ -102,6 +105,7 @@ class LiveProtection:
         self._unsealed: Unsealed | None = None
         self._is_judged = True  # by the guard
         self._is_finished = False
+        self._is_rehearsed = False  # in this epoch
         # What is to be done at the loop's top.
         self._is_to_hold = False
         self._is_asked_back = False  # by a person; all ranks know
@@ -271,7 +275,7 @@ class LiveProtection:
         self._unsealed = self._wish = None
         self._is_to_hold = self._is_asked_back = False
         self._order_back = 0
-        self._is_judged = True
+        self._is_judged, self._is_rehearsed = True, False
         self._iterations.go_back(iteration_in(small))
         self._pulse.enter("between steps")
 
@@ -332,6 +336,9 @@ class LiveProtection:
             drawn, self._unsealed = self._unsealed.drawn, None
             drawn = self._state.capture_drawn() if drawn is None else drawn
             self._script_watch.see_version(drawn, at_top=at_top, is_asked=self._is_asked)
+            if not self._is_rehearsed:
+                self._rehearse()
+                self._is_rehearsed = True
             if self._is_to_hold:
                 self._traffic.end_training()  # this version leaves at once, whatever the plan says
             self.send_version(drawn, at_top=at_top)
@@ -379,6 +386,7 @@ class LiveProtection:
         if self._is_broken:
             raise CannotGoOnError("a rank is lost, and the script has left its loop")
         self._is_finished, self._is_to_hold = True, False
+        self._is_rehearsed = True  # the script may have destroyed its process groups
         self._traffic.end_training()
         if self._unsealed is not None:
             self._seal()

@@ -168,6 +168,7 @@ def start_protection(
         remark=remark,
         hold=session.hold,
         rejoining=rejoining,
+        rehearse=ready.rehearse,
     )
     _begin(session, ready, traffic, protection)
     return protection

@@ -230,6 +230,8 @@ class Job:
             payload, self.remarks, _ = payload(self.state)
         if payload is not None:
             self.state.load(payload)
+        if payload is None and self.case.get("rehearses", True):
+            self.rehearse()
         self.protection = LiveProtection(
             self.state,
             self.keeper,
@@ -237,10 +239,14 @@ class Job:
             Pulse(lambda _: None, rank=engine.global_rank, epoch=1),
             lineage=NO_LINEAGE,
             remark=self.remarks.append,
+            rehearse=self.rehearse if self.case.get("rehearses", True) else lambda: None,
         )
         self.state.framework.hook(self.protection)
         if payload is None or is_recut:
             self.protection.send_version(at_top=is_recut)
+
+    def rehearse(self):
+        self.state.rehearse(bytearray(self.state.layout.payload_bytes))
 
     def train(self):
         accumulate = self.case.get("accumulation", 1)

@@ -110,6 +110,8 @@ class Framework(ABC):
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Put tensors back, and whatever is derived from them; all ranks together.
 
+        A rank that fails alone says so once it has done what others wait for.
+
         Args:
             values: Those of this rank's payload, in the order of `forms`.
             present: What `present` gave when they were captured.
@@ -168,6 +170,9 @@ class Framework(ABC):
     @abstractmethod
     def restore(self, small: Mapping[str, Any]) -> None:
         """Put back what `capture` gave; the tensors were put back before."""
+
+    def put_order(self, small: Mapping[str, Any]) -> None:  # noqa: B027 - most have none
+        """Put back in what order gradients are added up, as `capture` gave it; all together."""
 
     @abstractmethod
     def require_fit(self, small: Mapping[str, Any]) -> None:

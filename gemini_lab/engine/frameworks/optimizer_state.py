@@ -19,6 +19,7 @@ from gemini_lab.engine.frameworks.options import (
 from gemini_lab.engine.frameworks.sharding import is_dtensor
 from gemini_lab.engine.frameworks.stand_in import state_for
 from gemini_lab.engine.frameworks.weight_runs import place_of
+from gemini_lab.engine.frameworks.weights import require_apart
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import DTYPE_BYTES
 
@@ -85,7 +86,10 @@ class OptimizerState:
             named.setdefault(one.parameter, set()).add(one.name)
         for number, weight in enumerate(self.weights):
             names = named.get(number, set()) - {WEIGHT}
-            state = self._optimizer.state.pop(weight, {})
+            state = self._optimizer.state.get(weight, {})
+            if names == {name for name, value in state.items() if self._is_large(name, value)}:
+                continue  # a script may hold it
+            self._optimizer.state.pop(weight, None)
             if not names <= {*state}:
                 state = {**self._foreseen(number), **state}
             kept = {k: v for k, v in state.items() if k in names or not self._is_large(k, v)}
@@ -219,8 +223,9 @@ def require_memory(optimizer: torch.optim.Optimizer, name: str, tensor: torch.Te
     """Refuse a tensor that is made of other tensors, as states of 8 bits are.
 
     Raises:
-        UnsupportedError: It is.
+        UnsupportedError: It is, or some of its elements share memory.
     """
+    require_apart(tensor, f"{called(optimizer)} has a tensor {name!r} that")
     if tensor.numel() and not tensor.data_ptr():
         raise UnsupportedError(
             f"{called(optimizer)} keeps {name!r} as a {type(tensor).__name__}, which has no memory "

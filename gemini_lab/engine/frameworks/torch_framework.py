@@ -22,7 +22,7 @@ from gemini_lab.engine.frameworks.torch_engine import (
     replicated_by,
     reshard,
 )
-from gemini_lab.engine.ranks import gather
+from gemini_lab.engine.ranks import Verdict, gather
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout, TensorSpec, WeightPiece
@@ -126,15 +126,19 @@ class TorchFramework(Framework):
 
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Copy them over the live tensors, which are made or dropped as they were then."""
+        verdict = Verdict()
         reshard(self._engine.bare)
-        self._state.make([one for one, there in zip(self._kept, present, strict=True) if there])
+        with verdict.withheld():
+            self._state.make([one for one, there in zip(self._kept, present, strict=True) if there])
         with torch.no_grad():
             for block, value in zip(self._blocks, values, strict=True):
                 for part, segments in enumerate(block.parts):
                     source = self._from(part, value) if self._is_shared else value
                     for segment in segments:
                         if present[segment.kept]:
-                            self._put(segment, source)
+                            with verdict.withheld():
+                                self._put(segment, source)
+        verdict.end()
 
     def updated_tensors(
         self, layout: ShardLayout
@@ -255,7 +259,10 @@ class TorchFramework(Framework):
         """Put them back."""
         self._engine.global_steps = small["counters"]["global_steps"]
         self._state.restore(small["optimizer"])
-        if self._order is not None and not self._order.indices:
+
+    def put_order(self, small: Mapping[str, Any]) -> None:
+        """DDP's."""
+        if self._order is not None:
             self._order.rehearse(small["gradients"])
 
     def require_fit(self, small: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from gemini_lab.engine.frameworks.options import (
 from gemini_lab.engine.frameworks.partition_state import put_scalars, scalars_of, state_form
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
 from gemini_lab.engine.frameworks.zero import partitions_of
+from gemini_lab.engine.ranks import Verdict
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece, partition_of
@@ -116,6 +117,13 @@ class ZeroFramework(Framework):
 
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Copy tensors over the live ones, made or dropped as they were then, and publish them."""
+        verdict = Verdict()
+        with verdict.withheld():
+            self._put(values, present)
+        self._partitions.publish()
+        verdict.end()
+
+    def _put(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         masters, states = self._partitions.masters(), self._partitions.base.state
         for index, (value, is_present) in enumerate(zip(values, present, strict=True)):
             partition, name, dtype = self._slots[index]
@@ -127,7 +135,6 @@ class ZeroFramework(Framework):
             if target is None:
                 target = states[master][name] = torch.empty_like(master.detach(), dtype=dtype)
             target.data.copy_(value)
-        self._partitions.publish()
 
     def updated_tensors(
         self, layout: ShardLayout
