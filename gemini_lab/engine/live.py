@@ -92,7 +92,7 @@ class LiveProtection:
         self._hold = hold
         self._rejoining = rejoining
         self._rehearse = rehearse
-        self._script_watch = ScriptWatch(state.script, remark)
+        self._script_watch = ScriptWatch(state.script, remark, state.framework.notices)
         self._lineage = lineage
         # The script's loop, and where in it training is.
         self._began_at = state.version

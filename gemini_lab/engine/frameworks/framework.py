@@ -223,6 +223,10 @@ class Framework(ABC):
     def forget_order(self) -> None:  # noqa: B027 - most have nothing to learn
         """Learn that order anew, for ranks know different ones; a version is put back then."""
 
+    def notices(self) -> Sequence[str]:
+        """Return what the script's author should know of the newest updates; the same each time."""
+        return ()
+
     # -- the boundaries --------------------------------------------------------------------------
 
     @abstractmethod

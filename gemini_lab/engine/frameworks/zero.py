@@ -75,6 +75,14 @@ class Partitions(ABC):
     def publish(self) -> None:
         """Bring the master weights to the model's own weights, on all ranks together."""
 
+    def leftovers(self) -> Sequence[torch.Tensor | None]:
+        """Return each partition's gradients of earlier steps, if an update may take them again."""
+        return ()
+
+    def reached(self) -> set[str]:
+        """Return the weights of which this rank got gradients since the last update, by name."""
+        return set()
+
     @property
     def gradient_dtype(self) -> torch.dtype:
         """In which a rank's part of the reduced gradients is added up; fp32 where that is unknown.
@@ -171,6 +179,24 @@ class Stage3(Partitions):
                         numel=held,
                     )
                 tensor_offset += size
+
+    def leftovers(self) -> Sequence[torch.Tensor | None]:
+        """Return what an update takes for weights that got no gradient: DeepSpeed clears nothing.
+
+        A weight that some steps leave out, as of a layer that is dropped at random, is updated
+        with the gradient of the last step that had it. Stages 1 and 2 take zeros.
+        """
+        if self.zero.offload_optimizer:
+            return [master.grad for master in self.masters()]
+        sizes = [master.numel() for master in self.masters()]
+        parts: Sequence[torch.Tensor] = self.zero.grad_partitions_flat_buffer.split(sizes)
+        return parts
+
+    def reached(self) -> set[str]:
+        """Return those that its hooks have partitioned; nothing if DeepSpeed hides them."""
+        seen = getattr(self.zero, "_offload_boundary_param_ids", ())
+        weights = (weight for weight in self.weights() if weight.ds_id in seen)  # type: ignore[attr-defined]
+        return {self.names[id(weight)] for weight in weights}
 
     def publish(self) -> None:
         """Copy this rank's parts; gather the weights that stay gathered."""

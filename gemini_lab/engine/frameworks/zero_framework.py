@@ -32,12 +32,20 @@ from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece, partition_of
 
 _MASTER: Final = "master"  # beside the names of the optimizer's own tensors
+_GRADIENT: Final = "gradient"
+_KEEP: Final = "keep_gradients"
 _COUNTERS: Final = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 _BATCH: Final = "train_batch_size"
 _MICRO_BATCH: Final = "train_micro_batch_size_per_gpu"
 _MICRO_BATCHES: Final = "gradient_accumulation_steps"
 _SIZES: Final = (_BATCH, _MICRO_BATCH, _MICRO_BATCHES)
 """What a script may change on the way, by `set_train_batch_size`."""
+_TAKEN_AGAIN: Final = (
+    "{} weights ({}...) got no gradient in this step, and had one before. DeepSpeed's ZeRO 3 takes "
+    "that one again to update them, and a version does not have it: numbers will differ after a "
+    'failure. Set "keep_gradients": true in the "gemini" block, which adds it to each version, or '
+    "use ZeRO stage 1 or 2, or have each layer take part in every step"
+)
 
 
 class ZeroFramework(Framework):
@@ -61,7 +69,10 @@ class ZeroFramework(Framework):
             for number, master in enumerate(masters)
         ]
         self._powers = BetaPowers(self._partitions)
+        self._keeps_gradients = self.settings().get(_KEEP, False) is True
         self._slots = list(self._lay_slots())
+        self._reached = set[str]()  # weights that have had a gradient
+        self._taken_again = set[str]()  # weights that an update took an earlier gradient for
         self._zeros: dict[int, torch.Tensor] = {}  # for tensors that do not exist yet
         self._first_sizes = self._sizes()
         self._updated_at: int | None = None  # micro-batches that were done after the newest update
@@ -132,7 +143,9 @@ class ZeroFramework(Framework):
                 states.get(master, {}).pop(name, None)
                 continue
             target = self._tensor(index)
-            if target is None:
+            if target is None and name == _GRADIENT:
+                target = master.grad = torch.empty_like(master.detach(), dtype=dtype)
+            elif target is None:
                 target = states[master][name] = torch.empty_like(master.detach(), dtype=dtype)
             target.data.copy_(value)
 
@@ -143,6 +156,8 @@ class ZeroFramework(Framework):
         masters = self._partitions.masters()
         found: list[tuple[torch.Tensor, dict[str, Run]]] = [(master, {}) for master in masters]
         for (partition, name, _), spec in zip(self._slots, layout.tensors, strict=True):
+            if name == _GRADIENT:
+                continue
             run = Run(
                 offset_bytes=spec.offset_bytes, numel=masters[partition].numel(), dtype=spec.dtype
             )
@@ -176,10 +191,14 @@ class ZeroFramework(Framework):
             yield partition, _MASTER, master.dtype
             for name, dtype in self._state_forms[partition].large.items():
                 yield partition, name, dtype
+            if self._keeps_gradients and self.stage == 3:
+                yield partition, _GRADIENT, self._partitions.gradient_dtype
 
     def _tensor(self, index: int) -> torch.Tensor | None:
         """A live tensor of the payload; None if the optimizer has not made it yet."""
         partition, name, _ = self._slots[index]
+        if name == _GRADIENT:
+            return self._partitions.leftovers()[partition]
         master = self._partitions.masters()[partition]
         state: Mapping[str, Any] = self._partitions.base.state.get(master, {})
         return master if name == _MASTER else state.get(name)
@@ -196,7 +215,8 @@ class ZeroFramework(Framework):
                 f"{spec.name} became {tensor.dtype} {[*tensor.shape]}, but was laid out as "
                 f"{spec.dtype} {[*spec.shape]}; leave the optimizer's state as its class makes it"
             )
-        return tensor.detach()
+        # Gradients change before the next update.
+        return tensor.clone() if self._slots[index][1] == _GRADIENT else tensor.detach()
 
     # -- the small part --------------------------------------------------------------------------
 
@@ -371,9 +391,22 @@ class ZeroFramework(Framework):
 
     # -- the boundaries --------------------------------------------------------------------------
 
+    def notices(self) -> Sequence[str]:
+        """Of weights that ZeRO 3 updates with gradients of earlier steps."""
+        if not self._taken_again or self._keeps_gradients:
+            return ()
+        return (_TAKEN_AGAIN.format(len(self._taken_again), min(self._taken_again)),)
+
     def hook(self, hook: StepHook) -> Callable[[], None]:
         """In `engine.step`."""
-        return hook_step(self._engine, hook, on_update=self._note_update)
+        return hook_step(
+            self._engine, hook, on_boundary=self._note_gradients, on_update=self._note_update
+        )
+
+    def _note_gradients(self) -> None:
+        if not self._taken_again and (now := self._partitions.reached()):
+            self._taken_again = self._reached - now
+            self._reached |= now
 
     def _note_update(self) -> None:
         self._updated_at = self._engine.micro_steps
