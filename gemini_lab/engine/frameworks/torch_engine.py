@@ -160,9 +160,9 @@ def left_out(engine: TorchEngine, handed: Iterable[object] = ()) -> Iterator[str
     own = {id(weight) for part in [engine.bare, *modules] for weight in part.parameters()}
     if beside := len(kept - own):
         yield (
-            f"optimizer= trains {beside} parameters that are no part of model=: they come back, but "
-            "what else their module keeps, such as a loss's running centres, does not; where it has "
-            'buffers, name it: protect(..., also={"loss": criterion})'
+            f"optimizer= trains {beside} parameters that are no part of model=: they come back, "
+            "and the buffers of their module, such as a loss's running centres, do not; if it has "
+            'some, name it: protect(..., also={"loss": criterion})'
         )
     kept |= {id(weight) for module in modules for weight in module.parameters()}
     named = engine.bare.named_parameters()
