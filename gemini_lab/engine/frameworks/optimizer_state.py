@@ -170,9 +170,11 @@ class OptimizerState:
                 continue
             state = self._optimizer.state[weight]
             before = dict(state) if state else self._foreseen(number)
+            small_values = found.get(number, {})
             for name in [n for n in state if not self._is_large(n, state[n])]:
-                del state[name]
-            for name, value in found.get(number, {}).items():
+                if name not in small_values:
+                    del state[name]
+            for name, value in small_values.items():
                 state[name] = beside(before.get(name), value)
 
     # -- what kind a value is of -----------------------------------------------------------------

@@ -174,9 +174,8 @@ class EngineState:
         verdict = Verdict()
         with verdict.withheld():
             drawn = encode({"data": [], "seeds": [], **self.script.others()})
-            small = self.capture_small(drawn=drawn)
-            flat = torch.frombuffer(room, dtype=torch.uint8)
-            for start, part in [(0, torch.frombuffer(small, dtype=torch.uint8)), *self.pieces()]:
+            small, flat = bytearray(self.capture_small(drawn=drawn)), _flat(room)
+            for start, part in [(0, _flat(small)), *self.pieces()]:
                 flat[start : start + part.nbytes].copy_(part.detach().view(torch.uint8))
         verdict.agree()
         things = [self.framework.optimizer, self._engine.lr_scheduler, *self.script.things]
@@ -193,13 +192,14 @@ class EngineState:
     ) -> None:
         """Put a version back that fits, and refuse it if what is there then is not the same."""
         framework, script, verdict = self.framework, self.script, Verdict()
-        values = [_view(payload, spec) for spec in self.layout.tensors]
+        flat = _flat(payload)
+        values = [_view(flat, spec) for spec in self.layout.tensors]
         with verdict.withheld():
             framework.load(values, small["present"])
         small_state.put_orders(small, framework, script)
         with verdict.withheld(), named("the version"):
             small_state.restore(small, framework, script, with_data=with_data, in_place=in_place)
-            require_put_back(payload, self.layout, self.pieces())
+            require_put_back(flat, self.layout, self.pieces())
             small_state.require_put_back(small, framework, script)
         verdict.agree()
 
@@ -373,15 +373,14 @@ def framework_of(engine: Engine) -> Framework:
     return TorchFramework(engine) if isinstance(engine, TorchEngine) else ZeroFramework(engine)
 
 
-def _view(payload: Payload, spec: TensorSpec) -> torch.Tensor:
-    """One tensor of a payload, in place; not to be written."""
-    dtype = getattr(torch, spec.dtype)
+def _flat(payload: Payload) -> torch.Tensor:
+    """A payload's bytes, in place; not to be written where it is read-only."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the payload may be read-only
-        flat = torch.frombuffer(
-            payload,
-            dtype=dtype,
-            count=spec.size_bytes // dtype.itemsize,
-            offset=spec.offset_bytes,
-        )
-    return flat.view(spec.shape)
+        warnings.simplefilter("ignore", UserWarning)  # it may be that
+        return torch.frombuffer(payload, dtype=torch.uint8)
+
+
+def _view(flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """One tensor of a payload, in place."""
+    part = flat[spec.offset_bytes : spec.offset_bytes + spec.size_bytes]
+    return part.view(getattr(torch, spec.dtype)).view(spec.shape)

@@ -58,18 +58,17 @@ def named(what: str) -> Iterator[None]:
         ) from error
 
 
-def require_put_back(payload: Any, layout: ShardLayout, pieces: Pieces) -> None:
+def require_put_back(flat: torch.Tensor, layout: ShardLayout, pieces: Pieces) -> None:
     """Refuse large tensors that are not those of a payload, bit by bit.
 
     Args:
-        payload: Its bytes.
+        flat: Its bytes.
         layout: What lies where in it.
         pieces: The live tensors, and where they belong.
 
     Raises:
         UnsupportedError: Some are others; names the first.
     """
-    flat = torch.frombuffer(payload, dtype=torch.uint8)
     for start, tensor in pieces:
         now = tensor.detach().cpu().view(torch.uint8)
         then = flat[start : start + now.numel()]
