@@ -41,9 +41,9 @@ _MICRO_BATCHES: Final = "gradient_accumulation_steps"
 _SIZES: Final = (_BATCH, _MICRO_BATCH, _MICRO_BATCHES)
 """What a script may change on the way, by `set_train_batch_size`."""
 _TAKEN_AGAIN: Final = (
-    "{} weights ({}...) got no gradient in this step, and had one before. DeepSpeed's ZeRO 3 takes "
-    "that one again to update them, and a version does not have it: numbers will differ after a "
-    'failure. Set "keep_gradients": true in the "gemini" block, which adds it to each version, or '
+    "a step left out weights ({}...) that had a gradient before. DeepSpeed's ZeRO 3 takes that one "
+    "again to update them, and a version does not have it: numbers will differ after a failure. "
+    'Set "keep_gradients": true in the "gemini" block, which adds it to each version, or '
     "use ZeRO stage 1 or 2, or have each layer take part in every step"
 )
 
@@ -395,7 +395,7 @@ class ZeroFramework(Framework):
         """Of weights that ZeRO 3 updates with gradients of earlier steps."""
         if not self._taken_again or self._keeps_gradients:
             return ()
-        return (_TAKEN_AGAIN.format(len(self._taken_again), min(self._taken_again)),)
+        return (_TAKEN_AGAIN.format(min(self._taken_again)),)
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
         """In `engine.step`."""
