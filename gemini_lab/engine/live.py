@@ -8,6 +8,7 @@ but what is drawn (random numbers, data) or counted by the script may by then be
 iteration, so of these the version keeps what there was right after the step.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ class LiveProtection:
         self._is_judged = True  # by the guard
         self._is_finished = False
         self._is_rehearsed = False  # in this epoch
+        self._thread = 0  # which makes updates
         # What is to be done at the loop's top.
         self._is_to_hold = False
         self._is_asked_back = False  # by a person; all ranks know
@@ -226,7 +228,7 @@ class LiveProtection:
 
     def after_update(self, waited_s: float) -> None:
         """Say the iteration; the version that it made is sent when it is sealed, if it is to be."""
-        version = self._state.version
+        version, self._thread = self._state.version, threading.get_ident()
         self._script_watch.end_update()
         self._is_computing = self._is_judged = False
         if self._is_broken:
@@ -336,7 +338,9 @@ class LiveProtection:
             drawn, self._unsealed = self._unsealed.drawn, None
             drawn = self._state.capture_drawn() if drawn is None else drawn
             self._script_watch.see_version(drawn, at_top=at_top, is_asked=self._is_asked)
-            if not self._is_rehearsed:
+            # All ranks have to come here at one place among their collectives, which what reads
+            # data in a thread of its own does not.
+            if not self._is_rehearsed and self._thread == threading.get_ident():
                 self._rehearse()
                 self._is_rehearsed = True
             if self._is_to_hold:

@@ -288,8 +288,9 @@ def test_a_state_whose_form_follows_the_weights_values_comes_back(server, tmp_pa
 
 
 @pytest.mark.parametrize("offload", [{}, {"offload_optimizer": {"device": "cpu"}}])
-@pytest.mark.parametrize(("stage", "keeps"), [(2, False), (3, True)])
+@pytest.mark.parametrize(("stage", "keeps"), [(2, None), (3, True)])
 def test_layers_that_some_steps_leave_out_come_back(server, tmp_path, stage, keeps, offload):
+    keeps = bool(offload) if keeps is None else keeps  # stages 1 and 2 keep what they offload
     block = {"config": {"gemini": {"keep_gradients": keeps}}, "zero": offload}
     case = {"stage": stage, "optimizer": "Adam", "skips": True, **block}
     whole = server.run(tmp_path, case=case, seed=1, capture_at=3)
@@ -299,11 +300,24 @@ def test_layers_that_some_steps_leave_out_come_back(server, tmp_path, stage, kee
         assert before["notices"] == []
 
 
-def test_gradients_that_zero_3_takes_again_are_told_before_anything_fails(server, tmp_path):
-    case = {"stage": 3, "optimizer": "Adam", "skips": True}
+@pytest.mark.parametrize(
+    ("stage", "offload"), [(3, {}), (2, {"offload_optimizer": {"device": "cpu"}})]
+)
+def test_gradients_that_are_taken_again_are_told_before_anything_fails(
+    server, tmp_path, stage, offload
+):
+    case = {"stage": stage, "optimizer": "Adam", "skips": True, "zero": offload}
     whole = server.run(tmp_path, case=case, seed=1, capture_at=3)
     (said,) = whole[0]["notices"]
     assert "left out weights (middle.weight...) that had a gradient" in said
     assert '"keep_gradients": true' in said
     resumed = server.run(tmp_path, case=case, seed=99, load=True)
     assert resumed[0]["updates"] != whole[0]["updates"][3:]  # or the sentence has to go
+
+
+def test_gradients_of_several_micro_batches_that_are_offloaded_are_refused(server, tmp_path):
+    block = {"config": {"gemini": {"keep_gradients": True}}}
+    zero = {"offload_optimizer": {"device": "cpu"}}
+    case = {"stage": 3, "optimizer": "Adam", "accumulation": 2, "zero": zero, **block}
+    with pytest.raises(RuntimeError, match="keep_gradients does not go with an offload and 2 mic"):
+        server.run(tmp_path, case=case, seed=1)

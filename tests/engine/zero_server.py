@@ -304,6 +304,21 @@ def work_a_loop(request, rank):
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
+class Unmoved:
+    """Nothing is to be done around an update."""
+
+    counts, remarks = True, ()
+
+    def begin_forward(self):
+        pass
+
+    def before_update(self):
+        return 0.0
+
+    def after_update(self, waited_s):
+        pass
+
+
 class Steps:
     """The steps of a rank, and the versions that they made."""
 
@@ -370,6 +385,7 @@ def work(request, rank):
         state.capture_small()
     found["updates"] = []
     steps = Steps(state) if request.get("repeats") else None
+    state.framework.hook(Unmoved())
     rehearse = rehearsal(state) if request.get("rehearses") else lambda: None
     rehearse()
     while state.version < request.get("until", STEPS):

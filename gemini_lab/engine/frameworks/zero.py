@@ -76,12 +76,20 @@ class Partitions(ABC):
         """Bring the master weights to the model's own weights, on all ranks together."""
 
     def leftovers(self) -> Sequence[torch.Tensor | None]:
-        """Return each partition's gradients of earlier steps, if an update may take them again."""
-        return ()
+        """Return each partition's gradients, if an update takes them again, or nothing.
 
-    def reached(self) -> set[str]:
-        """Return the weights of which this rank got gradients since the last update, by name."""
-        return set()
+        DeepSpeed does not clear what it offloads: a weight that a step leaves out, as of a layer
+        that is dropped at random, is updated with the gradient of the last step that had it.
+        """
+        return [master.grad for master in self.masters()] if self.is_offloaded else ()
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether the optimizer, and with it its gradients, is in CPU memory beside a device's."""
+        zero = self.zero
+        return bool(
+            getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False)
+        )
 
     @property
     def gradient_dtype(self) -> torch.dtype:
@@ -89,11 +97,8 @@ class Partitions(ABC):
 
         What is offloaded is added up in buffers of its own.
         """
-        is_offloaded = getattr(self.zero, "cpu_offload", False) or getattr(
-            self.zero, "offload_optimizer", False
-        )
         dtype: torch.dtype = getattr(self.zero, "gradient_accumulation_dtype", torch.float32)
-        return torch.float32 if is_offloaded else dtype
+        return torch.float32 if self.is_offloaded else dtype
 
     def group_of(self, partition: int) -> dict[str, Any]:
         """The base optimizer's parameter group of a partition."""
@@ -181,22 +186,12 @@ class Stage3(Partitions):
                 tensor_offset += size
 
     def leftovers(self) -> Sequence[torch.Tensor | None]:
-        """Return what an update takes for weights that got no gradient: DeepSpeed clears nothing.
-
-        A weight that some steps leave out, as of a layer that is dropped at random, is updated
-        with the gradient of the last step that had it. Stages 1 and 2 take zeros.
-        """
-        if self.zero.offload_optimizer:
-            return [master.grad for master in self.masters()]
+        """Return them always: this stage clears none."""
+        if self.is_offloaded:
+            return super().leftovers()
         sizes = [master.numel() for master in self.masters()]
         parts: Sequence[torch.Tensor] = self.zero.grad_partitions_flat_buffer.split(sizes)
         return parts
-
-    def reached(self) -> set[str]:
-        """Return those that its hooks have partitioned; nothing if DeepSpeed hides them."""
-        seen = getattr(self.zero, "_offload_boundary_param_ids", ())
-        weights = (weight for weight in self.weights() if weight.ds_id in seen)  # type: ignore[attr-defined]
-        return {self.names[id(weight)] for weight in weights}
 
     def publish(self) -> None:
         """Copy this rank's parts; gather the weights that stay gathered."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -41,10 +42,11 @@ _MICRO_BATCHES: Final = "gradient_accumulation_steps"
 _SIZES: Final = (_BATCH, _MICRO_BATCH, _MICRO_BATCHES)
 """What a script may change on the way, by `set_train_batch_size`."""
 _TAKEN_AGAIN: Final = (
-    "a step left out weights ({}...) that had a gradient before. DeepSpeed's ZeRO 3 takes that one "
-    "again to update them, and a version does not have it: numbers will differ after a failure. "
-    'Set "keep_gradients": true in the "gemini" block, which adds it to each version, or '
-    "use ZeRO stage 1 or 2, or have each layer take part in every step"
+    "a step left out weights ({}...) that had a gradient before. DeepSpeed takes that one again to "
+    "update them, under ZeRO 3 and if it offloads the optimizer, and a version does not have it: "
+    'numbers will differ after a failure. Set "keep_gradients": true in the "gemini" block, which '
+    "adds it to each version, or use ZeRO stage 1 or 2 without an offload, or have each layer take "
+    "part in every step"
 )
 
 
@@ -69,10 +71,14 @@ class ZeroFramework(Framework):
             for number, master in enumerate(masters)
         ]
         self._powers = BetaPowers(self._partitions)
-        self._keeps_gradients = self.settings().get(_KEEP, False) is True
+        takes_again = bool(self._partitions.leftovers())
+        self._keeps_gradients = takes_again and self.settings().get(_KEEP, False) is True
+        if self._keeps_gradients and self._partitions.is_offloaded:
+            self._require_one_micro_batch()
         self._slots = list(self._lay_slots())
-        self._reached = set[str]()  # weights that have had a gradient
-        self._taken_again = set[str]()  # weights that an update took an earlier gradient for
+        self._arrived = set[str]()  # weights that have got a gradient since the last update
+        self._reached = set[str]()  # and before
+        self._left_out = ""  # a weight that an update took an earlier gradient for
         self._zeros: dict[int, torch.Tensor] = {}  # for tensors that do not exist yet
         self._first_sizes = self._sizes()
         self._updated_at: int | None = None  # micro-batches that were done after the newest update
@@ -191,7 +197,7 @@ class ZeroFramework(Framework):
             yield partition, _MASTER, master.dtype
             for name, dtype in self._state_forms[partition].large.items():
                 yield partition, name, dtype
-            if self._keeps_gradients and self.stage == 3:
+            if self._keeps_gradients:
                 yield partition, _GRADIENT, self._partitions.gradient_dtype
 
     def _tensor(self, index: int) -> torch.Tensor | None:
@@ -392,21 +398,48 @@ class ZeroFramework(Framework):
     # -- the boundaries --------------------------------------------------------------------------
 
     def notices(self) -> Sequence[str]:
-        """Of weights that ZeRO 3 updates with gradients of earlier steps."""
-        if not self._taken_again or self._keeps_gradients:
-            return ()
-        return (_TAKEN_AGAIN.format(min(self._taken_again)),)
+        """Of weights that DeepSpeed updates with gradients of earlier steps."""
+        return (_TAKEN_AGAIN.format(self._left_out),) if self._left_out else ()
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
-        """In `engine.step`."""
-        return hook_step(
+        """In `engine.step`, and where gradients arrive that an update may take again."""
+        names, handles = self._partitions.names, []
+        if self._partitions.leftovers() and not self._keeps_gradients:
+            for weight in self.trained():
+                arrive = partial(self._note_arrival, names[id(weight)])
+                handles.append(weight.register_post_accumulate_grad_hook(arrive))
+        unhook = hook_step(
             self._engine, hook, on_boundary=self._note_gradients, on_update=self._note_update
         )
 
+        def unhook_all() -> None:
+            unhook()
+            for handle in handles:
+                handle.remove()
+
+        return unhook_all
+
+    def _note_arrival(self, name: str, _: torch.Tensor) -> None:
+        self._arrived.add(name)
+
     def _note_gradients(self) -> None:
-        if not self._taken_again and (now := self._partitions.reached()):
-            self._taken_again = self._reached - now
-            self._reached |= now
+        if not self._left_out:
+            self._left_out = min(self._reached - self._arrived, default="")
+        self._reached |= self._arrived
+        self._arrived.clear()
+
+    def _require_one_micro_batch(self) -> None:
+        """Refuse what has further gradients that DeepSpeed adds to in a later step.
+
+        Raises:
+            UnsupportedError: There are several micro-batches.
+        """
+        if (steps := self._engine.gradient_accumulation_steps()) > 1:
+            raise UnsupportedError(
+                f"keep_gradients does not go with an offload and {steps} micro-batches, of which "
+                "DeepSpeed adds up gradients in places that are in no version; leave the offload "
+                "out, or use one micro-batch"
+            )
 
     def _note_update(self) -> None:
         self._updated_at = self._engine.micro_steps
