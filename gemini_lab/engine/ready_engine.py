@@ -72,7 +72,7 @@ class ReadyEngine:
         """
         if self.settings.scheme != "none":
             slab, place, version = self.memory.slab, self.place, self.state.version
-            self.state.rehearse(slab.begin(place.rank, version, place.lineage).data)
+            self.state.rehearse(slab.begin(place.rank, version, place.lineage).data.data)
 
 
 def ready_engine(

@@ -84,7 +84,7 @@ def require_apart(tensor: torch.Tensor, what: str) -> None:
     places = torch.zeros(1, dtype=torch.int64)
     for stride, size in dims:
         places = (places[:, None] + stride * torch.arange(size)).view(-1) if stride else places
-    if places.unique().numel() < tensor.numel():
+    if len({*places.tolist()}) < tensor.numel():
         raise UnsupportedError(
             f"{what} has elements that share memory (shape {[*tensor.shape]}, strides "
             f"{[*tensor.stride()]}, as expand() gives it), so that no version can be put back into "

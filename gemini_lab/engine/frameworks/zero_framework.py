@@ -403,9 +403,10 @@ class ZeroFramework(Framework):
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
         """In `engine.step`, and where gradients arrive that an update may take again."""
-        names, handles = self._partitions.names, []
+        names, handles = self._partitions.names, list[Any]()
         if self._partitions.leftovers() and not self._keeps_gradients:
-            for weight in self.trained():
+            weights: Iterator[Any] = self.trained()
+            for weight in weights:
                 arrive = partial(self._note_arrival, names[id(weight)])
                 handles.append(weight.register_post_accumulate_grad_hook(arrive))
         unhook = hook_step(

@@ -178,7 +178,8 @@ class EngineState:
             for start, part in [(0, _flat(small)), *self.pieces()]:
                 flat[start : start + part.nbytes].copy_(part.detach().view(torch.uint8))
         verdict.agree()
-        things = [self.framework.optimizer, self._engine.lr_scheduler, *self.script.things]
+        schedule = getattr(self._engine, "lr_scheduler", None)
+        things = [self.framework.optimizer, schedule, *self.script.things]
         with left_alone(things, module=self.framework.module):
             self._put_back(room, small_state.unfold(decode_framed(room)), with_data=False)
 

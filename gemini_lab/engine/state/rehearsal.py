@@ -6,11 +6,13 @@ one. Whatever is another one then is refused by its name.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from itertools import zip_longest
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd import grad_mode
 
 from gemini_lab.engine.digests import same_bytes
 from gemini_lab.engine.frameworks.framework import Pieces
@@ -18,7 +20,8 @@ from gemini_lab.errors import GeminiError, UnsupportedError
 from gemini_lab.shard.codec import encode
 from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout
 
-_ARRAYS = (torch.Tensor, np.ndarray)
+_ARRAYS: Final = (torch.Tensor, np.ndarray)
+_SCRIPTS: Final = ("made", "also")  # parts of a small state
 
 
 @contextmanager
@@ -31,7 +34,7 @@ def left_alone(things: Iterable[object], *, module: nn.Module) -> Iterator[None]
     kept = [(vars(one), dict(vars(one))) for one in things if hasattr(one, "__dict__")]
     held = (one for one in [*module.parameters(), *module.buffers()] if not one.is_inference())
     try:
-        with torch.autograd._unsafe_preserve_version_counter(tuple(held)):  # noqa: SLF001
+        with grad_mode._unsafe_preserve_version_counter(tuple(held)):  # noqa: SLF001
             yield
     finally:
         for attributes, before in kept:
@@ -107,25 +110,24 @@ def differences(
         is_scripts: Whether the script has named it.
     """
     if isinstance(then, Mapping):
-        there = now if isinstance(now, Mapping) else {}
-        parts = [(key, then[key], there.get(key)) for key in then]
+        named_now = now if isinstance(now, Mapping) else {}
+        parts = [(key, one, named_now.get(key)) for key, one in then.items()]
     elif isinstance(then, (list, tuple)):
-        there = [*now] if isinstance(now, (list, tuple)) else []
-        parts = [(n, one, there[n] if n < len(there) else None) for n, one in enumerate(then)]
+        in_order = [*now] if isinstance(now, (list, tuple)) else []
+        parts = [(n, *pair) for n, pair in enumerate(zip_longest(then, in_order[: len(then)]))]
     else:
         counts = isinstance(then, _ARRAYS) or not is_scripts
         is_same = not counts or then is now or encode(then) == encode(now)
         return {} if is_same else {where: f"{_said(then)} became {_said(now, then)}"}
-    found = {}
+    found: dict[str, str] = {}
+    is_scripts |= where in _SCRIPTS
     for key, one, other in parts:
-        place = _place(where, key)
-        of_script = is_scripts or where in ("made", "also")
-        found |= differences(one, other, place, is_scripts=of_script)
+        found |= differences(one, other, _place(where, key), is_scripts=is_scripts)
     return found
 
 
 def _place(where: str, key: Any) -> str:
-    if where in ("made", "also"):
+    if where in _SCRIPTS:
         return f"also={{{key!r}: ...}}"
     return f"{where}[{key!r}]" if where else str(key)
 
