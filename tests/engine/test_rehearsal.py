@@ -118,6 +118,15 @@ def test_a_weight_or_a_state_whose_elements_share_memory_is_refused_by_its_name(
         made(other, Spread(other.parameters(), lr=0.1))
 
 
+def test_a_state_that_is_spread_over_one_number_later_is_refused_by_its_name():
+    state = made()
+    train(state)
+    layer, optimizer = state.framework.module.layer, state.framework.optimizer
+    optimizer.state[layer.weight]["exp_avg"] = torch.zeros(1).expand(4, 4)
+    with pytest.raises(UnsupportedError, match=r"exp_avg of layer.weight has elements that share"):
+        rehearse(state)
+
+
 def test_an_optimizer_whose_loading_rounds_its_state_is_refused_once_it_has_some():
     """Its weights are narrower than its state, and torch casts that to their type."""
     critic = nn.Linear(4, 4).to(torch.bfloat16)

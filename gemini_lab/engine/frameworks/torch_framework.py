@@ -22,6 +22,7 @@ from gemini_lab.engine.frameworks.torch_engine import (
     replicated_by,
     reshard,
 )
+from gemini_lab.engine.frameworks.weights import require_apart
 from gemini_lab.engine.ranks import Verdict, gather
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
@@ -186,8 +187,10 @@ class TorchFramework(Framework):
 
     def _put(self, segment: Segment, part: torch.Tensor) -> None:
         """Copy a segment from a block's part into its tensor, in whatever order that lies."""
-        tensor = self._tensor(self._kept[segment.kept])
+        one = self._kept[segment.kept]
+        tensor = self._tensor(one)
         if tensor is not None:
+            require_apart(tensor, f"{one.name} of {self._names[one.parameter]}")
             whole = flat_part(tensor)
             source = part[segment.at : segment.at + segment.numel]
             whole[segment.start : segment.start + segment.numel].copy_(source)

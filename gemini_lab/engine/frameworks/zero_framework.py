@@ -406,7 +406,7 @@ class ZeroFramework(Framework):
         names, handles = self._partitions.names, list[Any]()
         if self._partitions.leftovers() and not self._keeps_gradients:
             weights: Iterator[Any] = self.trained()
-            for weight in weights:
+            for weight in (one for one in weights if one.requires_grad):
                 arrive = partial(self._note_arrival, names[id(weight)])
                 handles.append(weight.register_post_accumulate_grad_hook(arrive))
         unhook = hook_step(
