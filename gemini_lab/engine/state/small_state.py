@@ -17,7 +17,7 @@ _TRAINS: Final = "trains"  # which weights require gradients: some are frozen, o
 _MODES: Final = "modes"  # of the model's parts: a script may have a batch norm stand still
 _ORDERS: Final = "orders"  # of gradients in the buckets of models beside the engine's
 _COMPARED: Final = (
-    *("counters", "sizes", "optimizer", "scheduler", _TRAINS, _MODES, "buffers"),
+    *("counters", "optimizer", "scheduler", _TRAINS, _MODES, "buffers"),
     *("made", "client", "also", "own", "random"),
 )
 """What is read back once it was put back: all but positions in the data, and orders of sums."""
