@@ -5,7 +5,7 @@ one. Whatever is another one then is refused by its name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -34,7 +34,9 @@ def left_alone(things: Iterable[object], *, module: nn.Module) -> Iterator[None]
     kept = [(vars(one), dict(vars(one))) for one in things if hasattr(one, "__dict__")]
     held = (one for one in [*module.parameters(), *module.buffers()] if not one.is_inference())
     try:
-        with grad_mode._unsafe_preserve_version_counter(tuple(held)):  # noqa: SLF001
+        with ExitStack() as counts:
+            for one in held:
+                counts.enter_context(grad_mode._unsafe_preserve_version_counter(one))  # noqa: SLF001
             yield
     finally:
         for attributes, before in kept:
