@@ -25,7 +25,7 @@ class Holding(nn.Module):
         self.register_buffer("places", buffer)
 
     def forward(self, features):
-        return self.layer(features + self.places[0])
+        return self.layer(self.layer(features + self.places[0]).tanh())
 
 
 class Wide(torch.optim.Optimizer):
