@@ -66,6 +66,11 @@ class Settings:
         keep_in_memory: Whole versions of each shard that stay in CPU memory while the next one is
             written, on every node that keeps the shard: so far `protected.rewind` can go back. Each
             takes the shard's size once more, on all its holders.
+        keep_gradients: Whether a version has the newest gradient beside the weights. DeepSpeed's
+            ZeRO 3, and stages 1 and 2 with an offload, update a weight that a step left out, as of
+            layers that are dropped at random, with the gradient of an earlier step: such a training
+            comes back with the same numbers only so. It takes the bytes of a gradient more. For the
+            script to set, in its `"gemini"` block.
         strategy: Placement: `"auto"` (group where replicas divides nodes, else mixed), `"group"`,
             `"ring"`, `"mixed"` or `"hosted"`.
         chunk_bytes: What one checksum covers and one message carries.
@@ -168,6 +173,7 @@ class Settings:
     risk_from: str | None = None
     adapt_pause_s: float = zero_or_more(600.0)
     keep_in_memory: int = above_zero(1)
+    keep_gradients: bool = False
     strategy: str = "auto"
     chunk_bytes: int = above_zero(4 * MIB)
     persistent_url: str | None = None

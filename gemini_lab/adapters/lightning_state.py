@@ -27,21 +27,20 @@ class LightningState:
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, as plain values and tensors."""
-        loops = dict(self._trainer.fit_loop.state_dict())
-        loops["state_dict"] = {}  # positions in the data, which are kept elsewhere
+        averages = {name: one for name, one in self._read_averages() if one}
         return {
-            "loops": loops,
+            "loops": self._loops(),
             "should_stop": self._trainer.should_stop,
             "callbacks": {name: one.state_dict() for name, one in self._stateful()},
             "data": _state_of(self._trainer.datamodule),
             "told": {name: dict(getattr(self._told, name)) for name in _TOLD},
-            "averages": {name: one for name, one in self._read_averages() if one},
+            "averages": {**self._averages, **averages},
             "metrics": {name: read_metric(one) for name, one in self._metrics()},
         }
 
     def load_state_dict(self, kept: dict[str, Any]) -> None:
         """Put back what `state_dict` gave; the loops only before they run."""
-        if not self._is_under_way:
+        if not self._is_under_way and kept["loops"] != self._loops():
             self._trainer.fit_loop.load_state_dict(kept["loops"])
         self._trainer.should_stop = kept["should_stop"]
         for name, callback in self._stateful():
@@ -54,6 +53,10 @@ class LightningState:
         self._averages = dict(kept["averages"])
         for name, metric in self._metrics():
             put_attributes(metric, kept["metrics"].get(name, {}))
+
+    def _loops(self) -> dict[str, Any]:
+        """What they count; positions in the data are kept elsewhere."""
+        return {**self._trainer.fit_loop.state_dict(), "state_dict": {}}
 
     def begin(self) -> None:
         """The loops run: they go on as if they had never ended.

@@ -12,6 +12,9 @@ SLICE_WORDS: Final = 1 << 20
 """Words of a tensor on a GPU that are weighed at once: bounds the memory for that to 16 MiB."""
 _ODD: Final = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, its bits look random; as a signed word
 
+_compare = ctypes.CDLL(None).memcmp  # torch compares bytes one by one, and numpy makes a mask
+_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
 
 def feed(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
     """Add a tensor's bytes to a digest, or on a device a checksum of them, made there."""
@@ -36,6 +39,12 @@ def bytes_in(tensor: torch.Tensor) -> "ctypes.Array[ctypes.c_char]":
     Not by numpy: a tensor that it has seen cannot be resized any more.
     """
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors in CPU memory are alike bit by bit."""
+    size_bytes = one.nbytes
+    return size_bytes == other.nbytes and not _compare(one.data_ptr(), other.data_ptr(), size_bytes)
 
 
 def tensor_sum(tensor: torch.Tensor) -> torch.Tensor:

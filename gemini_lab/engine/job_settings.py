@@ -34,6 +34,11 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
             "risk_from is read by the launcher, which does not see the script's configuration; "
             "nothing was learned. Give it there: --set risk_from=..."
         )
+    if settings.keep_gradients and framework.settings().get("keep_gradients") is not True:
+        raise ConfigError(
+            "keep_gradients changes what a version is made of, which is settled before launchers "
+            'are heard; set it in the "gemini" block of the script\'s DeepSpeed configuration'
+        )
     if settings.log_collectives is None:
         settings = replace(settings, log_collectives=order.seats.world_size <= LOGGED_RANKS)
     if isinstance(framework.engine, TorchEngine):

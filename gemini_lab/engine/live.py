@@ -8,6 +8,7 @@ but what is drawn (random numbers, data) or counted by the script may by then be
 iteration, so of these the version keeps what there was right after the step.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class LiveProtection:
         hold: Called where all ranks stop, so that a node may leave; it does not return.
         rejoining: Has this process go on when others are lost, where it is to be kept.
         ends: Tells where this rank's data, its loop or its script is over.
+        rehearse: Called once the first version is made in an epoch, with what a recovery puts back.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class LiveProtection:
         remark: Callable[[str], None] = lambda _: None,
         hold: Callable[[int], None] = lambda _: None,
         rejoining: Rejoining | None = None,
+        rehearse: Callable[[], None] = lambda: None,
         ends: Ends,
     ) -> None:
         # Its parts.
@@ -96,7 +99,8 @@ class LiveProtection:
         self._hold = hold
         self._rejoining = rejoining
         self._ends = ends
-        self._script_watch = ScriptWatch(state.script, remark)
+        self._rehearse = rehearse
+        self._script_watch = ScriptWatch(state.script, remark, state.framework.notices)
         self._lineage = lineage
         # The script's loop, and where in it training is.
         self._began_at = state.version
@@ -115,6 +119,8 @@ class LiveProtection:
         ends.begin(state.version)
         for watch in state.script.watches[:1]:
             watch.on_over = self._end_pass
+        self._is_rehearsed = False  # in this epoch
+        self._thread = 0  # which makes updates
         # What is to be done at the loop's top.
         self._is_to_hold = False
         self._is_asked_back = False  # by a person; all ranks know
@@ -263,7 +269,7 @@ class LiveProtection:
 
     def after_update(self, waited_s: float) -> None:
         """Say the iteration; the version that it made is sent when it is sealed, if it is to be."""
-        version = self._state.version
+        version, self._thread = self._state.version, threading.get_ident()
         self._script_watch.end_update()
         self._is_computing = self._is_judged = False
         if self._is_broken:
@@ -312,7 +318,7 @@ class LiveProtection:
         self._unsealed = self._wish = None
         self._is_to_hold = self._is_asked_back = False
         self._order_back = 0
-        self._is_judged = True
+        self._is_judged, self._is_rehearsed = True, False
         self._iterations.go_back(iteration_in(small))
         self._pulse.enter("between steps")
 
@@ -373,6 +379,11 @@ class LiveProtection:
             drawn, self._unsealed = self._unsealed.drawn, None
             drawn = self._state.capture_drawn() if drawn is None else drawn
             self._script_watch.see_version(drawn, at_top=at_top, is_asked=self._is_asked)
+            # All ranks have to come here at one place among their collectives, which what reads
+            # data in a thread of its own does not.
+            if not self._is_rehearsed and self._thread == threading.get_ident():
+                self._rehearse()
+                self._is_rehearsed = True
             if self._is_to_hold:
                 self._traffic.end_training()  # this version leaves at once, whatever the plan says
             self.send_version(drawn, at_top=at_top)
@@ -436,6 +447,7 @@ class LiveProtection:
         if self._has_loop:  # which the script may have broken off
             self._say_end("loop")
         self._say_end("script")
+        self._is_rehearsed = True  # the script may have destroyed its process groups
         self._traffic.end_training()
         if self._unsealed is not None:
             self._seal()

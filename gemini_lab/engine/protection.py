@@ -170,6 +170,7 @@ def start_protection(
         hold=session.hold,
         rejoining=rejoining,
         ends=Ends(session, is_broken=lambda: standing is not None and standing.is_broken),
+        rehearse=ready.rehearse,
     )
     _begin(session, ready, traffic, protection)
     return protection

@@ -1,10 +1,13 @@
-"""What training's ranks tell each other when protection begins: small numbers."""
+"""What training's ranks tell each other: small numbers, and whether one of them has failed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+
+from gemini_lab.errors import ConfigError, GeminiError
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -22,3 +25,45 @@ def gather(values: Sequence[int]) -> list[list[int]]:
     theirs = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
     dist.all_gather(theirs, ours)
     return [one.tolist() for one in theirs]
+
+
+class Verdict:
+    """What all ranks do together, and one of them may fail in: none is left waiting for it.
+
+    Attributes:
+        failure: The first error on this rank; `None` if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.failure: GeminiError | None = None
+
+    @contextmanager
+    def withheld(self) -> Iterator[None]:
+        """Keep an error of this rank's until all ranks know: it still joins their collectives."""
+        try:
+            yield
+        except GeminiError as error:
+            self.failure = self.failure or error
+
+    def end(self) -> None:
+        """Raise this rank's own error, if it had one."""
+        if self.failure is not None:
+            raise self.failure
+
+    def agree(self, *values: int) -> list[list[int]]:
+        """Raise on all ranks if one has failed; all ranks call it together.
+
+        Returns:
+            Every rank's `values`, in rank order.
+
+        Raises:
+            GeminiError: This rank failed, or another one.
+        """
+        answers = gather([int(self.failure is not None), *values])
+        self.end()
+        if failed := sum(answer[0] for answer in answers):
+            raise ConfigError(
+                f"this rank's shard fits, but {failed} of {len(answers)} ranks cannot load theirs; "
+                "their own messages say why"
+            )
+        return [answer[1:] for answer in answers]

@@ -66,6 +66,16 @@ class ReadyEngine:
     place: Place
     small: Mapping[str, object]
 
+    def rehearse(self) -> None:
+        """Try what a recovery does, in the room of the next version; all ranks together.
+
+        Raises:
+            UnsupportedError: Something would not come back after a failure.
+        """
+        if self.settings.scheme != "none":
+            slab, place, version = self.memory.slab, self.place, self.state.version
+            self.state.rehearse(slab.begin(place.rank, version, place.lineage).data.data)
+
 
 def ready_engine(
     session: WorkerSession,
@@ -124,11 +134,14 @@ def ready_engine(
     )
     with session.restoring():
         small = _restore(session, state.load, state, place)
+        ready = ReadyEngine(
+            engine=engine, state=state, settings=settings, memory=memory, place=place, small=small
+        )
+        if start.plan.version is None:
+            ready.rehearse()
     if start.rank == 0 and start.order.is_resumed:
         _say_if_made_otherwise(session, settings.persistent_url, remark)
-    return ReadyEngine(
-        engine=engine, state=state, settings=settings, memory=memory, place=place, small=small
-    )
+    return ready
 
 
 def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:

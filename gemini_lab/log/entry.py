@@ -146,7 +146,9 @@ def _fields_marked(kind: type[Event], mark: str) -> tuple[str, ...]:
 
 def _is_marked(hint: object, mark: str) -> bool:
     marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return any(isinstance(one, msgspec.Meta) and (one.extra or {}).get(mark) is True for one in marks)
+    return any(
+        isinstance(one, msgspec.Meta) and (one.extra or {}).get(mark) is True for one in marks
+    )
 
 
 def is_odd(line: bytes) -> bool:

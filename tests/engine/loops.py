@@ -49,6 +49,8 @@ class Job:
         )
         state = self.state = EngineState(engine, script=script)
         small = {} if self.payload is None else state.load(self.payload)
+        if self.payload is None:
+            state.rehearse(bytearray(state.layout.payload_bytes))
         rewinder = None
         if isinstance(self.keeper, SlabKeeper):
             self.keeper.lay_out(state.layout)
@@ -64,6 +66,7 @@ class Job:
             epoch=epoch_in(small),
             rewinder=rewinder,
             remark=self.remarks.append,
+            rehearse=lambda: state.rehearse(bytearray(state.layout.payload_bytes)),
             **{name: make(state) for name, make in more.items()},
         )
         state.framework.hook(self.protection)

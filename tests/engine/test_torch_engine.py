@@ -1,5 +1,7 @@
 """What plain PyTorch can be that is not kept exactly is refused in sentences; steps are counted."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -42,9 +44,18 @@ def framework(model, optimizer):
 class Beside(torch.optim.SGD):
     """Keeps an average where nobody looks for it."""
 
-    def __init__(self, weights):
+    def __init__(self, weights, hide=lambda averages: averages):
         super().__init__(weights, lr=0.1)
-        self.averages = [torch.zeros(3)]
+        self.averages = hide([torch.zeros(3)])
+
+
+HIDDEN = [
+    lambda averages: [averages, averages],
+    lambda averages: {"slow": {"all": (averages,)}},
+    lambda averages: SimpleNamespace(all=[averages]),
+    lambda averages: {"slow": SimpleNamespace(inner=SimpleNamespace(all={"a": averages}))},
+]
+"""Ways in which an optimizer may have tensors in an attribute."""
 
 
 class Outer(torch.optim.SGD):
@@ -140,6 +151,14 @@ def with_powersgd(model):
             nn.Sequential,
             lambda m: Beside(m.parameters()),
             "in its attribute 'averages', beside its",
+        ),
+        *(
+            (
+                nn.Sequential,
+                lambda m, hide=hide: Beside(m.parameters(), hide),
+                "in its attribute 'averages', beside its",
+            )
+            for hide in HIDDEN
         ),
         (
             nn.Sequential,

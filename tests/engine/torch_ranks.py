@@ -28,6 +28,7 @@ from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.surroundings import gather
+from gemini_lab.engine.unprotected import Unprotected
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 STEPS = 7
@@ -109,7 +110,36 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
+class FromStart(torch.optim.Optimizer):
+    """Keeps where a weight began, in one number where that is all zeros, as Prodigy does."""
+
+    def __init__(self, weights, lr):
+        super().__init__(weights, {"lr": lr, "moved": 0.0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["p0"] = weight.clone() if weight.any() else torch.tensor(0.0)
+                    state["mean"] = torch.zeros_like(weight)
+                state["mean"].mul_(0.9).add_(weight.grad, alpha=0.1)
+                group["moved"] += (weight - state["p0"]).abs().mean().item()
+                weight.add_(state["mean"], alpha=-group["lr"] * (1 + group["moved"]))
+
+
+class Halved(nn.Module):
+    """Its state cannot be put back on the second rank."""
+
+    def load_state_dict(self, state, **how):
+        if dist.get_rank() == 1:
+            raise KeyError("half")
+        return super().load_state_dict(state, **how)
+
+
 OPTIMIZERS = {
+    "FromStart": lambda weights: FromStart(weights, lr=0.05),
     "Adam": lambda weights: torch.optim.Adam(weights, lr=0.01, amsgrad=True),
     "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.01),
     "fused AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.01, fused=True),
@@ -186,12 +216,17 @@ class Job:
             draw(1)  # the same weights everywhere, and in every start: frozen ones are compared
         kinds = {"sparse": Words, "late": Late}
         model = next((kind for name, kind in kinds.items() if case.get(name)), Model)()
+        if case.get("zeros"):
+            nn.init.zeros_(model.last.weight)
         torch.manual_seed(seed)
         if seed > 1:  # another start: what it begins with must not matter
             for weight in model.parameters():
                 if weight.requires_grad:
                     nn.init.normal_(weight)
+        self.compiled = 0
         self.model = parallel(case["parallel"], model, **case.get("how", {}))
+        if case.get("compiles"):
+            self.model = torch.compile(self.model, backend=self.compile)
         trained = [w for w in self.model.parameters() if w.requires_grad]
         self.optimizer = OPTIMIZERS[case["optimizer"]](trained)
         if case.get("thawed"):  # after the second step; the optimizer has them from the start
@@ -206,6 +241,7 @@ class Job:
         self.autocast = torch.autocast("cpu", torch.float16, enabled=is_half)
         self.scaler = torch.amp.GradScaler("cpu", 2.0**30, growth_interval=2, enabled=is_half)
         self.keeper, self.losses, self.remarks = Keeper(wanted), {}, []
+        self.compute_before(case.get("before"))
         if case.get("evaluated"):  # after which FSDP2 keeps whole weights
             with torch.no_grad():
                 self.model(torch.ones(2, 6))
@@ -214,6 +250,16 @@ class Job:
         is_averaged = case.get("averaged", False)
         self.averages = Averages(case["parallel"], self.model) if is_averaged else None
         self.protect(payload)
+
+    def compute_before(self, what):
+        """What scripts compute before `protect`, in another order than training does."""
+        for number in range({None: 0, "twice": 2}.get(what, 1)):
+            bare = self.model.module
+            first = bare.first(torch.ones(2, 6)).square().mean()
+            (self.model(torch.ones(2, 6)) + first * number).backward()
+            if what == "step":
+                self.optimizer.step()
+            self.optimizer.zero_grad()
 
     def protect(self, payload):
         engine = as_engine(None, model=self.model, optimizer=self.optimizer, settings=None, step=0)
@@ -224,12 +270,17 @@ class Job:
             also=with_schedule({"scaler": self.scaler, **self.beside()}, self.schedule),
             remark=self.remarks.append,
         )
+        if self.case.get("unprotected"):
+            self.protection = Unprotected(engine)
+            return
         self.state = EngineState(engine, script=script)
         is_recut = callable(payload)
         if is_recut:
             payload, self.remarks, _ = payload(self.state)
         if payload is not None:
             self.state.load(payload)
+        if payload is None and self.case.get("rehearses", True):
+            self.rehearse()
         self.protection = LiveProtection(
             self.state,
             self.keeper,
@@ -237,10 +288,18 @@ class Job:
             Pulse(lambda _: None, rank=engine.global_rank, epoch=1),
             lineage=NO_LINEAGE,
             remark=self.remarks.append,
+            rehearse=self.rehearse if self.case.get("rehearses", True) else lambda: None,
         )
         self.state.framework.hook(self.protection)
         if payload is None or is_recut:
             self.protection.send_version(at_top=is_recut)
+
+    def compile(self, graph, _inputs):
+        self.compiled += 1
+        return graph
+
+    def rehearse(self):
+        self.state.rehearse(bytearray(self.state.layout.payload_bytes))
 
     def train(self):
         accumulate = self.case.get("accumulation", 1)
@@ -275,13 +334,16 @@ class Job:
             beside = [one.norm().hex() for one in (self.critic, self.averages) if one is not None]
             self.losses.setdefault(step + 1, []).append([total.hex(), float(norm).hex(), *beside])
             self.schedule.step()
-        self.protection.finish()
+        if not self.case.get("unprotected"):
+            self.protection.finish()
 
     def beside(self):
         """A second model, whose schedule nobody names, or averages."""
         if self.averages is not None:
             return {"averages": self.averages.model, "by name": self.averages.by_name}
         critic = self.critic
+        if self.case.get("halved"):
+            return {"halved": Halved()}
         return {} if critic is None else {"critic": critic.bare, "its optimizer": critic.optimizer}
 
     def held(self):
@@ -321,9 +383,11 @@ def work(request, rank):
     found = {
         "losses": job.losses,
         "remarks": job.remarks,
-        "layout": job.state.layout.to_json(),
-        "local": sum(local_part(w).nbytes for w in job.state.framework.trained()),
+        "compiled": job.compiled,
     }
+    if not request["case"].get("unprotected"):
+        found["layout"] = job.state.layout.to_json()
+        found["local"] = sum(local_part(w).nbytes for w in job.state.framework.trained())
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
 

@@ -73,6 +73,7 @@ class Model(nn.Module):
     def __init__(self, case):
         super().__init__()
         self.case = case
+        self.register_buffer("passes", torch.zeros(1))
         self.first = nn.Linear(6, 13)
         self.norm = RunningNorm(13)
         self.drop = nn.Dropout(0.3)
@@ -85,8 +86,10 @@ class Model(nn.Module):
             self.first.requires_grad_(False)
 
     def forward(self, features):
+        self.passes.add_(1)
         hidden = self.norm(torch.tanh(self.first(features)))
-        hidden = self.middle(self.drop(hidden))
+        if not self.case.get("skips") or self.passes % 3 == 2:
+            hidden = self.middle(self.drop(hidden))
         return self.last(torch.tanh(self.again(hidden))).float().square().mean()
 
 
@@ -301,6 +304,21 @@ def work_a_loop(request, rank):
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
+class Unmoved:
+    """Nothing is to be done around an update."""
+
+    counts, remarks = True, ()
+
+    def begin_forward(self):
+        pass
+
+    def before_update(self):
+        return 0.0
+
+    def after_update(self, waited_s):
+        pass
+
+
 class Steps:
     """The steps of a rank, and the versions that they made."""
 
@@ -339,6 +357,11 @@ def rejoin(state, *, forgets):
     return {"knew": knew, "knows": state.framework.learned_order()}
 
 
+def rehearsal(state):
+    room = bytearray(state.layout.payload_bytes)
+    return lambda: state.rehearse(room)
+
+
 def work(request, rank):
     case, folder = request["case"], Path(request["folder"])
     engine = make_engine(case, request["seed"])
@@ -362,6 +385,9 @@ def work(request, rank):
         state.capture_small()
     found["updates"] = []
     steps = Steps(state) if request.get("repeats") else None
+    state.framework.hook(Unmoved())
+    rehearse = rehearsal(state) if request.get("rehearses") else lambda: None
+    rehearse()
     while state.version < request.get("until", STEPS):
         if state.version == 2 and "larger" in case:
             engine.set_train_batch_size(case["larger"])
@@ -369,6 +395,7 @@ def work(request, rank):
         found["lr"] = engine.get_lr()
         if steps is not None:
             steps.note(whole(state))
+        rehearse()
         if state.version == request.get("capture_at"):
             shard.write_bytes(whole(state))
         if "rejoins" in request and state.version == CAPTURE_AT and "knew" not in found:
@@ -377,7 +404,7 @@ def work(request, rank):
     if steps is not None:
         found["repeated"] = steps.repeated()
         found["difference_bytes"] = steps.recorder.room.data.nbytes
-    found["client"] = client
+    found["client"], found["notices"] = client, state.framework.notices()
     weights = full_weights(engine)
     if request.get("weights"):
         (folder / f"end-{rank}.bin").write_bytes(whole(state))

@@ -6,6 +6,9 @@ on where in a bucket it lies. So a job that restarts would compute one iteration
 the start, and with more than two ranks its numbers would differ in their last bits. Therefore a
 version keeps that order, and a job that restarts has DDP see it before its first iteration: with
 gradients of zeros.
+
+A script may compute gradients before `protect`, as a warm-up does. DDP has laid its buckets out
+then, in the order of those gradients, and each start of the script has it do so again.
 """
 
 from collections.abc import Sequence
@@ -31,6 +34,7 @@ _READ: Final = (
 """What of DDP is read here, and by those who protect it, that only its own code is to."""
 
 _BUILT_IN_HOOK: Final = "DDP has a built-in communication hook, which it does not tell again"
+_HAS_COMPUTED: Final = "DDP has bucketed gradients in an order that it saw before `protect`"
 _STATIC_GRAPH: Final = "a model in DDP has static_graph=True, and learns its graph but once"
 
 
@@ -41,7 +45,8 @@ class BucketOrder:
         ddp: The model; its gradients are watched until the first iteration is over.
 
     Attributes:
-        indices: Of DDP's own parameters, as they came; empty until all have.
+        indices: Of DDP's own parameters, as they came; empty until all have, and where DDP had
+            seen an order before.
 
     Raises:
         UnsupportedError: This PyTorch's DDP is another.
@@ -54,13 +59,20 @@ class BucketOrder:
         self._weights = [w for w in self._ddp._module_parameters if w.requires_grad]  # noqa: SLF001
         self._coming: list[int] = []
         self._handles: list[Any] = []
-        self._watch()
+        # It does the same where it computes next, if gradients have come.
+        if self._ddp.reducer._rebuild_buckets():  # noqa: SLF001
+            self._ddp._has_rebuilt_buckets = True  # noqa: SLF001
+        self._is_settled: bool = self._ddp._has_rebuilt_buckets  # noqa: SLF001
+        if not self._is_settled:
+            self._watch()
 
     @property
     def obstacle(self) -> str:
         """Why DDP could not go on with other ranks, in words; empty if it can."""
         if self._ddp.static_graph:
             return _STATIC_GRAPH
+        if self._is_settled:
+            return _HAS_COMPUTED
         told = self._ddp._get_ddp_logging_data().get("comm_hook", "")  # noqa: SLF001
         is_told_again = bool(self._ddp._comm_hooks)  # noqa: SLF001 - built-in ones are not there
         return _BUILT_IN_HOOK if told and not is_told_again else ""
@@ -80,8 +92,8 @@ class BucketOrder:
         self._watch()
 
     def rehearse(self, indices: Sequence[int]) -> None:
-        """Have DDP see gradients come in this order; all ranks together, before they train."""
-        if not indices:
+        """Have DDP see gradients come in this order, if it has seen none; all ranks together."""
+        if not indices or self.indices or self._is_settled:
             return
         self._stop()
         kept = [(weight.grad, weight.requires_grad) for weight in self._weights]

@@ -110,6 +110,8 @@ class Framework(ABC):
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Put tensors back, and whatever is derived from them; all ranks together.
 
+        A rank that fails alone says so once it has done what others wait for.
+
         Args:
             values: Those of this rank's payload, in the order of `forms`.
             present: What `present` gave when they were captured.
@@ -169,6 +171,9 @@ class Framework(ABC):
     def restore(self, small: Mapping[str, Any]) -> None:
         """Put back what `capture` gave; the tensors were put back before."""
 
+    def put_order(self, small: Mapping[str, Any]) -> None:  # noqa: B027 - most have none
+        """Put back in what order gradients are added up, as `capture` gave it; all together."""
+
     @abstractmethod
     def require_fit(self, small: Mapping[str, Any]) -> None:
         """Refuse a small state that this script's objects have no place for.
@@ -217,6 +222,10 @@ class Framework(ABC):
 
     def forget_order(self) -> None:  # noqa: B027 - most have nothing to learn
         """Learn that order anew, for ranks know different ones; a version is put back then."""
+
+    def notices(self) -> Sequence[str]:
+        """Return what the script's author should know of the newest updates; the same each time."""
+        return ()
 
     # -- the boundaries --------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,10 +21,17 @@ from gemini_lab.engine.frameworks.options import (
 from gemini_lab.engine.frameworks.sharding import is_dtensor
 from gemini_lab.engine.frameworks.stand_in import state_for
 from gemini_lab.engine.frameworks.weight_runs import place_of
+from gemini_lab.engine.frameworks.weights import require_apart
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import DTYPE_BYTES
 
 _PLAIN: Final = (bool, int, float, str, type(None))
+_DEEPEST, _OBJECTS = 6, 2  # of an attribute: containers in one another, objects among them
+_ELSEWHERE: Final = (
+    *(str, bytes, range, type, ModuleType, FunctionType, MethodType),
+    *(np.ndarray, torch.Tensor, nn.Module, torch.optim.Optimizer),
+)
+"""What is not looked into."""
 _SCRATCH: Final = {"state", "param_groups", "defaults", "_dummy_overflow_buf"}
 """Attributes with tensors that are no state beside `state`; the last is FusedAdam's."""
 
@@ -62,13 +71,13 @@ class OptimizerState:
         Raises:
             UnsupportedError: It keeps what is no tensor or number.
         """
+        require_none_beside(self._optimizer, trained=self.weights)
         for number, weight in enumerate(self.weights):
             yield self._form(number, WEIGHT, weight)
             state = self._optimizer.state.get(weight) or self._foreseen(number)
             for name in sorted(state):
                 if self._is_large(name, state[name]):
                     yield self._form(number, name, state[name])
-        require_none_beside(self._optimizer, trained=self.weights)
 
     def tensor(self, parameter: int, name: str) -> torch.Tensor | None:
         """A large tensor, live; None if it does not exist yet."""
@@ -85,7 +94,10 @@ class OptimizerState:
             named.setdefault(one.parameter, set()).add(one.name)
         for number, weight in enumerate(self.weights):
             names = named.get(number, set()) - {WEIGHT}
-            state = self._optimizer.state.pop(weight, {})
+            state = self._optimizer.state.get(weight, {})
+            if names == {name for name, value in state.items() if self._is_large(name, value)}:
+                continue  # a script may hold it
+            self._optimizer.state.pop(weight, None)
             if not names <= {*state}:
                 state = {**self._foreseen(number), **state}
             kept = {k: v for k, v in state.items() if k in names or not self._is_large(k, v)}
@@ -158,9 +170,11 @@ class OptimizerState:
                 continue
             state = self._optimizer.state[weight]
             before = dict(state) if state else self._foreseen(number)
+            small_values = found.get(number, {})
             for name in [n for n in state if not self._is_large(n, state[n])]:
-                del state[name]
-            for name, value in found.get(number, {}).items():
+                if name not in small_values:
+                    del state[name]
+            for name, value in small_values.items():
                 state[name] = beside(before.get(name), value)
 
     # -- what kind a value is of -----------------------------------------------------------------
@@ -219,8 +233,9 @@ def require_memory(optimizer: torch.optim.Optimizer, name: str, tensor: torch.Te
     """Refuse a tensor that is made of other tensors, as states of 8 bits are.
 
     Raises:
-        UnsupportedError: It is.
+        UnsupportedError: It is, or some of its elements share memory.
     """
+    require_apart(tensor, f"{called(optimizer)} has a tensor {name!r} that")
     if tensor.numel() and not tensor.data_ptr():
         raise UnsupportedError(
             f"{called(optimizer)} keeps {name!r} as a {type(tensor).__name__}, which has no memory "
@@ -239,19 +254,37 @@ def require_none_beside(
     """
     known = {id(weight) for weight in trained}
     for name, value in vars(optimizer).items():
-        held = value.values() if isinstance(value, Mapping) else value
-        held = held if isinstance(held, Collection) and not isinstance(held, str) else [held]
+        if name in _SCRATCH:
+            continue
+        held = [*_held_in(value)]
         if any(isinstance(one, torch.optim.Optimizer) for one in held):
             raise UnsupportedError(
                 f"{called(optimizer)} has another optimizer inside ({name!r}), whose state would "
                 "not be kept; use one that keeps all of it in its own `state`"
             )
         found = [t for t in held if isinstance(t, torch.Tensor) and id(t) not in known]
-        if found and name not in _SCRATCH:
+        if found:
             raise UnsupportedError(
                 f"{called(optimizer)} keeps tensors in its attribute {name!r}, beside its state; "
                 "keep them in optimizer.state, where checkpoints find them"
             )
+
+
+def _held_in(value: object, *, depth: int = _DEEPEST, objects: int = _OBJECTS) -> Iterator[object]:
+    """What an attribute holds: in lists and dicts, and in attributes of an object of its own."""
+    yield value
+    if not depth or isinstance(value, _ELSEWHERE):
+        return
+    if isinstance(value, Mapping):
+        inside: Iterable[object] = [*value.values()]
+    elif isinstance(value, Collection):
+        inside = [*value]
+    elif objects:
+        inside, objects = [*getattr(value, "__dict__", {}).values()], objects - 1
+    else:
+        return
+    for one in inside:
+        yield from _held_in(one, depth=depth - 1, objects=objects)
 
 
 def called(optimizer: torch.optim.Optimizer) -> str:

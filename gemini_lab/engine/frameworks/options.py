@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.shard.codec import encode
 
 _PLAIN: Final = (bool, int, float, str, type(None), np.generic)
 _MAPPINGS: Final = (dict, OrderedDict)
@@ -21,9 +22,12 @@ _HOOKS: Final = "_optimizer_"
 
 
 def beside(current: Any, value: Any) -> Any:
-    """`value`, on the device of the tensor that it replaces."""
-    both = isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor)
-    return value.to(current.device) if both else value
+    """`value`, on the device of the tensor that it replaces; or that, if it is the same."""
+    if not (isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor)):
+        return value
+    value = value.to(current.device)
+    is_same = current.dtype == value.dtype and encode(current) == encode(value)
+    return current if is_same else value
 
 
 def in_place(current: Any, value: Any) -> Any:

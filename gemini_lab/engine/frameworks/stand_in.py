@@ -28,7 +28,8 @@ def state_for(
     Raises:
         UnsupportedError: It cannot take a step on a single weight with a gradient of zeros.
     """
-    twin = torch.zeros_like(weight.detach()).requires_grad_(weight.requires_grad)
+    # With the weight's own values: what an optimizer keeps may depend on them.
+    twin = weight.detach().clone().requires_grad_(weight.requires_grad)
     twin.grad = torch.zeros_like(twin)
     options = copy.deepcopy({key: value for key, value in group.items() if key != "params"})
     step: Any = type(optimizer).step

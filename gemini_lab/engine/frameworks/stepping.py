@@ -46,7 +46,11 @@ class StepHook(Protocol):
 
 
 def hook_step(
-    engine: ZeroEngine, hook: StepHook, on_update: Callable[[], None] = lambda: None
+    engine: ZeroEngine,
+    hook: StepHook,
+    *,
+    on_boundary: Callable[[], None] = lambda: None,
+    on_update: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
     """Have the engine call the hook around updates; evaluations and other steps pass unnoticed.
 
@@ -55,6 +59,7 @@ def hook_step(
     Args:
         engine: DeepSpeed's.
         hook: Whom it calls.
+        on_boundary: Called before an update, once all gradients are there.
         on_update: Called after an update, before the hook is.
 
     Returns:
@@ -73,6 +78,8 @@ def hook_step(
         trains_in_mode = module.training
         hook.begin_forward()  # also where the model is not called as a whole
         is_update = next_step_updates(engine)
+        if is_update:
+            on_boundary()
         waited_s = hook.before_update() if is_update else 0.0
         result = inner(*args, **kwargs)
         if is_update:

@@ -156,7 +156,14 @@ def left_out(engine: TorchEngine, handed: Iterable[object] = ()) -> Iterator[str
         handed: What the script names in `also`.
     """
     kept = {id(weight) for group in engine.optimizer.param_groups for weight in group["params"]}
-    modules = (thing for thing in handed if isinstance(thing, nn.Module))
+    modules = [thing for thing in handed if isinstance(thing, nn.Module)]
+    own = {id(weight) for part in [engine.bare, *modules] for weight in part.parameters()}
+    if beside := len(kept - own):
+        yield (
+            f"optimizer= trains {beside} parameters that are no part of model=: they come back, "
+            "and the buffers of their module, such as a loss's running centres, do not; if it has "
+            'some, name it: protect(..., also={"loss": criterion})'
+        )
     kept |= {id(weight) for module in modules for weight in module.parameters()}
     named = engine.bare.named_parameters()
     left = [name for name, weight in named if weight.requires_grad and id(weight) not in kept]

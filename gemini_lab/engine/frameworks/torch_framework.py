@@ -22,7 +22,8 @@ from gemini_lab.engine.frameworks.torch_engine import (
     replicated_by,
     reshard,
 )
-from gemini_lab.engine.ranks import gather
+from gemini_lab.engine.frameworks.weights import require_apart
+from gemini_lab.engine.ranks import Verdict, gather
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout, TensorSpec, WeightPiece
@@ -126,15 +127,19 @@ class TorchFramework(Framework):
 
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Copy them over the live tensors, which are made or dropped as they were then."""
+        verdict = Verdict()
         reshard(self._engine.bare)
-        self._state.make([one for one, there in zip(self._kept, present, strict=True) if there])
+        with verdict.withheld():
+            self._state.make([one for one, there in zip(self._kept, present, strict=True) if there])
         with torch.no_grad():
             for block, value in zip(self._blocks, values, strict=True):
                 for part, segments in enumerate(block.parts):
                     source = self._from(part, value) if self._is_shared else value
                     for segment in segments:
                         if present[segment.kept]:
-                            self._put(segment, source)
+                            with verdict.withheld():
+                                self._put(segment, source)
+        verdict.end()
 
     def updated_tensors(
         self, layout: ShardLayout
@@ -182,8 +187,10 @@ class TorchFramework(Framework):
 
     def _put(self, segment: Segment, part: torch.Tensor) -> None:
         """Copy a segment from a block's part into its tensor, in whatever order that lies."""
-        tensor = self._tensor(self._kept[segment.kept])
+        one = self._kept[segment.kept]
+        tensor = self._tensor(one)
         if tensor is not None:
+            require_apart(tensor, f"{one.name} of {self._names[one.parameter]}")
             whole = flat_part(tensor)
             source = part[segment.at : segment.at + segment.numel]
             whole[segment.start : segment.start + segment.numel].copy_(source)
@@ -255,7 +262,10 @@ class TorchFramework(Framework):
         """Put them back."""
         self._engine.global_steps = small["counters"]["global_steps"]
         self._state.restore(small["optimizer"])
-        if self._order is not None and not self._order.indices:
+
+    def put_order(self, small: Mapping[str, Any]) -> None:
+        """DDP's."""
+        if self._order is not None:
             self._order.rehearse(small["gradients"])
 
     def require_fit(self, small: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import xxhash
 
 from gemini_lab.engine.frameworks.sharding import is_dtensor
 from gemini_lab.engine.ranks import gather, rank_and_world_size
-from gemini_lab.errors import CannotGoOnError
+from gemini_lab.errors import CannotGoOnError, UnsupportedError
 
 
 def aliases(module: torch.nn.Module) -> dict[str, str]:
@@ -58,3 +58,35 @@ def held_of(weight: Any) -> tuple[int, int]:
     size: int = weight.partition_numel()
     start = torch.distributed.get_rank(weight.ds_process_group) * size
     return start, max(0, min(size, weight.ds_numel - start))
+
+
+def require_apart(tensor: torch.Tensor, what: str) -> None:
+    """Refuse a tensor some of whose elements are one place in memory: nothing can be put into it.
+
+    Args:
+        tensor: Any.
+        what: What it is, for people.
+
+    Raises:
+        UnsupportedError: It is one, such as what `expand` gives.
+    """
+    if tensor.layout != torch.strided:
+        return
+    dims = sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+    reach, is_sure = 0, True
+    for stride, size in dims:
+        is_sure &= stride > reach or size == 1
+        reach += stride * (size - 1)
+    if is_sure or not tensor.numel():
+        return
+    places = torch.zeros(1, dtype=torch.int64)
+    for stride, size in dims:
+        places = (places[:, None] + stride * torch.arange(size)).view(-1) if stride else places
+    if len({*places.tolist()}) < tensor.numel():
+        raise UnsupportedError(
+            f"{what} has elements that share memory (shape {[*tensor.shape]}, strides "
+            f"{[*tensor.stride()]}, as expand() gives it), so that no version can be put back into "
+            "it; make it with .clone(memory_format=torch.contiguous_format) before `protect`"
+        )

@@ -75,17 +75,30 @@ class Partitions(ABC):
     def publish(self) -> None:
         """Bring the master weights to the model's own weights, on all ranks together."""
 
+    def leftovers(self) -> Sequence[torch.Tensor | None]:
+        """Return each partition's gradients, if an update takes them again, or nothing.
+
+        DeepSpeed does not clear what it offloads: a weight that a step leaves out, as of a layer
+        that is dropped at random, is updated with the gradient of the last step that had it.
+        """
+        return [master.grad for master in self.masters()] if self.is_offloaded else ()
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether the optimizer, and with it its gradients, is in CPU memory beside a device's."""
+        zero = self.zero
+        return bool(
+            getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False)
+        )
+
     @property
     def gradient_dtype(self) -> torch.dtype:
         """In which a rank's part of the reduced gradients is added up; fp32 where that is unknown.
 
         What is offloaded is added up in buffers of its own.
         """
-        is_offloaded = getattr(self.zero, "cpu_offload", False) or getattr(
-            self.zero, "offload_optimizer", False
-        )
         dtype: torch.dtype = getattr(self.zero, "gradient_accumulation_dtype", torch.float32)
-        return torch.float32 if is_offloaded else dtype
+        return torch.float32 if self.is_offloaded else dtype
 
     def group_of(self, partition: int) -> dict[str, Any]:
         """The base optimizer's parameter group of a partition."""
@@ -171,6 +184,14 @@ class Stage3(Partitions):
                         numel=held,
                     )
                 tensor_offset += size
+
+    def leftovers(self) -> Sequence[torch.Tensor | None]:
+        """Return them always: this stage clears none."""
+        if self.is_offloaded:
+            return super().leftovers()
+        sizes = [master.numel() for master in self.masters()]
+        parts: Sequence[torch.Tensor] = self.zero.grad_partitions_flat_buffer.split(sizes)
+        return parts
 
     def publish(self) -> None:
         """Copy this rank's parts; gather the weights that stay gathered."""

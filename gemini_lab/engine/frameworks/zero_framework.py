@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -26,17 +27,27 @@ from gemini_lab.engine.frameworks.options import (
 from gemini_lab.engine.frameworks.partition_state import put_scalars, scalars_of, state_form
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
 from gemini_lab.engine.frameworks.zero import partitions_of
+from gemini_lab.engine.ranks import Verdict
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece, partition_of
 
 _MASTER: Final = "master"  # beside the names of the optimizer's own tensors
+_GRADIENT: Final = "gradient"
+_KEEP: Final = "keep_gradients"
 _COUNTERS: Final = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 _BATCH: Final = "train_batch_size"
 _MICRO_BATCH: Final = "train_micro_batch_size_per_gpu"
 _MICRO_BATCHES: Final = "gradient_accumulation_steps"
 _SIZES: Final = (_BATCH, _MICRO_BATCH, _MICRO_BATCHES)
 """What a script may change on the way, by `set_train_batch_size`."""
+_TAKEN_AGAIN: Final = (
+    "a step left out weights ({}...) that had a gradient before. DeepSpeed takes that one again to "
+    "update them, under ZeRO 3 and if it offloads the optimizer, and a version does not have it: "
+    'numbers will differ after a failure. Set "keep_gradients": true in the "gemini" block, which '
+    "adds it to each version, or use ZeRO stage 1 or 2 without an offload, or have each layer take "
+    "part in every step"
+)
 
 
 class ZeroFramework(Framework):
@@ -60,7 +71,14 @@ class ZeroFramework(Framework):
             for number, master in enumerate(masters)
         ]
         self._powers = BetaPowers(self._partitions)
+        takes_again = bool(self._partitions.leftovers())
+        self._keeps_gradients = takes_again and self.settings().get(_KEEP, False) is True
+        if self._keeps_gradients and self._partitions.is_offloaded:
+            self._require_one_micro_batch()
         self._slots = list(self._lay_slots())
+        self._arrived = set[str]()  # weights that have got a gradient since the last update
+        self._reached = set[str]()  # and before
+        self._left_out = ""  # a weight that an update took an earlier gradient for
         self._zeros: dict[int, torch.Tensor] = {}  # for tensors that do not exist yet
         self._first_sizes = self._sizes()
         self._updated_at: int | None = None  # micro-batches that were done after the newest update
@@ -116,6 +134,13 @@ class ZeroFramework(Framework):
 
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Copy tensors over the live ones, made or dropped as they were then, and publish them."""
+        verdict = Verdict()
+        with verdict.withheld():
+            self._put(values, present)
+        self._partitions.publish()
+        verdict.end()
+
+    def _put(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         masters, states = self._partitions.masters(), self._partitions.base.state
         for index, (value, is_present) in enumerate(zip(values, present, strict=True)):
             partition, name, dtype = self._slots[index]
@@ -124,10 +149,11 @@ class ZeroFramework(Framework):
                 states.get(master, {}).pop(name, None)
                 continue
             target = self._tensor(index)
-            if target is None:
+            if target is None and name == _GRADIENT:
+                target = master.grad = torch.empty_like(master.detach(), dtype=dtype)
+            elif target is None:
                 target = states[master][name] = torch.empty_like(master.detach(), dtype=dtype)
             target.data.copy_(value)
-        self._partitions.publish()
 
     def updated_tensors(
         self, layout: ShardLayout
@@ -136,6 +162,8 @@ class ZeroFramework(Framework):
         masters = self._partitions.masters()
         found: list[tuple[torch.Tensor, dict[str, Run]]] = [(master, {}) for master in masters]
         for (partition, name, _), spec in zip(self._slots, layout.tensors, strict=True):
+            if name == _GRADIENT:
+                continue
             run = Run(
                 offset_bytes=spec.offset_bytes, numel=masters[partition].numel(), dtype=spec.dtype
             )
@@ -169,10 +197,14 @@ class ZeroFramework(Framework):
             yield partition, _MASTER, master.dtype
             for name, dtype in self._state_forms[partition].large.items():
                 yield partition, name, dtype
+            if self._keeps_gradients:
+                yield partition, _GRADIENT, self._partitions.gradient_dtype
 
     def _tensor(self, index: int) -> torch.Tensor | None:
         """A live tensor of the payload; None if the optimizer has not made it yet."""
         partition, name, _ = self._slots[index]
+        if name == _GRADIENT:
+            return self._partitions.leftovers()[partition]
         master = self._partitions.masters()[partition]
         state: Mapping[str, Any] = self._partitions.base.state.get(master, {})
         return master if name == _MASTER else state.get(name)
@@ -189,7 +221,8 @@ class ZeroFramework(Framework):
                 f"{spec.name} became {tensor.dtype} {[*tensor.shape]}, but was laid out as "
                 f"{spec.dtype} {[*spec.shape]}; leave the optimizer's state as its class makes it"
             )
-        return tensor.detach()
+        # Gradients change before the next update.
+        return tensor.clone() if self._slots[index][1] == _GRADIENT else tensor.detach()
 
     # -- the small part --------------------------------------------------------------------------
 
@@ -364,9 +397,50 @@ class ZeroFramework(Framework):
 
     # -- the boundaries --------------------------------------------------------------------------
 
+    def notices(self) -> Sequence[str]:
+        """Of weights that DeepSpeed updates with gradients of earlier steps."""
+        return (_TAKEN_AGAIN.format(self._left_out),) if self._left_out else ()
+
     def hook(self, hook: StepHook) -> Callable[[], None]:
-        """In `engine.step`."""
-        return hook_step(self._engine, hook, on_update=self._note_update)
+        """In `engine.step`, and where gradients arrive that an update may take again."""
+        names, handles = self._partitions.names, list[Any]()
+        if self._partitions.leftovers() and not self._keeps_gradients:
+            weights: Iterator[Any] = self.trained()
+            for weight in (one for one in weights if one.requires_grad):
+                arrive = partial(self._note_arrival, names[id(weight)])
+                handles.append(weight.register_post_accumulate_grad_hook(arrive))
+        unhook = hook_step(
+            self._engine, hook, on_boundary=self._note_gradients, on_update=self._note_update
+        )
+
+        def unhook_all() -> None:
+            unhook()
+            for handle in handles:
+                handle.remove()
+
+        return unhook_all
+
+    def _note_arrival(self, name: str, _: torch.Tensor) -> None:
+        self._arrived.add(name)
+
+    def _note_gradients(self) -> None:
+        if not self._left_out:
+            self._left_out = min(self._reached - self._arrived, default="")
+        self._reached |= self._arrived
+        self._arrived.clear()
+
+    def _require_one_micro_batch(self) -> None:
+        """Refuse what has further gradients that DeepSpeed adds to in a later step.
+
+        Raises:
+            UnsupportedError: There are several micro-batches.
+        """
+        if (steps := self._engine.gradient_accumulation_steps()) > 1:
+            raise UnsupportedError(
+                f"keep_gradients does not go with an offload and {steps} micro-batches, of which "
+                "DeepSpeed adds up gradients in places that are in no version; leave the offload "
+                "out, or use one micro-batch"
+            )
 
     def _note_update(self) -> None:
         self._updated_at = self._engine.micro_steps

@@ -1,7 +1,7 @@
 """What a version has of a job: the large state and the small one, the script's own, its data.
 
 the whole       engine_state; recast, of another number of ranks; small_state, by value;
-                model_parts, which there were at first
+                model_parts, which there were at first; rehearsal compares what was put back
 the script's    script_state <- keepsakes, unsaid
 its data        loaders <- data_generators, data_values <- value_digest, whether one has changed;
                 positions, where another number of ranks reads them

@@ -23,14 +23,14 @@ from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.frameworks.torch_framework import TorchFramework
 from gemini_lab.engine.frameworks.weights import aliases, digest_over_ranks
 from gemini_lab.engine.frameworks.zero_framework import ZeroFramework
-from gemini_lab.engine.ranks import gather
+from gemini_lab.engine.ranks import Verdict
 from gemini_lab.engine.state import small_state
 from gemini_lab.engine.state.model_parts import ModelParts
 from gemini_lab.engine.state.recast import recast
+from gemini_lab.engine.state.rehearsal import left_alone, named, require_put_back
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.errors import (
     CapacityError,
-    ConfigError,
     GeminiError,
     IntegrityError,
 )
@@ -150,19 +150,59 @@ class EngineState:
             ConfigError: The model, its optimizer or the script changed since, here or elsewhere.
             IntegrityError: The payload cannot be read.
         """
-        failure: GeminiError | None = None
-        small: dict[str, Any] = {}
-        try:
+        verdict, small = Verdict(), dict[str, Any]()
+        with verdict.withheld():
             small = small_state.unfold(decode_framed(payload))
             self._require_fit(small, len(payload))
-        except GeminiError as error:
-            failure = error
-        self._agree(failure)
-        values = [_view(payload, spec) for spec in self.layout.tensors]
-        self.framework.load(values, small["present"])
-        small_state.restore(small, self.framework, self.script, in_place=in_place)
+        self._agree(verdict)
+        self._put_back(payload, small, in_place=in_place)
         self._restored = framed(payload) if small.get("at_top") and not in_place else None
         return dict(small["extra"])
+
+    def rehearse(self, room: Payload) -> None:
+        """Make a version, load it into what it was made of, and compare what is there then.
+
+        So what would not come back after a failure is refused before there is one. All ranks call
+        it together, between two iterations. It changes nothing; data stay where they are.
+
+        Args:
+            room: Memory for a payload.
+
+        Raises:
+            UnsupportedError: Something does not come back as it was, here or on another rank.
+        """
+        verdict = Verdict()
+        with verdict.withheld():
+            drawn = encode({"data": [], "seeds": [], **self.script.others()})
+            small, flat = bytearray(self.capture_small(drawn=drawn)), _flat(room)
+            for start, part in [(0, _flat(small)), *self.pieces()]:
+                flat[start : start + part.nbytes].copy_(part.detach().view(torch.uint8))
+        verdict.agree()
+        schedule = getattr(self._engine, "lr_scheduler", None)
+        things = [self.framework.optimizer, schedule, *self.script.things]
+        with left_alone(things, module=self.framework.module):
+            self._put_back(room, small_state.unfold(decode_framed(room)), with_data=False)
+
+    def _put_back(
+        self,
+        payload: Payload,
+        small: Mapping[str, Any],
+        *,
+        with_data: bool = True,
+        in_place: bool = False,
+    ) -> None:
+        """Put a version back that fits, and refuse it if what is there then is not the same."""
+        framework, script, verdict = self.framework, self.script, Verdict()
+        flat = _flat(payload)
+        values = [_view(flat, spec) for spec in self.layout.tensors]
+        with verdict.withheld():
+            framework.load(values, small["present"])
+        small_state.put_orders(small, framework, script)
+        with verdict.withheld(), named("the version"):
+            small_state.restore(small, framework, script, with_data=with_data, in_place=in_place)
+            require_put_back(flat, self.layout, self.pieces())
+            small_state.require_put_back(small, framework, script)
+        verdict.agree()
 
     @property
     def batch(self) -> int | None:
@@ -219,9 +259,7 @@ class EngineState:
             What `capture_small` was given as `extra`.
         """
         small = small_state.unfold(decode_framed(payload))
-        values = [_view(payload, spec) for spec in self.layout.tensors]
-        self.framework.load(values, small["present"])
-        small_state.restore(small, self.framework, self.script, with_data=with_data, in_place=True)
+        self._put_back(payload, small, with_data=with_data, in_place=True)
         self._restored = None
         return dict(small["extra"])
 
@@ -300,20 +338,10 @@ class EngineState:
         self.framework.require_fit(small)
         require_both("a client state", stored=small["client"], current=self.script.client_state)
 
-    def _agree(self, failure: GeminiError | None) -> None:
-        """Go on if no rank failed; otherwise raise on all of them, so that none waits.
-
-        Ranks that know different orders of communication learn one again.
-        """
-        answers = gather([int(failure is not None), self.framework.learned_order()])
-        if failure is not None:
-            raise failure
-        if failed := sum(has_failed for has_failed, _ in answers):
-            raise ConfigError(
-                f"this rank's shard fits, but {failed} of {len(answers)} ranks cannot load theirs; "
-                "their own messages say why"
-            )
-        orders = {order for _, order in answers}
+    def _agree(self, verdict: Verdict) -> None:
+        """Go on if no rank failed. Ranks that know different orders of communication learn anew."""
+        answers = verdict.agree(self.framework.learned_order())
+        orders = {order for (order,) in answers}
         if orders == {0} or len(orders) > 1:
             self.framework.forget_order()
 
@@ -346,15 +374,14 @@ def framework_of(engine: Engine) -> Framework:
     return TorchFramework(engine) if isinstance(engine, TorchEngine) else ZeroFramework(engine)
 
 
-def _view(payload: Payload, spec: TensorSpec) -> torch.Tensor:
-    """One tensor of a payload, in place; not to be written."""
-    dtype = getattr(torch, spec.dtype)
+def _flat(payload: Payload) -> torch.Tensor:
+    """A payload's bytes, in place; not to be written where it is read-only."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the payload may be read-only
-        flat = torch.frombuffer(
-            payload,
-            dtype=dtype,
-            count=spec.size_bytes // dtype.itemsize,
-            offset=spec.offset_bytes,
-        )
-    return flat.view(spec.shape)
+        warnings.simplefilter("ignore", UserWarning)  # it may be that
+        return torch.frombuffer(payload, dtype=torch.uint8)
+
+
+def _view(flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """One tensor of a payload, in place."""
+    part = flat[spec.offset_bytes : spec.offset_bytes + spec.size_bytes]
+    return part.view(getattr(torch, spec.dtype)).view(spec.shape)

@@ -17,6 +17,7 @@ from gemini_lab.engine.state.data_generators import (
 )
 from gemini_lab.engine.state.keepsakes import keepsakes, refill
 from gemini_lab.engine.state.loaders import KINDS, LoaderWatch, of_loader, reads_ahead, watch
+from gemini_lab.engine.state.rehearsal import named
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
 from gemini_lab.units import MIB
@@ -38,6 +39,7 @@ class ScriptState:
         unkept: Names what the script carries by itself and has changed, each once.
         epoch: What the outer of its loops was given last, if it has told that one.
         orders: In which DDP adds up the gradients of other models than the engine's.
+        things: What the script has named.
 
     Raises:
         ConfigError: Something has no state that could be kept, or its iterator was made too early.
@@ -56,7 +58,8 @@ class ScriptState:
         self.epoch: int | None = None
         self.orders: Sequence[BucketOrder] = ()
         self.client_state = client_state
-        self._named = {id(one) for one in (also or {}).values()}  # the script holds them
+        self.things: Sequence[object] = [*(also or {}).values()]
+        self._named = {id(one) for one in self.things}  # the script holds them
         self._told = set[str]()  # of what the data change
         self.keepsakes = keepsakes(also or {})
         loaders = [source for source in data if isinstance(source, KINDS)]
@@ -194,15 +197,15 @@ class ScriptState:
             orders: Those of the version; an older one may have none.
         """
         for order, indices in zip(self.orders, orders, strict=False):
-            if not order.indices:
-                order.rehearse(indices)
+            order.rehearse(indices)
 
     def put(self, small: Mapping[str, Any]) -> None:
         """Put back everything else, but for the random states that all share."""
         if self.client_state is not None:
             refill(self.client_state, small["client"])
         for name, state in {**small["also"], **small["made"]}.items():
-            self.keepsakes[name].put(state)
+            with named(f"also={{{name!r}: ...}}"):
+                self.keepsakes[name].put(state)
         for loader, own in zip(self._loaders, small.get("own", []), strict=False):
             put_generators(of_loader(loader), own)
 

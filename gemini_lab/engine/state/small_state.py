@@ -6,14 +6,21 @@ from typing import Any, Final
 import torch
 
 from gemini_lab.engine.frameworks.framework import Framework
+from gemini_lab.engine.frameworks.weights import require_apart
 from gemini_lab.engine.random_states import restore_random_states
+from gemini_lab.engine.state.rehearsal import differences, named
 from gemini_lab.engine.state.script_state import ScriptState
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 
 _TRAINS: Final = "trains"  # which weights require gradients: some are frozen, or thawed, on the way
 _MODES: Final = "modes"  # of the model's parts: a script may have a batch norm stand still
 _ORDERS: Final = "orders"  # of gradients in the buckets of models beside the engine's
+_COMPARED: Final = (
+    *("counters", "optimizer", "scheduler", _TRAINS, _MODES, "buffers"),
+    *("made", "client", "also", "own", "random"),
+)
+"""What is read back once it was put back: all but positions in the data, and orders of sums."""
 _DRAWN: Final = "drawn"  # bytes of their own: captured at another moment than the rest
 
 
@@ -26,6 +33,8 @@ def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str
         drawn: What `script.capture_drawn` gave when the iteration ended.
     """
     buffers = dict(persistent_buffers(framework.module))
+    for name, buffer in buffers.items():
+        require_apart(buffer, f"the model's buffer {name!r}")
     trains = [weight.requires_grad for weight in framework.module.parameters()]
     return {
         **framework.capture(),
@@ -79,12 +88,43 @@ def restore(
             weight.requires_grad_(is_trained)
     for part, mode in zip(framework.module.modules(), small.get(_MODES, []), strict=False):
         part.training = mode
-    put_buffers(framework.module, small["buffers"], framework.device)
+    with named("the model's buffers"):
+        put_buffers(framework.module, small["buffers"], framework.device)
     if with_data:
         script.put_data(small["data"], seeds=small.get("seeds", []), in_place=in_place)
     script.put(small)
-    script.put_orders(small.get(_ORDERS, []))
     restore_random_states(small["random"])
+
+
+def put_orders(small: Mapping[str, Any], framework: Framework, script: ScriptState) -> None:
+    """Put back in what order gradients are added up; all ranks together, before the rest."""
+    framework.put_order(small)
+    script.put_orders(small.get(_ORDERS, []))
+
+
+def require_put_back(small: Mapping[str, Any], framework: Framework, script: ScriptState) -> None:
+    """Refuse a small state that is not what `restore` was to put back; nothing is drawn.
+
+    Raises:
+        UnsupportedError: Something is not the same; says what.
+    """
+
+    def read() -> dict[str, Any]:
+        now = unfold(capture(framework, script, encode(script.others())))
+        return {name: now[name] for name in _COMPARED if name in small and name in now}
+
+    now = read()
+    found = differences({name: small[name] for name in now}, now)
+    if found:
+        unsteady = differences(now, read())  # what is another one each time that it is read
+        found = {where: text for where, text in found.items() if where not in unsteady}
+    for where, text in found.items():
+        raise UnsupportedError(
+            f"{where} does not come back from a version as it was: {text}; training would go on "
+            "with other numbers after a failure. Keep an optimizer's state in the type of its "
+            "weights, to which torch's load_state_dict casts it, and have any other "
+            "load_state_dict put back what state_dict gave, bit by bit"
+        )
 
 
 def put_buffers(

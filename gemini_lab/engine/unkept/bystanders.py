@@ -15,6 +15,7 @@ import torch
 import xxhash
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine.frameworks.sharding import is_dtensor
 from gemini_lab.engine.state.small_state import persistent_buffers
@@ -75,7 +76,8 @@ class Bystanders:
         for root in _roots(modules, own):
             found = [t for t in _tensors([root]) if not taken & {_place(t), id(t)}]
             taken |= {_place(tensor) for tensor in found}
-            self._note(type(root).__name__, found)
+            inside = root.module if isinstance(root, DistributedDataParallel) else root
+            self._note(type(inside).__name__, found)
         for part in modules:
             if is_metric(part) and id(part) not in own | _parts_of(kept):
                 self._watch(f"what a {type(part).__name__} has added up", _look_at(part, _added_up))

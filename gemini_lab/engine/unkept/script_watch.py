@@ -77,10 +77,16 @@ class ScriptWatch:
     Args:
         script: What the script handed over.
         remark: Called with what its author should know.
+        notices: Gives more of that.
     """
 
-    def __init__(self, script: ScriptState, remark: Callable[[str], None]) -> None:
-        self._script, self._remark = script, remark
+    def __init__(
+        self,
+        script: ScriptState,
+        remark: Callable[[str], None],
+        notices: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self._script, self._remark, self._notices = script, remark, notices
         self._strays = StrayLoaders(script.sources)
         self._looks = _LOOKS
         self._sealed = 0
@@ -111,6 +117,8 @@ class ScriptWatch:
         if self._looks:
             self._look(decode(drawn), at_top=at_top, is_asked=is_asked)
         self._sealed += 1
+        for text in self._notices():
+            self._remark_once(text)
         if strays := self._strays.read_on():
             self._remark_once(ARE_STRAYS.format(", ".join(strays)))
         if self._sealed in (1, *_GLANCES):

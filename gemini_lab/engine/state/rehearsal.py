@@ -1,0 +1,143 @@
+"""What was put back is read back, and compared bit by bit with the version that it came from.
+
+A version is loaded into what it was made of before there is a failure, and into a new process after
+one. Whatever is another one then is refused by its name.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd import grad_mode
+
+from gemini_lab.engine.digests import same_bytes
+from gemini_lab.engine.frameworks.framework import Pieces
+from gemini_lab.errors import GeminiError, UnsupportedError
+from gemini_lab.shard.codec import encode
+from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout
+
+_ARRAYS: Final = (torch.Tensor, np.ndarray)
+_SCRIPTS: Final = ("made", "also")  # parts of a small state
+
+
+@contextmanager
+def left_alone(things: Iterable[object], *, module: nn.Module) -> Iterator[None]:
+    """In it, what there is may be loaded into these things, and nobody who holds them can tell.
+
+    What their `load_state_dict` replaces is what it was before: a script may hold it. And torch
+    counts no write to the model's tensors, which a pass that is under way may still need.
+    """
+    kept = [(vars(one), dict(vars(one))) for one in things if hasattr(one, "__dict__")]
+    held = (one for one in [*module.parameters(), *module.buffers()] if not one.is_inference())
+    try:
+        with ExitStack() as counts:
+            for one in held:
+                counts.enter_context(grad_mode._unsafe_preserve_version_counter(one))  # noqa: SLF001
+            yield
+    finally:
+        for attributes, before in kept:
+            for name in attributes.keys() - before.keys():
+                del attributes[name]
+            attributes.update(before)
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """In it, whatever somebody's own object leads to is an error that names it.
+
+    Raises:
+        UnsupportedError: It led to something.
+    """
+    try:
+        yield
+    except GeminiError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"{what} cannot be put back from a version ({type(error).__name__}: {error}); have it "
+            "take what it gives, or leave it out if nothing that comes later depends on it"
+        ) from error
+
+
+def require_put_back(flat: torch.Tensor, layout: ShardLayout, pieces: Pieces) -> None:
+    """Refuse large tensors that are not those of a payload, bit by bit.
+
+    Args:
+        flat: Its bytes.
+        layout: What lies where in it.
+        pieces: The live tensors, and where they belong.
+
+    Raises:
+        UnsupportedError: Some are others; names the first.
+    """
+    for start, tensor in pieces:
+        now = tensor.detach().cpu().view(torch.uint8)
+        then = flat[start : start + now.numel()]
+        if not same_bytes(then, now):
+            at = start + int((then != now).nonzero()[0])
+            raise UnsupportedError(
+                f"{_at(layout, at)} is not what was put back there from a version: the tensor "
+                "shares its memory with another one, or changes what is copied into it; give each "
+                "weight and each part of the optimizer's state memory of its own"
+            )
+
+
+def _at(layout: ShardLayout, offset_bytes: int) -> str:
+    """What lies at a place of the payload, for people."""
+    for piece in layout.pieces:
+        spec = layout.tensors[piece.tensor]
+        itemsize = DTYPE_BYTES[spec.dtype]
+        start = spec.offset_bytes + piece.tensor_offset * itemsize
+        if start <= offset_bytes < start + piece.numel * itemsize:
+            return f"{piece.state or 'the weight'} of {piece.weight!r}"
+    return "a tensor of the optimizer's state"
+
+
+def differences(
+    then: Any, now: Any, where: str = "", *, is_scripts: bool = False
+) -> dict[str, str]:
+    """Where two states differ, bit by bit, and in what.
+
+    Of what the script names itself only tensors and arrays count: an object may well put back a
+    number when it is used next.
+
+    Args:
+        then: As it was.
+        now: As it is.
+        where: What they are, for people.
+        is_scripts: Whether the script has named it.
+    """
+    if isinstance(then, Mapping):
+        named_now = now if isinstance(now, Mapping) else {}
+        parts = [(key, one, named_now.get(key)) for key, one in then.items()]
+    elif isinstance(then, (list, tuple)):
+        in_order = [*now] if isinstance(now, (list, tuple)) else []
+        parts = [(n, *pair) for n, pair in enumerate(zip_longest(then, in_order[: len(then)]))]
+    else:
+        counts = isinstance(then, _ARRAYS) or not is_scripts
+        is_same = not counts or then is now or encode(then) == encode(now)
+        return {} if is_same else {where: f"{_said(then)} became {_said(now, then)}"}
+    found: dict[str, str] = {}
+    is_scripts |= where in _SCRIPTS
+    for key, one, other in parts:
+        found |= differences(one, other, _place(where, key), is_scripts=is_scripts)
+    return found
+
+
+def _place(where: str, key: Any) -> str:
+    if where in _SCRIPTS:
+        return f"also={{{key!r}: ...}}"
+    return f"{where}[{key!r}]" if where else str(key)
+
+
+def _said(value: Any, other: Any = None) -> str:
+    """A value in a few words; what it has in common with another one is left out."""
+    if not isinstance(value, _ARRAYS):
+        return f"{value!r:.60}"
+    kind = f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
+    is_alike = isinstance(other, _ARRAYS) and kind == _said(other)
+    return "other values" if is_alike else kind
