@@ -18,6 +18,8 @@ from gemini_lab.errors import ConfigError, kind_of
 
 LONGEST_WORD: Final = 60
 """With the time before it, it is a name that a store takes, which are 100 characters."""
+HASH_SEED: Final = "PYTHONHASHSEED"
+"""The variable that settles, as an interpreter starts, in which order its sets of texts are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class Job:
             require_text(f"{what}=", getattr(self, what))
         for word in (*self.args, *self.env, *self.env.values()):
             require_text("an argument or a variable of the script,", word)
+        hash_seed_in(self.env)
 
     def check(self) -> None:
         """Refuse a job that cannot start.
@@ -125,6 +128,23 @@ def job_of(job: object) -> Job:
             f'{kind_of(job)}; make one: Job(script="train.py")'
         )
     return job
+
+
+def hash_seed_in(environment: Mapping[str, str]) -> int | None:
+    """Return the hash seed that a person chose; `None` where nobody did, or it is to be drawn.
+
+    Raises:
+        ConfigError: Python would not start with it.
+    """
+    said = environment.get(HASH_SEED) or "random"
+    if said == "random":
+        return None
+    if not said.isascii() or not said.isdigit() or len(said) > 10 or int(said) >= 2**32:
+        raise ConfigError(
+            f"{HASH_SEED}={said[:40]!r} is no seed with which Python starts; give a number from 0 "
+            "to 4294967295, or leave it out"
+        )
+    return int(said)
 
 
 def find_module(name: str, *, cwd: str) -> ModuleSpec | None:

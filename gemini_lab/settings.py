@@ -80,6 +80,9 @@ class Settings:
         on_divergence: What is done when an iteration that is done again after a recovery differs
             from what it was: `"warn"` says so in log, terminal and report; `"stop"` also ends the
             run.
+        on_code_change: What is done when workers start with other code than the run executed last,
+            because a file of the script was edited since: `"warn"` says which in log, terminal and
+            report, and trains on; `"stop"` ends the run before anything is trained with it.
         on_not_finite: What is done when a `loss` that is logged is NaN or infinite: `"warn"` says
             so in log, terminal and report; `"hold"` also saves no version to the persistent tier,
             unless a person asks for it, until losses are numbers again, so that good ones stay
@@ -174,6 +177,7 @@ class Settings:
     keep_versions: int = above_zero(2)
     give_up_progress_after_s: float | None = None
     on_divergence: str = one_of("warn", ("warn", "stop"))
+    on_code_change: str = one_of("warn", ("warn", "stop"))
     on_not_finite: str = one_of("hold", ("hold", "warn", "stop", "rewind"))
     data_on_resize: str = one_of("refuse", ("refuse", "restart"))
     when_short: str = one_of("wait", ("wait", "shrink"))

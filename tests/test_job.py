@@ -9,7 +9,7 @@ import pytest
 
 from gemini_lab import Job
 from gemini_lab.errors import ConfigError
-from gemini_lab.job import python_command
+from gemini_lab.job import hash_seed_in, python_command
 
 
 @pytest.mark.parametrize(
@@ -123,3 +123,16 @@ def test_a_file_in_the_working_folder_takes_no_modules_place(tmp_path):
 def test_a_name_that_no_message_can_say_is_refused_with_the_way_out(said):
     with pytest.raises(ConfigError, match=r"udc.* is no text in UTF-8; (rename it|.*PYTHONUTF8=1)"):
         Job(**said)
+
+
+@pytest.mark.parametrize("said", ["-1", "4294967296", "9" * 5000, "1.5", "seven", "٣", "1_0", " 7"])
+def test_a_hash_seed_with_which_python_would_not_start_is_refused(said):
+    with pytest.raises(ConfigError, match=r"PYTHONHASHSEED=.* from 0 to 4294967295") as refused:
+        Job(script="train.py", env={"PYTHONHASHSEED": said})
+    assert len(str(refused.value)) < 200
+
+
+def test_a_hash_seed_is_what_a_person_chose_if_one_did():
+    chosen = {"0": 0, "7": 7, "4294967295": 4294967295, "random": None, "": None}
+    assert {said: hash_seed_in({"PYTHONHASHSEED": said}) for said in chosen} == chosen
+    assert hash_seed_in({}) is None

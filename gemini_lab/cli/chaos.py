@@ -11,7 +11,8 @@ from gemini_lab.cli.seconds import seconds
 from gemini_lab.display import complain, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.campaign import Plan, campaign, load_now
-from gemini_lab.experiments.chaos.faults import KINDS, USUAL, Schedule
+from gemini_lab.experiments.chaos.faults import Schedule
+from gemini_lab.experiments.chaos.kinds import KINDS, USUAL, named
 from gemini_lab.experiments.chaos.means import check, lacking, possible
 from gemini_lab.experiments.chaos.result import Result, summed
 from gemini_lab.lab.config import LabConfig
@@ -20,9 +21,10 @@ from gemini_lab.report.columns import columns
 WHAT_HOLDS: Final = """\
 Real faults at random moments of real runs on this machine. What must hold:
 every loss is that of a run without faults, bit by bit; one root agent a term,
-and one history; training goes on within the limit; the log tells all of it;
-nothing is left at the end. The exit status is 1 where something did not hold;
-the smallest schedule found that shows it is kept, and can be replayed."""
+and one history; nothing that was saved is lost without a person's word;
+training goes on within the limit; the log tells all of it; nothing is left at
+the end. The exit status is 1 where something did not hold; the smallest
+schedule found that shows it is kept, and can be replayed."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     number("--seed", default=0, help="of all that is drawn (%(default)s)")
     options.add_argument(
         "--kinds",
-        help="names, separated by commas; by default all but those for "
+        help="names, separated by commas, or patterns as 'tier_*'; by default all but those for "
         "a job of its own: " + ", ".join(name for name in KINDS if name not in USUAL),
     )
     options.add_argument(
@@ -93,9 +95,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     for name in ("faults", "nodes", "faults_a_run", "limit", "minutes"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above zero (got {value})")
-    kinds = tuple(options.kinds.split(",")) if options.kinds else USUAL
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise ConfigError(f"no fault is called {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    kinds = named(options.kinds.split(",")) if options.kinds else USUAL
     if options.kinds:
         check(kinds, without=lacking())
     else:

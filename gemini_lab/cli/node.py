@@ -14,7 +14,6 @@ from gemini_lab.launch.boot import agent_environment
 from gemini_lab.launch.join import (
     WAIT_S,
     check_name,
-    check_token,
     find_lab,
     find_token,
     prefix_of,
@@ -25,7 +24,7 @@ from gemini_lab.launch.provider import TOKEN_VARIABLE
 from gemini_lab.node.agent import run_agent
 from gemini_lab.node.config import AgentConfig, AgentUp, why_blind
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.sealed_store import SealedStore
 
 DESCRIPTION = f"""Make this machine a node of a lab, for as long as the lab lasts. Whatever starts
 one process a machine starts it: srun, a pod, a launch template, ssh. The lab's token comes from
@@ -75,11 +74,11 @@ def command(arguments: Sequence[str]) -> int:
     check_name(options.lab)
     token = find_token(options.token_file)
     address = EtcdAddress.parse(options.etcd)
-    store = EtcdStore(address, prefix_of(options.lab))
+    store = SealedStore(address, prefix_of(options.lab), token=token)
     record = find_lab(store, options.lab, wait_s=options.wait, tell=say)
     if (reason := why_blind(record.detached)) is not None:
         raise MissingError(reason)
-    check_token(token, options.lab, record)
+    store.identity = record.identity
     first = int(os.environ.get("SLURM_PROCID", "0"))
     name = take_name(store, socket.gethostname(), machine=options.machine, first=first)
     store.close()
@@ -92,6 +91,7 @@ def command(arguments: Sequence[str]) -> int:
         warm=record.warm,
         threads=record.threads,
         detached=record.detached,
+        identity=record.identity,
         notice_s=options.notice,
     )
     _adopt_environment(record.threads)

@@ -24,7 +24,7 @@ from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.progress import show_progress
 from gemini_lab.lab.watched import Watched, watched
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER
-from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 
 STOP_S: Final = 60.0
@@ -224,8 +224,9 @@ def stop_command(arguments: Sequence[str]) -> int:
         tell(AttachedRun(finder.name, finder.way, finder.folder).stop())
     except RunGoneError:
         raise
-    except ConfigError as error:
-        if access is None:
+    except (ConfigError, StoreForgedError) as error:
+        # Where the store is named, and not the run's folder, it may be somebody else's lab.
+        if access is None or (isinstance(error, StoreForgedError) and finder.folder is None):
             raise
         complain(f"gemini-lab stop: {error}; its keys are taken away")
         end_by_force(access)
@@ -249,10 +250,11 @@ def _ends_within(finder: Finder, wait_s: float) -> bool:
     while time.monotonic() < give_up_s:
         try:
             finder.way()
-        except (RunGoneError, StoreUnavailableError):
+        except (ConfigError, StoreForgedError) as error:
+            if isinstance(error, RunGoneError):
+                return True
+        except StoreUnavailableError:
             return True
-        except ConfigError:
-            pass
         time.sleep(LOOK_S)
     return False
 

@@ -4,10 +4,11 @@
                     surroundings, what is found that the script has not named
     in the loop     live: a version is sealed, sent and waited for; iterations and monitor say how
                     it goes, inputs with what an iteration begins, carried what goes along with a
-                    version, imports what a script imports
+                    version, imports what a script imports, ends where its data or loop is over
     put back        restore, from memory, peers or the persistent tier; old_shards, of another
                     number of ranks; rewinding, without a restart
     kept processes  standing stands still in a recovery, rejoining goes on with other ranks
+    its code        executed_code, digests of what was executed; same_code, compared among ranks
     the agent       session; pulse says once a second what training does; shard_memory; cut_link
     small things    ranks, random_states, digests, idleness, process_exit, shared_memory;
                     own_code, what of all code is the script's; private_names, what is read of

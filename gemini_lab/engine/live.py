@@ -16,6 +16,7 @@ import torch
 
 from gemini_lab.engine.carried import carried
 from gemini_lab.engine.contract import WorldChange
+from gemini_lab.engine.ends import UNKNOWN, Ends, collectives_so_far
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.pulse import Pulse
@@ -25,9 +26,10 @@ from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.unkept.script_watch import ScriptWatch
 from gemini_lab.engine.verify.verification import Verification
 from gemini_lab.errors import CannotGoOnError, GeminiError
+from gemini_lab.recovery.messages import End
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.traffic import CheckpointTraffic
-from gemini_lab.transfer.version import OutgoingVersion
+from gemini_lab.transfer.version import OutgoingVersion, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class LiveProtection:
         flaws: Called where an iteration begins to compute, to strike what is to be struck.
         hold: Called where all ranks stop, so that a node may leave; it does not return.
         rejoining: Has this process go on when others are lost, where it is to be kept.
+        ends: Tells where this rank's data, its loop or its script is over.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class LiveProtection:
         remark: Callable[[str], None] = lambda _: None,
         hold: Callable[[int], None] = lambda _: None,
         rejoining: Rejoining | None = None,
+        ends: Ends,
     ) -> None:
         # Its parts.
         self._state = state
@@ -89,6 +93,7 @@ class LiveProtection:
         self._flaws = flaws
         self._hold = hold
         self._rejoining = rejoining
+        self._ends = ends
         self._script_watch = ScriptWatch(state.script, remark)
         self._lineage = lineage
         # The script's loop, and where in it training is.
@@ -97,11 +102,17 @@ class LiveProtection:
         self._is_asked = False  # by the script, where to go on
         self._is_in_loop = False
         self._top_is_told = False  # that of this very loop, by `steps`
+        self._is_in_epochs = False  # a loop over those
+        self._has_loop = False  # the script, over steps or epochs
+        self._seen_place = (UNKNOWN, UNKNOWN)  # when the last version was sealed
         self._is_computing = False  # an iteration: gradients are there, and no update yet
         # The newest version.
         self._unsealed: Unsealed | None = None
         self._is_judged = True  # by the guard
         self._is_finished = False
+        ends.begin(state.version)
+        for watch in state.script.watches[:1]:
+            watch.on_over = self._end_pass
         # What is to be done at the loop's top.
         self._is_to_hold = False
         self._is_asked_back = False  # by a person; all ranks know
@@ -121,7 +132,7 @@ class LiveProtection:
 
     def steps(self, total: int, /) -> Iterator[int]:
         """The script's loop; see `Protected`."""
-        self._top_is_told = self._is_asked = self._is_in_loop = True
+        self._top_is_told = self._is_asked = self._is_in_loop = self._has_loop = True
         if self._rejoining is not None:
             self._rejoining.enter_loop(self._traffic)
         try:
@@ -136,22 +147,40 @@ class LiveProtection:
                 self._rejoining.standing.leave_loop()
             self._top_is_told = self._is_in_loop = False
             self._keep_drawn()
+            self._say_end("break" if self._state.version < total else "loop")
 
     def epochs(self, total: int, /) -> Iterator[int]:
         """The outer of the script's loops; see `Protected`."""
         self.end_iterations_at_fetch()
-        self._is_in_loop = True
-        while self._epoch < total:
-            self._state.script.epoch = self._epoch
-            yield self._epoch
-            self._epoch += 1
-        self._is_in_loop = False
+        self._is_in_loop = self._is_in_epochs = self._has_loop = True
+        try:
+            while self._epoch < total:
+                self._state.script.epoch = self._epoch
+                yield self._epoch
+                self._epoch += 1
+        finally:  # also where the script breaks off its loop
+            self._is_in_loop = self._is_in_epochs = False
+            self._say_end("break" if self._epoch < total else "loop")
 
     def end_iterations_at_fetch(self) -> None:
         """Say that an iteration ends where the first of `data` is asked for the next batch."""
         self._is_asked = True
         for watch in self._state.script.watches[:1]:
             watch.on_fetch = self.reach_top
+
+    def _say_end(self, what: End) -> None:
+        if not self._is_broken:
+            self._ends.say(what, self._state.version)
+
+    def _end_pass(self) -> None:
+        """The script has no batch left: in a loop over epochs, one ends on all ranks together."""
+        version = self._state.version
+        if self._is_broken or not self._ends.end_pass(version):
+            return  # nothing was trained in this pass, such as in an evaluation on one rank
+        if self._is_in_epochs:
+            self._ends.meet(version, epoch=self._epoch, rewinds=self._lineage.rewinds)
+        else:
+            self._say_end("data")
 
     def log(self, **values: float) -> None:
         """Attach values to the iteration that is computed, or was just done; see `Protected`."""
@@ -369,7 +398,20 @@ class LiveProtection:
                 pieces=whole,
                 payload_bytes=layout.payload_bytes,
                 difference=difference,
+                place=self._place(),
             )
+        )
+
+    def _place(self) -> Place:
+        """Where in the script this version is sealed, as it is to be on every rank."""
+        made = sum(one.passes for one in self._state.script.watches[:1])
+        begun = collectives_so_far()
+        (passes, calls), self._seen_place = self._seen_place, (made, begun)
+        is_known = UNKNOWN not in {passes, calls, begun}
+        return Place(
+            epoch=self._epoch,
+            passes=made - passes if is_known else UNKNOWN,
+            calls=begun - calls if is_known else UNKNOWN,
         )
 
     def finish(self) -> None:
@@ -379,6 +421,9 @@ class LiveProtection:
         if self._is_broken:
             raise CannotGoOnError("a rank is lost, and the script has left its loop")
         self._is_finished, self._is_to_hold = True, False
+        if self._has_loop:  # which the script may have broken off
+            self._say_end("loop")
+        self._say_end("script")
         self._traffic.end_training()
         if self._unsealed is not None:
             self._seal()

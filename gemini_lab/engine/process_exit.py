@@ -9,6 +9,7 @@ import time
 from typing import Final, NoReturn
 
 PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def leave(status: int) -> NoReturn:
@@ -48,6 +49,12 @@ def tie_to_parent() -> None:
 def untie_from_parent() -> None:
     """Let this process outlive its parent again."""
     _at_parents_death(0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what this process's children leave running when they end (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _at_parents_death(signal_number: int) -> None:

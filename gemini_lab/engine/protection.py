@@ -17,6 +17,7 @@ from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_engine, require_parts, with_schedule
 from gemini_lab.engine.carried import epoch_in, newest_in
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
+from gemini_lab.engine.ends import Ends
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.gradients.sent_differences import SentDifferences, recorder_of
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
@@ -168,6 +169,7 @@ def start_protection(
         remark=remark,
         hold=session.hold,
         rejoining=rejoining,
+        ends=Ends(session, is_broken=lambda: standing is not None and standing.is_broken),
     )
     _begin(session, ready, traffic, protection)
     return protection

@@ -6,6 +6,7 @@ the recovery plan says, and with what its version carried beside that.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -19,6 +20,7 @@ from gemini_lab.engine.job_settings import read_settings
 from gemini_lab.engine.old_shards import OldSlabs
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
+from gemini_lab.engine.same_code import say_if_resumed_otherwise
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import (
     ShardMemory,
@@ -28,7 +30,7 @@ from gemini_lab.engine.shard_memory import (
 )
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.surroundings import gather
-from gemini_lab.errors import CannotGoOnError, ConfigError
+from gemini_lab.errors import CannotGoOnError, ConfigError, GeminiError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
 from gemini_lab.recovery.messages import JobOrder
@@ -97,6 +99,7 @@ def ready_engine(
     if start.joins:
         start = session.stand_by()
         session.meet()
+    session.code.begin(settings)
     is_first = start.fingerprint is None  # of the run: nobody has called this before
     if start.rank == 0 and (is_first or start.plan.version is None):
         _claim_tier(settings.persistent_url, start.order)
@@ -121,6 +124,8 @@ def ready_engine(
     )
     with session.restoring():
         small = _restore(session, state.load, state, place)
+    if start.rank == 0 and start.order.is_resumed:
+        _say_if_made_otherwise(session, settings.persistent_url, remark)
     return ReadyEngine(
         engine=engine, state=state, settings=settings, memory=memory, place=place, small=small
     )
@@ -140,6 +145,7 @@ def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
     """
     start, state, before = session.start, ready.state, ready.place
     session.meet()
+    session.code.begin(ready.settings)
     before.group.leave()
     seats = start.seats.placed(ready.settings)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
@@ -214,6 +220,20 @@ def _say_if_nothing_is_resumed(url: str | None, remark: Callable[[str], None]) -
         f"--resume: {there} to go on from, so training begins at its start; if an earlier run "
         "saved one elsewhere, end this run and name that place as the persistent tier"
     )
+
+
+def _say_if_made_otherwise(
+    session: WorkerSession, url: str | None, remark: Callable[[str], None]
+) -> None:
+    """Say that another run's version, with which this one begins, was made by other code."""
+    plan, order = session.start.plan, session.start.order
+    if url is None or plan.version is None or plan.tier != "persistent":
+        return
+    if plan.lineage.run == order.run:
+        return
+    with suppress(GeminiError):  # it was read just now
+        meta = persistent_tier(url).manifest(plan.version)["meta"]
+        say_if_resumed_otherwise(meta, session.code.executed, remark)
 
 
 def _lay_out(

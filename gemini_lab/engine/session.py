@@ -16,6 +16,7 @@ from gemini_lab.engine.cut_link import cut_link
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.restore import UnusableCopyError
+from gemini_lab.engine.same_code import SameCode
 from gemini_lab.engine.standing import Standing
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log.entry import Entry
@@ -77,6 +78,7 @@ class WorkerSession:
         flaws: Where this worker's machine is to compute wrong, as the agent has told by now.
         order_back: What it has told last of going back; `None` for nothing.
         standing: What keeps this process through recoveries, if anything does.
+        code: Compares what this rank executes with the others.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class WorkerSession:
     ) -> None:
         self.start, self.store, self.pulse = start, store, pulse
         self.standing = standing
+        self.code = SameCode(self.emit)
         self.on_finish: Callable[[], None] | None = None
         self.wants_hold = False
         self.order_back: GoBack | None = None
@@ -114,6 +117,10 @@ class WorkerSession:
             event = msgspec.structs.replace(event, rank=rank, epoch=epoch)
         entry = Entry(at_s=time.time(), node=self.start.seats.node_of(rank), event=event)
         self._channel.send(EventSaid(entry=entry))
+
+    def say(self, message: Message) -> None:
+        """Tell the node's agent."""
+        self._channel.send(message)
 
     def tell_imports(self) -> None:
         """Tell what the script has imported by now; one rank does, and only where it is much."""
@@ -151,9 +158,11 @@ class WorkerSession:
         The root agent sees who waits here, and names the ranks that do not come.
 
         Raises:
-            ConfigError: Some did not come.
+            ConfigError: Some did not come, or execute other code.
+            CannotGoOnError: Ranks that were kept execute other code than those that start.
         """
         world_size = self.start.seats.world_size
+        self.code.tell(self.start, self.store)
         with self.pulse.within("meeting"):
             if self.store.add(_ARRIVED, 1) == world_size:
                 self.store.set(_ALL, "")
@@ -165,6 +174,7 @@ class WorkerSession:
                     f"only {arrived} of {world_size} ranks have called gemini_lab.protect within "
                     f"{MEET_S:.0f} s; call it on every rank, and before the first collective"
                 ) from error
+        self.code.compare()
 
     def request_slab(
         self,

@@ -1,8 +1,8 @@
 """What a person holds: a lab, its runs, and how they are shown and stopped.
 
-    the handle      lab, by config and submission (checked at the door), earlier and known_machines
-                    (what earlier runs left); run and runs; followed, a run as its log tells it;
-                    said_once, what a log is told again and tells once
+    the handle      lab, by config and submission (checked at the door, within a limit), earlier
+                    and known_machines (what earlier runs left); run and runs; followed, a run as
+                    its log tells it; said_once, what a log is told again and tells once
     its nodes       cluster, the contract; agents fulfils it, by starting, connections, loop;
                     announcement is the lab's key in the store, roster says who is there, alone,
                     when nobody is, and bringing asks for machines

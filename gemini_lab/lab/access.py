@@ -5,6 +5,7 @@ Without the folder, the store is named and the token comes from a file or the en
 tells where the owner listens at the moment.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,8 @@ from gemini_lab.log.file import find_run
 from gemini_lab.node.config import LAB_KEY, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.membership import NODES
+from gemini_lab.node.sealed_store import SealedStore, unproved
 from gemini_lab.recovery.protocol import RootState
 from gemini_lab.seats import in_order
 
@@ -45,9 +48,10 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     token: str
     authority: Authority | None = None
 
-    def store(self) -> EtcdStore:
-        """The lab's part of the store."""
-        return EtcdStore(self.etcd, prefix_of(self.name))
+    def store(self, identity: str = "") -> SealedStore:
+        """Return the lab's part of the store; without its identity only the lab's key is read."""
+        prefix = prefix_of(self.name)
+        return SealedStore(self.etcd, prefix, token=self.token, identity=identity)
 
     def way(self) -> Way:
         """Where the owner listens now.
@@ -55,11 +59,14 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Raises:
             RunGoneError: The run is over.
             OwnerAwayError: Nobody owns the run at this moment.
-            StoreUnavailableError: The store does not answer.
+            StoreUnavailableError: The store does not answer, or has another lab of this name.
         """
         store = self.store()
         try:
-            items = store.items()
+            items = store.get([LAB_KEY])
+            if LAB_KEY in items:
+                store.identity = msgspec.json.decode(items[LAB_KEY], type=LabRecord).identity
+                items |= store.get([OWNER_KEY])
         finally:
             store.close()
         if LAB_KEY not in items:
@@ -170,7 +177,7 @@ class Listed:
 
 
 def labs_in(address: EtcdAddress) -> list[Listed]:
-    """The labs in a store, by name.
+    """The labs in a store, by name, as whoever writes there has it: no token proves them.
 
     Raises:
         StoreUnavailableError: It does not answer.
@@ -183,14 +190,18 @@ def labs_in(address: EtcdAddress) -> list[Listed]:
     labs: dict[str, dict[str, str]] = {}
     for key, value in items.items():
         name, _, rest = key.partition("/")
-        labs.setdefault(name, {})[rest] = value
-    return [_listed(name, labs[name]) for name in sorted(labs) if LAB_KEY in labs[name]]
+        labs.setdefault(name, {})[rest] = unproved(value)
+    found = []
+    for name in sorted(name for name, lab in labs.items() if LAB_KEY in lab):
+        with suppress(msgspec.MsgspecError, ValueError):  # somebody else's: it is no lab
+            found.append(_listed(name, labs[name]))
+    return found
 
 
 def _listed(name: str, items: dict[str, str]) -> Listed:
     lab = msgspec.json.decode(items[LAB_KEY], type=LabRecord)
     state = RootState.from_text(items["state"]) if "state" in items else RootState()
-    nodes = [key.removeprefix("nodes/") for key in items if key.startswith("nodes/")]
+    nodes = [key.removeprefix(NODES) for key in items if key.startswith(NODES)]
     return Listed(
         name=name,
         phase=state.phase,

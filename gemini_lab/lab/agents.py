@@ -24,8 +24,8 @@ from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import NodeReady
 from gemini_lab.node.config import DRAIN_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
-from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.membership import node_addresses
+from gemini_lab.node.sealed_store import SealedStore
 from gemini_lab.node.words import (
     CANCEL_KEY,
     GIVE_UP_KEY,
@@ -64,7 +64,7 @@ class AgentCluster:
     def __init__(
         self,
         *,
-        store: EtcdStore,
+        store: SealedStore,
         record: LabRecord,
         operator: Operator,
         loop: LoopThread,

@@ -10,8 +10,8 @@ import msgspec
 from gemini_lab.errors import ConfigError
 from gemini_lab.launch.join import say
 from gemini_lab.node.config import LAB_KEY, LabRecord
-from gemini_lab.node.control_store import StoreUnavailableError, patiently
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError, patiently
+from gemini_lab.node.sealed_store import SealedStore
 
 LEASE_S: Final = 15
 
@@ -24,7 +24,7 @@ class Announcement:
         record: What it says of itself there.
     """
 
-    def __init__(self, store: EtcdStore, record: LabRecord) -> None:
+    def __init__(self, store: SealedStore, record: LabRecord) -> None:
         self._store = store
         self._record = msgspec.json.encode(record).decode()
         self._lease: int | None = None
@@ -36,6 +36,7 @@ class Announcement:
             ConfigError: Another lab of this name is under way.
             StoreUnavailableError: The store does not answer.
         """
+        patiently(lambda: clear_left(self._store), tell=say)
         self._lease = patiently(self._announce, tell=say)
 
     async def keep(self) -> None:
@@ -55,7 +56,7 @@ class Announcement:
         """
         if self._lease is not None:
             self._store.revoke(self._lease)
-        for key in self._store.items().keys() - spare:
+        for key in self._store.names() - {*spare}:
             self._store.delete(key)
 
     def _announce(self) -> int:
@@ -63,7 +64,7 @@ class Announcement:
         lease = self._store.grant(LEASE_S)
         if self._store.create(LAB_KEY, self._record, lease=lease):
             return lease
-        if self._store.items().get(LAB_KEY) == self._record:  # made before; the answer was lost
+        if is_own(self._store, self._record):  # made before; the answer was lost
             self._store.put(LAB_KEY, self._record, lease=lease)
             return lease
         self._store.revoke(lease)
@@ -71,3 +72,18 @@ class Announcement:
             f"a lab is under way at {self._store.prefix} in the store; give this one another "
             f"name, or wait {LEASE_S} s if that one has just been killed"
         )
+
+
+def clear_left(store: SealedStore) -> None:
+    """Take out what a lab of this name that is gone has left behind: it is not this lab's."""
+    if LAB_KEY not in (keys := store.names()):
+        for key in keys:
+            store.delete(key)
+
+
+def is_own(store: SealedStore, record: str) -> bool:
+    """Return whether the lab's key has this record; another lab's may have another token."""
+    try:
+        return store.get([LAB_KEY]).get(LAB_KEY) == record
+    except StoreForgedError:
+        return False

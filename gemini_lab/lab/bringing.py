@@ -11,7 +11,7 @@ from gemini_lab.lab.cluster import Audience
 from gemini_lab.launch.operator import Operator
 from gemini_lab.node.config import NONE_COME_KEY, AgentUp
 from gemini_lab.node.control_store import StoreUnavailableError
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.sealed_store import SealedStore
 
 FIRST_RETRY_S: Final = 5.0
 LONGEST_RETRY_S: Final = 60.0
@@ -35,7 +35,7 @@ class Bringing:
         self,
         *,
         operator: Operator,
-        store: EtcdStore,
+        store: SealedStore,
         connect: Callable[[Sequence[AgentUp]], Awaitable[None]],
         count_living: Callable[[], int],
         audience: Audience,

@@ -11,6 +11,7 @@ import msgspec
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.lab.access import ACCESS_FILE, RUN_KEY, Access
+from gemini_lab.lab.announcement import clear_left, is_own
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.control import write_secret
 from gemini_lab.lab.runs import begun, fresh_folder, run_started, said
@@ -27,7 +28,7 @@ from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.node.config import LAB_FILE, LAB_KEY, Detached, LabRecord
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.sealed_store import SealedStore
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import in_order
 
@@ -78,7 +79,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             scenario=scenario.to_json(),
         )
 
-    def config(self, store: EtcdStore, token: str, folder: Path) -> LabConfig:
+    def config(self, store: SealedStore, token: str, folder: Path) -> LabConfig:
         """The lab's configuration."""
         return LabConfig(
             nodes=self.nodes,
@@ -129,9 +130,9 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
         members = started if isinstance(started, Members) else None
         authority = None if members is None else members.authority
         access = Access(name=name, etcd=etcd, token=token, authority=authority)
-        store = access.store()
-        undo.callback(store.close)
         record = record_of(config, detached)
+        store = access.store(record.identity)
+        undo.callback(store.close)
         patiently(lambda: _claim(store, record), tell=say)
         undo.callback(_clear, store)
         operator = own_operator(config, store, record, token=token, members=members)
@@ -168,27 +169,22 @@ def check_detached(config: LabConfig, wanted: Submission) -> None:
         )
 
 
-def _claim(store: EtcdStore, record: LabRecord) -> None:
+def _claim(store: SealedStore, record: LabRecord) -> None:
     """Write the lab's key; what an earlier lab of this name left behind goes first."""
     text = msgspec.json.encode(record).decode()
-    items = store.items()
-    if LAB_KEY not in items:
-        for key in items:
-            store.delete(key)
-        if store.create(LAB_KEY, text):
-            return
-        items = store.items()
-    if items.get(LAB_KEY) != text:  # it would be ours if only the answer had been lost
+    clear_left(store)
+    # It is ours, too, if only the answer was lost.
+    if not store.create(LAB_KEY, text) and not is_own(store, text):
         raise ConfigError(
             f"a lab is under way at {store.prefix} in the store; give this run another name, "
             "or end that one with `gemini-lab stop`"
         )
 
 
-def _clear(store: EtcdStore) -> None:
+def _clear(store: SealedStore) -> None:
     """Take the lab's keys away: agents that are up end by that."""
     with suppress(StoreUnavailableError):
-        for key in store.items():
+        for key in store.names():
             store.delete(key)
 
 
@@ -209,7 +205,7 @@ def _begin_log(
     log.close()
 
 
-def _submit(store: EtcdStore, run: RunRecord, order: JobOrder) -> None:
+def _submit(store: SealedStore, run: RunRecord, order: JobOrder) -> None:
     for key, value in ((RUN_KEY, run), ("job", order)):
         text = msgspec.json.encode(value).decode()
         patiently(partial(store.put, key, text))
@@ -222,6 +218,6 @@ def end_by_force(access: Access) -> None:
         StoreUnavailableError: The store does not answer.
     """
     store = access.store()
-    for key in store.items():
+    for key in store.names():
         store.delete(key)
     store.close()

@@ -180,6 +180,7 @@ class Lab:
         )
         with begun(run.folder):
             self._control.open_to(run.folder)
+            run.reopen = self._control.open_to
             run.take(lab_started(self.config, self._cluster))
             run.take(run_started(order))
             run.settle()

@@ -33,9 +33,9 @@ from gemini_lab.log.events import LabClosed, RunFailed, RunFinished
 from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.node.config import LAB_FILE, LAB_KEY, LabRecord, why_blind
 from gemini_lab.node.control_store import StoreUnavailableError
-from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.membership import RootRecord, node_addresses
 from gemini_lab.node.owner_process import OwnerStart
+from gemini_lab.node.sealed_store import SealedStore
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.recovery.protocol import RootState
 
@@ -52,7 +52,7 @@ def main() -> int:
     """Own a lab until its run is over; the exit code is 0 then."""
     start = msgspec.json.decode(sys.stdin.readline(), type=OwnerStart)
     threading.Thread(target=_end_with_input, daemon=True).start()
-    store = EtcdStore(start.etcd, start.prefix)
+    store = SealedStore(start.etcd, start.prefix, token=start.token, identity=start.identity)
     items = _wait_for_run(store, start)
     own(store, start, items)
     return 0
@@ -65,7 +65,7 @@ def _end_with_input() -> None:
     os._exit(0)
 
 
-def _wait_for_run(store: EtcdStore, start: OwnerStart) -> dict[str, str]:
+def _wait_for_run(store: SealedStore, start: OwnerStart) -> dict[str, str]:
     """The store's content once there is a run in it; without one, the lab ends in the end."""
     give_up_s = time.monotonic() + START_S
     while True:
@@ -80,7 +80,7 @@ def _wait_for_run(store: EtcdStore, start: OwnerStart) -> dict[str, str]:
         time.sleep(LOOK_S)
 
 
-def _look(store: EtcdStore, start: OwnerStart) -> dict[str, str] | None:
+def _look(store: SealedStore, start: OwnerStart) -> dict[str, str] | None:
     """The store's content; `None` while it is away. Somebody else's lab is left at once."""
     try:
         items = store.items()
@@ -91,7 +91,7 @@ def _look(store: EtcdStore, start: OwnerStart) -> dict[str, str] | None:
     return items
 
 
-def own(store: EtcdStore, start: OwnerStart, items: dict[str, str]) -> None:
+def own(store: SealedStore, start: OwnerStart, items: dict[str, str]) -> None:
     """Keep the log of a run until its end, and then end its lab."""
     record = msgspec.json.decode(items[LAB_KEY], type=LabRecord)
     told = msgspec.json.decode(items[RUN_KEY], type=RunRecord)
@@ -124,6 +124,7 @@ def own(store: EtcdStore, start: OwnerStart, items: dict[str, str]) -> None:
         cluster.take_over()
         loop.call_every(TICK_S, runs.strike)
         control.open_to(folder)
+        run.reopen = control.open_to
         _tell_where(store, start, control.address)
         _wait_for_end(run, store, start)
         run.take(said(LabClosed()))
@@ -167,7 +168,7 @@ def _end(run: Run, cluster: AgentCluster, operator: Operator) -> None:
     cluster.leave_beside()
 
 
-def _tell_where(store: EtcdStore, start: OwnerStart, address: str) -> None:
+def _tell_where(store: SealedStore, start: OwnerStart, address: str) -> None:
     """Write where this owner listens, while its agent is root."""
     while True:
         with suppress(StoreUnavailableError):
@@ -177,7 +178,7 @@ def _tell_where(store: EtcdStore, start: OwnerStart, address: str) -> None:
         time.sleep(LOOK_S)
 
 
-def _wait_for_end(run: Run, store: EtcdStore, start: OwnerStart) -> None:
+def _wait_for_end(run: Run, store: SealedStore, start: OwnerStart) -> None:
     """Wait until the run is over; an end that a lost root could not tell is told here."""
     ended_s: float | None = None
     while not run.is_over_within(LOOK_S):

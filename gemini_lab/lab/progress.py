@@ -143,6 +143,13 @@ def _of_numbers(told: _OfNumbers) -> str | None:
             return None if told.rank else f"!! {told.reason}"
 
 
+def _of_ranks(told: events.RanksApart | events.CodeSeen) -> str | None:
+    """Return a line on ranks that do not do what the others do, or did before; or nothing."""
+    if isinstance(told, events.RanksApart):
+        return f"!! {told.seen}"
+    return f"!! OTHER CODE: {told}" if told.changed else None
+
+
 def _of_leaving(told: events.NodeLeaving | events.DrainWaiting | events.NodeDrained) -> str:
     """A line on a node whose machine is to go."""
     match told:
@@ -252,6 +259,8 @@ def describe(entry: Entry) -> str | None:
             return _of_recovery(told)
         case events.PersistFailed(reason=reason, in_a_row=1):
             return f"    persistent tier: {reason}"
+        case events.RanksApart() | events.CodeSeen() as told:
+            return _of_ranks(told)
         case events.Unprotected(rank=0):
             return "    the script never called gemini_lab.protect: it ran unprotected"
         case events.Note(text=text):

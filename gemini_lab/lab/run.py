@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -65,6 +66,7 @@ class Run(FollowedRun):
     Attributes:
         folder: The run's folder: event log, workers' output, persistent tier.
         log: The event log in it.
+        reopen: Leaves the way to the run's lab in its folder again.
     """
 
     def __init__(self, origin: RunOrigin, owner: RunOwner, log: EventLog | None = None) -> None:
@@ -80,6 +82,8 @@ class Run(FollowedRun):
         self._keeper = Keeper(self.log)
         self._output = OutputFiles(origin.folder / "output")
         self._lock = threading.Lock()
+        self.reopen: Callable[[Path], None] = lambda _: None
+        self._told_removals = 0
         self._recoveries, self._placed = Recoveries(), Placed()
         self._training_since_s: float | None = None
         self._pace = Pace()
@@ -255,6 +259,8 @@ class Run(FollowedRun):
         self.follow(entry)
         if is_news:
             self._tell_of_disk(before)
+        if self._log.removals > self._told_removals:
+            self._tell_of_removal()
         if isinstance(entry.event, events.Iteration):
             self.strike()
 
@@ -329,6 +335,17 @@ class Run(FollowedRun):
         else:
             text = f"the log is written again; {before} entries had to wait for room on its disk"
         self._say(text)
+
+    def _tell_of_removal(self) -> None:
+        """Say that somebody removed the run's folder, or its log: it trains on, and keeps both."""
+        self._told_removals = self._log.removals
+        with contextlib.suppress(OSError):
+            self.reopen(self.folder)
+        self._say(
+            f"ERROR: {self.log} was removed while the run writes it, and was written again; what "
+            f"else was in {self.folder}, saved versions among it, is gone: leave a run's folder "
+            "alone until the run is over"
+        )
 
     def _tell_of_what_never_came(self) -> None:
         left, self._scenario = self._scenario.planned, replace(self._scenario, planned=())

@@ -13,7 +13,7 @@ from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.launch.etcd import Embedded, start_etcd
-from gemini_lab.launch.join import JoinOperator, prefix_of, proof_of
+from gemini_lab.launch.join import JoinOperator, prefix_of
 from gemini_lab.launch.members import COUNT, Members, start_members
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator
@@ -22,9 +22,9 @@ from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.config import Detached, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.held_folder import remove_left
 from gemini_lab.node.host import SCRATCH
+from gemini_lab.node.sealed_store import SealedStore
 
 LOOPBACK: Final = "127.0.0.1"
 
@@ -44,11 +44,16 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
             undo.callback(remove_left, SCRATCH)
         prefix = prefix_of(config.join or secrets.token_hex(6))
         etcd = config.etcd or embedded_etcd(config.hosts, prefix, undo)
-        store = EtcdStore(etcd if isinstance(etcd, EtcdAddress) else etcd.address, prefix)
+        record, token = record_of(config), config.token or secrets.token_hex(16)
+        store = SealedStore(
+            etcd if isinstance(etcd, EtcdAddress) else etcd.address,
+            prefix,
+            token=token,
+            identity=record.identity,
+        )
         undo.callback(store.close)
-        record = record_of(config)
         members = etcd if isinstance(etcd, Members) else None
-        operator = own_operator(config, store, record, members=members)
+        operator = own_operator(config, store, record, token=token, members=members)
         undo.callback(operator.clear)
         cluster = AgentCluster(
             store=store,
@@ -97,24 +102,22 @@ def is_local(config: LabConfig) -> bool:
 def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
     """What a lab says of itself in the store."""
     seats = config.seats
-    identity = secrets.token_hex(8)
     return LabRecord(
-        identity=identity,
+        identity=secrets.token_hex(8),
         machines=seats.machines,
         lease_s=config.lease_s,
         warm=config.warm,
         threads=max(1, (os.cpu_count() or 1) // seats.world_size) if is_local(config) else None,
         detached=detached,
-        proof=proof_of(config.token, identity) if config.join is not None else "",
     )
 
 
 def own_operator(
     config: LabConfig,
-    store: EtcdStore,
+    store: SealedStore,
     record: LabRecord,
     *,
-    token: str = "",
+    token: str,
     members: Members | None = None,
 ) -> JoinOperator | MpiOperator:
     """What brings a lab's machines.
@@ -123,11 +126,10 @@ def own_operator(
         config: The lab.
         store: Its part of the store.
         record: What it says of itself there.
-        token: Its secret; by default a new one.
+        token: Its secret.
         members: Those of an etcd that the lab started on its machines.
     """
     if config.join is not None:
-        token = token or config.token
         supply = None
         if config.provider is not None:
             lab = Invitation(
@@ -144,5 +146,6 @@ def own_operator(
         threads=record.threads,
         log_folder=config.folder / "agents",
         detached=record.detached,
-        token=token or secrets.token_hex(16),
+        token=token,
+        identity=record.identity,
     )

@@ -10,12 +10,13 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.job import Job, job_of
+from gemini_lab.job import Job, hash_seed_in, job_of
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.earlier import TIER, earlier_tier
 from gemini_lab.lab.known_machines import learn_from, split_runs
+from gemini_lab.lab.limit import TooLong, limit
 from gemini_lab.log.file import LATEST
-from gemini_lab.node.own_root import ONE_S, TooLong, limit, packed
+from gemini_lab.node.own_root import ONE_S, packed
 from gemini_lab.placement import Placement
 from gemini_lab.placement.own import placed_by
 from gemini_lab.recovery.deciding import Decide
@@ -142,6 +143,7 @@ class Submission:
             seats=self.seats,
             settings=dict(self.settings),
             root=self.root,
+            hash_seed=hash_seed_in({**os.environ, **self.job.env}) or 0,
             defaults={}
             if shared is None
             else {"persistent_url": str(self.earlier or shared / TIER)},

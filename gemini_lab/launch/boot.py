@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
+from gemini_lab.errors import LaunchError
 from gemini_lab.job import python_command
 from gemini_lab.launch.mpi_order import HOME_LENT, take_order
 from gemini_lab.node.config import (
@@ -37,10 +38,12 @@ from gemini_lab.node.held_folder import MPI_FILES, MPI_SHARED, HeldFolder
 from gemini_lab.node.machine import machine_identity
 from gemini_lab.node.processes import AGENT
 from gemini_lab.report.output import last_lines
+from gemini_lab.units import MIB
 
 READY_S: Final = 60.0
 END_S: Final = 5.0
 POLL_S: Final = 0.01
+MOST_BYTES: Final = 16 * MIB  # of a message: an order has some KiB for each rank
 MESSAGE_S: Final = 2 * READY_S  # for another rank to say something; its agent may take READY_S
 
 
@@ -122,8 +125,53 @@ def agent_environment(threads: int | None) -> dict[str, str]:
     return {**kept, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
+class Ranks:
+    """All ranks of an MPI program, which send bytes to one another.
+
+    Anybody who reaches MPI's ports may send to them, so nothing that comes is unpickled, as mpi4py
+    does with what its lower-case calls bring.
+
+    Args:
+        mpi: The module of mpi4py, initialised.
+    """
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi, self._world = mpi, mpi.COMM_WORLD
+        self.rank, self.size = int(self._world.rank), int(self._world.size)
+        self._sent: list[Any] = []
+
+    def send(self, data: bytes, *, to: int) -> None:
+        """Send bytes to a rank; `finish` waits until they have gone."""
+        self._sent.append(self._world.Isend(data, dest=to))
+
+    def receive(self, source: int) -> bytes:
+        """Wait for what a rank sends.
+
+        Raises:
+            LaunchError: It is more than anything that is said here.
+            TimeoutError: Nothing came.
+        """
+        status = self._mpi.Status()
+        message = wait_asleep(lambda: self._world.Improbe(source=source, status=status))
+        count = status.Get_count(self._mpi.BYTE)
+        if not 0 <= count <= MOST_BYTES:
+            raise LaunchError(
+                f"rank {source} of MPI sent {count:,} bytes, and at most {MOST_BYTES:,} are taken; "
+                "somebody else may talk to MPI's ports"
+            )
+        room = bytearray(count)
+        request = message.Irecv([room, self._mpi.BYTE])
+        wait_asleep(lambda: request.Test() or None)
+        return bytes(room)
+
+    def finish(self) -> None:
+        """Wait until all that was sent has gone."""
+        for request in self._sent:
+            wait_asleep(lambda request=request: request.Test() or None)  # type: ignore[misc]
+
+
 @contextmanager
-def mpi_world() -> Iterator[Any]:
+def mpi_world() -> Iterator[Ranks]:
     """All ranks, until the block ends; what those of a machine share goes with them."""
     files = HeldFolder(MPI_FILES)  # one that is killed leaves its own to the next
     try:
@@ -131,14 +179,16 @@ def mpi_world() -> Iterator[Any]:
             os.environ.setdefault(MPI_SHARED, folder)
         from mpi4py import MPI  # noqa: PLC0415  (its import initialises MPI)
 
-        yield MPI.COMM_WORLD
+        ranks = Ranks(MPI)
+        yield ranks
+        ranks.finish()
         MPI.Finalize()
     finally:
         files.close()
 
 
-def wait_asleep(request: Any) -> Any:
-    """What an MPI request brings, waited for asleep.
+def wait_asleep(look: Callable[[], Any]) -> Any:
+    """Return what `look` finds in MPI, once it finds something; between two looks, sleep.
 
     Open MPI's own waits keep a processor busy; on a small machine they have starved the very
     agents that were waited for, for a minute.
@@ -148,34 +198,28 @@ def wait_asleep(request: Any) -> Any:
     """
     give_up_s = time.monotonic() + MESSAGE_S
     while time.monotonic() < give_up_s:
-        is_done, message = request.test()
-        if is_done:
-            return message
+        if (found := look()) is not None:
+            return found
         time.sleep(POLL_S)
     raise TimeoutError(f"another machine's MPI process said nothing for {MESSAGE_S:.0f} s")
 
 
-def hand_out(
-    world: Any, parts: Callable[[list[str]], Sequence[bytes]] | None
-) -> tuple[bytes, list[Any]]:
-    """Have every rank's own part reach it, and nobody else.
+def hand_out(world: Ranks, parts: Callable[[list[str]], Sequence[bytes]] | None) -> bytes:
+    """Have every rank's own part reach it, and nobody else; returns this rank's.
 
     Args:
-        world: The MPI communicator.
+        world: All ranks.
         parts: Each rank's, of the machines on which the ranks are; on rank 0, `None` on the others.
-
-    Returns:
-        This rank's part, and sends that are still to be waited for.
     """
     own_key = PrivateKey.generate()
-    sent = [world.isend(bytes(own_key.public_key) + machine_identity().encode(), dest=0)]
+    world.send(bytes(own_key.public_key) + machine_identity().encode(), to=0)
     if parts is not None:
-        said = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]
+        said = [world.receive(rank) for rank in range(world.size)]
         machines = [message[PublicKey.SIZE :].decode() for message in said]
         for rank, part in enumerate(parts(machines)):
             box = SealedBox(PublicKey(said[rank][: PublicKey.SIZE]))
-            sent.append(world.isend(box.encrypt(part), dest=rank))
-    return SealedBox(own_key).decrypt(wait_asleep(world.irecv(source=0))), sent
+            world.send(box.encrypt(part), to=rank)
+    return SealedBox(own_key).decrypt(world.receive(0))
 
 
 def parts_of(order: BootOrder, shared: SharedMachine | None = None) -> list[bytes]:
@@ -214,7 +258,7 @@ def main() -> None:
         start_all(world)
 
 
-def start_all(world: Any) -> None:
+def start_all(world: Ranks) -> None:
     """Start the agents of all ranks of an MPI world, each its own."""
     is_first = world.rank == 0
     answers: list[AgentUp | AgentDown | SharedMachine] = []
@@ -227,16 +271,14 @@ def start_all(world: Any) -> None:
             answers.extend([] if shared is None else [shared])
             return parts_of(order, shared)
 
-    told, sent = hand_out(world, parts)
-    own = msgspec.json.decode(told, type=BootOrder)
-    sent += [world.isend(start_agent(one, own.log_folder), dest=0) for one in own.agents]
+    own = msgspec.json.decode(hand_out(world, parts), type=BootOrder)
+    for one in own.agents:
+        world.send(msgspec.json.encode(start_agent(one, own.log_folder)), to=0)
     if is_first:
-        ranks = range(world.size if own.agents else 0)
-        answers += [wait_asleep(world.irecv(source=rank)) for rank in ranks]
+        said = map(world.receive, range(world.size if own.agents else 0))
+        answers += [msgspec.json.decode(one, type=AgentUp | AgentDown) for one in said]
         sys.stdout.write(msgspec.json.encode(answers).decode() + "\n")
         sys.stdout.flush()
-    for request in sent:
-        wait_asleep(request)
 
 
 if __name__ == "__main__":

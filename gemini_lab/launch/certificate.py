@@ -1,4 +1,4 @@
-"""Certificates of a lab's own: who is handed its authority knows its servers by them."""
+"""Certificates of a lab's own: by them the lab's etcd and its clients know one another."""
 
 import datetime as dt
 import ipaddress
@@ -17,11 +17,11 @@ BEFORE: Final = dt.timedelta(days=1)  # clocks of machines differ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A server's certificate and its private key.
+    """A certificate and its private key.
 
     Attributes:
         pem: The certificate.
-        key_pem: The key, which only the server may have.
+        key_pem: The key, which only its bearer may have.
         authority_pem: Whose word it is: what others trust.
     """
 
@@ -31,10 +31,10 @@ class Certificate:
 
 
 class Authority(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What signs the certificates of a lab's servers; whoever has its key can be one.
+    """What signs the certificates of a lab's etcd; whoever has its key can be a member or a client.
 
     Attributes:
-        pem: Its certificate: what clients trust.
+        pem: Its certificate: what members and clients trust.
         key_pem: Its key.
     """
 
@@ -54,18 +54,17 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         pem = made.public_bytes(serialization.Encoding.PEM)
         return cls(pem=pem.decode(), key_pem=_pem_of(key).decode())
 
-    def certify(self, address: str) -> Certificate:
-        """A new certificate of a server at this IP address."""
+    def certify(self, address: str | None = None) -> Certificate:
+        """Return a new certificate of a server at this IP address, or, without one, of a client."""
         authority = x509.load_pem_x509_certificate(self.pem.encode())
         signs = serialization.load_pem_private_key(self.key_pem.encode(), password=None)
         assert isinstance(signs, ec.EllipticCurvePrivateKey)
         key = ec.generate_private_key(ec.SECP256R1())
-        host = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
-        made = (
-            _unsigned(_named("gemini_lab etcd"), authority.subject, key.public_key())
-            .add_extension(host, critical=False)
-            .sign(signs, hashes.SHA256())
-        )
+        wanted = _unsigned(_named("gemini_lab etcd"), authority.subject, key.public_key())
+        if address is not None:
+            host = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+            wanted = wanted.add_extension(host, critical=False)
+        made = wanted.sign(signs, hashes.SHA256())
         return Certificate(
             pem=made.public_bytes(serialization.Encoding.PEM),
             key_pem=_pem_of(key),

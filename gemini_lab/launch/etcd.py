@@ -1,15 +1,14 @@
 """An embedded etcd of one member, for labs that name no etcd of their own; and what any needs."""
 
 import contextlib
-import secrets
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -19,7 +18,7 @@ from gemini_lab.launch.etcd_keeper import KEEPER_LOG, Stay, start_keeper
 from gemini_lab.launch.etcd_server import LOG, Member
 from gemini_lab.launch.programs import find_program
 from gemini_lab.node.control_store import StoreUnavailableError
-from gemini_lab.node.etcd_address import DIRECT, EtcdAddress, tls_credentials
+from gemini_lab.node.etcd_address import EtcdAddress, OwnCertificates
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.held_folder import hold
 from gemini_lab.node.own_stores import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
@@ -28,10 +27,8 @@ from gemini_lab.units import format_bytes
 
 LOOPBACK: Final = "127.0.0.1"
 START_S: Final = 20.0
-COMMAND_S: Final = 20.0
 LOOK_S: Final = 0.05
 END_S: Final = 10.0  # for all of it to be gone, at the lab's end
-USER: Final = "root"
 DATA_BYTES: Final = 2 * SEGMENT_BYTES
 """What an etcd takes on disk at first: two files of its log, and what is kept."""
 
@@ -75,7 +72,7 @@ class Embedded:
     """An etcd that this process started.
 
     Attributes:
-        address: Where it is, and its password.
+        address: Where it is, and what opens it.
     """
 
     address: EtcdAddress
@@ -92,8 +89,8 @@ class Embedded:
 def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
     """A one-member etcd whose data lives as long as the `with` block, or its lab if it is to stay.
 
-    It wants a password: whoever could write to it could have nodes run any script. Beyond loopback
-    its clients talk to it by TLS, and know it by an authority that their address of it has.
+    It lets nobody in who has no certificate of its authority, from its first moment on, be it at
+    the port for clients or at the one for peers, of which it has none.
 
     Args:
         host: The address on which agents reach it; loopback unless the lab spans machines.
@@ -103,30 +100,27 @@ def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
         LaunchError: There is no etcd, or it does not start.
     """
     with held_port(host) as port, held_port(LOOPBACK) as peer_port:
-        authority = None if host == LOOPBACK else Authority.make()
+        authority = Authority.make()
         endpoint = f"{host}:{port}"
-        peer = f"http://{LOOPBACK}:{peer_port}"  # it asks for no password, and has no peers
+        peer = f"https://{LOOPBACK}:{peer_port}"
         binary = find_etcd()
         end_left_stores()
         folder, held = hold(f"{FOLDER}{port}-")
         member = Member(
             binary=binary,
             folder=str(folder),
-            client=f"{'http' if authority is None else 'https'}://{endpoint}",
+            client=f"https://{endpoint}",
             peer=peer,
             name="gemini",
             cluster=f"gemini={peer}",
         )
-        if authority is not None:
-            member.write(authority.certify(host))
-        open_to_all = EtcdAddress(
-            endpoints=(endpoint,), ca_pem=None if authority is None else authority.pem
-        )
+        member.write(authority.certify(host))
+        address = own_address([endpoint], authority)
         keeper = start_keeper(member, prefix, held)
         assert keeper.stdin is not None
         try:
-            _wait_for(member, open_to_all, keeper)
-            yield Embedded(with_password(open_to_all, secrets.token_hex(16)), keeper)
+            _wait_for(member, address, keeper)
+            yield Embedded(address, keeper)
         finally:
             if not keeper.stdin.closed:
                 keeper.stdin.close()  # it ends the server and removes the folder
@@ -194,36 +188,23 @@ def wait_until_ready(
             return
 
 
-def with_password(address: EtcdAddress, password: str) -> EtcdAddress:
-    """Have this etcd, which is open to all, want a password from now on; so does the answer.
+def own_address(
+    endpoints: Sequence[str], authority: Authority, *, is_followed: bool = False
+) -> EtcdAddress:
+    """Return how agents reach an etcd of a lab's own: whom it lets in, and what it is known by.
 
-    Raises:
-        LaunchError: It does not take one.
+    Args:
+        endpoints: `host:port` of each member.
+        authority: Signs the certificates of members and clients.
+        is_followed: Whether its members may change.
     """
-    import grpc  # noqa: PLC0415  (its threads start with its import)
-    from etcd3 import etcdrpc  # noqa: PLC0415
-
-    orders = (
-        ("UserAdd", etcdrpc.AuthUserAddRequest(name=USER, password=password)),
-        ("UserGrantRole", etcdrpc.AuthUserGrantRoleRequest(user=USER, role=USER)),
-        ("AuthEnable", etcdrpc.AuthEnableRequest()),
+    client = authority.certify()
+    return EtcdAddress(
+        endpoints=tuple(endpoints),
+        own=OwnCertificates(
+            authority_pem=authority.pem,
+            pem=client.pem.decode(),
+            key_pem=client.key_pem.decode(),
+        ),
+        is_followed=is_followed,
     )
-    channel = _channel_to(address)
-    try:
-        stub = etcdrpc.AuthStub(channel)
-        for name, order in orders:
-            getattr(stub, name)(order, timeout=COMMAND_S, wait_for_ready=True)
-    except grpc.RpcError as error:
-        raise LaunchError(f"etcd took no password: {error.code()}: {error.details()}") from error
-    finally:
-        channel.close()
-    return replace(address, user=USER, password=password)
-
-
-def _channel_to(address: EtcdAddress) -> Any:
-    import grpc  # noqa: PLC0415
-
-    credentials = tls_credentials(address)
-    if credentials is None:
-        return grpc.insecure_channel(address.endpoints[0], options=DIRECT)
-    return grpc.secure_channel(address.endpoints[0], credentials, options=DIRECT)

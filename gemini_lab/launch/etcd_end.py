@@ -10,11 +10,11 @@ A keeper lives on for a lab, whose agents may all be lost and come anew elsewher
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
-from gemini_lab.node.config import LAB_KEY
-from gemini_lab.node.membership import node_addresses
+from gemini_lab.node.config import LAB_KEY, OVER_KEY
+from gemini_lab.node.membership import NODES
 
 DEAF_S: Final = 30.0
 FORSAKEN_S: Final = 3600.0  # nobody can go on with a detached run whose nodes are all lost
@@ -23,7 +23,6 @@ LEAVE_S: Final = (
     3.0  # for the others, which look as often, to see the end too, and to take keys out
 )
 AGENTS_END_S: Final = 30.0  # for agents here to end, when one of them says that the lab is over
-OVER_KEY: Final = "over"
 
 
 class LabEnd:
@@ -45,7 +44,7 @@ class LabEnd:
         *,
         are_agents_here: bool,
         is_told: bool = False,
-        items: Mapping[str, str] | None = None,
+        names: AbstractSet[str] | None = None,
     ) -> bool:
         """Whether the keeper is to end.
 
@@ -53,9 +52,9 @@ class LabEnd:
             now_s: The time.
             are_agents_here: Whether an agent of the lab runs on this machine.
             is_told: Whether an agent has said that the lab is over.
-            items: What is in the lab's part of the store; `None`: it was not asked, or is away.
+            names: What the lab's part of the store has; `None`: it was not asked, or is away.
         """
-        if is_told or (not are_agents_here and items is not None and self._is_over(now_s, items)):
+        if is_told or (not are_agents_here and names is not None and self._is_over(now_s, names)):
             self._over_s = min(self._over_s, now_s)
         if now_s >= self._over_s:
             return now_s >= self._over_s + (AGENTS_END_S if are_agents_here else LEAVE_S)
@@ -64,11 +63,11 @@ class LabEnd:
             self._has_begun = True
         return now_s >= self._seen_s + (DEAF_S if self._has_begun else BEGIN_S)
 
-    def _is_over(self, now_s: float, items: Mapping[str, str]) -> bool:
+    def _is_over(self, now_s: float, names: AbstractSet[str]) -> bool:
         """Whether the store says so; else what it says is noted."""
-        if node_addresses(items):
+        if any(key.startswith(NODES) for key in names):
             self._nodes_s = now_s
-        if LAB_KEY in items and now_s < self._nodes_s + FORSAKEN_S:
+        if LAB_KEY in names and now_s < self._nodes_s + FORSAKEN_S:
             self._seen_s, self._has_begun = now_s, True
-            return OVER_KEY in items
-        return self._has_begun or OVER_KEY in items
+            return OVER_KEY in names
+        return self._has_begun or OVER_KEY in names

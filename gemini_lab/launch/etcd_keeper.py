@@ -144,13 +144,13 @@ class _Lab:
             is_over: Whether an agent has said that the lab is over.
         """
         are_here = self._are_agents_here()
-        items = None if are_here or is_over else self._items()
+        names = None if are_here or is_over else self._names()
         now_s = time.monotonic()
-        return not self._end.has_come(now_s, are_agents_here=are_here, is_told=is_over, items=items)
+        return not self._end.has_come(now_s, are_agents_here=are_here, is_told=is_over, names=names)
 
-    def _items(self) -> dict[str, str] | None:
+    def _names(self) -> set[str] | None:
         try:
-            return self._store.items()
+            return self._store.names()
         except StoreUnavailableError:
             return None
 

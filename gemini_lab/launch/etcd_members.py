@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gemini_lab.launch.boot import hand_out, mpi_world, wait_asleep
+from gemini_lab.launch.boot import Ranks, hand_out, mpi_world
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd import USER, find_etcd, held_port
+from gemini_lab.launch.etcd import find_etcd, held_port, own_address
 from gemini_lab.launch.etcd_keeper import Stay, start_keeper
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.mpi_order import take_order
@@ -39,7 +39,6 @@ class MemberOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         reach: `host:port` towards which members listen on the same network.
         authority: Signs their certificates.
         prefix: Of the lab's keys: with them they end.
-        password: Of the etcd.
         etcd: The one that gets another member; `None`: it begins with these.
         lost: The endpoint of that one's member that is to go.
     """
@@ -47,7 +46,6 @@ class MemberOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reach: str
     authority: Authority
     prefix: str
-    password: str
     etcd: EtcdAddress | None = None
     lost: str = ""
 
@@ -179,13 +177,7 @@ def take_place(own: MemberPlace, order: MemberOrder) -> None:
 
 def address_of(places: Sequence[MemberPlace], order: MemberOrder) -> EtcdAddress:
     """How agents reach an etcd that begins."""
-    return EtcdAddress(
-        endpoints=tuple(one.endpoint for one in places),
-        user=USER,
-        password=order.password,
-        ca_pem=order.authority.pem,
-        is_followed=True,
-    )
+    return own_address([one.endpoint for one in places], order.authority, is_followed=True)
 
 
 def exchanged(address: EtcdAddress, lost: str, new: str) -> EtcdAddress:
@@ -200,7 +192,7 @@ def main() -> None:
         start_all(world)
 
 
-def start_all(world: Any) -> None:
+def start_all(world: Ranks) -> None:
     """Start the members of all ranks of an MPI world, each its own."""
     parts = None
     if world.rank == 0:
@@ -209,10 +201,9 @@ def start_all(world: Any) -> None:
         def parts(machines: list[str]) -> list[bytes]:
             return [given] * len(machines)
 
-    text, sent = hand_out(world, parts)
-    order = msgspec.json.decode(text, type=MemberOrder)
+    order = msgspec.json.decode(hand_out(world, parts), type=MemberOrder)
     with MemberPlace.towards(order.reach) as own:
-        places = _exchange(world, own, sent)
+        places = _exchange(world, own)
         if order.etcd is None:
             begin(own, places, order)
         else:
@@ -220,19 +211,18 @@ def start_all(world: Any) -> None:
     if world.rank == 0:
         sys.stdout.write(msgspec.json.encode(places).decode() + "\n")
         sys.stdout.flush()
-    for request in sent:
-        wait_asleep(request)
 
 
-def _exchange(world: Any, own: MemberPlace, sent: list[Any]) -> list[MemberPlace]:
-    """All ranks' places, told to all."""
-    sent.append(world.isend(msgspec.json.encode(own), dest=0))
+def _exchange(world: Ranks, own: MemberPlace) -> list[MemberPlace]:
+    """Tell all ranks' places to all."""
+    world.send(msgspec.json.encode(own), to=0)
     if world.rank == 0:
-        told = [wait_asleep(world.irecv(source=rank)) for rank in range(world.size)]
-        sent += [world.isend(told, dest=rank) for rank in range(world.size)]
-    return [
-        msgspec.json.decode(one, type=MemberPlace) for one in wait_asleep(world.irecv(source=0))
-    ]
+        told = [
+            msgspec.json.decode(world.receive(rank), type=MemberPlace) for rank in range(world.size)
+        ]
+        for rank in range(world.size):
+            world.send(msgspec.json.encode(told), to=rank)
+    return msgspec.json.decode(world.receive(0), type=list[MemberPlace])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from contextlib import closing, suppress
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ LOG_BYTES: Final = 16 * 2**20
 AUTHORITY: Final = "authority.pem"
 CERTIFICATE: Final = "certificate.pem"
 KEY: Final = "key.pem"
+PEERS_AT: Final = "--listen-peer-urls"
 _LAST_WORDS: Final = frozenset({"panic", "fatal"})
 
 
@@ -57,10 +58,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_durable: bool = False
 
     def write(self, certificate: Certificate) -> None:
-        """Have it prove itself with this certificate."""
+        """Have it prove itself with this certificate, and let in who has one of its authority."""
         folder = Path(self.folder)
         (folder / AUTHORITY).write_bytes(certificate.authority_pem)
         (folder / CERTIFICATE).write_bytes(certificate.pem)
+        (folder / KEY).touch(mode=0o600)
         (folder / KEY).write_bytes(certificate.key_pem)
 
     def command(self) -> list[str]:
@@ -70,26 +72,22 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "--data-dir": f"{self.folder}/{DATA}",
             CLIENTS_AT: self.client,
             "--advertise-client-urls": self.client,
-            "--listen-peer-urls": self.peer,
+            PEERS_AT: self.peer,
             "--initial-advertise-peer-urls": self.peer,
             "--initial-cluster": self.cluster,
             "--initial-cluster-state": "new" if self.is_first else "existing",
             "--auto-compaction-retention": "5m",
-            "--bcrypt-cost": "4",  # the password is random: slow hashing would only cost time
         }
-        if self.client.startswith("https:"):
+        # An entry that a stranger gives to the port for peers is applied past all passwords, and
+        # what a password is to guard is open before it is set: so both ports want a certificate.
+        for door in ("--", "--peer-"):
             known |= {
-                "--cert-file": f"{self.folder}/{CERTIFICATE}",
-                "--key-file": f"{self.folder}/{KEY}",
-            }
-        if self.peer.startswith("https:"):
-            known |= {
-                "--peer-cert-file": f"{self.folder}/{CERTIFICATE}",
-                "--peer-key-file": f"{self.folder}/{KEY}",
-                "--peer-trusted-ca-file": f"{self.folder}/{AUTHORITY}",
+                f"{door}cert-file": f"{self.folder}/{CERTIFICATE}",
+                f"{door}key-file": f"{self.folder}/{KEY}",
+                f"{door}trusted-ca-file": f"{self.folder}/{AUTHORITY}",
             }
         words = [word for pair in known.items() for word in pair]
-        words += ["--peer-client-cert-auth"] if self.peer.startswith("https:") else []
+        words += ["--client-cert-auth", "--peer-client-cert-auth"]
         return [self.binary, *words, *([] if self.is_durable else ["--unsafe-no-fsync"])]
 
     def start(self, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
@@ -128,30 +126,21 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return last
 
     def answers(self) -> bool:
-        """Whether it says how it is, be that well or ill."""
-        return answers(self.client, f"{self.folder}/{AUTHORITY}")
+        """Return whether it says how it is, be that well or ill."""
+        at, folder = urlsplit(self.client), Path(self.folder)
+        try:
+            trust = ssl.create_default_context(cafile=folder / AUTHORITY)
+            trust.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+            asked = HTTPSConnection(str(at.hostname), at.port, timeout=ASK_S, context=trust)
+            with closing(asked):
+                asked.request("GET", "/health")
+                asked.getresponse()
+        except (OSError, HTTPException):
+            return False
+        return True
 
 
 def _leads_astray(variable: str) -> bool:
     """Whether etcd would heed a variable of the user's: as a proxy, or as an option of its own."""
     is_proxy = variable.lower() in {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy"}
     return is_proxy or (variable.startswith("ETCD_") and variable != "ETCD_UNSUPPORTED_ARCH")
-
-
-def answers(url: str, authority: str) -> bool:
-    """Whether the etcd at `url` says how it is; by TLS, if it has a certificate of `authority`."""
-    at = urlsplit(url)
-    host = str(at.hostname)
-    asked = HTTPConnection(host, at.port, timeout=ASK_S)
-    try:
-        if at.scheme == "https":
-            trust = ssl.create_default_context(cafile=authority)
-            asked = HTTPSConnection(host, at.port, timeout=ASK_S, context=trust)
-        asked.request("GET", "/health")
-        asked.getresponse()
-    except (OSError, HTTPException):
-        return False
-    else:
-        return True
-    finally:
-        asked.close()

@@ -6,7 +6,6 @@ token, which comes from a file or the environment: never from the command line, 
 a machine can read.
 """
 
-import hashlib
 import os
 import random
 import re
@@ -24,7 +23,12 @@ from gemini_lab.display import complain
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
 from gemini_lab.launch.provider import TOKEN_VARIABLE, Joined, Supply
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
-from gemini_lab.node.control_store import ControlStore, StoreUnavailableError, patiently
+from gemini_lab.node.control_store import (
+    ControlStore,
+    StoreForgedError,
+    StoreUnavailableError,
+    patiently,
+)
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.seats import in_order, node_name, node_number
 
@@ -100,30 +104,6 @@ def find_token(file: Path | None, environment: Mapping[str, str] = os.environ) -
     return token
 
 
-def proof_of(token: str, identity: str) -> str:
-    """What shows whether somebody has a lab's token; to find the token by it takes 50 ms a guess.
-
-    Args:
-        token: The secret.
-        identity: The lab's, for no two labs to have one proof.
-    """
-    salt = identity.encode()
-    return hashlib.scrypt(token.encode(), salt=salt, n=2**14, r=8, p=1, dklen=16).hex()
-
-
-def check_token(token: str, lab: str, record: LabRecord) -> None:
-    """Refuse to join a lab whose secret is another one: it would wait for this node in vain.
-
-    Raises:
-        ConfigError: It is.
-    """
-    if record.proof and proof_of(token, record.identity) != record.proof:
-        raise ConfigError(
-            f"the lab {lab!r} was started with another token; give this node the same, in "
-            f"{TOKEN_VARIABLE} or by --token-file"
-        )
-
-
 def say(text: str) -> None:
     """Tell whoever started this process."""
     complain(f"gemini-lab: {text}")
@@ -138,6 +118,7 @@ def find_lab(
     """What the lab says of itself; a lab or a store that is not there yet is waited for.
 
     Raises:
+        ConfigError: The lab has another token.
         LaunchError: The lab did not come in time.
         StoreUnavailableError: The store did not.
     """
@@ -147,7 +128,12 @@ def find_lab(
         left_s = give_up_s - time.monotonic()
         what = f"a lab {lab!r} in the store"
         try:
-            items = store.items()
+            items = store.get([LAB_KEY])
+        except StoreForgedError as error:  # the lab would wait for this node in vain
+            raise ConfigError(
+                f"the lab {lab!r} was started with another token; give this node the same, in "
+                f"{TOKEN_VARIABLE} or by --token-file"
+            ) from error
         except StoreUnavailableError:
             if left_s <= 0:
                 raise

@@ -1,6 +1,5 @@
 """The members of a lab's own etcd, as the lab's owner starts them and replaces lost ones."""
 
-import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +11,12 @@ import msgspec
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd import wait_until_ready, with_password
-from gemini_lab.launch.etcd_end import DEAF_S, OVER_KEY
+from gemini_lab.launch.etcd import wait_until_ready
+from gemini_lab.launch.etcd_end import DEAF_S
 from gemini_lab.launch.etcd_members import PROGRAM, MemberOrder, MemberPlace, address_of, exchanged
 from gemini_lab.launch.join import say
 from gemini_lab.launch.mpi import run_on_hosts
+from gemini_lab.node.config import OVER_KEY
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
@@ -76,7 +76,6 @@ class Members:
                 reach=there,
                 authority=self.authority,
                 prefix=self.prefix,
-                password=self.address.password or "",
                 etcd=self.address,
                 lost=endpoint,
             )
@@ -140,16 +139,9 @@ def start_members(
     Raises:
         LaunchError: A member does not start; those that did end when no lab has come for `BEGIN_S`.
     """
-    order = MemberOrder(
-        reach=reach,
-        authority=Authority.make(),
-        prefix=prefix,
-        password=secrets.token_hex(16),
-    )
+    order = MemberOrder(reach=reach, authority=Authority.make(), prefix=prefix)
     address = address_of(run(order, hosts), order)
-    open_to_all = replace(address, user=None, password=None)
-    wait_until_ready(open_to_all, f"the etcd on {', '.join(hosts)}")
-    with_password(open_to_all, order.password)
+    wait_until_ready(address, f"the etcd on {', '.join(hosts)}")
     return Members(address=address, authority=order.authority, prefix=prefix, run=run)
 
 

@@ -64,6 +64,7 @@ class MpiOperator:
     threads: int | None
     log_folder: Path
     detached: Detached | None = None
+    identity: str = ""
     hosts: Hosts = field(default_factory=Hosts)
     token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     _started: int = 0
@@ -91,6 +92,7 @@ class MpiOperator:
                 warm=self.warm,
                 threads=self.threads,
                 detached=self.detached,
+                identity=self.identity,
             )
             for number in range(first, first + count)
         ]

@@ -50,6 +50,9 @@ REPLICAS: Final = "replicas"
 PLANNED: Final = frozenset({DRAIN, RESIZE, REPLICAS})
 """The causes for which nothing failed."""
 
+LISTED: Final = 8
+"""So many names at most are told in a line."""
+
 UNSAID: Final = -1
 """The rank and epoch of a worker's event whose session has not spoken yet; no log has it."""
 
@@ -175,7 +178,8 @@ class NodeLost(Event, frozen=True, kw_only=True):
 
     Attributes:
         name: The node's.
-        cause: How that was noticed: `"connection"` or `"lease"`; simulated ones say what broke.
+        cause: How that was noticed: `"refused"` (its machine lets nobody connect to its agent),
+            `"connection"`, `"lease"`, `"no answer"` or `"dead"`; simulated ones say what broke.
     """
 
     name: str
@@ -463,6 +467,24 @@ class Protected(OfWorker, frozen=True, kw_only=True):
 
 class Unprotected(OfWorker, frozen=True, kw_only=True):
     """A worker's script ended and never called `protect`."""
+
+
+class CodeSeen(OfWorker, frozen=True, kw_only=True):
+    """A worker executes files of the script that no start of this run had executed so before.
+
+    Attributes:
+        files: Their digests, by name.
+        changed: Those that were executed before, and are not the same now.
+    """
+
+    files: dict[str, str]
+    changed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        more = len(self.changed) - LISTED
+        names = ", ".join(self.changed[:LISTED]) + (f" and {more} more" if more > 0 else "")
+        was = "was" if len(self.changed) == 1 else "were"
+        return f"{names} {was} edited since the last start: workers execute other code now"
 
 
 # -- training --------------------------------------------------------------------------------------
@@ -890,6 +912,18 @@ class WorkerHung(OfWorker, frozen=True, kw_only=True):
     seen: str = ""
 
 
+class RanksApart(OfWorker, frozen=True, kw_only=True):
+    """A rank has come to an end while others train on: they would wait for it for good.
+
+    Attributes:
+        iteration: The newest that it has done.
+        seen: Which rank ended, how and when, and who stands where, in words.
+    """
+
+    iteration: int
+    seen: str
+
+
 # -- recovery --------------------------------------------------------------------------------------
 
 
@@ -1180,6 +1214,7 @@ AnyEvent = (
     | RunFailed
     | Protected
     | Unprotected
+    | CodeSeen
     | IterationBegun
     | Iteration
     | Diverged
@@ -1198,6 +1233,7 @@ AnyEvent = (
     | Injected
     | WorkerExited
     | WorkerHung
+    | RanksApart
     | RecoveryStarted
     | ProcessesKept
     | RecoveryStep

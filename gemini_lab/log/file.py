@@ -1,6 +1,7 @@
 """A run's log on disk: where it is, how it is written, how it is read."""
 
 import os
+import shutil
 import socket
 import threading
 from collections import deque
@@ -52,10 +53,12 @@ class EventLog:
 
     Attributes:
         trouble: Why the newest lines wait; `None` if none does.
+        removals: How often somebody took the file away while it was written, and it was put back.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.removals = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=OWNERS_FILE)
         self._file: BinaryIO = path.open("ab", buffering=0)
@@ -127,8 +130,39 @@ class EventLog:
             if self.trouble is not None:
                 raise self.trouble
         os.fsync(self._file.fileno())  # it may take long: nobody waits for it but who asks
-        if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+        try:
+            named = self.path.stat()
+        except FileNotFoundError:
+            with self._writes:
+                self._put_back()
+            named = self.path.stat()
+        if not os.path.samestat(named, os.fstat(self._file.fileno())):
             raise LogTakenError(f"another owner of the run goes on with {self.path}")
+
+    def _put_back(self) -> None:
+        """Give the log its name again, which somebody removed; what it had is still open here.
+
+        Where a system does not show what is open (Linux does), it has what comes from now on.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=OWNERS_FOLDER)
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        draft.touch(mode=OWNERS_FILE)
+        file = draft.open("ab", buffering=0)
+        try:
+            with (
+                suppress(FileNotFoundError),
+                Path(f"/proc/self/fd/{self._file.fileno()}").open("rb") as old,
+            ):
+                shutil.copyfileobj(old, file)
+            os.fsync(file.fileno())
+            draft.replace(self.path)
+        except OSError:
+            file.close()
+            draft.unlink(missing_ok=True)
+            raise
+        self._file.close()
+        self._file = file
+        self.removals += 1
 
     def close(self) -> None:
         """Close the file; the log can be read on.

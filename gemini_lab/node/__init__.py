@@ -10,11 +10,12 @@
                     cpu_facts, what a library would have them wait for
     memory          keeper and shard_writer, by bulk: bulk_process touches every byte
     root agent      reign, while this node is it: root_shell acts, by agent_links, unless it is
-                    cut_off; own_root, a function of the user's; words, what the owner
+                    cut_off; own_root, a function of the user's in its
+                    process; words, what the owner
                     wants; owner_process
     the store       control_store is what is asked of one; etcd_store and etcd_streams ask it of
-                    etcd, at an etcd_address; membership, news (when it is read); own_stores, the
-                    etcds that labs have here
+                    etcd, at an etcd_address; sealed_store believes only what the lab wrote;
+                    membership, news (when it is read); own_stores, the etcds that labs have here
     failures        strike does them, frozen ends a node that is stopped; processes finds them
 
 Whoever decides what is done here is in `recovery`.

@@ -18,14 +18,13 @@ from typing import Final
 
 import msgspec
 
-from gemini_lab.engine.process_exit import tie_to_parent, untie_from_parent
+from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_from_parent
 from gemini_lab.engine.pulse import BEAT_S
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import NodeReady
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
-from gemini_lab.node.control_store import StoreUnavailableError
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_streams import EtcdStreams
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink
@@ -37,6 +36,7 @@ from gemini_lab.node.own_stores import end_left_stores
 from gemini_lab.node.processes import release_store
 from gemini_lab.node.reign import Reign
 from gemini_lab.node.root_link import RootLink
+from gemini_lab.node.sealed_store import SealedStore
 from gemini_lab.node.strike import strike
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.node.tasks import Tasks
@@ -103,6 +103,7 @@ class Agent:
         self._root_record: RootRecord | None = None
         self._reading: Reading | None = None  # of the store; `None` while it is away
         self._is_store_away = False
+        self._forged = ""  # what was said last of values that are not the lab's
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._lab_seen_s = time.monotonic()
 
@@ -117,7 +118,12 @@ class Agent:
         server, port = await serve(self._ip, self.config.token, self._welcome)
         self.address = f"{self._ip}:{port}"
         self.membership = Membership(
-            store=EtcdStore(self.config.etcd, self.config.prefix),
+            store=SealedStore(
+                self.config.etcd,
+                self.config.prefix,
+                token=self.config.token,
+                identity=self.config.identity,
+            ),
             streams=EtcdStreams(
                 self.config.etcd, self.config.prefix, timeout_s=max(1.0, self.config.lease_s / 2)
             ),
@@ -232,10 +238,13 @@ class Agent:
             reading = await self.membership.read(whole=self._reign.shell is not None)
             if self._is_store_away:
                 self._settled_s = time.monotonic() + 2 * self.config.lease_s
-            self._is_store_away, self._reading = False, reading
+            self._is_store_away, self._reading, self._forged = False, reading, ""
             await self._obey_store(reading)
-        except StoreUnavailableError:
+        except StoreUnavailableError as error:
             self._note_store_away()
+            if isinstance(error, StoreForgedError) and str(error) != self._forged:
+                self._forged = str(error)  # it is read again and again
+                self._say_failure(error)
 
     def _note_store_away(self) -> None:
         """What was read counts no more, until the store answers again."""
@@ -403,6 +412,7 @@ def main() -> None:
     Until it is up it ends with who started it, as where the launcher is killed amid that.
     """
     tie_to_parent()
+    adopt_orphans()
     config = msgspec.json.decode(sys.stdin.readline(), type=AgentConfig)
     with suppress(KeyboardInterrupt):
         asyncio.run(run_agent(config))

@@ -2,15 +2,18 @@
 
 Nobody else connects to an agent on the root's behalf, so that two attempts can never close each
 other's connections. A connection that breaks is tried again at once: where the agent answers, the
-link was cut and the agent has joined anew; where its machine refuses, the agent is dead; where
-nobody answers, it is lost, and tried again, because its memory may come back. Breaks that follow
-one another are answered ever later.
+link was cut and the agent has joined anew; where its machine refuses, or nobody answers, it is
+lost, and tried again, because its memory may come back: also a firewall refuses for a moment. It is
+dead once its lease has run out and its machine refuses, or another agent listens there. Breaks that
+follow one another are answered ever later.
 """
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from gemini_lab.errors import LaunchError
@@ -25,6 +28,7 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 SILENT_S: Final = 30
 """Without an answer from its machine an agent is lost that still has its lease: it reaches etcd."""
+OWN_LACKS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 STEADY_S: Final = 10.0  # a connection that lived so long starts the pauses anew
 
 
@@ -36,6 +40,8 @@ class AgentLinks:
         token: The lab's secret.
         tell: Called with what happens: agents that join, are lost, or say something.
         emit: Called with events.
+        on_lack: Called where it is this machine that lacks what a connection needs: the agent at
+            its other end may be well.
         clock: Now, in seconds since the epoch.
     """
 
@@ -46,8 +52,10 @@ class AgentLinks:
         token: str,
         tell: Callable[[Happening], None],
         emit: Callable[[Emit], None],
+        on_lack: Callable[[OSError], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._on_lack = on_lack
         self._hello = hello
         self._token = token
         self._tell = tell
@@ -94,7 +102,7 @@ class AgentLinks:
                 self._end(node)
             if node not in self._keepers:
                 self._keep(node, address)
-            self._keepers[node].is_registered = True
+            self._keepers[node].note_lease()
         for node, keeper in list(self._keepers.items()):
             if node in addresses:
                 continue
@@ -102,7 +110,7 @@ class AgentLinks:
                 self._end(node)
                 self._tell(NodeLost(at_s=self._clock(), node=node, cause="dead"))
             elif is_settled and keeper.is_registered:
-                keeper.is_registered = False
+                keeper.note_lease_lost()
                 self.hang_up(node)
                 self._tell(NodeLost(at_s=self._clock(), node=node, cause="lease"))
 
@@ -155,9 +163,13 @@ class AgentLinks:
                 joined = await self._relink(node, keeper)
             elif (joined := await self._link(node, keeper)) is not None:
                 self._tell(joined)
-            if joined is None:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if keeper.is_dead:
+                break
+            # Also a link that breaks as soon as it stands: it must not flood the log.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(keeper.has_news.wait(), pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        del self._keepers[node]  # where it is registered again, it is connected to again
         self._tell(NodeLost(at_s=self._clock(), node=node, cause="dead"))
 
     async def _listen(self, node: str, channel: Channel) -> None:
@@ -175,13 +187,15 @@ class AgentLinks:
         if joined is not None:
             self._emit(Emit(event=LinkCut(peer=node)))
             self._tell(joined)
-            await asyncio.sleep(FIRST_PAUSE_S)  # links that break at once must not flood the log
-        elif keeper.is_registered and not keeper.is_dead:
-            self._tell(NodeLost(at_s=noticed_s, node=node, cause="connection"))
+        elif keeper.is_registered:
+            cause = "refused" if keeper.is_refused else "connection"
+            self._tell(NodeLost(at_s=noticed_s, node=node, cause=cause))
         return joined
 
     async def _link(self, node: str, keeper: "_Keeper") -> NodeJoined | None:
         """Connect to an agent and hear how it is; `None` when it does not answer."""
+        keeper.has_news.clear()
+        keeper.is_refused = False
         try:
             channel = await connect(keeper.address, self._token, self._hello, timeout_s=CONNECT_S)
             try:
@@ -191,9 +205,13 @@ class AgentLinks:
                 channel.close()
                 raise
         except ConnectionRefusedError:
-            keeper.is_dead = True
+            keeper.is_refused = True
             return None
-        except (OSError, EOFError, TimeoutError, LaunchError):
+        except OSError as error:
+            if error.errno in OWN_LACKS:
+                self._on_lack(error)
+            return None
+        except (EOFError, TimeoutError, LaunchError):
             return None
         if not (isinstance(status, Joined) and keeper.is_registered):
             channel.close()
@@ -219,11 +237,29 @@ class _Keeper:
     Attributes:
         address: Where it listens.
         is_registered: Whether its lease stands: one whose lease ran out joins when it stands again.
-        is_dead: Whether its machine says that nothing listens there any more.
+        is_refused: Whether its machine said last that nothing listens there.
+        has_news: Set when its lease has run out, or stands again: worth another try at once.
         task: What keeps the connection.
     """
 
     address: str
     is_registered: bool = True
-    is_dead: bool = False
+    is_refused: bool = False
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process is gone for certain; a lease or a refusal alone proves nothing."""
+        return self.is_refused and not self.is_registered
+
+    def note_lease(self) -> None:
+        """Its lease stands."""
+        if not self.is_registered:
+            self.is_registered = True
+            self.has_news.set()
+
+    def note_lease_lost(self) -> None:
+        """Its lease ran out: a refusal before that counts no more, and it is asked again."""
+        self.is_registered = self.is_refused = False
+        self.has_news.set()

@@ -11,7 +11,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from gemini_lab.engine.idleness import Idleness
@@ -59,7 +59,7 @@ class BulkProcesses:
         self._idle.append(process)
 
     async def ask(
-        self, request: BulkRequest, kind: type[Answer], fds: Sequence[int] = ()
+        self, request: BulkRequest, kind: type[Answer], give: Callable[[], list[int]] = list
     ) -> tuple[Answer, list[int]]:
         """Have a process do something, and wait for its answer, of this kind.
 
@@ -68,7 +68,7 @@ class BulkProcesses:
         Args:
             request: What to do.
             kind: Of the answer.
-            fds: Descriptors to give away; they are closed here in any case.
+            give: Gives descriptors to send along, once a process is there to take them.
 
         Returns:
             The answer, and the descriptors that came with it.
@@ -76,19 +76,20 @@ class BulkProcesses:
         Raises:
             GeminiError: It was refused, with its own type.
             BulkEndedError: The process ended first.
+            OSError: This machine lacks what that needs; nothing was given away.
         """
-        with contextlib.ExitStack() as given:
-            for fd in fds:
-                given.callback(os.close, fd)
-            process = await self._take()
-            try:
-                await process.ready()
+        process = await self._take()
+        try:
+            await process.ready()
+            with contextlib.ExitStack() as given:
+                for fd in (fds := give()):
+                    given.callback(os.close, fd)
                 process.send(request, tuple(fds))
-                given.close()  # before it begins: a slab that is laid out anew must go first
-                answer, their_fds = await process.receive(request)
-            except BaseException:
-                self._end(process)
-                raise
+            # Nothing is held here as it begins: a slab that is laid out anew must go first.
+            answer, their_fds = await process.receive(request)
+        except BaseException:
+            self._end(process)
+            raise
         self._idle.append(process)
         if isinstance(answer, Refused):
             raise answer.to_error()
@@ -146,7 +147,11 @@ class _BulkProcess:
 
     @classmethod
     async def start(cls, idle_s: float) -> "_BulkProcess":
-        """A new process; it dies with this one."""
+        """A new process; it dies with this one.
+
+        Raises:
+            OSError: No process can be started, or no descriptor is free.
+        """
         channel, theirs = LocalChannel.pair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -155,6 +160,9 @@ class _BulkProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
             )
+        except OSError:
+            channel.close()
+            raise
         finally:
             theirs.close()
         return cls(process, channel, idle_s)

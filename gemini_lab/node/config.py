@@ -32,6 +32,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         token: The lab's secret, by which its processes know one another.
         etcd: Where the lab's store is.
         prefix: Of all the lab's keys there.
+        identity: The lab's, as in its `LabRecord`.
         lease_s: A node that gives no sign of life for this long counts as lost.
         warm: Whether workers are forked from a parent that has imported everything.
         threads: For each worker's computations; `None` leaves it to the environment.
@@ -49,22 +50,22 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     threads: int | None
     detached: Detached | None = None
     notice_s: float = 0.0
+    identity: str = ""
 
 
 class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a lab says of itself in the store, under the key `lab`: it stands as long as the lab.
 
     Agents that join by themselves read there what others are told at their start. No secret is in
-    it, but what shows whether one has the lab's.
+    it.
 
     Attributes:
-        identity: Random: by it an owner knows its own record.
+        identity: Random: by it an owner knows its own record, and what is stored is of this lab.
         machines: Nodes and standbys that the lab begins with.
         lease_s: As in `AgentConfig`.
         warm: As in `AgentConfig`.
         threads: As in `AgentConfig`.
         detached: As in `AgentConfig`.
-        proof: `launch.join.proof_of` the token, where agents bring their own; else empty.
     """
 
     identity: str
@@ -73,10 +74,11 @@ class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     warm: bool
     threads: int | None
     detached: Detached | None = None
-    proof: str = ""
 
 
 LAB_KEY: Final = "lab"
+OVER_KEY: Final = "over"
+"""That the lab is over, which is said to etcd's keepers alone."""
 DRAIN_KEY: Final = "drain/"
 NONE_COME_KEY: Final = "none_come"
 LAB_FILE: Final = "lab-identity"

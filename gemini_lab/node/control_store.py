@@ -24,6 +24,12 @@ class StoreFullError(StoreUnavailableError):
     """The store answers, and takes nothing more."""
 
 
+class StoreForgedError(StoreUnavailableError):
+    """A value in the store was not written with the lab's token: none of them is acted on."""
+
+    may_pass = False
+
+
 class ControlStore(Protocol):
     """What gemini_lab asks of a store. Every call may raise `StoreUnavailableError`."""
 
@@ -54,6 +60,9 @@ class ControlStore(Protocol):
     def items(self) -> dict[str, str]:
         """All keys of this lab with their values, read at one revision."""
 
+    def names(self) -> set[str]:
+        """Return the names of all keys of this lab, whatever their values are."""
+
     def get(self, keys: Sequence[str]) -> dict[str, str]:
         """Those of these keys that exist, with their values, read at one revision."""
 
@@ -75,15 +84,15 @@ def patiently(
         tell: Called once, with what is waited for.
 
     Raises:
-        StoreUnavailableError: It did not answer in all that time.
+        StoreUnavailableError: It did not answer in all that time, or somebody else wrote there.
     """
     give_up_s = time.monotonic() + patience_s
     is_told = False
     while True:
         try:
             return act()
-        except StoreUnavailableError:
-            if time.monotonic() > give_up_s:
+        except StoreUnavailableError as error:
+            if isinstance(error, StoreForgedError) or time.monotonic() > give_up_s:
                 raise
             if not is_told:
                 is_told = True

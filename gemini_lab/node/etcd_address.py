@@ -13,6 +13,21 @@ from gemini_lab.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCertificates:
+    """What proves a client to an etcd that a lab has started, and that etcd to the client.
+
+    Attributes:
+        authority_pem: Signs the certificates of both.
+        pem: The client's certificate.
+        key_pem: Its key.
+    """
+
+    authority_pem: str
+    pem: str
+    key_pem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdAddress:
     """Where etcd is and how to log in.
 
@@ -21,9 +36,9 @@ class EtcdAddress:
         user: User name, or `None` without authentication.
         password: That user's password.
         ca_cert: File with the certificate authority; given, connections use TLS.
-        ca_pem: The certificate authority itself, of an etcd that a lab has started.
         cert: Client certificate file, where the server wants one.
         key: Client key file.
+        own: What opens an etcd that a lab has started, in the place of these files.
         is_followed: Whether its members may change: any of them says who the others are.
     """
 
@@ -31,9 +46,9 @@ class EtcdAddress:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     ca_cert: str | None = None
-    ca_pem: str | None = field(default=None, repr=False)
     cert: str | None = None
     key: str | None = None
+    own: OwnCertificates | None = field(default=None, repr=False)
     is_followed: bool = False
 
     def __post_init__(self) -> None:
@@ -119,8 +134,13 @@ def tls_credentials(address: EtcdAddress) -> Any:
     def read(file: str | None) -> bytes | None:
         return None if file is None else Path(file).read_bytes()
 
-    authority = address.ca_pem.encode() if address.ca_pem is not None else read(address.ca_cert)
-    if authority is None:
+    if (own := address.own) is not None:
+        return grpc.ssl_channel_credentials(
+            root_certificates=own.authority_pem.encode(),
+            private_key=own.key_pem.encode(),
+            certificate_chain=own.pem.encode(),
+        )
+    if (authority := read(address.ca_cert)) is None:
         return None
     return grpc.ssl_channel_credentials(
         root_certificates=authority,

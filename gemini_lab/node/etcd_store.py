@@ -46,30 +46,35 @@ class EtcdStore:
         self._call(lambda etcd: etcd.revoke_lease(lease))
 
     def put(self, key: str, value: str, *, lease: int | None = None) -> None:
-        self._call(lambda etcd: etcd.put(self.prefix + key, value, lease=lease))
+        full, text = self.prefix + key, self._written(key, value)
+        self._call(lambda etcd: etcd.put(full, text, lease=lease))
 
     def create(self, key: str, value: str, *, lease: int | None = None) -> bool:
-        full = self.prefix + key
-        return bool(self._call(lambda etcd: etcd.put_if_not_exists(full, value, lease=lease)))
+        full, text = self.prefix + key, self._written(key, value)
+        return bool(self._call(lambda etcd: etcd.put_if_not_exists(full, text, lease=lease)))
 
     def put_if(self, values: Mapping[str, str], *, guard: str, held: str) -> bool:
-        full = {self.prefix + key: value for key, value in values.items()}
+        full = {self.prefix + key: self._written(key, value) for key, value in values.items()}
         return self._guarded(
-            self.prefix + guard,
+            guard,
             held,
-            lambda etcd: [etcd.transactions.put(key, value) for key, value in full.items()],
+            lambda etcd: [etcd.transactions.put(key, text) for key, text in full.items()],
         )
 
     def delete_if(self, key: str, held: str) -> bool:
         full = self.prefix + key
-        return self._guarded(full, held, lambda etcd: [etcd.transactions.delete(full)])
+        return self._guarded(key, held, lambda etcd: [etcd.transactions.delete(full)])
 
     def delete(self, key: str) -> None:
         self._call(lambda etcd: etcd.delete(self.prefix + key))
 
     def items(self) -> dict[str, str]:
         found = self._call(lambda etcd: list(etcd.get_prefix(self.prefix)))
-        return self._by_key(found)
+        return self._read(self._by_key(found))
+
+    def names(self) -> set[str]:
+        found = self._call(lambda etcd: list(etcd.get_prefix(self.prefix, keys_only=True)))
+        return set(self._by_key(found))
 
     def get(self, keys: Sequence[str]) -> dict[str, str]:
         def transaction(etcd: Any) -> list[Any]:
@@ -77,23 +82,34 @@ class EtcdStore:
             _, found = etcd.transaction(compare=[], success=wanted, failure=[])
             return [pair for pairs in found for pair in pairs]
 
-        return self._by_key(self._call(transaction))
+        return self._read(self._by_key(self._call(transaction)))
 
     def close(self) -> None:
         with self._lock:
             self._drop()
 
     def _guarded(self, key: str, held: str, act: Callable[[Any], Any]) -> bool:
+        full, text = self.prefix + key, self._written(key, held)
+
         def transaction(etcd: Any) -> bool:
-            compare = [etcd.transactions.value(key) == held]
+            compare = [etcd.transactions.value(full) == text]
             done, _ = etcd.transaction(compare=compare, success=act(etcd), failure=[])
             return bool(done)
 
         return self._call(transaction)
 
-    def _by_key(self, found: Sequence[tuple[bytes, Any]]) -> dict[str, str]:
+    def _written(self, key: str, value: str) -> str:  # noqa: ARG002 - who seals values needs it
+        """Return what stands in etcd for a value of this key."""
+        return value
+
+    def _read(self, found: Mapping[str, bytes]) -> dict[str, str]:
+        """Return the values for which these stand in etcd; whoever may write there wrote them."""
+        return {key: value.decode(errors="replace") for key, value in found.items()}
+
+    def _by_key(self, found: Sequence[tuple[bytes, Any]]) -> dict[str, bytes]:
         return {
-            meta.key.decode().removeprefix(self.prefix): value.decode() for value, meta in found
+            meta.key.decode(errors="replace").removeprefix(self.prefix): value
+            for value, meta in found
         }
 
     def _call(self, act: Callable[[Any], Result]) -> Result:

@@ -25,7 +25,7 @@ from gemini_lab.node.watch import is_process_stopped
 PROGRAM: Final = "gemini_lab.node.frozen"
 LOOK_S: Final = 1.0
 STOP_S: Final = 60.0
-DEAF_S: Final = 60.0
+DEAF_S: Final = 20.0
 """A store that is away for so long has ended with its lab."""
 
 
@@ -72,7 +72,7 @@ def _outlives_its_lab(agent: psutil.Process, store: EtcdStore) -> bool:
     seen_s = time.monotonic()
     while agent.is_running() and is_process_stopped(agent.pid):
         with suppress(StoreUnavailableError):
-            if LAB_KEY not in store.items():
+            if LAB_KEY not in store.names():
                 return True
             seen_s = time.monotonic()
         if time.monotonic() > seen_s + DEAF_S:

@@ -7,16 +7,18 @@ import signal
 import subprocess
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
 import psutil
 
+from gemini_lab.errors import CapacityError
+from gemini_lab.job import hash_seed_in
 from gemini_lab.node.held_folder import HeldFolder
 from gemini_lab.node.next_parent import NextParent, start_parent
-from gemini_lab.node.processes import is_alive
+from gemini_lab.node.processes import end_orphans, is_alive, is_workers, signal_tree
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
@@ -39,8 +41,12 @@ Answer = TypeVar("Answer", Listening, Killed)
 OUTPUT_LINES: Final = 120  # of a worker's last words, kept for the report of its end
 LINE_BYTES: Final = 2**16  # so long a line is one, whether it ends or not
 GONE_LOOK_S: Final = 0.05
+GONE_S: Final = 1.0  # for what killed workers left running, at the agent's end
 IMPORTS_S: Final = 300.0  # for a warm parent to be ready; then it is ended, and another started
 MOST_LOST_IMPORTS: Final = 3
+PARENT_PAUSE_S: Final = 1.0
+"""Until a warm parent that could not be started is tried again, ever later up to the next."""
+LONGEST_PARENT_PAUSE_S: Final = 30.0
 ANSWER_S: Final = 30.0  # the same for its answers: less than the root waits for a fence
 CLOSE_S: Final = 5.0  # for it to end its workers and itself, at the agent's end
 SCRATCH: Final = "gemini_lab-node-"
@@ -60,6 +66,7 @@ class Worker:
         epoch: The one to which it belongs; a later one, where its process was kept.
         is_ahead: Whether it was started beside those that train, and has no place yet.
         scratch: Its folder, which goes with it; empty where it has none.
+        held_bytes: Of memory, when it was seen last; 0 before that.
     """
 
     rank: int
@@ -71,6 +78,7 @@ class Worker:
     is_ahead: bool = False
     scratch: str = ""
     pid: int | None = None
+    held_bytes: int = 0
     status: WorkerStatus = "running"
     error: ScriptError | None = None  # when the script ended with an exception
     output: deque[str] = field(default_factory=lambda: deque(maxlen=OUTPUT_LINES))
@@ -112,9 +120,12 @@ class WorkerHost:
         self._lost_imports = 0  # parents in a row that ended before they were ready
         self._holds: int | None = None  # the epoch of whose rendezvous the parent holds the port
         self._lost_port: int | None = None  # that of a port that went with the last parent
+        self._no_parent = ""  # why none could be started, as long as there is none
+        self._is_closed = False
         self._next: NextParent | None = None  # which imports what the script does
         self._retired: list[subprocess.Popen[bytes]] = []
         self._scratch = HeldFolder(SCRATCH)
+        self._hash_seed = hash_seed_in(os.environ) or 0  # of the newest warm parent
         self._start_parent()
 
     @property
@@ -127,15 +138,23 @@ class WorkerHost:
         await self._is_ready.wait()
 
     async def hold_port(self, *, host: str, epoch: int) -> int:
-        """Hold a free port of `host` for the job's rendezvous; the next worker listens there."""
+        """Hold a free port of `host` for the job's rendezvous; the next worker listens there.
+
+        Raises:
+            CapacityError: The machine lacks what that needs.
+        """
         question = Listen(epoch=epoch, host=host)
         while True:
+            if self._no_parent:
+                raise CapacityError(self._no_parent)
             try:
-                port = (await self._ask(question, self._listening[epoch])).port
+                answer = await self._ask(question, self._listening[epoch])
             except _ParentEndedError:
                 continue  # the next one is on its way
+            if answer.reason:
+                raise CapacityError(f"no port of {host} could be opened: {answer.reason}")
             self._holds = epoch
-            return port
+            return answer.port
 
     async def kill_all(self, *, epoch: int, spare: Collection[int] = ()) -> None:
         """Kill the workers, but for those of the ranks to spare, and wait until none is left.
@@ -153,15 +172,47 @@ class WorkerHost:
 
     def prepare(self, order: ImportAhead) -> None:
         """Have another warm parent import these, for the workers after the next fence."""
+        if self._next is not None and not self._next.knows_script:
+            self._next.close()
+            self._next = None
         if self._next is None:
             # Of many nodes that import the same, one says how it went.
             on_note = self._on_note if 0 in self.workers else bool
-            self._next = NextParent(order, warm=self._warm, on_note=on_note)
+            self._begin_next(order, on_note)
+
+    def _begin_next(self, order: ImportAhead, on_note: Callable[[str], object]) -> None:
+        with suppress(OSError):  # without it the next start imports by itself
+            self._next = NextParent(
+                order, warm=self._warm, hash_seed=self._hash_seed, on_note=on_note
+            )
+
+    def _follow_seed(self, hash_seed: int) -> None:
+        """Have later workers forked from a parent with the job's hash seed.
+
+        Until there is one, the parent of now has each worker begin as a new interpreter.
+        """
+        if hash_seed == self._hash_seed:
+            return
+        self._hash_seed = hash_seed
+        if self._next is not None:
+            self._next.close()
+            self._next = None
+        if self._warm:
+            self._begin_next(ImportAhead(modules=[], environment={}), self._on_note)
 
     def start(self, start: WorkerStart) -> None:
-        """Start one worker."""
-        channel, theirs = LocalChannel.pair()
-        output_fd, their_output = os.pipe()
+        """Start one worker; of one that cannot be started it is said how it ended.
+
+        Raises:
+            OSError: The agent itself has no descriptor left for it.
+        """
+        self._follow_seed(start.order.hash_seed)
+        with ExitStack() as undo:
+            channel, theirs = LocalChannel.pair()
+            undo.callback(channel.close)
+            undo.callback(theirs.close)
+            output_fd, their_output = os.pipe()
+            undo.pop_all()
         os.set_blocking(output_fd, False)
         worker = Worker(
             rank=start.rank,
@@ -177,12 +228,14 @@ class WorkerHost:
         loop = asyncio.get_running_loop()
         loop.add_reader(channel, self._read_worker, worker)
         loop.add_reader(output_fd, self._read_output, worker)
-        if start.epoch != self._lost_port:
+        if not self._no_parent and start.epoch != self._lost_port:
             start = msgspec.structs.replace(start, scratch=worker.scratch)
             self._parent.send(Fork(start=start), (theirs.fileno(), their_output))
         theirs.close()
         os.close(their_output)
-        if start.epoch == self._lost_port:  # nobody would ever meet there
+        if self._no_parent:
+            self._end_unstarted(worker, self._no_parent)
+        elif start.epoch == self._lost_port:  # nobody would ever meet there
             self._end(worker, -signal.SIGKILL)
 
     def signal(self, rank: int, signal_number: int) -> int | None:
@@ -204,8 +257,8 @@ class WorkerHost:
 
     def close(self) -> None:
         """End the warm parent; it kills the workers."""
-        asyncio.get_running_loop().remove_reader(self._parent)
-        self._parent.close()
+        self._is_closed = True
+        self._close_parent()
         if self._next is not None:
             self._next.close()
         try:
@@ -213,25 +266,38 @@ class WorkerHost:
                 process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
             self._kill_parent()
+        end_orphans(is_workers, within_s=GONE_S)
         self._scratch.close()
 
     def signal_all(self, signal_number: int) -> None:
         """Send a signal to every process of this node but the agent itself, at once."""
-        for worker in self.workers.values():
-            if worker.pid is not None:
-                with suppress(ProcessLookupError):  # it has just ended
-                    os.killpg(worker.pid, signal_number)
-        self._process.send_signal(signal_number)
-        if self._next is not None:
-            self._next.process.send_signal(signal_number)
+        parents = [self._process, *([] if self._next is None else [self._next.process])]
+        for parent in parents:
+            signal_tree(parent.pid, signal_number)
 
     def _start_parent(self) -> None:
-        self._process, self._parent = start_parent(warm=self._warm)
+        self._process, self._parent = start_parent(warm=self._warm, hash_seed=self._hash_seed)
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
+
+    def _start_next_parent(self, pause_s: float = PARENT_PAUSE_S) -> None:
+        """Start another warm parent, again and again where the machine lacks what that needs."""
+        if self._is_closed:
+            return
+        try:
+            self._start_parent()
+        except OSError as error:
+            text = f"the process that starts workers could not be started: {error}"
+            if not self._no_parent:
+                self._on_note(f"{text}; it is tried again")
+            self._no_parent = text
+            again_s = min(2 * pause_s, LONGEST_PARENT_PAUSE_S)
+            asyncio.get_running_loop().call_later(pause_s, self._start_next_parent, again_s)
+        else:
+            self._no_parent = ""
 
     def _take_next_parent(self) -> None:
         """From here on workers are forked from the next parent, if it is ready."""
-        if self._next is None or not self._next.is_ready or self.workers:
+        if self._next is None or not self._next.is_ready or self.workers or self._no_parent:
             return
         asyncio.get_running_loop().remove_reader(self._parent)
         self._parent.close()  # it ends by that
@@ -260,14 +326,12 @@ class WorkerHost:
         return await future
 
     def _kill_parent(self) -> None:
-        """End the warm parent and its workers, as far as the kernel does it at once."""
-        self._process.kill()
+        """End the warm parent and all that it started, as far as the kernel does it at once."""
         for worker in self.workers.values():
             if worker.pid is not None:
                 with suppress(psutil.NoSuchProcess):  # by more than its number, which others get
                     self._dying.add(psutil.Process(worker.pid))
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(worker.pid, signal.SIGKILL)
+        signal_tree(self._process.pid, signal.SIGKILL)
 
     def _read_parent(self) -> None:
         messages, is_open = self._parent.poll()
@@ -285,6 +349,9 @@ class WorkerHost:
                 worker = self.workers.get(message.rank)
                 if worker is None or worker.born != message.epoch:
                     return
+                if isinstance(message, Reaped) and message.reason:
+                    self._end_unstarted(worker, message.reason)
+                    return
                 worker.pid = message.pid
                 if isinstance(message, Reaped):
                     self._end(worker, message.code)
@@ -295,13 +362,13 @@ class WorkerHost:
 
     def _replace_parent(self) -> None:
         """The warm parent died: so did its workers. Start another one."""
-        asyncio.get_running_loop().remove_reader(self._parent)
-        self._parent.close()
+        self._close_parent()
+        end_orphans(is_workers)  # those of workers whose warm parent could not do it
         if not self._is_ready.is_set():
             self._lose_imports(self._process)
         self._is_ready.clear()
         self._lost_port, self._holds = self._holds, None
-        self._start_parent()
+        self._start_next_parent()
         for worker in list(self.workers.values()):
             self._end(worker, -signal.SIGKILL)
         for epoch, waiting in self._killed.items():
@@ -323,6 +390,17 @@ class WorkerHost:
                 f"had imported everything (exit status {parent.poll()}): each worker is a new "
                 "interpreter from now on, which starts more slowly"
             )
+
+    def _close_parent(self) -> None:
+        if not self._no_parent:  # else its channel is closed already
+            asyncio.get_running_loop().remove_reader(self._parent)
+            self._parent.close()
+
+    def _end_unstarted(self, worker: Worker, reason: str) -> None:
+        """A worker's process never began: the machine lacks something, not the script."""
+        worker.output.append(reason)
+        worker.error = ScriptError(error=CapacityError.__name__, text=reason)
+        self._end(worker, 1)
 
     def _end(self, worker: Worker, code: int) -> None:
         self._read_worker(worker)

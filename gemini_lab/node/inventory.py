@@ -46,6 +46,7 @@ async def take_inventory(
         left=[*remembered.left],
         iterations=remembered.iterations(order.run),
         protected=remembered.protected if is_asked else None,
+        code=remembered.code(order.run),
     )
 
 

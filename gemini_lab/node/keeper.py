@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from gemini_lab.memory.slab import Slab, SlotSpec
@@ -196,21 +196,19 @@ class MemoryKeeper:
 
     async def _let_go(self, slabs: Sequence[Slab]) -> None:
         """Give the memory of slabs back that nobody here knows any more."""
-        given = [os.dup(slab.fd) for slab in slabs]
-        for slab in slabs:
-            slab.close()
+        left = [*slabs]
         del slabs
-        if given:
-            with suppress(BulkEndedError):  # then they are freed, too
-                await self._bulk.ask(FreeSlabs(), SlabsFreed, given)
+        if left:
+            with suppress(BulkEndedError, OSError):  # then they are freed, too
+                await self._bulk.ask(FreeSlabs(), SlabsFreed, lambda: _given_away(left))
+        _close(left)
 
     async def _ask(
         self, request: BulkRequest, kind: type[Answer], slabs: Sequence[Slab] | None = None
     ) -> Answer:
         """Ask something about these slabs, by default about all that are not set aside."""
         asked = [*self._slabs.values()] if slabs is None else slabs
-        fds = [os.dup(slab.fd) for slab in asked]
-        answer, _ = await self._bulk.ask(request, kind, fds)
+        answer, _ = await self._bulk.ask(request, kind, lambda: _copied(asked))
         return answer
 
     async def _lay_out(self, local_rank: int, wanted: SlabRequest) -> Slab:
@@ -218,18 +216,50 @@ class MemoryKeeper:
         order = LayOutSlab(
             slots=wanted.slots, chunk_bytes=wanted.chunk_bytes, buffers=wanted.buffers
         )
-        old = self._slabs.pop(local_rank, None)
-        given = []
-        if old is not None:
-            given = [os.dup(old.fd)]
-            old.close()
-            del old
+
+        def old() -> list[int]:
+            slabs = [slab for slab in [self._slabs.get(local_rank)] if slab is not None]
+            fds = _given_away(slabs)
+            self._slabs.pop(local_rank, None)
+            return fds
+
         try:
-            _, (fd,) = await self._bulk.ask(order, SlabLaidOut, given)
+            _, (fd,) = await self._bulk.ask(order, SlabLaidOut, old)
         except BulkEndedError:  # and the old slab with it
-            _, (fd,) = await self._bulk.ask(order, SlabLaidOut)
+            _, (fd,) = await self._bulk.ask(order, SlabLaidOut, old)
         try:
             slab = self._slabs[local_rank] = Slab.attach(fd)
         finally:
             os.close(fd)
         return slab
+
+
+def _given_away(slabs: list[Slab]) -> list[int]:
+    """Return descriptors of slabs, which are closed here.
+
+    Raises:
+        OSError: This process may open no more; nothing is closed.
+    """
+    fds = _copied(slabs)
+    _close(slabs)
+    return fds
+
+
+def _close(slabs: list[Slab]) -> None:
+    while slabs:
+        slabs.pop().close()
+
+
+def _copied(slabs: Sequence[Slab]) -> list[int]:
+    """Return further descriptors of slabs; all or none.
+
+    Raises:
+        OSError: This process may open no more.
+    """
+    with ExitStack() as undo:
+        fds = []
+        for slab in slabs:
+            fds.append(os.dup(slab.fd))
+            undo.callback(os.close, fds[-1])
+        undo.pop_all()
+        return fds

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gemini_lab.errors import GeminiError
+from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Protected, VersionComplete
 from gemini_lab.node.host import Worker
@@ -15,6 +15,7 @@ from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.node.watch import WorkerWatch
 from gemini_lab.recovery.messages import (
+    EndReached,
     EventSaid,
     Held,
     Learned,
@@ -86,7 +87,13 @@ class WorkerListener:
                 given = OldSlabsGiven(layouts=layouts)
                 worker.channel.send(given, tuple(slab.fd for slab in slabs))
             case (
-                ScriptFinished() | Held() | Severed() | ReadyToJoin() | RestoreFailed() | Learned()
+                EndReached()
+                | ScriptFinished()
+                | Held()
+                | Severed()
+                | ReadyToJoin()
+                | RestoreFailed()
+                | Learned()
             ):
                 self._root.send(message)
 
@@ -114,7 +121,10 @@ class WorkerListener:
     async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:
             slab = await self._keeper.slab(worker.local_rank, wanted)
-        except (GeminiError, OSError) as error:
+        except OSError as error:
+            text = f"the node's agent cannot make memory for copies: {error}"
+            worker.channel.send(Refused.of(CapacityError(text)))
+        except GeminiError as error:
             worker.channel.send(Refused.of(error))
         else:
             worker.channel.send(SlabGiven(), (slab.fd,))

@@ -11,6 +11,8 @@ from gemini_lab.node.control_store import ControlStore, patiently
 from gemini_lab.node.etcd_streams import StoreStreams
 from gemini_lab.node.news import Reading, StoreNews
 
+NODES: Final = "nodes/"
+"""Before the name of each node that is registered."""
 ABSTAINS_S: Final = 10.0  # others look at least so often whether there is a root
 
 
@@ -82,7 +84,7 @@ class Membership:
 
         def write() -> int:
             lease = self.store.grant(ttl_s)
-            self.store.put(f"nodes/{self.name}", value, lease=lease)
+            self.store.put(f"{NODES}{self.name}", value, lease=lease)
             return lease
 
         self._lease = await asyncio.to_thread(patiently, write)
@@ -166,9 +168,9 @@ class Membership:
 def node_addresses(items: Mapping[str, str]) -> dict[str, str]:
     """Address of each registered node's agent."""
     return {
-        key.removeprefix("nodes/"): json.loads(value)["address"]
+        key.removeprefix(NODES): json.loads(value)["address"]
         for key, value in items.items()
-        if key.startswith("nodes/")
+        if key.startswith(NODES)
     }
 
 

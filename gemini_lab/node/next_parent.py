@@ -1,28 +1,42 @@
 """The next warm parent: beside the present one it imports what the job's scripts import."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Final
 
-from gemini_lab.job import python_command
+from gemini_lab.job import HASH_SEED, python_command
 from gemini_lab.recovery.messages import ImportAhead, ImportedAhead, ParentReady
 from gemini_lab.wire.local import LocalChannel
 
 CLOSE_S: Final = 5.0
 
 
-def start_parent(*, warm: bool) -> tuple["subprocess.Popen[bytes]", LocalChannel]:
-    """A warm parent, and the agent's end of its channel."""
+def start_parent(*, warm: bool, hash_seed: int) -> tuple["subprocess.Popen[bytes]", LocalChannel]:
+    """Start a warm parent that forks workers with this hash seed.
+
+    Returns:
+        It, and the agent's end of its channel.
+
+    Raises:
+        OSError: No process can be started, or no descriptor is free.
+    """
     ours, theirs = LocalChannel.pair()
-    process = subprocess.Popen(
-        python_command("gemini_lab.node.warm", theirs.fileno(), int(warm)),
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-    )
-    theirs.close()
+    try:
+        process = subprocess.Popen(
+            python_command("gemini_lab.node.warm", theirs.fileno(), int(warm)),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            env={**os.environ, HASH_SEED: str(hash_seed)},
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
     return process, ours
 
 
@@ -30,17 +44,27 @@ class NextParent:
     """A warm parent in the making; on the agent's event loop.
 
     Args:
-        order: What it is to import.
+        order: What it is to import beside that; nothing where it starts for another hash seed.
         warm: Whether it imports first what all workers need.
+        hash_seed: With which it starts.
         on_note: Called with what a person should know.
 
     Attributes:
         process, channel: It.
         is_ready: Whether workers can be forked from it.
+        knows_script: Whether it imports what the script does.
     """
 
-    def __init__(self, order: ImportAhead, *, warm: bool, on_note: Callable[[str], object]) -> None:
-        self.process, self.channel = start_parent(warm=warm)
+    def __init__(
+        self,
+        order: ImportAhead,
+        *,
+        warm: bool,
+        hash_seed: int,
+        on_note: Callable[[str], object],
+    ) -> None:
+        self.process, self.channel = start_parent(warm=warm, hash_seed=hash_seed)
+        self.knows_script = bool(order.modules)
         self.is_ready = False
         self._order, self._on_note = order, on_note
         asyncio.get_running_loop().add_reader(self.channel, self._read)
@@ -79,6 +103,8 @@ class NextParent:
             self.close()
             return
         self.is_ready = True
+        if not self.knows_script:
+            return
         self._on_note(
             f"the next start finds {said.modules} modules of the script's libraries imported "
             f"already, which took {said.seconds:.1f} s"

@@ -1,92 +1,60 @@
 """How a root agent of the user's own comes to the nodes, and is kept from holding them up.
 
 What `lab.train(job, root=decide)` is given is pickled by value, with what it uses of its notebook,
-and goes with the job's order. Whichever node is root calls it, for at most `ONE_S` at a time.
+and goes with the job's order, which counts only where the lab's token proves it. Whichever node is
+root has it called in a process of its own. That is killed where it takes too long, be it in the
+midst of somebody's C code, and the agent's own loop goes on meanwhile.
+
+The process is `python -m gemini_lab.node.own_root FD`: it reads the function, then answers one
+event after the other, until the other end is closed.
 """
 
 import base64
-import contextlib
+import json
+import os
 import pickle
-import random
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import cloudpickle
 
 from gemini_lab.engine.imports import foreign_modules, installed_places
-from gemini_lab.errors import ConfigError, kind_of
-from gemini_lab.recovery.deciding import Cluster, Decide, Event, GuideError
-from gemini_lab.recovery.guided import GuidedRoot
+from gemini_lab.engine.process_exit import die_with_parent
+from gemini_lab.errors import ConfigError, MessageError, kind_of
+from gemini_lab.job import python_command
+from gemini_lab.recovery.deciding import (
+    Action,
+    Cluster,
+    Decide,
+    Event,
+    GuideError,
+    as_actions,
+    as_text,
+)
+from gemini_lab.recovery.guided import GuidedRoot, raised
+from gemini_lab.recovery.messages import Guide, GuideAnswer, GuideQuestion, Message
 from gemini_lab.recovery.protocol import RootState
 from gemini_lab.recovery.root import RootAgent
+from gemini_lab.wire.local import LocalChannel
 
 ONE_S: Final = 2.0
 """How long one answer may take."""
+READ_S: Final = 60.0
+"""How long the function may take to be read, with all that it imports."""
 MOST_BYTES: Final = 1 << 20
 """Of a pickled function: it is written into the store with every step of a run."""
-
-_OURS: Final = __name__.partition(".")[0]
-_AT_ONCE_S: Final = 1e-6, 1e-4
-_SOON_S: Final = 1e-3
-
-
-class TooLong(BaseException):
-    """An answer took too long; no error, which whoever is asked might catch."""
-
-
-@contextmanager
-def limit(seconds: float) -> Iterator[None]:
-    """Raise `TooLong` in the block after so many seconds.
-
-    A signal interrupts the block, so this needs the main thread, in which cells and agents run; in
-    another thread there is no limit. A loop that catches everything meets the next signal while it
-    does so, and one that is not caught at last.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    is_late = is_over = False
-    user = sys._getframe(2)  # noqa: SLF001 - who limits the block: nobody in the block is above it
-
-    def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as handlers are called
-        nonlocal is_late
-        if is_over:
-            return
-        if is_late and _is_leaving(frame, user):
-            signal.setitimer(signal.ITIMER_REAL, _SOON_S)
-            return
-        is_late = True
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(*_AT_ONCE_S))
-        raise TooLong
-
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-        if is_late:
-            raise TooLong
-    finally:
-        is_over = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _is_leaving(frame: FrameType | None, user: FrameType) -> bool:
-    """Whether the block may be on its way out already, to who limits it."""
-    while frame is not None and frame.f_code.co_filename in {contextlib.__file__, __file__}:
-        if frame is user:
-            return True
-        frame = frame.f_back
-    return frame is None or frame is user
+LOOK_S: Final = 0.05
+PROGRAM: Final = "gemini_lab.node.own_root"
 
 
 def packed(decide: object) -> str:
-    """A function as text that `unpacked` reads on any node.
+    """A function as text that `loaded` reads on any node.
 
     Raises:
         ConfigError: It is none, or uses what cannot be sent.
@@ -117,7 +85,9 @@ def packed(decide: object) -> str:
 def _by_value() -> Iterator[None]:
     """Have modules of the user's own pickled whole: a node does not look for them in a folder."""
     found = foreign_modules(frozenset(), sys.modules, installed_places())
-    own = [sys.modules[name] for name in found if name.partition(".")[0] != _OURS]
+    own = [
+        sys.modules[name] for name in found if name.partition(".")[0] != PROGRAM.partition(".")[0]
+    ]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -127,24 +97,16 @@ def _by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def unpacked(text: str) -> Decide:
-    """The function that `packed` took; each time anew, so that nothing is left of earlier calls.
+def loaded(text: str) -> Decide:
+    """Return the function that `packed` took, with nothing left of earlier calls.
 
     One that cannot be read here says so when it is called: then the run ends with that.
     """
     try:
-        decide: Decide = pickle.loads(base64.b64decode(text))  # noqa: S301 - as much the owner's as the script
+        decide: Decide = pickle.loads(base64.b64decode(text))  # noqa: S301 - the token proves whose it is
     except (Exception, SystemExit) as error:  # noqa: BLE001 - reading it imports what it uses
         return _unreadable(error)
-
-    def limited(state: dict[str, object], event: Event, cluster: Cluster) -> object:
-        try:
-            with limit(ONE_S):
-                return decide(state, event, cluster)
-        except TooLong:
-            raise GuideError(f"there is no answer after {ONE_S:g} s") from None
-
-    return limited
+    return decide
 
 
 def _unreadable(error: BaseException) -> Decide:
@@ -156,12 +118,122 @@ def _unreadable(error: BaseException) -> Decide:
     return refuse
 
 
+class OwnProcess:
+    """A function of the user's in a process of its own: a `Decide`, for one thread at a time.
+
+    Args:
+        text: What `packed` gave.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._channel: LocalChannel | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._code = 0  # with which the last process ended
+        self._is_read = False
+        self._has_ended = False
+        self._turn = threading.Lock()
+        self._start()
+
+    def __call__(self, state: dict[str, object], event: Event, cluster: Cluster) -> object:
+        """Have the function decide; one whose process was killed meanwhile is asked once more.
+
+        Raises:
+            GuideError: It gave no answer, or none that makes sense.
+        """
+        question = GuideQuestion(kept=json.dumps(state), event=event, cluster=cluster)
+        with self._turn:
+            answer = self._ask(question) or self._ask(question)
+        if answer is None:
+            raise GuideError(f"its process ended twice, the last time with {self._end_in_words()}")
+        if answer.error:
+            raise GuideError(answer.error)
+        state.clear()
+        state.update(json.loads(answer.kept))
+        return answer.actions
+
+    def end(self) -> None:
+        """End the process, and all that it has started; whoever waits for an answer gets none."""
+        self._has_ended = True
+        while not self._turn.acquire(timeout=LOOK_S):
+            self._signal()
+        self._kill()
+        self._turn.release()
+
+    def _start(self) -> None:
+        self._channel, theirs = LocalChannel.pair()
+        try:
+            self._process = subprocess.Popen(
+                python_command(PROGRAM, theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                process_group=0,
+            )
+        finally:
+            theirs.close()
+        self._is_read = False
+        self._channel.send(Guide(packed=self._text))
+
+    def _ask(self, question: GuideQuestion) -> GuideAnswer | None:
+        """Return the answer; `None` where the process is gone.
+
+        Raises:
+            GuideError: It takes too long.
+        """
+        if self._has_ended:
+            raise GuideError("this node is the root agent no more")
+        if self._process is None:
+            self._start()
+        if not self._is_read:
+            if self._hear(READ_S, f"it was not read within {READ_S:g} s") is None:
+                return None
+            self._is_read = True
+        assert self._channel is not None
+        self._channel.send(question)
+        return self._hear(ONE_S, f"there is no answer after {ONE_S:g} s")
+
+    def _hear(self, within_s: float, late: str) -> GuideAnswer | None:
+        give_up_s = time.monotonic() + within_s
+        assert self._channel is not None
+        while (left_s := give_up_s - time.monotonic()) > 0 and self._channel.waits(left_s):
+            try:
+                found, is_open = self._channel.poll()
+            except (MessageError, ValueError) as error:
+                self._kill()
+                raise GuideError(f"its process said what is no answer: {error}") from error
+            match [message for message, _ in found]:
+                case [GuideAnswer() as answer]:
+                    return answer
+            if not is_open:
+                self._kill()
+                return None
+        self._kill()
+        raise GuideError(late)
+
+    def _signal(self) -> None:
+        if (process := self._process) is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _kill(self) -> None:
+        if self._process is None or self._channel is None:
+            return
+        self._signal()
+        self._code = self._process.wait()
+        self._channel.close()
+        self._process = None
+
+    def _end_in_words(self) -> str:
+        return f"signal {-self._code}" if self._code < 0 else f"exit code {self._code}"
+
+
 def root_agent(state: RootState, *, at_s: float) -> RootAgent:
     """The root agent that a run asks for: the lab's, or one that the user's function guides."""
     order = state.order
     if order is None or not order.root:
         return RootAgent(state=state, at_s=at_s)
-    return GuidedRoot(state=state, at_s=at_s, decide=unpacked(order.root))
+    return GuidedRoot(state=state, at_s=at_s, decide=OwnProcess(order.root))
 
 
 def successor(before: RootAgent, root: str, *, at_s: float) -> RootAgent:
@@ -174,10 +246,51 @@ def successor(before: RootAgent, root: str, *, at_s: float) -> RootAgent:
     """
     if not root and type(before) is RootAgent:
         return before
+    end_process(before)
     after = (
-        GuidedRoot(state=before.state, at_s=at_s, decide=unpacked(root))
+        GuidedRoot(state=before.state, at_s=at_s, decide=OwnProcess(root))
         if root
         else RootAgent(state=before.state, at_s=at_s)
     )
     after.living.update(before.living)
     return after
+
+
+def end_process(root: RootAgent | None) -> None:
+    """End the process of a function that guides this root agent, if one does."""
+    if isinstance(root, GuidedRoot) and isinstance(root.guide, OwnProcess):
+        root.guide.end()
+
+
+def main() -> None:
+    """Read the function, and answer until the agent is gone."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = LocalChannel.adopt(int(sys.argv[1]))
+    decide: Decide | None = None
+    while (told := channel.receive()) is not None:
+        message, _ = told
+        if isinstance(message, Guide):
+            decide = loaded(message.packed)
+            channel.send(GuideAnswer(actions=(), kept="{}"))
+        elif decide is not None:
+            channel.send(_answer(decide, message))
+
+
+def _answer(decide: Decide, asked: Message) -> GuideAnswer:
+    assert isinstance(asked, GuideQuestion)
+    kept: dict[str, object] = json.loads(asked.kept)
+    actions: tuple[Action, ...] = ()
+    error = ""
+    try:
+        actions = as_actions(decide(kept, asked.event, asked.cluster))
+        return GuideAnswer(actions=actions, kept=as_text(kept))
+    except GuideError as told:
+        error = str(told)
+    except BaseException as thrown:  # noqa: BLE001 - whatever it raises
+        error = raised(thrown)
+    return GuideAnswer(actions=(), kept="{}", error=error)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,6 +25,7 @@ class OwnerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token: str
     etcd: EtcdAddress
     prefix: str
+    identity: str
     root: str
 
 
@@ -35,7 +36,11 @@ async def run_owner(config: AgentConfig, root: RootRecord, note: Callable[[str],
     """
     assert config.detached is not None
     start = OwnerStart(
-        token=config.token, etcd=config.etcd, prefix=config.prefix, root=root.to_text()
+        token=config.token,
+        etcd=config.etcd,
+        prefix=config.prefix,
+        identity=config.identity,
+        root=root.to_text(),
     )
     pause_s = FIRST_PAUSE_S
     while True:

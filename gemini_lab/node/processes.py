@@ -1,14 +1,19 @@
 """A lab's own processes on this machine: whoever runs them is found by module and lab."""
 
 import contextlib
+import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import psutil
 
 AGENT: Final = "gemini_lab.node.agent"
 STORE_KEEPER: Final = "gemini_lab.launch.etcd_keeper"
+WARM_PARENT: Final = "gemini_lab.node.warm"
+WORKER: Final = "GEMINI_LAB_WORKER"
+"""In the environment of what a worker's script starts: the worker's process."""
 
 
 def processes_of(module: str, lab: str | None) -> Iterator[psutil.Process]:
@@ -38,3 +43,55 @@ def release_store(prefix: str) -> None:
     for keeper in processes_of(STORE_KEEPER, prefix):
         with contextlib.suppress(psutil.Error):
             keeper.send_signal(signal.SIGTERM)
+
+
+def worker_of(process: psutil.Process) -> int | None:
+    """Return the worker whose script started a process, as its environment says; else `None`."""
+    with contextlib.suppress(psutil.Error, ValueError, OSError):
+        return int(process.environ().get(WORKER, ""))
+    return None
+
+
+def is_workers(process: psutil.Process) -> bool:
+    """Return whether a process descends from a worker that has ended: it says so, or was forked."""
+    with contextlib.suppress(psutil.Error, OSError):
+        if WARM_PARENT in process.cmdline() and os.getpgid(process.pid) != os.getpgrp():
+            return True
+        return worker_of(process) not in {None, worker_of(psutil.Process())}  # a lab in a worker
+    return False
+
+
+def end_orphans(is_left: Callable[[psutil.Process], bool], *, within_s: float = 0.0) -> None:
+    """End children of this process that it never started, with all that descends from them.
+
+    Args:
+        is_left: Whether a child is one that a process which has ended left running.
+        within_s: For them to be gone; nobody waits for one that the kernel does not let go.
+    """
+    give_up_s = time.monotonic() + within_s
+    while left := [one for one in psutil.Process().children() if is_left(one)]:
+        for one in left:
+            signal_tree(one.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.waitpid(one.pid, os.WNOHANG)
+        if time.monotonic() > give_up_s:
+            return
+        time.sleep(0.01)
+
+
+def signal_tree(pid: int, signal_number: int) -> None:
+    """Send a signal to a process and to all that descends from it, in whatever session."""
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(pid)
+        for process in [*top.children(recursive=True), top]:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal_number)
+
+
+def held_bytes(pid: int | None) -> int:
+    """Return how much memory a process has; 0 where that cannot be seen."""
+    if pid is None:
+        return 0
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0

@@ -5,6 +5,7 @@ from typing import Final
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    CodeSeen,
     Iteration,
     IterationBegun,
     Protected,
@@ -21,7 +22,7 @@ from gemini_lab.recovery.rewinds import joined, left_of
 REMEMBERED: Final = 32  # words of a worker on its iterations, two of each
 
 
-_DECISIVE: Final = (Protected, ShardRestored, VersionComplete, RewindFailed)
+_DECISIVE: Final = (Protected, CodeSeen, ShardRestored, VersionComplete, RewindFailed)
 """Of these the newest of each rank is said again when a connection to a root agent broke: the last
 version of a run, say, is saved when all ranks have said that it is whole."""
 
@@ -40,6 +41,7 @@ class Remembered:
         self.left: tuple[VersionId, ...] = ()
         self.wrong_sums: WrongSums | None = None
         self._decisive: dict[tuple[type, int], tuple[int, Entry]] = {}  # and its epoch
+        self._code: dict[str, str] = {}
         self._run: int | None = None  # whose all of this is
         self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED)
@@ -49,13 +51,17 @@ class Remembered:
         """Workers of a run start; what those of another one said is nobody's any more."""
         if run != self._run:
             self._said.clear()
-            self._run, self.left, self.protected = run, (), None
+            self._run, self.left, self.protected, self._code = run, (), None, {}
         self.wrong_sums = None
         self._decisive.clear()
 
     def decisive(self, epoch: int) -> list[Entry]:
         """Return what workers of an epoch said once, and the root agent waits for, in order."""
         return [entry for made_in, entry in self._decisive.values() if made_in == epoch]
+
+    def code(self, run: int) -> dict[str, str]:
+        """Return the digests of a run's script's files, by name, as they were executed last."""
+        return self._code if run == self._run else {}
 
     def iterations(self, run: int) -> list[IterationBegun | Iteration]:
         """What a run's workers said of their newest iterations, rank by rank."""
@@ -71,6 +77,8 @@ class Remembered:
                 self._said[event.rank].append(event)
             case Protected():
                 self.protected = event
+            case CodeSeen():
+                self._code |= event.files
             case Rewound():
                 self._go_back(event, left_of(event, run=self._run or 0))
             case WrongSums():

@@ -5,20 +5,25 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from gemini_lab.log.entry import shifted
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
-from gemini_lab.node.control_store import StoreFullError, StoreUnavailableError
+from gemini_lab.node.control_store import (
+    StoreForgedError,
+    StoreFullError,
+    StoreUnavailableError,
+)
 from gemini_lab.node.cut_off import CUT_OFF_S, CutOff, reaches_others
 from gemini_lab.node.lab_link import CLOCK_TRUST_S
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.news import Reading
-from gemini_lab.node.own_root import root_agent, successor
+from gemini_lab.node.own_root import end_process, root_agent, successor
 from gemini_lab.node.words import Words
+from gemini_lab.recovery.guided import GuidedRoot
 from gemini_lab.recovery.messages import JobOrder, RootHello
 from gemini_lab.recovery.protocol import (
     Emit,
@@ -34,7 +39,9 @@ from gemini_lab.recovery.protocol import (
 )
 from gemini_lab.recovery.root import RootAgent
 
+Asked = TypeVar("Asked")
 ADDRESSES_KEY: Final = "addresses"
+DOUBTS_S: Final = 2.0  # between looks at a store whose content is not believed
 STORE_PATIENCE_S: Final = 60.0  # a root that cannot write its state for this long resigns
 
 
@@ -77,6 +84,7 @@ class RootShell:
             token=token,
             tell=self._happenings.put_nowait,
             emit=lambda said: self._say(said.event),
+            on_lack=self._note_lack,
             clock=self._clock,
         )
         self._root: RootAgent | None = None
@@ -88,32 +96,42 @@ class RootShell:
         self._words = Words()
         self._cut_off = CutOff(self._clock())
         self._stands_down = False
+        self._said = ""  # the newest note on what is not believed
+        self._lacks = ""  # what this machine lacks, so that it reaches nobody
 
     async def run(self) -> None:
         """Act as root until deposed or cancelled."""
         try:
             await self._write({"term": str(self.record.term)})
-            items = await asyncio.to_thread(self._membership.store.items)
-            state = RootState.from_text(items["state"]) if "state" in items else RootState()
-            self._job_number = state.order.number if state.order else None
-            root = root_agent(state, at_s=self._clock())
+            items = await self._read_all()
             self._say(RootElected(name=self.record.name, term=self.record.term))
             self._addresses = node_addresses(items)
-            for joined in await self._links.open(self._addresses):
-                root.living[joined.node] = joined
-            self._root = root
+            there = await self._links.open(self._addresses)
+            while (state := _state_in(items)).epoch < (seen := max([0, *(j.epoch for j in there)])):
+                self._say_once(
+                    f"the state of this run in the store is of epoch {state.epoch}, and nodes have "
+                    f"seen epoch {seen}: it was set back to what it was, or taken out; no failure "
+                    "is answered until the newest one is there again; gemini-lab stop ends the run"
+                )
+                await asyncio.sleep(DOUBTS_S)
+                items = await self._read_all()
+            self._job_number = state.order.number if state.order else None
+            root = self._root = root_agent(state, at_s=self._clock())
+            root.living.update({joined.node: joined for joined in there})
             self._known = json.loads(items.get(ADDRESSES_KEY, "{}"))
             self._links.look_for(_of_those_that_count(self._known, state))
-            await self._carry_out(root.take_over(self._clock()))
+            await self._carry_out(await _decided(root, root.take_over, self._clock()))
             while True:
                 happening = await self._happenings.get()
                 await self._stand_down_if_cut_off()
                 if isinstance(happening, JobSubmitted):
-                    root = successor(root, happening.order.root, at_s=happening.at_s)
-                await self._carry_out(root.handle(happening))
+                    order = happening.order
+                    root = self._root = successor(root, order.root, at_s=happening.at_s)
+                await self._carry_out(await _decided(root, root.handle, happening))
         except Deposed:
             pass
         finally:
+            end_process(self._root)
             self._links.close()
 
     def observe(self, reading: Reading, *, is_settled: bool) -> None:
@@ -134,6 +152,23 @@ class RootShell:
         self._stands_down = is_settled and is_certain
         self._observe_job(reading.items, registered=len(self._addresses), now=now)
         self._happenings.put_nowait(Tick(at_s=now))
+
+    async def _read_all(self) -> dict[str, str]:
+        """Return all that is in the store, once no stranger's value is among it.
+
+        To go on without a value, as if it were not there, could mean to begin the run anew.
+        """
+        while True:
+            try:
+                return await asyncio.to_thread(self._membership.store.items)
+            except StoreForgedError as error:
+                self._say_once(f"{error}; no failure is answered until then")
+            await asyncio.sleep(DOUBTS_S)
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._say(Note(text=text))
 
     def _say(self, event: AnyEvent) -> None:
         """Say an event on this machine's clock, as all that its agent says is."""
@@ -160,14 +195,24 @@ class RootShell:
             await self._stand_down_if_cut_off()
             await asyncio.sleep(self._membership.poll_s)
 
+    def _note_lack(self, error: OSError) -> None:
+        """This machine cannot connect to anybody: who seems lost to it may train well."""
+        self._lacks = str(error)
+
     async def _stand_down_if_cut_off(self) -> None:
         """Leave the place to another node where this one's network is broken, but for the store."""
-        if not self._stands_down:
+        if self._stands_down:
+            text = (
+                f"{self.record.name} reaches none of {len(self._others)} other agents: one of them "
+                "is to be root"
+            )
+        elif self._lacks and self._others:
+            text = (
+                f"{self.record.name} cannot open connections ({self._lacks}): another agent is to "
+                "be root"
+            )
+        else:
             return
-        text = (
-            f"{self.record.name} reaches none of {len(self._others)} other agents: one of them is "
-            "to be root"
-        )
         self._say(Note(text=text))
         await self._membership.stand_down(self.record)
         raise Deposed
@@ -176,7 +221,8 @@ class RootShell:
         if "job" in items:
             order = msgspec.json.decode(items["job"], type=JobOrder)
             wanted = min(order.seats.nodes, registered)
-            if order.number != self._job_number and len(self._links.connected) >= wanted:
+            is_new = self._job_number is None or order.number > self._job_number
+            if is_new and len(self._links.connected) >= wanted:
                 self._job_number = order.number
                 self._happenings.put_nowait(JobSubmitted(at_s=now, order=order))
         for happening in self._words.hear(items, job=self._job_number, at_s=now):
@@ -238,3 +284,16 @@ def _of_those_that_count(addresses: Mapping[str, str], state: RootState) -> dict
     """The addresses of the nodes that have a position, or may come back with what they had."""
     nodes = [node for node in (*state.members, *state.silent) if node is not None]
     return {node: addresses[node] for node in nodes if node in addresses}
+
+
+def _state_in(items: Mapping[str, str]) -> RootState:
+    return RootState.from_text(items["state"]) if "state" in items else RootState()
+
+
+async def _decided(
+    root: RootAgent, decide: Callable[[Asked], list[Instruction]], about: Asked
+) -> list[Instruction]:
+    """Return what a root agent decides; a user's own may take seconds, and this loop goes on."""
+    if isinstance(root, GuidedRoot):
+        return await asyncio.to_thread(decide, about)
+    return decide(about)

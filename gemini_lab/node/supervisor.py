@@ -6,12 +6,12 @@ It starts and ends the workers, has the memory read and versions saved, and says
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final
 
-from gemini_lab.errors import GeminiError
+from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.log import events
-from gemini_lab.memory.free import free_memory
+from gemini_lab.memory.free import free_memory, kernel_kills
 from gemini_lab.node.build_locks import BuildLocks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
@@ -21,6 +21,7 @@ from gemini_lab.node.kept_workers import KeptWorkers
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.listener import WorkerListener
 from gemini_lab.node.network import network_of
+from gemini_lab.node.processes import held_bytes
 from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.tasks import Tasks
@@ -40,21 +41,25 @@ from gemini_lab.recovery.messages import (
     ImportAhead,
     Joined,
     NodeLeaves,
+    OrderFailed,
     Persist,
     PortHeld,
     Prepare,
     ReadyToStart,
     Release,
     RootOrder,
+    ScriptError,
     Settle,
     StartWorkers,
     TakeInventory,
     WorkerExited,
     WorkerStart,
 )
+from gemini_lab.units import format_bytes
 
 FENCE_S: Final = 1.0
 """For the root agent to say itself that an epoch has begun, and which workers go on in it."""
+LONGEST_REASON: Final = 2000
 
 
 class Supervisor:
@@ -116,6 +121,7 @@ class Supervisor:
         self._build_locks = BuildLocks.here(name, say=lab.note)
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
+        self._kernel_kills = kernel_kills()  # at the last look
         self._noted = 0  # the newest epoch that the store said has begun
         self._leaves_at_s: float | None = None  # when this node's machine goes, if it was told so
 
@@ -166,6 +172,9 @@ class Supervisor:
 
     def look_at_workers(self) -> None:
         """Tell the root agent what has changed in how they get on; called about once a second."""
+        self._kernel_kills = kernel_kills()
+        for worker in self._seated.values():
+            worker.held_bytes = held_bytes(worker.pid) or worker.held_bytes
         watch = self._listener.watch
         for pulse in watch.look(self._seated.values()):
             self.root.send(pulse)
@@ -218,15 +227,32 @@ class Supervisor:
     # -- what the root says ----------------------------------------------------------------------
 
     async def obey(self, order: RootOrder) -> None:
-        """Do what the root agent orders; what may take long goes on beside further orders."""
+        """Do what the root agent orders; what may take long goes on beside further orders.
+
+        What this machine lacks, descriptors or processes say, is told: to break the connection
+        would only bring the same order again.
+        """
         if order.epoch < self.epoch:
             return  # an order from before a fence
         self.epoch = order.epoch
+        await self._answered(order, self._do(order))
+
+    async def _answered(self, order: RootOrder, work: Coroutine[None, None, None]) -> None:
+        """Do what an order asks for, or tell the root agent why that cannot be done here."""
+        try:
+            await work
+        except (GeminiError, OSError) as error:
+            reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+            name = type(order).__name__
+            self.root.send(OrderFailed(epoch=order.epoch, order=name, reason=reason))
+
+    async def _do(self, order: RootOrder) -> None:
         match order:
             case Fence():
                 await self._fence(order)
             case TakeInventory():
-                self._inventory = self._tasks.begin(self._take_inventory(order))
+                work = self._answered(order, self._take_inventory(order))
+                self._inventory = self._tasks.begin(work)
             case Hold() | GoBack() | CallRoll():
                 self._ask_workers(order)
             case Settle():
@@ -234,7 +260,7 @@ class Supervisor:
             case Drained() if self._leaves_at_s is not None:
                 self._leave()
             case HoldPort():
-                self._tasks.begin(self._hold_port(order))
+                self._tasks.begin(self._answered(order, self._hold_port(order)))
             case StartWorkers():
                 self._start_workers(order)
             case Prepare() if self._is_warm:
@@ -285,18 +311,13 @@ class Supervisor:
             self._inventory = None
 
     async def _take_inventory(self, order: TakeInventory) -> None:
-        """Say what this node has; one that cannot read its own memory leaves."""
+        """Say what this node has."""
         if self._build_locks is not None:
             self._build_locks.clear()
         remembered = self._listener.remembered
-        try:
-            inventory = await take_inventory(
-                order, keeper=self.keeper, bulk=self.bulk, remembered=remembered
-            )
-        except (GeminiError, OSError) as error:
-            self.lab.note(f"{self.name} cannot read its memory, and leaves: {error}")
-            self._leave()
-            return
+        inventory = await take_inventory(
+            order, keeper=self.keeper, bulk=self.bulk, remembered=remembered
+        )
         if inventory.unread:
             self.lab.note(f"the persistent tier cannot be read: {inventory.unread}")
         self.root.send(inventory)
@@ -318,13 +339,29 @@ class Supervisor:
                 interface=interface,
                 kept=order.kept,
                 joins=order.joins,
+                code=order.code,
             )
             if rank in order.kept:
                 self._go_on(start)
                 continue
-            self.host.start(start)
-            for flaw in self._flaws:
+            try:
+                self.host.start(start)
+            except OSError as error:
+                self._tell_unstarted(start, f"{self.name}'s agent cannot start it: {error}")
+                continue
+            for flaw in self._flaws if rank in self.host.workers else ():
                 self.host.workers[rank].channel.send(flaw)
+
+    def _tell_unstarted(self, start: WorkerStart, reason: str) -> None:
+        """Tell that a worker never began, for something that this machine lacks."""
+        rank, epoch = start.rank, start.epoch
+        self.lab.emit(
+            events.WorkerExited(
+                rank=rank, epoch=epoch, pid=0, signal=None, exit_code=1, output=(reason,)
+            )
+        )
+        error = ScriptError(error=CapacityError.__name__, text=reason)
+        self.root.send(WorkerExited(rank=rank, epoch=epoch, code=1, output=reason, error=error))
 
     def _go_on(self, start: WorkerStart) -> None:
         """Have a worker that stands still go on, if its process is still there."""
@@ -339,9 +376,21 @@ class Supervisor:
 
     # -- what workers do -------------------------------------------------------------------------
 
+    def _seen_of_kill(self, worker: Worker) -> str:
+        """Return what was seen of memory when a worker was killed, by whomever."""
+        free, kills = free_memory(), kernel_kills() - self._kernel_kills
+        seen = "it was ended by SIGKILL"
+        if kills > 0:
+            seen += f", as the kernel's OOM killer ended {kills} of this machine's processes"
+        if worker.held_bytes:
+            seen += f"; it held {format_bytes(worker.held_bytes)} of memory when it was seen last"
+        return f"{seen}; {free.bound_by} has {format_bytes(free.size_bytes)} left"
+
     def _on_exit(self, worker: Worker, code: int) -> None:
         if worker.epoch < self.epoch or worker.status == "finished":
             return  # ended by a fence, or at its script's end
+        if code == -signal.SIGKILL:
+            worker.output.append(self._seen_of_kill(worker))
         if not worker.is_ahead:
             self.lab.emit(
                 events.WorkerExited(

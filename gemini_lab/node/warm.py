@@ -23,10 +23,13 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
+import psutil
 
-from gemini_lab.engine.process_exit import tie_to_parent, untie_from_parent
-from gemini_lab.job import python_command
+from gemini_lab.engine.executed_code import process_code
+from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_from_parent
+from gemini_lab.job import HASH_SEED, hash_seed_in, python_command
 from gemini_lab.node.cpu_facts import CpuFacts
+from gemini_lab.node.processes import end_orphans, worker_of
 from gemini_lab.node.semaphores import remove_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import (
     Fork,
@@ -43,6 +46,7 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.wire.local import LocalChannel
 
+ORPHANS_S: Final = 5.0  # for what a worker leaves running to be gone
 HEAVY_MODULES: Final = (
     "torch",
     "torch._dynamo",
@@ -87,11 +91,14 @@ class WarmParent:
         self._channel = channel
         self._warm = warm
         self._children: dict[int, WorkerStart] = {}  # by pid
+        self._own: set[int] = set()  # processes of its own: what its imports started
         self._listener: socket.socket | None = None
         self._address = ""  # where it listens
 
     def serve(self) -> None:
         """Do what the agent asks until it is gone; then kill the workers."""
+        adopt_orphans()
+        self._own = {one.pid for one in psutil.Process().children()}
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -130,7 +137,12 @@ class WarmParent:
         """Hold a port for the job's rendezvous, so that nobody takes it meanwhile."""
         if self._listener is not None:
             self._listener.close()
-        self._listener = socket.create_server((message.host, 0), backlog=1024)
+            self._listener = None
+        try:
+            self._listener = socket.create_server((message.host, 0), backlog=1024)
+        except OSError as error:
+            self._channel.send(Listening(epoch=message.epoch, port=0, reason=str(error)))
+            return
         port = self._listener.getsockname()[1]
         self._address = f"{message.host}:{port}"
         self._channel.send(Listening(epoch=message.epoch, port=port))
@@ -140,7 +152,11 @@ class WarmParent:
         # A port may be left from a restart that another failure cut short: all meet elsewhere now.
         is_meant = self._listener is not None and self._address == start.rendezvous
         listen_fd = self._listener.fileno() if self._listener and is_meant else None
-        pid = os.fork()
+        reason = ""
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or too little memory for one more
+            pid, reason = -1, f"its process could not be started: {error}"
         if pid == 0:
             self._become_worker(start, channel_fd, output_fd, listen_fd)
         for fd in fds:
@@ -148,6 +164,11 @@ class WarmParent:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+        if reason:
+            self._channel.send(
+                Reaped(pid=0, code=1, rank=start.rank, epoch=start.epoch, reason=reason)
+            )
+            return
         with suppress(OSError):
             os.setpgid(pid, pid)
         self._children[pid] = start
@@ -164,7 +185,8 @@ class WarmParent:
             self._channel.close()
             os.dup2(output_fd, 1)
             os.dup2(output_fd, 2)
-            if self._warm:
+            # A fork has its parent's order of sets, which was settled as that started.
+            if self._warm and hash_seed_in(os.environ) == start.order.hash_seed:
                 from gemini_lab.node.worker import work  # noqa: PLC0415
 
                 status = work(start, channel_fd, listen_fd)
@@ -181,9 +203,16 @@ class WarmParent:
         for fd in (channel_fd, listen_fd):
             if fd is not None:
                 os.set_inheritable(fd, True)
-        command = python_command("gemini_lab.node.cold", channel_fd, listen_fd)
-        told = msgspec.json.encode(start).decode()
-        os.execv(command[0], [*command, told])
+        # Everybody on the machine reads a command line, and the job's environment has secrets.
+        from gemini_lab.memory.slab import anonymous_file  # noqa: PLC0415  (imports NumPy)
+
+        told = anonymous_file()
+        os.set_inheritable(told, True)
+        with open(told, "wb", closefd=False) as file:
+            file.write(msgspec.json.encode(start))
+        command = python_command("gemini_lab.node.cold", channel_fd, listen_fd, told)
+        os.environ[HASH_SEED] = str(start.order.hash_seed)
+        os.execv(command[0], command)
 
     def _reap(self) -> None:
         while self._children:
@@ -196,10 +225,23 @@ class WarmParent:
         child = self._children.pop(pid, None)
         if child is not None:
             code = os.waitstatus_to_exitcode(status)
-            self._channel.send(Reaped(pid=pid, code=code, rank=child.rank, epoch=child.epoch))
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # what the worker itself had started
+            self._end_what_is_left(pid)
             remove_semaphores(semaphore_prefix(child.order.run, pid))
+            self._channel.send(Reaped(pid=pid, code=code, rank=child.rank, epoch=child.epoch))
+
+    def _end_what_is_left(self, pid: int) -> None:
+        """End what a worker had started in sessions of their own, which is this process's now.
+
+        As long as other workers run, only what shows whose it is: a process that one of them has
+        left running may be here, too.
+        """
+        known = self._own | self._children.keys()
+        end_orphans(
+            lambda one: one.pid not in known and (not self._children or worker_of(one) == pid),
+            within_s=ORPHANS_S,
+        )
 
     def _kill_all(self, *, spare: Collection[int] = ()) -> None:
         doomed = [pid for pid, start in self._children.items() if start.rank not in spare]
@@ -217,6 +259,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = LocalChannel.adopt(fd)
     if warm:
+        process_code.follow_imports()
         tie_to_parent()  # who imports hears nobody
         gc.disable()  # it would only find that what is being imported is in use
         facts = CpuFacts()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from gemini_lab.display import readable
 from gemini_lab.engine import session
+from gemini_lab.engine.executed_code import process_code
 from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.process_exit import leave as end_process
@@ -25,8 +26,9 @@ from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.errors import CannotGoOnError
-from gemini_lab.job import Job, find_module
+from gemini_lab.job import HASH_SEED, Job, find_module
 from gemini_lab.node.held_folder import MPI_SHARED
+from gemini_lab.node.processes import WORKER
 from gemini_lab.node.script_end import end_as_python_does, keep_parents_things
 from gemini_lab.node.semaphores import name_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
@@ -147,6 +149,7 @@ def run_script(job: Job, *, local_rank: int) -> None:
     if job.module:
         runpy.run_module(job.script, run_name="__main__", alter_sys=True)
     else:
+        process_code.note(str(Path(job.script).resolve()))
         runpy.run_path(job.script, run_name="__main__")
 
 
@@ -259,6 +262,8 @@ def settle_in(start: WorkerStart) -> None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, start.interface)
     os.environ.update(job.env)
+    os.environ[HASH_SEED] = str(start.order.hash_seed)  # what the script starts inherits it
+    os.environ[WORKER] = str(os.getpid())
     os.chdir(job.cwd)
     # By which a process that multiprocessing spawns finds a script that is named from there.
     multiprocessing.process.ORIGINAL_DIR = str(Path.cwd())  # type: ignore[attr-defined]

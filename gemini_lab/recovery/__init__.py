@@ -9,8 +9,8 @@
     its parts       stop, drains, resizes, replicas (all ranks stop for these); ahead and keeping
                     (processes that start early, or stay); saver and disowning (what the tier
                     has, and what of it counts no more); rewinds; roll_call
-    its judgements  faults, hangs, progress; repeats, finite, guard (what was computed); wrong_sums
-                    and distrust (a machine that computes wrong)
+    its judgements  faults, hangs, ends, progress; repeats, finite, guard (what was computed);
+                    wrong_sums and distrust (a machine that computes wrong)
     for people      wasted_time, by the paper's equation
 
 `model` plays all of this on a modelled world, where an attack looks for what breaks it.

@@ -120,6 +120,7 @@ class Ahead:
             fingerprint=state.fingerprint,
             kept=[rank for rank in seats.ranks if rank not in self.ranks],
             joins=state.rendezvous,
+            code=state.code,
         )
         yield Send(to=node, order=order)
 

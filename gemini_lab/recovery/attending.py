@@ -1,13 +1,27 @@
 """Agents that come, go, and come back, and a root agent after another."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Final
+
+import msgspec
 
 from gemini_lab.log import events
 from gemini_lab.recovery.disowning import disown
 from gemini_lab.recovery.drains import forgotten
 from gemini_lab.recovery.keeping import SEVERED
-from gemini_lab.recovery.messages import Fence, Learned, Prepare, Release, WorkerStatus
+from gemini_lab.recovery.messages import (
+    AllLive,
+    Fence,
+    Inventory,
+    Learned,
+    OrderFailed,
+    Prepare,
+    Release,
+    RestoreFailed,
+    Severed,
+    WorkerStatus,
+)
 from gemini_lab.recovery.protocol import (
     ACTIVE,
     RESTARTING,
@@ -22,6 +36,9 @@ from gemini_lab.recovery.protocol import (
 from gemini_lab.recovery.resizes import patience_s
 from gemini_lab.recovery.stop import what_for
 from gemini_lab.recovery.watching import WatchedRun
+
+MOST_BREAKS: Final = 3
+"""Of a connection before its agent has answered: as often it is asked, and then done without."""
 
 
 class AttendedRun(WatchedRun):
@@ -111,11 +128,12 @@ class AttendedRun(WatchedRun):
         if phase == "running" and self._ahead.is_lost_with(joined):
             yield from self._without_ahead(joined.at_s, f"the connection to {joined.node} broke")
         if phase in {"fencing", "inventory", "rendezvous"}:
-            yield from self._begin(joined.at_s, cause=SEVERED, lost=[])
+            yield from self._ask_question_again(joined)
         elif phase in {"starting", "running"} and joined.node in self.state.members:
             self._finished |= {r for r, status in joined.workers.items() if status == "finished"}
             if not joined.workers.keys() >= set(self.state.seats.ranks_on(joined.node)):
-                yield from self._begin(joined.at_s, cause="worker_exited", lost=[])
+                reason = f"workers on {joined.node} ended while the connection to it was broken"
+                yield from self._on_machine(joined.at_s, joined.node, reason, cause="worker_exited")
             else:
                 yield from self._stop.ask_again(self.state, joined.node)
                 yield from self._finish_if_all_did(joined.at_s)
@@ -132,6 +150,60 @@ class AttendedRun(WatchedRun):
             yield from disown(self.state, [joined.node])
         if self.state.phase in {"done", "failed"} and joined.workers:
             yield Send(to=joined.node, order=Release(epoch=self.state.epoch))
+
+    def _ask_question_again(self, joined: NodeJoined) -> Iterator[Instruction]:
+        """Ask an agent again whose connection broke before it had answered, but not for ever."""
+        node = joined.node
+        is_port = self._port is not None and self._port.to == node
+        if node in self._answered or (self.state.phase == "rendezvous" and not is_port):
+            return
+        self._breaks[node] += 1
+        if self._breaks[node] < MOST_BREAKS:
+            yield self._port if self._port is not None else self._question(node)
+        elif self._port is None:
+            yield from self._drop(joined.at_s, [node])
+        else:
+            reason = f"the connection to {node} broke {MOST_BREAKS} times as it was to hold a port"
+            yield from self._on_machine(joined.at_s, node, reason, cause=SEVERED)
+
+    def _on_trouble(
+        self, at_s: float, node: str, said: Severed | AllLive | RestoreFailed | OrderFailed
+    ) -> Iterator[Instruction]:
+        """Something could not be done, or used."""
+        if isinstance(said, OrderFailed):
+            yield from self._on_failed_order(at_s, node, said)
+        else:
+            yield from super()._on_trouble(at_s, node, said)
+
+    def _on_failed_order(self, at_s: float, node: str, said: OrderFailed) -> Iterator[Instruction]:
+        """An agent lacks what an order needs; its memory is there, and it may do it later."""
+        reason = f"{node} cannot do {said.order}: {said.reason}"
+        phase = self.state.phase
+        yield Emit(event=events.Note(text=reason))
+        if phase == "fencing" and node in self.living:  # its workers may still run
+            yield from self._drop(at_s, [node], reason=reason)
+        elif phase == "inventory" and node in self.living:
+            yield from self._avoid(node, reason)
+            yield from self._without_inventory(at_s, node, reason)
+        elif phase == "rendezvous" and self._port is not None and self._port.to == node:
+            yield from self._on_machine(at_s, node, reason, cause="order_failed", is_told=True)
+
+    def _without_inventory(self, at_s: float, node: str, reason: str) -> Iterator[Instruction]:
+        """Go on without what a node has in memory, or reads of the tier, until it can tell."""
+        known = self._inventory.get(node)
+        if known is None and node in self.state.members and node not in self.state.silent:
+            self.state = replace(self.state, silent=(*self.state.silent, node))
+        if node == self._tier_asked:
+            known = known or Inventory(epoch=self.state.epoch, copies=[], damaged=[])
+            self._inventory[node] = msgspec.structs.replace(known, unread=reason)
+        self._answered.add(node)
+        yield from self._advance(at_s)
+
+    def _avoid(self, node: str, reason: str) -> Iterator[Instruction]:
+        """Use a node last of all from now on, and say why, once."""
+        if node not in self.state.excluded:
+            self.state = replace(self.state, excluded=(*self.state.excluded, node))
+            yield Emit(event=events.NodeExcluded(name=node, reason=reason))
 
     def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
         was_living = self.living.pop(lost.node, None) is not None
@@ -174,8 +246,15 @@ class AttendedRun(WatchedRun):
     def _drop_silent_agents(self, at_s: float) -> Iterator[Instruction]:
         """Agents that live but do not answer count as lost, and are used again last of all."""
         self._asked_s = at_s  # who comes back has as much time again
-        for node in [node for node in self.living if node not in self._answered]:
-            self.state = replace(self.state, excluded=(*self.state.excluded, node))
+        yield from self._drop(at_s, [node for node in self.living if node not in self._answered])
+
+    def _drop(
+        self, at_s: float, nodes: Sequence[str], *, reason: str = ""
+    ) -> Iterator[Instruction]:
+        """Go on without agents that live but do not do what they are asked."""
+        told = reason or f"it did not answer in the recovery's phase {self.state.phase!r}"
+        for node in nodes:
+            yield from self._avoid(node, told)
             yield HangUp(node=node)
             yield from self._on_lost(NodeLost(at_s=at_s, node=node, cause="no answer"))
 

@@ -6,8 +6,10 @@ happens from a failure until training goes on; see `GuidedRoot`.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from gemini_lab.errors import GeminiError, kind_of
 
@@ -29,8 +31,7 @@ class Kept(NamedTuple):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Training stands still, or what is being done about that came to nothing.
 
     Attributes:
@@ -42,55 +43,47 @@ class Failed:
     lost: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A node is there that was not: a new one, or one that had fallen silent."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fenced:
+class Fenced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A node has ended its workers, so that its memory stays as it is."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Told(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a node has in memory, as it was asked."""
 
     node: str
     copies: tuple[Kept, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class Changed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What is waited for will not come: a silent node is dead, or a person gave it up."""
 
 
 Event = Failed | Joined | Fenced | Told | Changed
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(msgspec.Struct, frozen=True, tag=True):
     """Begin anew, with the next epoch: every living node ends its workers, and says `Fenced`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, tag=True):
     """Ask every living node what it has in memory; each says `Told`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True, tag=True):
     """Start workers on every position; they load this version, or start anew with `None`."""
 
     version: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True, tag=True):
     """Start nothing yet, and say why; machines that are missing are asked for."""
 
     why: str
@@ -187,5 +180,5 @@ def told(said: Event | Action) -> str:
             of = f"versions {', '.join(map(str, versions))}" if versions else "nothing"
             return f"Told({said.node}: {of})"
         case _:
-            values = (str(getattr(said, each.name)) for each in fields(said))
+            values = (str(getattr(said, name)) for name in said.__struct_fields__)
             return f"{type(said).__name__}({', '.join(values)})"

@@ -1,21 +1,25 @@
 """When to give up: a script that fails for its own reasons, a version that does not load."""
 
 import re
+import signal
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gemini_lab.log.events import FailureCause, ReplicaRejected, VersionRejected
+from gemini_lab.recovery.ends import WAY_OUT, Apart
 from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
 from gemini_lab.recovery.plan import Copy
 from gemini_lab.recovery.protocol import Emit, RootState
 from gemini_lab.shard.lineage import Lineage
 
 MAX_ATTEMPTS: Final = 3  # script errors in a row, with no iteration finished between
-MAX_KILLS: Final = 10  # the same for workers that a signal ended
+MAX_KILLS: Final = 10  # the same for workers that a signal ended, or that a machine cannot start
 MAX_BARREN: Final = 10  # failures in a row of starts that got no further than a version
 FURTHER: Final = 2  # versions that a start has to make to have got further
 MOST_ERRORS: Final = 64  # of the script's own, that are kept in mind
+FREE_TRIES: Final = 3  # recoveries in a row that came to nothing, before the next one pauses
+LONGEST_PAUSE_S: Final = 30.0
 LONGEST_ERROR: Final = 200
 _OF_THE_NETWORK: Final = re.compile(
     r"connection|broken ?pipe|EOFError|\bpeer\b|gloo|nccl|timed? ?out|rendezvous|TCPStore",
@@ -122,6 +126,69 @@ def judge_hang(
     return Verdict(state=state, reason=reason, left=left)
 
 
+def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> Verdict:
+    """What becomes of a run one of whose ranks came to an end while others train on.
+
+    It may have been for a moment's reason, such as a time that was up on one machine first; so all
+    start again, once. No start would get further if the same comes after the same iteration again,
+    or if the data are of unequal length.
+
+    Args:
+        state: Before.
+        apart: Who ended, and who trains on.
+        spares: Living nodes without a position.
+    """
+    nodes = [state.seats.node_of(rank) for rank in apart.ended]
+    error = f"{apart.what} of rank {apart.ended[0]} over after {apart.iteration}"
+    is_again = error in state.errors  # after the very same iteration
+    state = replace(_with_attempt(state, nodes), errors=(*state.errors, error)[-MOST_ERRORS:])
+    most = state.read_settings().max_same_errors
+    times = [*map(_without_numbers, state.errors)].count(_without_numbers(error))
+    if is_again or apart.comes_again or (most is not None and times >= most):
+        return Verdict(state=state, reason=f"{apart.seen}; {WAY_OUT}", cause="script")
+    return _judge_barren(state, apart.seen, cause="script", spares=spares)
+
+
+def is_of_apart(exited: WorkerExited) -> bool:
+    """Whether a worker may have ended because another one came to an end before it.
+
+    It lost its peer, sums of different sizes met, which ends its process, or it is that other one.
+    """
+    if exited.code in {0, -signal.SIGABRT}:
+        return True
+    error = exited.error
+    return error is not None and is_of_the_network(f"{error.error}: {error.text}")
+
+
+def judge_machine(
+    state: RootState, node: str, *, reason: str, spares: Sequence[str], is_told: bool = False
+) -> Verdict:
+    """What becomes of a run whose recovery failed at one machine, with no worker to blame.
+
+    Such a failure never ends a run: without another machine it is tried again, ever later.
+
+    Args:
+        state: Before.
+        node: The machine.
+        reason: What failed there.
+        spares: Living nodes without a position.
+        is_told: Whether its agent has said that it cannot do what it was told.
+    """
+    offences = (*state.offences, node)
+    state = replace(state, offences=offences)
+    times = offences.count(node)
+    if not is_told and times < MAX_ATTEMPTS:
+        return Verdict(state=state)
+    left = node_to_leave([node], state, spares)
+    return Verdict(state=state, reason=reason if left else "", left=left)
+
+
+def pause_s(state: RootState) -> float:
+    """How long a run that keeps failing waits before its workers start again: ever longer."""
+    late = state.fruitless - FREE_TRIES
+    return min(2.0 ** min(late, 10), LONGEST_PAUSE_S) if late > 0 else 0.0
+
+
 def _with_attempt(state: RootState, nodes: Sequence[str]) -> RootState:
     offences = (*state.offences, *dict.fromkeys(nodes))
     barren = () if has_got_further(state) else (*state.barren, nodes[0])
@@ -176,7 +243,9 @@ def cause_of(exited: WorkerExited) -> FailureCause:
     """What ended a worker because of which the run is given up: its script, or its machine."""
     error = exited.error
     said = "" if error is None else f"{error.error}: {error.text}"
-    return "script" if exited.code > 0 and not is_of_the_network(said) else "machines"
+    if exited.code < 0 or is_of_the_network(said):
+        return "machines"
+    return "machines" if error is not None and error.error in OF_THE_MACHINE else "script"
 
 
 def own_error(exited: WorkerExited) -> str:
@@ -185,9 +254,15 @@ def own_error(exited: WorkerExited) -> str:
     Numbers count for nothing: an index or a step differs each time.
     """
     error = exited.error
-    if exited.code <= 0 or error is None or is_of_the_network(f"{error.error}: {error.text}"):
+    if exited.code <= 0 or error is None or error.error in OF_THE_MACHINE:
         return ""
-    return re.sub(r"\d+", "#", f"{error.error}: {error.text}")[:LONGEST_ERROR]
+    if is_of_the_network(f"{error.error}: {error.text}"):
+        return ""
+    return _without_numbers(f"{error.error}: {error.text}")[:LONGEST_ERROR]
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "#", text)
 
 
 def reason_to_stop_repeating(
@@ -225,7 +300,8 @@ def reason_to_give_up(
     error = exited.error
     lacks = error is not None and _OF_THE_BUILD.search(error.text) is not None
     is_final = lacks or (error is not None and error.error in final)
-    if not is_final and attempts < (MAX_ATTEMPTS if exited.code > 0 else MAX_KILLS):
+    is_machines = exited.code < 0 or (error is not None and error.error in OF_THE_MACHINE)
+    if not is_final and attempts < (MAX_KILLS if is_machines else MAX_ATTEMPTS):
         return None
     is_told = error is not None and is_final and error.error != "SystemExit"
     told = f"{error.error}: {error.text}" if error is not None and is_told else _said_last(exited)

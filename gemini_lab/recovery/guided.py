@@ -56,12 +56,15 @@ class GuidedRoot(RootAgent):
         state: Where the previous root left the run.
         at_s: Now.
         decide: What is asked.
+
+    Attributes:
+        guide: The same.
     """
 
     def __init__(self, *, state: RootState, at_s: float, decide: Decide) -> None:
         super().__init__(state=state, at_s=at_s)
         self.decisions: list[tuple[Event, tuple[Action, ...]]] = []
-        self._guide = decide
+        self.guide = decide
         self._is_guided = False  # nothing is to be decided before a worker has called `protect`
         self._failure = "root_lost"
         self._lost: tuple[str, ...] = ()
@@ -155,12 +158,12 @@ class GuidedRoot(RootAgent):
         """Have `decide` decide; a run whose root agent makes no sense ends, and says so."""
         kept: dict[str, object] = json.loads(self.state.own or "{}")
         try:
-            actions = as_actions(self._guide(kept, event, self._cluster()))
+            actions = as_actions(self.guide(kept, event, self._cluster()))
             own = as_text(kept)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it raises
-            said = str(error) if isinstance(error, GuideError) else f"it raised {_in_short(error)}"
+            said = str(error) if isinstance(error, GuideError) else raised(error)
             self.decisions.append((event, ()))
             yield from self._fail(at_s, f"root= was told {told(event)}: {said}", cause="script")
             return
@@ -278,6 +281,7 @@ def _only(said: Inventory, *, version: int | None) -> Inventory:
     return msgspec.structs.replace(said, copies=copies, persistent=None)
 
 
-def _in_short(error: BaseException) -> str:
+def raised(error: BaseException) -> str:
+    """Return in a line what a function raised."""
     text = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"it raised {type(error).__name__}" + (f": {text}" if text else "")

@@ -10,11 +10,12 @@ they may still load a model. Once all of these stand in a collective, where thos
 never join them, or have done nothing at all for long, or have ended, they have gone past it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from gemini_lab.recovery.ends import Places, listed
 from gemini_lab.recovery.messages import Doing, WorkerPulse
 
 STILL_S: Final = 3.0
@@ -27,7 +28,6 @@ STAND_S: Final = 10.0
 """All stand still for so long, and no pace is known yet: what each of them does is said."""
 UNPROTECTED_S: Final = 120.0
 """No rank has called `protect` for so long since the first start: that is said."""
-LISTED: Final = 8
 DOING: Final[dict[Doing, str]] = {
     "starting": "starting",
     "meeting": "in protect",
@@ -103,6 +103,20 @@ class Pulses:
             one.doing == "restoring" and one.detail == "persistent" for one in seen
         )
 
+    def places(self, at_s: float, limits: Limits, *, node_of: Callable[[int], str]) -> Places:
+        """Return what is seen of the ranks that do not get on."""
+        seen = [self._standing(rank, at_s, limits) for rank in sorted(self._heard)]
+        return Places(
+            node_of=node_of,
+            words={one.pulse.rank: _activity(one.pulse) for one in seen},
+            in_step=[one.pulse.rank for one in seen if one.pulse.doing == "step"],
+            waiting=[one.pulse.rank for one in seen if _waits_long(one)],
+        )
+
+    def stand(self, at_s: float, limits: Limits, *, ranks: Iterable[int]) -> bool:
+        """Return whether all these do nothing any more, or nothing that gets them on."""
+        return all(_does_nothing(self._standing(rank, at_s, limits), limits) for rank in ranks)
+
     def note_iteration(self, rank: int, iteration: int) -> None:
         """A rank has finished one: whatever was seen of it before is over."""
         self._heard.pop(rank, None)
@@ -156,7 +170,7 @@ class Pulses:
         if not absent:
             return ""
         self._is_late_told = True
-        return f"{_told_of_waiting(here)} for {_listed(absent)}; every rank must call protect"
+        return f"{_told_of_waiting(here)} for {listed(absent)}; every rank must call protect"
 
     @property
     def is_any_in_protect(self) -> bool:
@@ -189,9 +203,11 @@ class Pulses:
         for one in seen:
             places.setdefault(_activity(one.pulse), []).append(one.pulse.rank)
         named = [f"{_ranks(there)} {activity}" for activity, there in places.items()]
+        if finished:
+            named.append(f"{_ranks(sorted(finished))} at the script's end")
         idle_s = min(one.idle_s for one in seen)
         return (
-            f"nothing has moved on any rank for {idle_s:.0f} s: {_listed(named, '; ')}; if that "
+            f"nothing has moved on any rank for {idle_s:.0f} s: {listed(named, '; ')}; if that "
             f"stays so, all start anew after {limits.idle_s:.0f} s (idle_s)"
         )
 
@@ -247,6 +263,22 @@ class _Standing:
         return self.quiet_s > self.limit_s
 
 
+def _waits_long(one: _Standing) -> bool:
+    """Whether a rank stands in a collective, or has done nothing at all since its start."""
+    if one.pulse.waits_in:
+        return one.quiet_s >= STAND_S
+    return one.pulse.doing == "starting" and one.idle_s >= PAST_S
+
+
+def _does_nothing(one: _Standing, limits: Limits) -> bool:
+    pulse = one.pulse
+    is_known = pulse.doing in {"paused", "held", "meeting", "restoring"}
+    if is_known or pulse.runs_other or pulse.compiles or pulse.silent_s > 0:
+        return False
+    waits = bool(pulse.waits_in) and one.quiet_s >= STILL_S  # which may spin, on a device
+    return waits or one.idle_s >= STILL_S or one.quiet_s >= limits.stopped_s
+
+
 def _quiet_and_limit(pulse: WorkerPulse, limits: Limits) -> tuple[float, float]:
     """How long a worker had been quiet when it was seen so, and how long it may be."""
     if pulse.silent_s > 0 and pulse.is_stopped:
@@ -275,15 +307,16 @@ def _met(seen: list[_Standing]) -> tuple[list[_Standing], list[_Standing]]:
 def _past_protect(seen: list[_Standing], finished: Collection[int], limits: Limits) -> list[Hung]:
     """Those that will never come to `protect`, where others wait; nobody if that is not certain."""
     here, away = _met(seen)
-    if not here or min(one.quiet_s for one in here) < PAST_S:
+    # Who has ended comes for certain no more.
+    if not here or min(one.quiet_s for one in here) < (STILL_S if finished else PAST_S):
         return []
     if finished:
-        ended = _listed([f"rank {rank}" for rank in sorted(finished)])
+        ended = listed([f"rank {rank}" for rank in sorted(finished)])
         told = f"{_told_of_waiting(here)}; the script of {ended} has ended without calling it"
         return [_gone_past(one, told) for one in here]
     # A backward pass may wait for other ranks without being seen in a collective.
     if all(one.idle_s >= (PAST_S if one.pulse.waits_in else limits.idle_s) for one in away):
-        places = _listed([_absent(one) for one in away])
+        places = listed([_absent(one) for one in away])
         told = f"{_told_of_waiting(here)}, which was not called by {places}"
         return [_gone_past(one, told) for one in away]
     return []
@@ -294,7 +327,7 @@ def _gone_past(one: _Standing, told: str) -> Hung:
 
 
 def _told_of_waiting(here: list[_Standing]) -> str:
-    ranks = _listed([str(one.pulse.rank) for one in here])
+    ranks = listed([str(one.pulse.rank) for one in here])
     they_wait = f"rank {ranks} has waited" if len(here) == 1 else f"ranks {ranks} have waited"
     return f"{they_wait} in protect for {min(one.quiet_s for one in here):.0f} s"
 
@@ -307,13 +340,8 @@ def _absent(one: _Standing) -> str:
     return f"rank {pulse.rank} ({_activity(pulse)}, for {one.idle_s:.0f} s)"
 
 
-def _listed(names: list[str], comma: str = ", ") -> str:
-    more = len(names) - LISTED
-    return comma.join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
 def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_listed([*map(str, ranks)])}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed([*map(str, ranks)])}"
 
 
 def _told(one: _Standing) -> str:

@@ -3,6 +3,7 @@
     lab            <-> agent         the owner's orders; events, output and requests in return
     root agent     <-> agent         the steps of a restart, saving, and what workers say
     agent          <-> warm parent   forking, killing and reaping the node's workers
+    agent          <-> own root      events of a recovery, and what the user's function decides
     agent          <-> bulk process  whatever touches every byte of a slab, or the persistent tier
     agent          <-> worker        memory for checkpoints; events, errors, the end of the script
     `gemini-lab`   <-> lab           failures on purpose, and the end of a run
@@ -26,6 +27,8 @@ from gemini_lab.job import Job
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected, WrongSums
 from gemini_lab.placement.memory import BUFFERS
+from gemini_lab.recovery.deciding import Action as GuideAction
+from gemini_lab.recovery.deciding import Cluster, Event
 from gemini_lab.recovery.plan import PlanPart, Stored, Unclear, VersionId
 from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
@@ -38,6 +41,8 @@ Doing = Literal[
     "starting", "meeting", "restoring", "step", "between steps", "paused", "held", "finishing"
 ]
 """What a worker's training thread does; `starting` until `protect` has returned."""
+End = Literal["break", "data", "epoch", "loop", "script"]
+"""What may be over on a rank; see `EndReached`."""
 Epoch = Annotated[int, msgspec.Meta(ge=0)]
 Rank = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -271,6 +276,8 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         settings: What the launcher was told; it replaces what the script's configuration says.
         defaults: What the lab would have where neither says anything.
         root: The user's own function that decides recoveries, as text; empty for the lab's own.
+        hash_seed: With which each worker's interpreter starts, on every node and in every start:
+            the order of a set of texts follows it.
     """
 
     number: int
@@ -281,6 +288,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     defaults: dict[str, SettingValue] = {}
     is_resumed: bool = False
     root: str = ""
+    hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -300,6 +308,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ready with what they tell of their set-up, and waits for its place; else empty.
         scratch: A folder for multiprocessing's sockets, which its agent removes once it has ended;
             empty where there is none.
+        code: As `StartWorkers.code`.
     """
 
     rank: Rank
@@ -313,6 +322,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kept: list[Rank] = []
     joins: str = ""
     scratch: str = ""
+    code: dict[str, str] = {}
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -320,6 +330,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         left: What rewinds had left behind by then: a run that goes on from here knows it by this.
+        code: Digests of the files of the script that made it, by name.
     """
 
     job: str
@@ -328,6 +339,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     world_size: int
     settings: dict[str, SettingValue]
     left: list[VersionId] = []
+    code: dict[str, str] = {}
 
 
 # -- root agent to agent ---------------------------------------------------------------------------
@@ -380,6 +392,8 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
     Attributes:
         kept: Ranks, of all nodes, that go on in their processes.
         joins: As `WorkerStart.joins`.
+        code: Digests of the script's files that this run executed last, by name; what workers
+            execute is compared with that.
     """
 
     order: JobOrder
@@ -389,6 +403,7 @@ class StartWorkers(RootOrder, frozen=True, kw_only=True):
     fingerprint: str | None
     kept: list[Rank] = []
     joins: str = ""
+    code: dict[str, str] = {}
 
 
 class Persist(RootOrder, frozen=True, kw_only=True):
@@ -591,6 +606,7 @@ class Inventory(Message, frozen=True, kw_only=True):
         iterations: What the node's workers said of their newest ones, so that this root too can
             compare with that what is done again.
         left: What rewinds left behind, as this node's workers said; see `recovery.rewinds`.
+        code: Digests of the script's files, as they said.
     """
 
     epoch: Epoch
@@ -603,6 +619,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     protected: Protected | None = None
     iterations: list[IterationBegun | Iteration] = []
     left: list[VersionId] = []
+    code: dict[str, str] = {}
 
 
 class PortHeld(Message, frozen=True, kw_only=True):
@@ -648,6 +665,19 @@ class Disowned(Message, frozen=True, kw_only=True):
     epoch: Epoch
     versions: list[int] = []
     reason: str = ""
+
+
+class OrderFailed(Message, frozen=True, kw_only=True):
+    """An agent could not do what the root agent ordered: its machine lacks what that needs.
+
+    Attributes:
+        order: The name of the order's class.
+        reason: What was tried, and why it failed.
+    """
+
+    epoch: Epoch
+    order: str
+    reason: str
 
 
 class ScriptError(Message, frozen=True, kw_only=True):
@@ -730,12 +760,18 @@ class Forked(Message, frozen=True, kw_only=True):
 
 
 class Reaped(Message, frozen=True, kw_only=True):
-    """A worker ended."""
+    """A worker ended, or never began.
+
+    Attributes:
+        pid: 0 for one that never began.
+        reason: Why it did not; else empty.
+    """
 
     pid: int
     rank: Rank
     epoch: Epoch
     code: int
+    reason: str = ""
 
 
 class Killed(Message, frozen=True, kw_only=True):
@@ -745,10 +781,16 @@ class Killed(Message, frozen=True, kw_only=True):
 
 
 class Listening(Message, frozen=True, kw_only=True):
-    """The port that is held."""
+    """The port that is held.
+
+    Attributes:
+        port: 0 where none could be.
+        reason: Why not; else empty.
+    """
 
     epoch: Epoch
     port: int
+    reason: str = ""
 
 
 # -- worker and version maker: one question at a time, about memory that both have mapped ----------
@@ -1023,6 +1065,21 @@ class GoOn(Message, frozen=True, kw_only=True):
     start: WorkerStart
 
 
+class EndReached(Message, frozen=True, kw_only=True):
+    """A worker has come to an end after an iteration; where other ranks train on, it is too early.
+
+    Attributes:
+        iteration: The newest that it has done.
+        what: What is over: a pass through its data, an epoch for which it waits for the others,
+            its loop, its script. A loop that was broken off may have been so by an error.
+    """
+
+    rank: Rank
+    epoch: Epoch
+    iteration: Annotated[int, msgspec.Meta(ge=0)]
+    what: End
+
+
 class ScriptFinished(Message, frozen=True, kw_only=True):
     """A worker's script has ended as it should."""
 
@@ -1083,11 +1140,13 @@ FromAgentMessage = (
     Fenced
     | Inventory
     | PortHeld
+    | OrderFailed
     | Persisted
     | PersistFailed
     | Committed
     | Disowned
     | WorkerExited
+    | EndReached
     | ScriptFinished
     | Held
     | Severed
@@ -1101,6 +1160,45 @@ FromAgentMessage = (
     | EventSaid
 )
 """What the root agent hears from an agent that has joined."""
+
+
+# -- a root agent of the user's own, in a process beside the agent ---------------------------------
+
+
+class Guide(Message, frozen=True, kw_only=True):
+    """The function that decides; once it is read, an empty `GuideAnswer` follows.
+
+    Attributes:
+        packed: As `JobOrder.root`.
+    """
+
+    packed: str
+
+
+class GuideQuestion(Message, frozen=True, kw_only=True):
+    """Something has happened: the function is to decide what is done.
+
+    Attributes:
+        kept: What it keeps, as JSON.
+    """
+
+    kept: str
+    event: Event
+    cluster: Cluster
+
+
+class GuideAnswer(Message, frozen=True, kw_only=True):
+    """What the function decided.
+
+    Attributes:
+        actions: To be done, in this order.
+        kept: What it keeps from now on, as JSON.
+        error: Why it decided nothing; empty if it did.
+    """
+
+    actions: tuple[GuideAction, ...]
+    kept: str
+    error: str = ""
 
 
 # -- bytes -----------------------------------------------------------------------------------------

@@ -8,15 +8,17 @@ A failure in any phase begins again at fencing, with the next epoch; every step 
 run waits for machines, and for memory that may come back rather than throw progress away.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
 from gemini_lab.log import events
 from gemini_lab.recovery.drains import moving
 from gemini_lab.recovery.ending import EndingRun
-from gemini_lab.recovery.faults import has_got_further, rejected_version
+from gemini_lab.recovery.faults import has_got_further, pause_s, rejected_version
 from gemini_lab.recovery.log_events import (
     beginning,
     finished_event,
@@ -49,6 +51,12 @@ from gemini_lab.recovery.stakes import reason_to_wait
 from gemini_lab.recovery.steps import FIRST_RETRY_S
 from gemini_lab.seats import in_order, listed
 
+NO_FAILURES: Final = frozenset(
+    {"start", "not_kept", "resize_refused", "restore_failed", *events.PLANNED}
+)
+"""Causes of a fence that say nothing of how the run gets on, or have pauses of their own: all
+others count."""
+
 
 class PhasedRun(EndingRun):
     """A run, from each phase to the next."""
@@ -60,7 +68,11 @@ class PhasedRun(EndingRun):
         self._keeping.begin(self.state, cause, lost, ends=ends)
         state = replace(moving(self.state), is_replacing=False)
         if has_got_further(state):
-            state = replace(state, barren=())
+            state = replace(state, barren=(), fruitless=0)
+        if cause not in NO_FAILURES:
+            state = replace(state, fruitless=state.fruitless + 1)
+        wait_s = pause_s(state)
+        self._cause, self.resumes_s = cause, at_s + wait_s if wait_s else -math.inf
         self._stop.restart()
         self._roll_call.restart()
         is_start = cause == "start"
@@ -119,8 +131,12 @@ class PhasedRun(EndingRun):
                 self._answered.add(node)
                 self._inventory[node] = answer
                 self._note_stored()
+                silent = tuple(one for one in self.state.silent if one != node)
+                self.state = replace(self.state, silent=silent)
                 self._repeats.learn(answer.iterations, answer.left)
                 self._leave_behind(answer.left)
+                # What workers say themselves is newer than what a node remembers of earlier ones.
+                self._learn_code({**answer.code, **self.state.code})
                 if self.state.settings is None and answer.protected is not None:
                     self._learn_settings(answer.protected)
                 yield from self._advance(at_s)
@@ -186,9 +202,10 @@ class PhasedRun(EndingRun):
 
         They take turns while the run waits: one may see what another does not.
         """
-        agents = in_order(self.living)
+        agents = in_order(self.living.keys() - self.state.avoided) or in_order(self.living)
         node = agents[self._looks % len(agents)]
         self._answered.discard(node)
+        self._tier_asked = node
         url = self.state.read_settings().persistent_url
         return Send(to=node, order=self._inventory_order(persistent_url=url))
 
@@ -210,6 +227,7 @@ class PhasedRun(EndingRun):
                 for one in (self.state, before)
             )
             reason = self._reason_to_wait(plan, at_s)
+        reason = reason or self._reason_to_pause(at_s)
         if reason or plan.missing:
             self.state = before
             yield from self._wait(at_s, plan, reason)
@@ -286,10 +304,11 @@ class PhasedRun(EndingRun):
     def _ask_for_port(self, plan: RecoveryPlan, members: Sequence[str | None]) -> Send:
         """Have a node hold a port for the rendezvous: one of `members`, for new ones may import."""
         hosts = self._keeping.hosts(plan, self.state)
-        ready = [node for node in hosts if node in members]
-        host = str((ready or [*hosts])[0])
+        ready = [node for node in hosts if node in members] or [*hosts]
+        host = str(min(ready, key=lambda node: node in self._portless))  # of equals the first
         keeper = self._keeping.server(host, self.state)
-        return Send(to=host, order=HoldPort(epoch=self.state.epoch, keeper=keeper))
+        self._port = Send(to=host, order=HoldPort(epoch=self.state.epoch, keeper=keeper))
+        return self._port
 
     def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
         """Return why this plan is not carried out; empty if it loses nothing, or is allowed to.
@@ -321,6 +340,16 @@ class PhasedRun(EndingRun):
             rejected = (*self.state.rejected, pause.version)
             self.state = replace(self.state, rejected=rejected, has_given_up=False)
             self._tier_pause = None
+
+    def _reason_to_pause(self, at_s: float) -> str:
+        """Why workers do not start yet, though they could; empty if they may."""
+        if at_s >= self.resumes_s:
+            return ""
+        return (
+            f"{self.state.fruitless} recoveries in a row came to nothing, the last of them begun "
+            f"for {self._cause}: workers start again after a pause of "
+            f"{pause_s(self.state):.0f} s"
+        )
 
     def _wait(self, at_s: float, plan: RecoveryPlan, reason: str) -> Iterator[Instruction]:
         """Nothing starts yet. Positions stay empty: whose memory comes back finds its own."""
@@ -359,6 +388,7 @@ class PhasedRun(EndingRun):
             yield Emit(event=events.ProcessesKept(recovery=recovery, epoch=epoch, ranks=kept))
         self._progress.restart(self.state.ranks, iteration=self._plan.version or 0)
         self._pulses.restart()
+        self._ends.restart(self.state.ranks, iteration=self._plan.version or 0)
         for node, part in self._plan.parts().items():
             order = StartWorkers(
                 epoch=self.state.epoch,
@@ -368,6 +398,7 @@ class PhasedRun(EndingRun):
                 rendezvous=address,
                 fingerprint=self.state.fingerprint,
                 kept=[*self._keeping.ranks],
+                code=self.state.code,
             )
             yield Send(to=node, order=order)
 

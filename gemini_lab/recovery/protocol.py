@@ -69,8 +69,9 @@ class NodeLost:
     """An agent is gone, and how that was noticed.
 
     Attributes:
-        cause: `"dead"`: its machine says that nothing listens there any more, so its memory is
-            gone; `"connection"`, `"lease"` or `"no answer"`: it fell silent, and may come back.
+        cause: `"dead"`: its lease ran out, and its machine says that nothing listens there, so its
+            memory is gone; `"refused"`, `"connection"`, `"lease"` or `"no answer"`: it fell silent,
+            and may come back.
     """
 
     at_s: float
@@ -178,6 +179,7 @@ class Tick:
 
 HeardEvent = (
     events.Protected
+    | events.CodeSeen
     | events.ShardRestored
     | events.IterationBegun
     | events.Iteration
@@ -290,6 +292,8 @@ class RootState:
         offences: On which node each of them did, newest last.
         begun: The version with which workers were started last; 0 for none.
         barren: Where starts in a row failed that got no further; see `faults.has_got_further`.
+        fruitless: Recoveries in a row, this one included, that were begun before the start that
+            the last one made had got further.
         excluded: Nodes that are not used again because every attempt on them failed.
         wrong: Those that computed wrong sums: they are never used again.
         leaving: Nodes whose machines are to go, and whose ranks train there until they can move.
@@ -324,6 +328,7 @@ class RootState:
             behind nor let go.
         saved_at_s: When it was begun, or the job was submitted.
         is_behind: Whether training went back behind what is there, and nothing was saved since.
+        code: Digests of the script's files, by name, as this run executed them last.
         clock_s: What the clock of the root agent that wrote this said as it did; 0 in its own.
     """
 
@@ -349,6 +354,7 @@ class RootState:
     offences: tuple[str, ...] = ()
     begun: int = 0
     barren: tuple[str, ...] = ()
+    fruitless: int = 0
     excluded: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
@@ -380,6 +386,7 @@ class RootState:
     saved: int = 0
     saved_at_s: float = 0.0
     is_behind: bool = False
+    code: dict[str, str] = field(default_factory=dict)
     clock_s: float = 0.0
 
     def on_clock(self, at_s: float) -> "RootState":

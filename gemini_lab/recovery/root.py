@@ -23,12 +23,14 @@ from gemini_lab.recovery.messages import (
     AllLive,
     Committed,
     Disowned,
+    EndReached,
     EventSaid,
     Fenced,
     Held,
     Inventory,
     Learned,
     NodeLeaves,
+    OrderFailed,
     Persisted,
     PersistFailed,
     PortHeld,
@@ -135,12 +137,11 @@ class RootAgent(AttendedRun):
                 yield from self._without_ahead(said.at_s, why)
             case WorkerExited():
                 yield from self._on_exit(said.at_s, said.node, message)
-            case ScriptFinished():
-                self._finished.add(message.rank)
-                yield from self._finish_if_all_did(said.at_s)
+            case EndReached() | ScriptFinished():
+                yield from self._on_end(said.at_s, message)
             case Held() | ReadyToStart() | ReadyToJoin() | NodeLeaves():
                 yield from self._on_move(said.at_s, said.node, message)
-            case Severed() | AllLive() | RestoreFailed():
+            case Severed() | AllLive() | RestoreFailed() | OrderFailed():
                 yield from self._on_trouble(said.at_s, said.node, message)
             case WorkerPulse():
                 self._pulses.hear(message, at_s=said.at_s)
@@ -259,7 +260,9 @@ class RootAgent(AttendedRun):
             case "waiting":
                 yield from self._look_again(at_s)
             case "rendezvous" if at_s - self._entered_s > RENDEZVOUS_LIMIT_S:
-                yield from self._begin(at_s, cause="no answer", lost=[])
+                node = "" if self._port is None else self._port.to
+                reason = f"{node} held no port for the rendezvous within {RENDEZVOUS_LIMIT_S:.0f} s"
+                yield from self._on_machine(at_s, node, reason, cause="no answer")
             case "starting" | "running":
                 yield from self._look_at_workers(at_s)
             case "failed" if self.state.is_disowning:
@@ -279,7 +282,7 @@ class RootAgent(AttendedRun):
         if patience_s(self.state, at_s) == 0 and not self._has_run_short:
             self._has_run_short = True
             yield from self._decide(at_s)
-        elif at_s - self._entered_s > self._retry_s:
+        elif at_s - self._entered_s > self._retry_s or self._entered_s < self.resumes_s <= at_s:
             self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
             self._looks += 1
             yield from self._take_inventory(at_s)

@@ -1,6 +1,8 @@
 """A run as the root agent knows it, and what more than one layer does with it."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -8,6 +10,7 @@ from gemini_lab.log import events
 from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.disowning import disown
 from gemini_lab.recovery.drains import Drains, ask_for_nodes
+from gemini_lab.recovery.ends import Ends
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
@@ -22,6 +25,7 @@ from gemini_lab.recovery.protocol import (
     NodeJoined,
     Phase,
     RootState,
+    Send,
     WriteState,
 )
 from gemini_lab.recovery.repeats import Repeats
@@ -46,6 +50,7 @@ class KnownRun:
     Attributes:
         state: Where it stands; what is written to the store.
         living: What the agent of each node said when it joined.
+        resumes_s: When workers may start again, where a run that keeps failing pauses.
     """
 
     def __init__(self, *, state: RootState, at_s: float) -> None:
@@ -61,8 +66,14 @@ class KnownRun:
         self._looks = 0  # how often the tier was asked again, while the run waits
         self._has_run_short = False  # whether it was planned anew with fewer machines
         self._retry_s = FIRST_RETRY_S
+        self._cause, self.resumes_s = "", -math.inf
+        self._port: Send | None = None  # the question for the rendezvous of now
+        self._portless = set[str | None]()  # nodes that could not hold one when they were asked
+        self._tier_asked = ""  # who is asked for the persistent tier's list
+        self._breaks: Counter[str] = Counter()  # of each agent's connection, in this phase
         self._progress = Progress()
         self._pulses = Pulses()
+        self._ends = Ends()
         self._repeats = Repeats()
         self._losses = LossWatch()
         self._learned: Learned | None = None  # what the job's scripts import
@@ -89,7 +100,8 @@ class KnownRun:
             yield self._step(self.state.phase, at_s)
         self.state = replace(self.state, phase=phase)
         self._entered_s = self._asked_s = at_s
-        self._answered = set()
+        self._answered, self._port, self._tier_asked = set(), None, ""
+        self._breaks.clear()
         yield WriteState(state=self.state)
 
     def _step(self, name: str, end_s: float) -> Emit:
@@ -130,6 +142,10 @@ class KnownRun:
             fingerprint=event.fingerprint,
             placed=replace(self.state.seats, placement=event.placement),
         )
+
+    def _learn_code(self, files: Mapping[str, str]) -> None:
+        """Workers execute these files of the script, by their digests."""
+        self.state = replace(self.state, code={**self.state.code, **files})
 
     def _leave_behind(self, left: Iterable[VersionId]) -> None:
         """Training went back: versions after that, and iterations, count no more."""

@@ -6,10 +6,14 @@ from dataclasses import replace
 from gemini_lab.log import events
 from gemini_lab.recovery.disowning import disown
 from gemini_lab.recovery.distrust import left_by, reason_to_end, unheard, without
+from gemini_lab.recovery.ends import Apart, Places
 from gemini_lab.recovery.faults import (
     Verdict,
+    is_of_apart,
+    judge_apart,
     judge_exit,
     judge_hang,
+    judge_machine,
     judge_unread,
     rejections,
     without_copy,
@@ -17,7 +21,14 @@ from gemini_lab.recovery.faults import (
 from gemini_lab.recovery.hangs import UNPROTECTED_S, Limits
 from gemini_lab.recovery.keeping import HUNG, SEVERED
 from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_finite_reason
-from gemini_lab.recovery.messages import AllLive, RestoreFailed, Severed, WorkerExited
+from gemini_lab.recovery.messages import (
+    AllLive,
+    EndReached,
+    RestoreFailed,
+    ScriptFinished,
+    Severed,
+    WorkerExited,
+)
 from gemini_lab.recovery.phases import PhasedRun
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.planning import good_copies, resumes_elsewhere
@@ -41,18 +52,19 @@ class WatchedRun(PhasedRun):
 
     def _on_event(self, at_s: float, event: HeardEvent) -> Iterator[Instruction]:
         match event:
-            case events.Protected():
-                yield from self._on_protected(at_s, event)
-            case events.ShardRestored() if event.rank not in self._restored:  # else said again
+            case events.Protected() | events.CodeSeen():
+                yield from self._on_protect(at_s, event)
+            # Else it is said again, maybe to a root agent that has made no plan.
+            case events.ShardRestored() if self._plan and event.rank not in self._restored:
                 self._restored.add(event.rank)
                 if len(self._restored) == len(self.state.ranks):
-                    assert self._plan is not None
                     self._saver.note_restored(self.state.ranks, self._plan)
                     yield self._step("retrieve", at_s)
                     self._entered_s = at_s
                     if self._saver.is_behind:  # nothing there counts before this is saved
                         yield from self._saver.begin_if_due(at_s, state=self.state)
             case events.IterationBegun():
+                self._ends.begin(event.rank, event.iteration)
                 yield from self._compare(at_s, event)
             case events.Iteration():
                 yield from self._compare(at_s, event)
@@ -69,8 +81,14 @@ class WatchedRun(PhasedRun):
             case events.VersionComplete():
                 yield from self._on_version(at_s, event)
 
-    def _on_protected(self, at_s: float, event: events.Protected) -> Iterator[Instruction]:
-        """The settings are known now, and with them who keeps what."""
+    def _on_protect(
+        self, at_s: float, event: events.Protected | events.CodeSeen
+    ) -> Iterator[Instruction]:
+        """The settings are known now, and with them who keeps what; or what workers execute."""
+        if isinstance(event, events.CodeSeen):
+            self._learn_code(event.files)
+            yield WriteState(state=self.state)
+            return
         if event.rank in self._protected:  # it is said again after a connection broke
             return
         self._protected.add(event.rank)
@@ -104,6 +122,7 @@ class WatchedRun(PhasedRun):
     def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
         self._progress.note(event.rank, event.iteration, duration_s=event.duration_s)
         self._pulses.note_iteration(event.rank, event.iteration)
+        self._ends.end(event.rank, event.iteration)
         done = self._progress.done
         started_from = (self._plan.version or 0) if self._plan else 0
         if self.state.phase == "starting" and done > started_from:
@@ -145,6 +164,7 @@ class WatchedRun(PhasedRun):
         self._saver.note_rewound(rank, version)
         self._progress.go_back(rank, version)
         self._pulses.note_iteration(rank, version)
+        self._ends.end(rank, version)
         self._repeats.go_back(said)
         before = self.state.left
         self._leave_behind([left_of(said, run=self.state.job.run)])
@@ -191,6 +211,15 @@ class WatchedRun(PhasedRun):
         yield from self._begin(at_s, cause="wrong_sums", lost=(*said.nodes, *lost))
         yield from disown(self.state, self.living)
 
+    def _on_end(self, at_s: float, said: EndReached | ScriptFinished) -> Iterator[Instruction]:
+        """Note that a rank's data, its loop or its script is over; with all scripts the run is."""
+        if isinstance(said, EndReached):
+            self._ends.hear(said)
+            return
+        self._ends.finish(said.rank)
+        self._finished.add(said.rank)
+        yield from self._finish_if_all_did(at_s)
+
     # -- how they fail -------------------------------------------------------------------------
 
     def _on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
@@ -199,6 +228,9 @@ class WatchedRun(PhasedRun):
         if refused := list(self._adopt(self._resizes.refuse(self.state, exited))):
             yield from refused
             yield from self._begin(at_s, cause="resize_refused", lost=[])
+            return
+        if apart := self._apart_at(at_s, exited):
+            yield from self._on_apart(at_s, apart)
             return
         verdict = judge_exit(self.state, exited, node=node, spares=self._spares())
         output = tuple(exited.output.splitlines())
@@ -272,19 +304,18 @@ class WatchedRun(PhasedRun):
 
         Those that wait for them in a collective may go on in their processes: it can be ended.
         """
-        settings = self.state.read_settings()
-        is_running = self.state.phase == "running"  # the first step after a start has no pace
-        limits = Limits(
-            stopped_s=settings.min_progress_s,
-            step_s=self._progress.step_limit_s(settings) if is_running else None,
-            idle_s=settings.idle_s,
-        )
+        limits = self._limits
         ranks, finished = self.state.ranks, self._finished
         for told in (self._pulses.late, self._pulses.standing):
             if text := told(at_s, limits, ranks=ranks, finished=finished):
                 yield Emit(event=events.Note(text=text))
         yield from self._say_if_unprotected(at_s)
         hung = self._pulses.hung(at_s, limits, ranks=ranks, finished=finished)
+        if apart := self._ends.apart(self._places(at_s)):
+            does_nothing = self._pulses.stand(at_s, limits, ranks=apart.behind)
+            if hung or (apart.is_certain and does_nothing):
+                yield from self._on_apart(at_s, apart)
+                return
         if not hung:
             return
         for one in hung:
@@ -313,6 +344,52 @@ class WatchedRun(PhasedRun):
         ends = [rank for rank in ranks if rank not in waiting]
         yield from self._act_on(at_s, verdict, cause=HUNG, ends=ends)
 
+    def _apart_at(self, at_s: float, exited: WorkerExited) -> Apart | None:
+        """Return because of which rank that came to an end before it a worker may have ended."""
+        if not is_of_apart(exited):
+            return None
+        places = self._places(at_s)
+        if exited.code == 0:
+            return self._ends.gone(exited.rank, places)
+        apart = self._ends.apart(places)
+        is_meant = exited.code < 0 or self.state.attempts > 0
+        return apart if apart is not None and (apart.is_certain or is_meant) else None
+
+    def _on_apart(self, at_s: float, apart: Apart) -> Iterator[Instruction]:
+        """A rank came to an end while others train on: name it, and have all start again, once."""
+        first = apart.ended[0]
+        yield Emit(
+            event=events.RanksApart(
+                rank=first, epoch=self.state.epoch, iteration=apart.iteration, seen=apart.seen
+            )
+        )
+        verdict = judge_apart(self.state, apart, spares=self._spares())
+        yield from self._act_on(at_s, verdict, cause="ranks_apart")
+
+    @property
+    def _limits(self) -> Limits:
+        """How long a worker may stand still now."""
+        settings = self.state.read_settings()
+        is_running = self.state.phase == "running"  # the first step after a start has no pace
+        return Limits(
+            stopped_s=settings.min_progress_s,
+            step_s=self._progress.step_limit_s(settings) if is_running else None,
+            idle_s=settings.idle_s,
+        )
+
+    def _places(self, at_s: float) -> Places:
+        return self._pulses.places(at_s, self._limits, node_of=self.state.seats.node_of)
+
+    def _on_machine(
+        self, at_s: float, node: str, reason: str, *, cause: str, is_told: bool = False
+    ) -> Iterator[Instruction]:
+        """A recovery failed at one machine: begin it again, without that one where that can be."""
+        if self.state.phase == "rendezvous":
+            self._portless.add(node)
+        spares = self._spares()
+        verdict = judge_machine(self.state, node, reason=reason, spares=spares, is_told=is_told)
+        yield from self._act_on(at_s, verdict, cause=cause)
+
     def _act_on(
         self,
         at_s: float,
@@ -331,6 +408,7 @@ class WatchedRun(PhasedRun):
             yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
             excluded = (*self.state.excluded, left)
             self.state = replace(self.state, excluded=excluded, attempts=0, offences=(), barren=())
+            self.state = replace(self.state, fruitless=0)  # another machine is another chance
             yield from self._begin(at_s, cause="node_excluded", lost=[left])
         else:
             ending = events.RunFailed(reason=verdict.reason, cause=verdict.cause, output=output)

@@ -72,6 +72,7 @@ def report_of(run: RunReducer) -> RunReport:
         notes=tuple(f"{node}: {text}" for _, node, text in sorted(course.notes)),
         plans=run.plans.told(),
         unread=run.unread,
+        code_changes=tuple(course.code_changes),
         divergences=tuple(run.divergences.found),
         not_finite=tuple(run.finite.found),
         rewinds=tuple(run.rewinds.found),

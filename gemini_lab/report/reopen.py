@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 
@@ -204,7 +204,7 @@ def _kept(log: Path, place: Path) -> Reading | None:
     """What was kept of this very log; `None` where there is nothing that fits."""
     try:
         with (place / STATE).open("rb") as file:
-            if not _is_ours(place):
+            if not _is_ours(file):
                 return None
             line = file.readline()
             head = json.loads(line)
@@ -223,7 +223,7 @@ def _kept_moments(place: Path, head: bytes) -> Moments | None:
     """The moments that were kept with a reading; `None` where there are none of that one."""
     try:
         with (place / MOMENTS).open("rb") as file:
-            if not _is_ours(place) or file.readline() != head:
+            if not _is_ours(file) or file.readline() != head:
                 return None
             moments = pickle.load(file)  # noqa: S301 - our own folder, and nobody else's
     except (OSError, ValueError, LookupError, TypeError, AttributeError, pickle.PickleError):
@@ -231,9 +231,12 @@ def _kept_moments(place: Path, head: bytes) -> Moments | None:
     return moments if isinstance(moments, Moments) else None
 
 
-def _is_ours(place: Path) -> bool:
-    """Whether nobody else could have written there."""
-    told = place.stat()
+def _is_ours(file: BinaryIO) -> bool:
+    """Return whether nobody else could have written this very file, in whatever folder it lies.
+
+    A folder that is looked at by its path may be another one a moment later.
+    """
+    told = os.fstat(file.fileno())
     return told.st_uid == os.getuid() and not told.st_mode & 0o022
 
 

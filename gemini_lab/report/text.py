@@ -126,6 +126,8 @@ def _verified(report: RunReport) -> Iterator[str]:
 
 def _diverged(report: RunReport) -> Iterator[str]:
     """That the numbers are not those of a run that never failed, where that was noticed."""
+    for seen in report.code_changes:
+        yield from _wrapped(f"OTHER CODE: {seen}", "  !! ")
     if not report.divergences:
         return
     after = [r.number for r in report.recoveries if r.divergences]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from gemini_lab.log.events import (
+    CodeSeen,
     Diverged,
     FailureCause,
     LossNotFinite,
@@ -160,6 +161,7 @@ class RunReport:
         exits: Workers that ended in the try because of which it failed.
         iterations: In order of number, then rank.
         recoveries: In order of time.
+        code_changes: Starts with other code than before, in order of the log.
         divergences: What was not the same when it was done again, in order of the log.
         not_finite: When losses were NaN or infinite, in order of the log.
         rewinds: When training went back to a version in memory, in order of the log.
@@ -198,6 +200,7 @@ class RunReport:
     notes: tuple[str, ...]
     plans: tuple[TrafficPlan, ...] = ()
     unread: int = 0
+    code_changes: tuple[CodeSeen, ...] = ()
     divergences: tuple[Diverged, ...] = ()
     not_finite: tuple[NotFinite, ...] = ()
     rewinds: tuple[Rewound, ...] = ()

@@ -86,19 +86,18 @@ class LinkBucket:
     node's processes map. A process that dies gives its lock back.
 
     Args:
-        path: The file; made if it is missing. Any path that opens will do, also that of a
-            descriptor under /proc.
+        path: The file; made if it is missing.
         bytes_per_s: The link's rate.
 
     Raises:
-        ConfigError: The rate is not above zero.
+        ConfigError: The rate is not above zero, or what is at `path` is a link or another user's.
     """
 
     def __init__(self, path: Path | str, *, bytes_per_s: float) -> None:
         if not bytes_per_s > 0:
             raise ConfigError(f"a link's rate must be above zero (got {bytes_per_s} B/s)")
         self.bytes_per_s = bytes_per_s
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._fd = _own_file(path)
         if os.fstat(self._fd).st_size < _FREE_AT.size:
             os.ftruncate(self._fd, _FREE_AT.size)
         self._memory = mmap.mmap(self._fd, _FREE_AT.size)
@@ -188,3 +187,23 @@ def group_shape(
     """Nodes that a group of `ranks` spans, and its ranks on the node of `rank` (at least 1)."""
     nodes = [node_of(one) for one in ranks]
     return len(set(nodes)), max(1, nodes.count(node_of(rank)))
+
+
+def _own_file(path: Path | str) -> int:
+    """Open a file of this user's own: in /tmp another one may have put something in its place.
+
+    Raises:
+        ConfigError: Another one has.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        if os.fstat(fd).st_uid == os.getuid():
+            return fd
+        os.close(fd)
+        found = "it is another user's"
+    except OSError as error:
+        found = f"it cannot be opened ({error.strerror})"
+    raise ConfigError(
+        f"{path} was to have the state of a link, and {found}; remove it, or name another folder "
+        "with TMPDIR"
+    )

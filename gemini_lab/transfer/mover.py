@@ -7,12 +7,12 @@ from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 import torch
 
-from gemini_lab.errors import IntegrityError
+from gemini_lab.errors import ConfigError, IntegrityError
 from gemini_lab.memory.slab import Slab, WriteBuffer
 from gemini_lab.memory.slab_form import Words
 from gemini_lab.transfer.differences import Differences
@@ -20,17 +20,23 @@ from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.own_thread import OwnThread
 from gemini_lab.transfer.route import BackgroundRoute, Route
 from gemini_lab.transfer.version import (
+    NOWHERE,
     Asked,
     Moment,
     MovedVersion,
     OutgoingVersion,
     Peers,
+    Place,
     SentBytes,
     VersionBuffers,
     Wire,
     moment_of,
+    require_together,
     require_unwritten,
 )
+
+PLACE: Final = len(NOWHERE)
+"""So many numbers come first in what ranks tell with a version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,12 +165,13 @@ class VersionMover:
             Seconds spent waiting.
 
         Raises:
+            ConfigError: Ranks are not where the others are.
             IntegrityError: The version is not of one moment; nothing of it was kept.
             RuntimeError: The transfer broke, as it does when a peer dies.
         """
         started_s = time.perf_counter()
         error = self._error()
-        if isinstance(error, IntegrityError):
+        if isinstance(error, ConfigError | IntegrityError):
             raise error
         if error is not None:
             raise RuntimeError(
@@ -314,9 +321,11 @@ class VersionMover:
             Why shards are sent in full from here on, if they were not before.
         """
         differences = self._differences
-        ours = [self._mark(), *self._asked()]
+        ours = [*version.place, self._mark(), *self._asked()]
         ours += [] if differences is None else differences.told(carried.differing)
         told = self._wire.group.all_gather(ours)
+        require_together([Place(*row[:PLACE]) for row in told], version.version)
+        told = [row[PLACE:] for row in told]
         self._marks = tuple(mark for mark, *_ in told)
         self.is_hold_agreed |= any(wants for _, wants, *_ in told)
         self.agreed_back = max((number, how) for _, _, number, how, *_ in told)

@@ -9,7 +9,7 @@ from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 
-from gemini_lab.errors import IntegrityError
+from gemini_lab.errors import ConfigError, IntegrityError
 from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 from gemini_lab.transfer.group import CheckpointGroup
@@ -19,10 +19,62 @@ Pieces = Sequence[tuple[int, torch.Tensor]]
 """Offset in the payload, and the flat tensor whose bytes belong there; in order."""
 Carry = Callable[[float], None]
 """Takes that many bytes over an emulated link, and returns when it has carried them."""
+SAME_NUMBER: Final = (
+    "give every rank as many batches (drop_last=True, a DistributedSampler), and have all leave a "
+    "pass or a loop together"
+)
 SAMPLES: Final = 32
 SAMPLE_BYTES: Final = 64
 """So many bytes in so many places tell of a version whether it was written on its way, where torch
 does not: whoever swaps weights for their averages meanwhile changes a run of the payload."""
+
+
+class Place(NamedTuple):
+    """Where in its script a rank is as it seals a version; each number is -1 where it is not known.
+
+    Attributes:
+        epoch: Of a loop over epochs; those of all ranks are the same.
+        passes: Passes through the data that it has begun since the version before. Some scripts
+            begin them on each rank at its own time.
+        calls: Collectives of all ranks that it has begun since then. Sends and receives may count,
+            of which each rank has its own number.
+    """
+
+    epoch: int = -1
+    passes: int = -1
+    calls: int = -1
+
+
+NOWHERE: Final = Place()
+
+
+def require_together(places: Sequence[Place], version: int) -> None:
+    """Refuse ranks that seal a version at different places of the script.
+
+    What they add up from there on would not belong together.
+
+    Args:
+        places: By rank.
+        version: It.
+
+    Raises:
+        ConfigError: There are such; says which.
+    """
+    first = places[0]
+    for rank, place in enumerate(places):
+        is_known = min(*first, *place) >= 0
+        if is_known and place.passes != first.passes and place.calls != first.calls:
+            what = f"begun {place.passes} passes through its data and {place.calls} collectives"
+            raise ConfigError(
+                f"after iteration {version} rank {rank} has {what} since the iteration before, and "
+                f"rank 0 {first.passes} and {first.calls}, so gradients would be added up with "
+                f"something else; {SAME_NUMBER}"
+            )
+        if place.epoch != first.epoch:
+            raise ConfigError(
+                f"after iteration {version} rank {rank} is in epoch {place.epoch} of its loop, and "
+                f"rank 0 in epoch {first.epoch}; {SAME_NUMBER}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +87,7 @@ class OutgoingVersion:
         lineage: The history that it is of.
         payload_bytes: Size of the whole payload.
         difference: What made it of the version before, in one step; `None` if that is not known.
+        place: Where in the script it was sealed.
     """
 
     version: int
@@ -42,6 +95,7 @@ class OutgoingVersion:
     payload_bytes: int
     lineage: Lineage = NO_LINEAGE
     difference: Bytes | None = None
+    place: Place = NOWHERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,10 @@
 A message is one line: a number, how many descriptors come along, and its JSON.
 """
 
+import os
 import select
 import socket
+import sys
 import threading
 from collections import deque
 
@@ -12,6 +14,10 @@ from gemini_lab.recovery.messages import Message, decode, encode
 
 _READ_BYTES = 2**16
 _MAX_FDS = 253  # the kernel's limit for one message
+_NO_DESCRIPTOR = (
+    "gemini_lab: this process may open no more files, and could not take what came with a message: "
+    "its connection ends; raise the limit of open files (ulimit -n)"
+)
 
 
 class LocalChannel:
@@ -86,8 +92,13 @@ class LocalChannel:
 
     def _read(self) -> bool:
         try:
-            data, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, _MAX_FDS)
+            data, fds, flags, _ = socket.recv_fds(self._socket, _READ_BYTES, _MAX_FDS)
         except (ConnectionError, OSError):
+            return False
+        if flags & socket.MSG_CTRUNC:  # whose memory a message is about would be mistaken
+            for fd in fds:
+                os.close(fd)
+            print(_NO_DESCRIPTOR, file=sys.stderr)  # noqa: T201 - the process's log
             return False
         self._fds.extend(fds)
         self._buffer += data

@@ -118,9 +118,9 @@ class Channel:
 
 
 async def serve(
-    host: str, token: str, handle: Callable[[Channel], Awaitable[None]]
+    host: str, token: str, handle: Callable[[Channel], Awaitable[None]], *, port: int = 0
 ) -> tuple[asyncio.Server, int]:
-    """Listen on a free port of `host`; each authenticated connection runs `handle(channel)`.
+    """Listen on `port` of `host`, or a free one; each authenticated connection runs `handle`.
 
     Returns:
         The server and its port.
@@ -139,7 +139,7 @@ async def serve(
         finally:
             writer.close()
 
-    server = await asyncio.start_server(welcome, host, 0)
+    server = await asyncio.start_server(welcome, host, port)
     port = int(server.sockets[0].getsockname()[1])
     return server, port
 

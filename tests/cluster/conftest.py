@@ -17,6 +17,7 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.lab.run import Run
 from gemini_lab.launch.etcd import find_etcd
 from gemini_lab.launch.mpi import find_mpiexec
+from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.report import RunReport
 
 HERE = Path(__file__).parent
@@ -161,3 +162,14 @@ def shell(*arguments: str, timeout_s: float = 200) -> subprocess.CompletedProces
         env=os.environ,
         check=False,
     )
+
+
+def etcdctl_variables(address: EtcdAddress, folder: Path) -> dict[str, str]:
+    """What opens a lab's own etcd, as whoever names one with --etcd has it in the environment."""
+    folder.mkdir()
+    own = address.own
+    assert own is not None
+    parts = {"CACERT": own.authority_pem, "CERT": own.pem, "KEY": own.key_pem}
+    for name, pem in parts.items():
+        (folder / name).write_text(pem)
+    return {f"ETCDCTL_{name}": str(folder / name) for name in parts}

@@ -237,7 +237,7 @@ def reach(run, iteration: int) -> None:
 
 
 def is_etcd(process: psutil.Process, endpoint: str) -> bool:
-    return process.name() == "etcd" and f"http://{endpoint}" in process.cmdline()
+    return process.name() == "etcd" and f"https://{endpoint}" in process.cmdline()
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log.file import LOG_FILE, read_log
 from gemini_lab.report import load_report
 
-from .conftest import shell
+from .conftest import etcdctl_variables, shell
 
 JOB = ("-m", "gemini_lab.training.gpt_job", "--size", "tiny", "--iterations")
 WAIT_S = 200
@@ -47,8 +47,9 @@ def test_a_run_outlives_its_launcher_and_the_node_that_kept_its_log(tmp_path, un
     with attach(folder) as run:
         run.wait(until=4)
         opens = access_in(folder)
-        assert len({opens.token, opens.etcd.password, ""}) == 3
-        assert who_shows(opens.token, opens.etcd.password) == []
+        secrets = (opens.token, *opens.etcd.own.key_pem.splitlines()[1:-1])
+        assert all(secrets)
+        assert who_shows(*secrets) == []
         first, members = run.root, run.members
         assert "node_loss" in run.inject(RootLoss())
         run.wait(WAIT_S)
@@ -86,7 +87,8 @@ def test_machines_join_by_themselves_and_end_when_the_run_is_stopped(tmp_path, m
     monkeypatch.setenv("GEMINI_LAB_TOKEN", "0123456789abcdef")
     with start_etcd() as etcd:
         store = etcd.address.endpoints[0]
-        monkeypatch.setenv("ETCDCTL_USER", f"root:{etcd.address.password}")
+        for name, value in etcdctl_variables(etcd.address, tmp_path / "etcd").items():
+            monkeypatch.setenv(name, value)
         command = [sys.executable, "-m", "gemini_lab.cli.main", "node"]
         nodes = [
             subprocess.Popen(

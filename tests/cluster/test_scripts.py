@@ -1,5 +1,8 @@
 """A script with all that people put around a step, on real nodes: it comes back bit by bit."""
 
+import os
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -59,4 +62,50 @@ def test_whatever_a_script_does_around_its_step_comes_back(lab, script, quiet, f
     report = lab.train(job, scenario=scenario, persistent_url=None).wait(200).report()
     assert len(report.recoveries) >= 1
     assert len(undisturbed.losses) == 20 * 4
+    assert report.losses_match(undisturbed)
+
+
+SET_ORDER = """
+    import torch, gemini_lab
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    words = {word: n for n, word in enumerate({"the", "cat", "sat", "on", "a", "mat", "or", "dog"})}
+    ids = torch.tensor(list(words.values()))
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Embedding(len(words), 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    protected = gemini_lab.protect(model=model, optimizer=optimizer)
+    for step in protected.steps(16):
+        loss = (model(ids[torch.randint(8, (4,))]) - words["cat"]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        protected.log(loss=loss.item(), order=hash("cat") % 2**40)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("seed", ["7", None])
+def test_a_set_has_one_order_on_all_ranks_and_in_all_starts(pair, script, seed, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    pair.wait_until_ready()
+    env = {} if seed is None else {"PYTHONHASHSEED": seed}
+    job = Job(script=str(script(textwrap.dedent(SET_ORDER))), env=env)
+    crashes = Scenario().add(WorkerCrash("rank-1"), iteration=5)
+    crashes = crashes.add(WorkerCrash("rank-0"), iteration=11)
+    run = pair.train(job, scenario=crashes, persistent_url=None).wait(200)
+    report = run.report()
+    assert len(report.recoveries) == 2
+    assert report.divergences == ()
+    told = {entry.event.value("order") for entry in run.events("iteration")}
+    here = subprocess.run(
+        [sys.executable, "-c", 'print(hash("cat") % 2**40)'],
+        env={**os.environ, "PYTHONHASHSEED": seed or "0"},
+        capture_output=True,
+        check=True,
+    )
+    assert told == {float(here.stdout)}
+    undisturbed = pair.train(job, persistent_url=None).wait(200).report()
     assert report.losses_match(undisturbed)

@@ -16,6 +16,8 @@ from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.launch.etcd import free_port, start_etcd
 
+from .conftest import etcdctl_variables
+
 COUNT = 3
 TOKEN = "0123456789abcdef"
 PATIENCE_S = 60.0
@@ -109,7 +111,8 @@ def test_slurm_brings_machines_and_one_for_a_lost_one_and_gets_all_back(
     monkeypatch.setenv("GEMINI_LAB_TOKEN", TOKEN)
     outputs = Slurm((f"--output={slurm}/%A_%a.out",))
     with start_etcd() as etcd:
-        monkeypatch.setenv("ETCDCTL_USER", f"root:{etcd.address.password}")
+        for name, value in etcdctl_variables(etcd.address, tmp_path / "etcd").items():
+            monkeypatch.setenv(name, value)
         store = etcd.address.endpoints[0]
         with pytest.raises(LaunchError, match="invalid partition"):
             Lab(1, 0, join="none", etcd=store, provider="slurm --partition=none")

@@ -1,18 +1,23 @@
 """The agent's side of the warm parent: every question gets its answer."""
 
 import asyncio
+import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
+from gemini_lab.engine.process_exit import PR_SET_CHILD_SUBREAPER
 from gemini_lab.job import Job
 from gemini_lab.node.held_folder import MPI_SHARED
 from gemini_lab.node.host import ANSWER_S, LINE_BYTES, SCRATCH, Worker, WorkerHost
@@ -159,6 +164,43 @@ def test_a_port_that_is_left_from_a_restart_that_was_cut_short_is_nobodys():
     meant, left = (asyncio.run(each) for each in asked)
     assert meant.isdecimal()
     assert left == "None"
+
+
+TELLS = """
+import os, sys, time
+from pathlib import Path
+
+Path("told").write_text(f"{os.environ['API_KEY']} {len(sys.argv[1])}")
+time.sleep(600)
+"""
+
+
+def test_what_a_worker_is_told_stands_on_no_command_line(tmp_path):
+    """Everybody on the machine reads those; and an argument there has 128 KiB at most."""
+    (tmp_path / "train.py").write_text(TELLS)
+    told, secret = tmp_path / "told", "s3cret-" * 5
+
+    async def shown() -> str:
+        host = a_host()
+        try:
+            port = await host.hold_port(host="127.0.0.1", epoch=8)
+            start = a_start(port, epoch=8, cwd=str(tmp_path))
+            job = replace(start.order.job, env={"API_KEY": secret}, args=["x" * 200_000])
+            order = msgspec.structs.replace(start.order, job=job)
+            host.start(msgspec.structs.replace(start, order=order))
+            (worker,) = host.workers.values()
+            while not (told.exists() and told.read_text()):
+                assert worker.rank in host.workers, "it has ended"
+                await asyncio.sleep(0.01)
+            assert worker.pid is not None
+            return " ".join(command_of(worker.pid))
+        finally:
+            host.close()
+
+    command = asyncio.run(asyncio.wait_for(shown(), PATIENCE_S))
+    assert told.read_text() == f"{secret} 200000"
+    assert "gemini_lab.node.cold" in command
+    assert secret not in command
 
 
 LISTENS = """
@@ -433,6 +475,85 @@ def test_a_line_that_is_written_over_takes_no_memory_and_is_what_a_terminal_show
     assert len(long) == LINE_BYTES + 1
 
 
+STARTS_SESSIONS = """
+import os, socket, subprocess, sys, time
+from pathlib import Path
+
+listener = socket.create_server(("127.0.0.1", 0))
+listener.set_inheritable(True)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+pids = [subprocess.Popen(sleep, start_new_session=True, close_fds=False).pid]
+shell = f"(setsid {sys.executable} -c 'import time; time.sleep(600)' & echo $!)"
+pids.append(int(subprocess.check_output(shell, shell=True, stderr=subprocess.DEVNULL)))
+ends = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if (pid := os.fork()) == 0:
+        time.sleep(600)
+    os.write(ends[1], str(pid).encode())
+    os._exit(0)
+pids.append(int(os.read(ends[0], 20)))
+Path("left.new").write_text(" ".join(map(str, [listener.getsockname()[1], os.getpid(), *pids])))
+Path("left.new").rename("left")
+time.sleep(600 if sys.argv[1] == "stays" else 0.5)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["it ends", "it is killed", "its warm parent is killed"])
+def test_what_a_worker_started_in_sessions_of_its_own_ends_with_it(tmp_path, how):
+    """Also what it forked twice, and what has the port open on which it listened."""
+    (tmp_path / "train.py").write_text(STARTS_SESSIONS)
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    async def leave() -> list[int]:
+        codes: list[int] = []
+        host = a_host(lambda _, code: codes.append(code))
+        try:
+            port = await host.hold_port(host="127.0.0.1", epoch=8)
+            args = ("goes" if how == "it ends" else "stays",)
+            host.start(a_start(port, epoch=8, cwd=str(tmp_path), args=args))
+            while not (tmp_path / "left").exists():
+                await asyncio.sleep(0.01)
+            told = [int(word) for word in (tmp_path / "left").read_text().split()]
+            if how == "it is killed":
+                host.signal(0, signal.SIGKILL)
+            elif how == "its warm parent is killed":
+                host._process.kill()
+            while not codes:
+                await asyncio.sleep(0.01)
+            return told
+        finally:
+            host.close()
+
+    _adopt_orphans(True)
+    try:
+        port, worker, *left = asyncio.run(asyncio.wait_for(leave(), PATIENCE_S))
+    finally:
+        _adopt_orphans(False)
+    assert len(left) == 3
+    give_up_s = time.monotonic() + PATIENCE_S
+    while any(map(_runs, left)) and time.monotonic() < give_up_s:
+        time.sleep(0.1)
+    assert [pid for pid in [worker, *left] if _runs(pid)] == []
+    socket.create_server(("127.0.0.1", port)).close()
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def _adopt_orphans(does: bool) -> None:  # noqa: FBT001
+    """What an agent's process does for good."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(does))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_a_worker_that_has_just_ended_is_struck_by_nothing_and_keeps_nothing_else_from_it():
     """Its warm parent has seen it go, and its agent has not heard of that yet."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -563,7 +684,7 @@ def a_slab() -> SlabRequest:
     return SlabRequest(slots=slots, chunk_bytes=4096, layout=layout)
 
 
-def a_start(port: int, *, epoch: int, cwd: str = ".") -> WorkerStart:
+def a_start(port: int, *, epoch: int, cwd: str = ".", args: tuple[str, ...] = ()) -> WorkerStart:
     seats = Seats(nodes=1, members=("node-0",))
     plan = RecoveryPlan(
         version=None, tier="start", sources=(), members=("node-0",), transfers=(), reason=""
@@ -571,7 +692,9 @@ def a_start(port: int, *, epoch: int, cwd: str = ".") -> WorkerStart:
     return WorkerStart(
         rank=0,
         epoch=epoch,
-        order=JobOrder(number=1, run=1, job=Job(script="train.py", cwd=cwd), seats=seats),
+        order=JobOrder(
+            number=1, run=1, job=Job(script="train.py", cwd=cwd, args=args), seats=seats
+        ),
         seats=seats,
         plan=plan,
         rendezvous=f"127.0.0.1:{port}",

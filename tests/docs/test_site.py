@@ -38,6 +38,15 @@ def site(tmp_path_factory):
     return folder
 
 
+def test_each_test_that_shows_what_is_claimed_of_security_is_there():
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    files = re.findall(r"`([a-z_]+/test_[a-z_]+\.py)`", text)
+    tests = "".join((ROOT / "tests" / file).read_text(encoding="utf-8") for file in files)
+    named = re.findall(r"`(test_[a-z0-9_]+)`", text)
+    assert len(named) > 10
+    assert [name for name in named if f"def {name}(" not in tests] == []
+
+
 @pytest.fixture
 def own_modules(monkeypatch):
     """`docs/` on the path, as it is while the site is built."""

@@ -14,7 +14,8 @@ from gemini_lab.exercises import WrongAnswerError
 from gemini_lab.exercises.attacks import attack
 from gemini_lab.exercises.attacks.roots import ALONE, GROUPS, LONG, RETURN, SMALL, SPARE, cases
 from gemini_lab.exercises.attacks.stories import of_function, of_the_lab, tell
-from gemini_lab.node.own_root import MOST_BYTES, TooLong, limit, packed, successor, unpacked
+from gemini_lab.lab.limit import TooLong, limit
+from gemini_lab.node.own_root import MOST_BYTES, loaded, packed
 from gemini_lab.recovery.deciding import (
     Ask,
     Cluster,
@@ -26,9 +27,6 @@ from gemini_lab.recovery.deciding import (
     Told,
     Wait,
 )
-from gemini_lab.recovery.guided import GuidedRoot
-from gemini_lab.recovery.protocol import NodeJoined, RootState
-from gemini_lab.recovery.root import RootAgent
 
 CRASH = (("go", 1, 300), ("kill_worker", 0))
 HEARD_LATE = (("go", 2, 320), ("kill_worker", 0), ("go", 2, 200))
@@ -230,7 +228,7 @@ def test_a_version_of_which_a_shard_is_missing_is_never_loaded():
 
 def test_what_it_did_not_store_is_gone_with_its_node():
     """Every root agent has the function anew, as on another node."""
-    first = unpacked(packed(lambda state, *_: state.setdefault("calls", []).append(1)))
+    first = loaded(packed(lambda state, *_: state.setdefault("calls", []).append(1)))
     kept: dict[str, object] = {}
     cluster = Cluster(members=(), keeps=(), living=(), silent=(), newest=0, has_given_up=False)
     first(kept, Failed(cause="node_lost"), cluster)
@@ -241,7 +239,7 @@ def test_what_it_did_not_store_is_gone_with_its_node():
     )
     exec(source, world)
     text = packed(world["decide"])
-    assert [unpacked(text)({}, Failed(cause=""), cluster) for _ in range(2)] == [1, 1]
+    assert [loaded(text)({}, Failed(cause=""), cluster) for _ in range(2)] == [1, 1]
 
 
 @pytest.mark.parametrize(("schedule", "shape"), [(COMES_BACK, RETURN), (ELSEWHERE, GROUPS)])
@@ -353,18 +351,6 @@ def test_an_attack_on_what_cannot_be_sent_is_a_sentence():
 
 
 def test_what_a_node_cannot_read_ends_the_run_with_a_reason():
-    unreadable = unpacked("AAAA")
+    unreadable = loaded("AAAA")
     with pytest.raises(GuideError, match="cannot be read on this node"):
         unreadable({}, Failed(cause=""), None)
-
-
-def test_the_next_job_has_the_root_agent_that_it_asks_for():
-    first = RootAgent(state=RootState(), at_s=0.0)
-    first.living["node-1"] = NodeJoined(at_s=0.0, node="node-1")
-    assert successor(first, "", at_s=1.0) is first
-    guided = successor(first, packed(right), at_s=1.0)
-    assert isinstance(guided, GuidedRoot)
-    assert guided.living == first.living
-    back = successor(guided, "", at_s=2.0)
-    assert type(back) is RootAgent
-    assert back.living == first.living

@@ -1,14 +1,19 @@
 """The observer of a run's memory: what it calls a gap, and that it reads real agents' slabs."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 
-from gemini_lab.experiments.chaos.observer import Observer, Wholeness
+from test_chaos_store import save
+
+from gemini_lab.experiments.chaos.observer import Observer, TierObserver, Wholeness
+from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.victims import MARK
 from gemini_lab.memory.slab import CopyInfo
 from gemini_lab.shard.lineage import Lineage
+from gemini_lab.storage.persistent import PersistentTier
 
 
 def copy(shard, version, epoch=1):
@@ -93,3 +98,28 @@ def test_what_a_living_agent_lets_go_of_is_seen_from_outside(tmp_path):
         assert agent.stdout.readline() == b"gone\n"
         until(lambda: observer.seen.gaps_s)
         agent.stdin.close()
+
+
+def test_the_newest_whole_version_is_told_whenever_it_is_another_one():
+    seen = look(WHOLE, {**WHOLE, "c": [copy(0, 4)]}, {"a": [copy(0, 4)], "b": [copy(1, 4)]}, HALF)
+    assert [(one.at_s, one.version) for one in seen.newest] == [(0, 0), (0, 3), (2, 4), (3, 0)]
+    both = {"a": [copy(0, 7), copy(0, 3, epoch=2)], "b": [copy(1, 7), copy(1, 3, epoch=2)]}
+    newest = look(both).newest[-1]
+    assert (newest.version, newest.epoch) == (3, 2)  # 7 was left behind
+
+
+def test_what_is_whole_in_the_tier_is_seen_past_all_that_is_broken_of_the_way_there(tmp_path):
+    with BreakableTier(tmp_path) as tier, TierObserver(tier.data) as observer:
+        written = PersistentTier(str(tier.url))
+        until(lambda: observer.seen)
+        assert observer.newest(set()) == 0
+        for version in (8, 16):
+            save(written, version)
+        until(lambda: observer.newest(set()) == 16)
+        tier.go_away()
+        assert observer.readable() == {8, 16}
+        tier.flip(8 * 100)
+        assert (observer.newest(tier.spoilt), observer.readable()) == (8, {8})
+        shutil.rmtree(tier.data / "version-000000000016")
+        until(lambda: observer.newest(set()) == 8)
+    assert [versions for _, versions in observer.seen][-1] == {8}

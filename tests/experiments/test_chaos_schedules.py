@@ -1,17 +1,33 @@
 """Schedules are drawn from a seed, kept in files, and shrunk to what still fails."""
 
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.cli.chaos import parser, plan_of
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.chaos.faults import AIMED, KINDS, USUAL, Fault, Schedule, draw
+from gemini_lab.experiments.chaos.faults import Fault, Schedule, draw
+from gemini_lab.experiments.chaos.kinds import AIMED, KINDS, OF_SAVES, USUAL, named
 from gemini_lab.experiments.chaos.owner import job_of, run_command
 from gemini_lab.experiments.chaos.scene import Scene
 from gemini_lab.experiments.chaos.shrink import shrink
 from gemini_lab.experiments.chaos.tier import BreakableTier
 
+DRAWN = [
+    "root_stop for 5.2 s, 2.11 s of calm",
+    "node_kill of rank 3, 1.05 s of training",
+    "bit_flip of rank 3, 0.01 s after the fault before",
+    "root_stop for 8.7 s, 1.38 s of calm",
+    "node_kill of rank 1, 0.50 s of training",
+    "root_stop for 1.8 s, 0.09 s after the fault before",
+    "node_kill of rank 0, 0.41 s of training",
+    "node_kill of rank 3, 0.18 s of training",
+    "owner_kill, 0.76 s of calm",
+]
 FORM = Schedule(seed=3, number=0, nodes=4, standbys=1, iterations=60, faults=())
 forms = st.builds(
     Schedule,
@@ -29,10 +45,59 @@ kinds = st.lists(st.sampled_from(list(KINDS)), min_size=1, unique=True)
 def test_a_seed_and_a_number_always_give_the_same_schedule(form, count, kinds):
     drawn = draw(form, count, kinds=kinds)
     assert drawn == draw(form, count, kinds=kinds)
-    assert {fault.kind for fault in drawn.faults} <= set(kinds)
-    lasting = [fault for fault in drawn.faults if not KINDS[fault.kind].ends_run]
-    assert len(drawn.faults) == count or not lasting
-    assert all(not KINDS[fault.kind].ends_run for fault in drawn.faults[:-1])
+    beside = {other for kind in kinds for other in KINDS[kind].beside}
+    assert {fault.kind for fault in drawn.faults} <= {*kinds, *beside}
+    last = [kind for kind in kinds if KINDS[kind].ends_run or KINDS[kind].at == ("end",)]
+    assert len(drawn.faults) == count or set(last) == set(kinds)
+    assert all(fault.kind not in last for fault in drawn.faults[:-1])
+
+
+def test_what_was_drawn_before_there_were_more_kinds_is_drawn_again():
+    """A campaign that is told of by its seed and its kinds can be run again in later versions."""
+    kinds = ["node_kill", "tier_away", "root_stop", "owner_kill", "bit_flip", "partition_in"]
+    told = [str(fault) for fault in draw(FORM, 9, kinds=kinds).faults]
+    assert told == DRAWN
+
+
+def test_with_a_fault_that_is_hardly_felt_alone_mostly_comes_one_that_it_is_felt_with():
+    drawn = draw(FORM, 400, kinds=["tier_unread"]).faults
+    pairs = [fault for fault in drawn if fault.kind == "pair_kill"]
+    assert len(pairs) > 100
+    assert {fault.moment for fault in pairs} == {"together"}
+    assert {fault.times for fault in drawn if fault.kind == "tier_unread"} == {1, 2, 3}
+    assert {fault.times for fault in pairs} == {1}
+
+
+def test_what_comes_as_a_version_is_saved_or_as_a_run_ends_comes_then():
+    drawn = draw(FORM, 200, kinds=["save_kill", "link_flap", "end_kill"]).faults
+    assert {fault.moment for fault in drawn if fault.kind == "save_kill"} == {
+        "save",
+        "commit",
+        "together",
+    }
+    commits = [fault.after_s for fault in drawn if fault.moment == "commit"]
+    assert max(commits) <= 0.05
+    ends = [
+        draw(Schedule(**{**FIELDS, "number": n}), 3, kinds=["save_kill", "end_kill"]).faults[-1]
+        for n in range(20)
+    ]
+    assert {fault.moment for fault in ends if fault.kind == "end_kill"} == {"end"}
+    assert all(fault.after_s <= 0.05 for fault in ends if fault.kind == "end_kill")
+
+
+def test_a_pattern_names_all_kinds_that_it_fits_in_the_order_of_the_words():
+    assert named(["hands", "tier_un*"]) == ("hands", "tier_unread", "tier_unlisted")
+    assert named(["tier_away", "tier_*"])[0] == "tier_away"
+    with pytest.raises(ConfigError, match=r"'sneeze_\*'.*worker_kill"):
+        named(["tier_*", "sneeze_*"])
+
+
+def test_the_guide_names_every_kind():
+    """By its name, or by a pattern as `agent_*`."""
+    text = (Path(__file__).parents[2] / "docs/guide/chaos.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"`([a-z_]+\*?)`", text))
+    untold = [kind for kind in KINDS if not any(fnmatchcase(kind, word) for word in words)]
+    assert untold == []
 
 
 def test_other_seeds_and_other_runs_suffer_something_else():
@@ -50,7 +115,14 @@ def test_every_kind_and_every_moment_is_drawn_in_time():
         for fault in draw(Schedule(**{**FIELDS, "number": number}), 12, kinds=list(KINDS)).faults
     ]
     assert {fault.kind for fault in drawn} == set(KINDS)
-    assert {fault.moment for fault in drawn} == {"calm", "meanwhile", "together", "end", *AIMED}
+    assert {fault.moment for fault in drawn} == {
+        "calm",
+        "meanwhile",
+        "together",
+        "end",
+        *AIMED,
+        *OF_SAVES,
+    }
     assert all(fault.after_s <= 0.1 for fault in drawn if fault.moment == "together")
 
 
@@ -92,7 +164,9 @@ def test_ranks_of_a_run_keep_their_process_where_that_is_asked_for(tmp_path):
     assert "ranks keep" not in str(anew)
     with BreakableTier(tmp_path) as tier:
         commands = [
-            " ".join(run_command(next(plan.schedules()), tmp_path, Scene(tier=tier)))
+            " ".join(
+                run_command(next(plan.schedules()), tmp_path, Scene(tier=tier, script=tmp_path))
+            )
             for plan in (kept, anew)
         ]
     assert ["--set keep_processes=true" in command for command in commands] == [True, False]

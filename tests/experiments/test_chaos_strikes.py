@@ -1,5 +1,6 @@
 """What a campaign breaks breaks; the log tells it whom to strike, and when."""
 
+import math
 import os
 import re
 import resource
@@ -9,16 +10,20 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from test_chaos_oracles import LOG
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.experiments.chaos.aftermath import Aftermath
 from gemini_lab.experiments.chaos.campaign import Plan, campaign
 from gemini_lab.experiments.chaos.clock import NodeClocks
-from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
+from gemini_lab.experiments.chaos.faults import Fault, Schedule
 from gemini_lab.experiments.chaos.hosts import Hosts
+from gemini_lab.experiments.chaos.kinds import KINDS
+from gemini_lab.experiments.chaos.limits import exhaust
 from gemini_lab.experiments.chaos.means import (
     check,
     possible,
@@ -26,14 +31,16 @@ from gemini_lab.experiments.chaos.means import (
     why_no_disk,
     why_no_network,
 )
-from gemini_lab.experiments.chaos.oracles import Aftermath
 from gemini_lab.experiments.chaos.result import Result, summed
-from gemini_lab.experiments.chaos.strikes import Mends, Strikes, why_not_wrong
+from gemini_lab.experiments.chaos.scene import scene_of
+from gemini_lab.experiments.chaos.strikes import Strikes, why_not_wrong
 from gemini_lab.experiments.chaos.suffer import Suffered
 from gemini_lab.experiments.chaos.tier import BreakableTier
 from gemini_lab.experiments.chaos.told import Told
-from gemini_lab.experiments.chaos.turn import Struck
+from gemini_lab.experiments.chaos.turn import Mends, Struck
 from gemini_lab.experiments.chaos.victims import MARK, marked
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import PersistFinished, PersistStarted
 from gemini_lab.log.file import EventLog
 from gemini_lab.storage.manifest import MANIFEST
 from gemini_lab.storage.persistent import PersistentTier
@@ -51,10 +58,10 @@ def tier(tmp_path):
 
 def test_a_tier_that_is_away_is_an_error_and_never_an_empty_folder(tier):
     reader = PersistentTier(str(tier.url))
-    assert reader.stored() == []
+    assert reader.versions() == []
     tier.go_away()
     with pytest.raises(GeminiError, match="could not list"):
-        reader.stored()
+        reader.versions()
     with pytest.raises(GeminiError, match="could not write"):
         reader.check()
     tier.come_back()
@@ -319,6 +326,119 @@ def test_nodes_that_the_owner_of_a_full_log_starts_have_room_of_their_own(tmp_pa
             process.communicate(b"go on")
 
 
+EXHAUSTED = """
+import mmap, os, subprocess, sys
+for line in sys.stdin:
+    try:
+        if line == "files\\n":
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        elif line == "memory\\n":
+            mmap.mmap(-1, 1 << 26).close()
+        elif line == "shm\\n":
+            memory = os.memfd_create("slab")
+            try:
+                os.ftruncate(memory, 1 << 22)
+            finally:
+                os.close(memory)
+        print("taken", flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("files", b"Too many open files"),
+        ("memory", b"Cannot allocate memory"),
+        ("shm", b"File too large"),
+    ],
+)
+def test_a_process_gets_no_more_of_something_until_it_does_again(how, said):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-u", "-c", EXHAUSTED], **pipes) as agent:
+
+        def ask() -> bytes:
+            agent.stdin.write(f"{how}\n".encode())
+            agent.stdin.flush()
+            return agent.stdout.readline().strip()
+
+        assert ask() == b"taken"
+        mend = exhaust(psutil.Process(agent.pid), how, list)
+        assert ask() == said
+        mend()
+        assert ask() == b"taken"
+        agent.stdin.close()
+    mend()  # of one that is gone: nothing to do
+    with pytest.raises(ConfigError, match="is gone"):
+        exhaust(gone(), how, list)
+
+
+def gone():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        found = psutil.Process(process.pid)
+        process.communicate(b"\n")
+    return found
+
+
+def test_what_an_exhausted_process_has_started_has_as_much_as_is_usual_afterwards():
+    waits = [sys.executable, "-c", "input()"]
+    with (
+        subprocess.Popen(waits, stdin=subprocess.PIPE) as agent,
+        subprocess.Popen(waits, stdin=subprocess.PIPE) as worker,
+        subprocess.Popen(waits, stdin=subprocess.PIPE) as other,
+    ):
+        usual = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
+        mend = exhaust(
+            psutil.Process(agent.pid), "files", lambda: map(psutil.Process, [worker.pid, other.pid])
+        )
+        held = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
+        assert held[0] < usual[0]
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, held)  # as one that it starts has
+        resource.prlimit(other.pid, resource.RLIMIT_NOFILE, (77, usual[1]))  # its own limit
+        mend()
+        limits = [
+            resource.prlimit(one.pid, resource.RLIMIT_NOFILE)[0] for one in (agent, worker, other)
+        ]
+        assert limits == [usual[0], usual[0], 77]
+        for process in (agent, worker, other):
+            process.communicate(b"go on")
+
+
+def test_a_script_that_is_edited_and_edited_back_is_the_same_one_again(tmp_path):
+    form = Schedule(seed=0, number=0, nodes=1, standbys=0, iterations=9, faults=())
+    with scene_of(form, tmp_path) as scene, subprocess.Popen(["true"]) as owner:
+        part = scene.script.with_name("own_part.py")
+        before = part.read_text()
+        strikes = Strikes(mark="", folder=tmp_path, owner=owner, told=None, scene=scene)
+        _, mend = strikes.strike(Fault(kind="script_edit", lasts_s=1.0))
+        assert part.read_text() != before
+        mend()
+        assert part.read_text() == before
+        ((since_s, until_s),) = strikes.edits
+        assert since_s <= until_s
+        strikes.strike(Fault(kind="script_edit", lasts_s=1.0))
+        strikes.rest()
+        assert strikes.edits[1][1] < math.inf
+
+
+def test_a_store_is_broken_where_there_is_one_and_mended_where_it_is_gone(tmp_path):
+    fault = Fault(kind="tier_unread", lasts_s=1.0)
+    form = Schedule(seed=0, number=0, nodes=1, standbys=0, iterations=9, faults=(fault,))
+    with subprocess.Popen(["true"]) as owner:
+        told = {"mark": "", "folder": tmp_path, "owner": owner, "told": None}
+        with scene_of(form, tmp_path) as scene:
+            assert scene.tier_url.startswith("webhdfs://")
+            hit, mend = Strikes(**told, scene=scene).strike(fault)
+            assert hit == "the store"
+        mend()
+        with scene_of(form.having([]), tmp_path / "other") as scene:
+            assert scene.tier_url == str(scene.tier.url)
+            strikes = Strikes(**told, scene=scene)
+            with pytest.raises(ConfigError, match="no store"):
+                strikes.strike(fault)
+
+
 def test_a_second_node_computes_wrong_only_when_the_first_was_named_or_is_gone():
     """Two of a few cannot be told from the others, and a run ends for that."""
     there = ["node-0", "node-1", "node-2"]
@@ -343,6 +463,19 @@ def test_what_is_mended_later_is_mended_once():
     assert done == ["soon", "late"]
 
 
+def test_what_is_to_break_again_does_not_where_all_is_mended():
+    done = []
+    mends = Mends()
+    mends.add(lambda: done.append("mended"), after_s=60.0)
+    mends.add(lambda: done.append("broken"), after_s=60.0, breaks=True)
+    assert mends.do(all_of_them=True)
+    assert done == ["mended"]
+    assert not mends
+    mends.add(lambda: done.append("broken"), after_s=0.0, breaks=True)
+    assert mends.do()
+    assert done == ["mended", "broken"]
+
+
 def test_the_log_tells_who_is_root_who_sits_where_and_how_training_goes(tmp_path):
     folder = tmp_path / "run"
     told = Told(folder, iterations=4)
@@ -360,6 +493,18 @@ def test_the_log_tells_who_is_root_who_sits_where_and_how_training_goes(tmp_path
     assert (told.root, told.is_over) == ("node-2", True)
     assert told.progress == 4
     assert list(told.since_s) == ["plan", "fence", "end"]
+    log.close()
+
+
+def test_the_log_tells_when_a_save_begins_and_when_its_version_is_there(tmp_path):
+    told, log = Told(tmp_path, iterations=4), EventLog(tmp_path / "events.jsonl")
+    log.append(Entry(at_s=1.0, node="node-0", event=PersistStarted(version=8, url="")))
+    told.poll()
+    assert list(told.since_s) == ["save"]
+    there = PersistFinished(version=8, url="", size_bytes=1, duration_s=0.1)
+    log.append(Entry(at_s=1.1, node="node-0", event=there))
+    told.poll()
+    assert list(told.since_s) == ["save", "commit"]
     log.close()
 
 

@@ -16,11 +16,12 @@ class PlayedRun:
     A kill stops training for some looks, and causes a recovery; with a hang it never goes on.
     """
 
-    def __init__(self, iterations=60):
+    def __init__(self, iterations=60, saves=8, waits_for=""):
         self.progress, self.iterations = 0, iterations
-        self.since_s, self.waits_for = {}, ""
+        self.since_s, self.waits_for = {}, waits_for
         self.hits, self.mended = [], []
         self._stalled, self._steps, self._is_told_to_end = 0, [], False
+        self._saves = saves
 
     def poll(self):
         """As the owner's process, it is over or not; as the log, it is read on."""
@@ -30,6 +31,8 @@ class PlayedRun:
                 self.since_s[self._steps.pop(0)] = time.monotonic()
             return None
         self.progress += self.progress < self.iterations
+        if self.progress % self._saves == 0:
+            self.since_s["commit"] = time.monotonic()
         return 0 if self.progress == self.iterations or self._is_told_to_end else None
 
     def terminate(self):
@@ -46,9 +49,18 @@ class PlayedRun:
         return "somebody", (lambda: self.mended.append(fault.kind)) if fault.lasts_s else None
 
 
-def play(*faults, limit_s=5.0, stop_s=None, **form):
+def play(*faults, limit_s=5.0, stop_s=None, tier=(0, 0), **form):
     run, said = PlayedRun(**form), []
-    turn = Turn(run, run, run, Path(), limit_s=limit_s, stop_s=stop_s, say=said.append)
+    turn = Turn(
+        run,
+        run,
+        run,
+        Path("nowhere"),
+        limit_s=limit_s,
+        stop_s=stop_s,
+        say=said.append,
+        tier=lambda: tier,
+    )
     turn.go_through(faults)
     assert len(said) == len(turn.struck)  # each is told once
     return run, turn
@@ -132,6 +144,81 @@ def test_a_fault_for_the_end_is_not_waited_for_when_time_is_up():
     )
     assert turn.has_told_to_end
     assert "agent_kill" not in [kind for kind, _ in run.hits]
+
+
+def test_what_comes_again_is_broken_and_mended_as_often_as_it_is_to():
+    run, struck = go_through(
+        Fault(kind="etcd_stop", lasts_s=0.1, times=3, pause_s=0.1), iterations=10**9, stop_s=soon(3)
+    )
+    assert [kind for kind, _ in run.hits] == ["etcd_stop"] * 3
+    assert run.mended == ["etcd_stop"] * 3
+    assert len(struck) == 1
+
+
+def test_what_was_to_come_again_does_not_once_the_run_is_over():
+    run, _ = go_through(Fault(kind="etcd_stop", lasts_s=60.0, times=3, pause_s=0.1))
+    assert run.mended == ["etcd_stop"]
+    assert len(run.hits) == 1
+
+
+def test_a_fault_for_a_save_waits_for_the_next_one():
+    run, struck = go_through(
+        Fault(kind="save_kill", moment="commit"), Fault(kind="save_kill", moment="commit"), saves=16
+    )
+    first, second = (at for _, at in run.hits)
+    assert 16 <= first < 20
+    assert second > first + 12
+    assert all(one.happened for one in struck)
+
+
+def test_a_fault_for_a_save_never_comes_where_nothing_is_saved():
+    run, struck = go_through(Fault(kind="save_kill", moment="commit"), saves=1000)
+    assert run.hits == []
+    assert struck == []  # the run was over first
+
+
+def test_a_store_is_broken_once_there_is_something_in_it():
+    run, _ = go_through(Fault(kind="tier_unread", lasts_s=0.1), saves=16)
+    assert run.hits[0][1] >= 16
+
+
+def soon(after_s):
+    return time.monotonic() + after_s
+
+
+GONE = "no copy of version 7 is left anywhere; going on from the start would lose 7 iterations"
+UNREAD = "version 16 in the persistent tier did not load (damaged); it is tried again after 2 s"
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "tier", "lets_go"),
+    [
+        (GONE, (0, 0), True),
+        (GONE, (16, 0), False),  # the run is wrong: a version is whole
+        (UNREAD, (16, 0), False),
+        (UNREAD, (8, 16), True),  # the campaign itself has spoilt it
+        ("node-1 fell silent and may come back; going on would lose 3 iterations", (0, 0), True),
+        ("no machine for position 2", (0, 0), False),
+    ],
+)
+def test_a_person_lets_go_of_what_is_gone_and_of_nothing_that_is_whole(
+    waits_for, tier, lets_go, monkeypatch
+):
+    monkeypatch.setattr("gemini_lab.experiments.chaos.turn.LET_GO_S", 0.1)
+    monkeypatch.setattr("gemini_lab.experiments.chaos.turn.RETURN_S", 0.1)
+    _, turn = play(waits_for=waits_for, tier=tier)
+    assert bool(turn.let_go_s) == lets_go
+
+
+def test_nothing_is_let_go_while_something_is_broken(monkeypatch):
+    monkeypatch.setattr("gemini_lab.experiments.chaos.turn.LET_GO_S", 0.1)
+    _, turn = play(Fault(kind="tier_away", lasts_s=60.0), waits_for=GONE, iterations=30)
+    assert turn.let_go_s == []
+
+
+def test_who_waits_for_what_is_whole_in_the_tier_hangs_and_that_is_told():
+    with pytest.raises(StoodStillError, match=r"left anywhere.*version 16 is whole in the tier"):
+        play(Fault(kind="worker_hang"), limit_s=0.2, waits_for=GONE, tier=(16, 0))
 
 
 def test_what_still_lasts_at_the_end_is_mended_then():

@@ -82,7 +82,9 @@ def meet():
             addresses = {each.name: loop.finish(each.open(), timeout_s=10) for each in agents}
             nodes = {f"nodes/{n}": json.dumps({"address": at}) for n, at in addresses.items()}
             cluster = AgentCluster(
-                store=SimpleNamespace(items=lambda: nodes, delete=lambda _: None),
+                store=SimpleNamespace(
+                    items=lambda: nodes, names=lambda: set(nodes), delete=lambda _: None
+                ),
                 record=LabRecord(
                     identity="1", machines=2, lease_s=2.0, warm=True, threads=1, detached=None
                 ),

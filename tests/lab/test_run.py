@@ -1,5 +1,6 @@
 """What a cell sees of a run: how far it is, until an iteration or the end, and names."""
 
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -117,6 +118,22 @@ def test_a_run_goes_on_when_its_disk_is_full_and_says_so_also_afterwards(tmp_pat
         "the log is written again; 5 entries had to wait for room on its disk",
     ]
     assert [entry.event.iteration for entry in run.events("iteration")] == [3] * 4 + [4] * 4 + [5]
+
+
+def test_a_run_whose_folder_is_removed_while_it_trains_says_so_and_keeps_its_log(tmp_path):
+    """It ended with exit status 0, no log and no word."""
+    run, reopened = run_in(tmp_path / "run"), []
+    run.reopen = reopened.append
+    begin(run)
+    shutil.rmtree(run.folder)
+    tell(run, step(0, 4))
+    run.settle()
+    tell(run, step(1, 4), RunFinished(iteration=4))
+    run.close()
+    (told,) = run.events("note")
+    assert told.event.text.startswith(f"ERROR: {run.log} was removed")
+    assert reopened == [run.folder]
+    assert [entry.event.iteration for entry in run.events("iteration")] == [3] * 4 + [4, 4]
 
 
 def test_a_hostile_name_stays_text_in_a_notebook(tmp_path):

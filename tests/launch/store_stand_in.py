@@ -58,6 +58,12 @@ class StoreStandIn:
     def items(self):
         return dict(self.keys)
 
+    def names(self):
+        return set(self.keys)
+
+    def get(self, keys):
+        return {key: self.keys[key] for key in keys if key in self.keys}
+
     def close(self):
         pass
 

@@ -38,32 +38,18 @@ WARM_PARENT = "gemini_lab.node.warm"
 SOON_S = PATIENCE_S / 2  # of an agent with an etcd that does not answer
 
 
-class Request:
-    """A send or receive under way, as mpi4py gives it."""
-
-    def __init__(self, take):
-        self._take = take
-
-    def test(self):
-        try:
-            return True, self._take()
-        except queue.Empty:
-            return False, None
-
-
 class World:
-    """Stands for MPI's: one rank's end of a network on which somebody listens."""
+    """Stands for `Ranks`: one rank's end of a network on which somebody listens."""
 
     def __init__(self, rank, boxes, heard):
         self.rank, self.size, self._boxes, self._heard = rank, RANKS, boxes, heard
 
-    def isend(self, message, dest):
-        self._heard.append(message)
-        self._boxes[self.rank, dest].put(message)
-        return Request(lambda: None)
+    def send(self, data, *, to):
+        self._heard.append(data)
+        self._boxes[self.rank, to].put(data)
 
-    def irecv(self, source):
-        return Request(self._boxes[source, self.rank].get_nowait)
+    def receive(self, source):
+        return self._boxes[source, self.rank].get(timeout=30)
 
 
 def config(number):
@@ -84,7 +70,7 @@ def test_each_rank_is_told_its_own_part_and_who_listens_learns_no_secret():
 
     def be(rank):
         parts = (lambda _: parts_of(order)) if rank == 0 else None
-        part, _ = hand_out(World(rank, boxes, heard), parts)
+        part = hand_out(World(rank, boxes, heard), parts)
         told[rank] = msgspec.json.decode(part, type=BootOrder)
 
     threads = [threading.Thread(target=be, args=[rank]) for rank in range(RANKS)]

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -20,33 +22,31 @@ import pytest
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd import find_etcd, free_port, held_port, start_etcd
+from gemini_lab.launch.etcd import find_etcd, free_port, held_port, own_address, start_etcd
 from gemini_lab.launch.etcd_keeper import HUNG_S
-from gemini_lab.launch.etcd_server import LOG, LOG_BYTES, Member, answers
+from gemini_lab.launch.etcd_server import (
+    AUTHORITY,
+    CERTIFICATE,
+    KEY,
+    LOG,
+    LOG_BYTES,
+    PEERS_AT,
+    Member,
+)
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.etcd_streams import EtcdStreams
-from gemini_lab.node.own_stores import FOLDER, end_left_stores, lack_of_room
+from gemini_lab.node.own_stores import CLIENTS_AT, FOLDER, end_left_stores, lack_of_room
 from gemini_lab.node.processes import STORE_KEEPER
 
 PATIENCE_S = 60.0
 
 
-@contextlib.contextmanager
-def kept(
-    folder: Path, hung_s: float, program: Path | None = None
-) -> Iterator[tuple[str, psutil.Process]]:
-    """An etcd with its keeper: its URL, and the keeper; by a link to etcd, where that is named."""
-    try:
-        binary = find_etcd()
-    except LaunchError as error:
-        pytest.skip(str(error))
-    if program is not None:
-        program.symlink_to(binary)
-        binary = str(program)
-    folder.mkdir()
-    client, peer = (f"http://127.0.0.1:{free_port('127.0.0.1')}" for _ in range(2))
+def member_in(folder: Path, binary: str) -> tuple[Member, EtcdAddress]:
+    """A member that is not started yet, and how it is reached."""
+    authority, ports = Authority.make(), [free_port("127.0.0.1") for _ in range(2)]
+    client, peer = (f"https://127.0.0.1:{port}" for port in ports)
     member = Member(
         binary=binary,
         folder=str(folder),
@@ -55,6 +55,24 @@ def kept(
         name="one",
         cluster=f"one={peer}",
     )
+    member.write(authority.certify("127.0.0.1"))
+    return member, own_address([f"127.0.0.1:{ports[0]}"], authority)
+
+
+@contextlib.contextmanager
+def kept(
+    folder: Path, hung_s: float, program: Path | None = None
+) -> Iterator[tuple[Member, EtcdAddress, psutil.Process]]:
+    """An etcd with its keeper; by a link to etcd, where that is named."""
+    try:
+        binary = find_etcd()
+    except LaunchError as error:
+        pytest.skip(str(error))
+    if program is not None:
+        program.symlink_to(binary)
+        binary = str(program)
+    folder.mkdir()
+    member, address = member_in(folder, binary)
     code = textwrap.dedent(f"""
         import msgspec
         from gemini_lab.launch.etcd_keeper import keep
@@ -64,8 +82,8 @@ def kept(
     """)
     keeper = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
-        until(lambda: answers(client, ""))
-        yield client, psutil.Process(keeper.pid)
+        until(member.answers)
+        yield member, address, psutil.Process(keeper.pid)
     finally:
         assert keeper.stdin is not None
         keeper.stdin.close()
@@ -81,13 +99,13 @@ def until(holds) -> None:
 
 @pytest.mark.parametrize("failure", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
 def test_an_etcd_that_fails_is_started_again_on_its_data(tmp_path, failure):
-    with kept(tmp_path / "etcd", hung_s=3.0) as (client, keeper):
-        store = EtcdStore(EtcdAddress(endpoints=(client.removeprefix("http://"),)), "test")
+    with kept(tmp_path / "etcd", hung_s=3.0) as (member, address, keeper):
+        store = EtcdStore(address, "test")
         patiently(lambda: store.put("key", "kept"))
         (server,) = keeper.children()
         server.send_signal(failure)
         server.wait(PATIENCE_S)  # whatever it is that ends it
-        until(lambda: answers(client, ""))
+        until(member.answers)
         assert patiently(store.items) == {"key": "kept"}
         store.close()
 
@@ -95,7 +113,7 @@ def test_an_etcd_that_fails_is_started_again_on_its_data(tmp_path, failure):
 def test_an_etcd_that_cannot_be_started_for_a_while_comes_back_when_it_can(tmp_path):
     """Its program is away, as while packages are installed; so it is on a read-only disk."""
     program = tmp_path / "etcd-link"
-    with kept(tmp_path / "etcd", HUNG_S, program) as (client, keeper):
+    with kept(tmp_path / "etcd", HUNG_S, program) as (member, _, keeper):
         binary = program.readlink()
         (server,) = keeper.children()
         program.unlink()
@@ -104,24 +122,84 @@ def test_an_etcd_that_cannot_be_started_for_a_while_comes_back_when_it_can(tmp_p
         time.sleep(3.0)  # for more than one attempt
         assert keeper.status() != psutil.STATUS_ZOMBIE
         program.symlink_to(binary)
-        until(lambda: answers(client, ""))
+        until(member.answers)
 
 
-def test_the_embedded_etcd_wants_its_password():
+@pytest.mark.parametrize("host", ["loopback", "network"])
+def test_an_embedded_etcd_and_its_clients_are_known_by_their_certificates(host):
+    """Neither in clear, nor without a certificate, nor with one that another lab signed."""
+    try:
+        find_etcd()
+    except LaunchError as error:
+        pytest.skip(str(error))
+    with start_etcd("127.0.0.1" if host == "loopback" else own_ip()) as started:
+        address = started.address
+        store = EtcdStore(address, "test")
+        patiently(lambda: store.put("key", "encrypted"))
+        assert patiently(store.items) == {"key": "encrypted"}
+        store.close()
+        assert asyncio.run(lease_is_kept(address))
+        foreign = own_address(address.endpoints, Authority.make()).own
+        trusting = replace(foreign, authority_pem=address.own.authority_pem)
+        for own in (None, foreign, trusting):
+            stranger = EtcdStore(replace(address, own=own), "test")
+            with pytest.raises(StoreUnavailableError):
+                stranger.put("key", "forged")
+            with pytest.raises(StoreUnavailableError):
+                stranger.items()
+            assert not asyncio.run(lease_is_kept(replace(address, own=own)))
+
+
+STRANGER = """
+import encodings.idna, encodings.latin_1, email.parser, http.client, json, os, ssl, sys
+import urllib.error, urllib.request
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+anybody = ssl._create_unverified_context()
+def ask(url, **more):
+    request = urllib.request.Request(url, **more)
+    return urllib.request.urlopen(request, timeout=5, context=anybody)
+def number(value):
+    low = value & 127
+    return bytes([low]) if value < 128 else bytes([low | 128]) + number(value >> 7)
+for url in sys.argv[1:]:
+    for scheme in ("http", "https"):
+        url = scheme + "://" + url.partition("://")[2]
+        try:
+            with ask(url + "/members") as members:
+                cluster, known = members.headers["X-Etcd-Cluster-ID"], json.load(members)[0]["id"]
+            # A heartbeat of a leader that nobody elected, of a term far above the member's.
+            said = {1: 8, 2: known, 3: 4711, 4: 1000, 8: 0}
+            body = b"".join(number(key << 3) + number(value) for key, value in said.items())
+            heads = {"X-Server-From": "1267", "X-Server-Version": "3.5.1",
+                     "X-Min-Cluster-Version": "3.0.0", "X-Etcd-Cluster-ID": cluster}
+            with ask(url + "/raft", data=body, method="POST", headers=heads) as answer:
+                print("obeyed", url, answer.status)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            print("refused", url, error, file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user to try it")
+def test_another_user_of_the_machine_gives_the_embedded_etcd_no_entry():
+    """What is said to the port for peers is applied past all that clients have to prove."""
     try:
         find_etcd()
     except LaunchError as error:
         pytest.skip(str(error))
     with start_etcd() as started:
-        address = started.address
-        for user, password in ((None, None), ("root", "guessed")):
-            stranger = EtcdStore(replace(address, user=user, password=password), "test")
-            with pytest.raises(StoreUnavailableError):
-                stranger.put("key", "forged")
-            with pytest.raises(StoreUnavailableError):
-                stranger.items()
-        store = EtcdStore(address, "test")
-        assert patiently(store.items) == {}
+        below = psutil.Process().children(recursive=True)
+        words = next(one for one in below if one.name() == "etcd").cmdline()
+        urls = [words[words.index(at) + 1] for at in (PEERS_AT, CLIENTS_AT)]
+        store = EtcdStore(started.address, "test")
+        patiently(lambda: store.put("key", "ours"))
+        command = [sys.executable, "-I", "-c", STRANGER, *urls]
+        tried = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert tried.stdout == ""
+        assert tried.stderr.count("refused") == 4
+        assert patiently(lambda: store._call(lambda etcd: etcd.status().raft_term)) < 1000
+        assert patiently(store.items) == {"key": "ours"}
         store.close()
 
 
@@ -188,9 +266,12 @@ def orphaned() -> Iterator[tuple[psutil.Process, socket.socket]]:
         assert launcher.stdout.readline() == "up\n"
         below = psutil.Process(launcher.pid).children(recursive=True)
         server = next(process for process in below if process.name() == "etcd")
-        url = server.cmdline()[server.cmdline().index("--listen-client-urls") + 1]
-        host, _, port = url.removeprefix("http://").partition(":")
-        used = socket.create_connection((host, int(port)))
+        url = server.cmdline()[server.cmdline().index(CLIENTS_AT) + 1]
+        host, _, port = url.removeprefix("https://").partition(":")
+        folder = Path(server.cmdline()[server.cmdline().index("--data-dir") + 1]).parent
+        trust = ssl.create_default_context(cafile=folder / AUTHORITY)
+        trust.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+        used = trust.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host)
         used.sendall(b"GET /health HTTP/1.1\r\nHost: etcd\r\n\r\n")
         assert used.recv(1), "it has taken the connection once it answers"
         # Its keeper first, which ends it when the launcher goes.
@@ -309,21 +390,13 @@ def fill(store: EtcdStore) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_an_etcd_that_takes_nothing_more_says_so_and_the_way_out(tmp_path):
-    client, peer = (f"http://127.0.0.1:{free_port('127.0.0.1')}" for _ in range(2))
-    member = Member(
-        binary=find_etcd(),
-        folder=str(tmp_path),
-        client=client,
-        peer=peer,
-        name="one",
-        cluster=f"one={peer}",
-    )
+    member, address = member_in(tmp_path, find_etcd())
     with subprocess.Popen(
         [*member.command(), "--quota-backend-bytes", "100000"], stderr=subprocess.DEVNULL
     ) as server:
         try:
             until(member.answers)
-            store = EtcdStore(EtcdAddress(endpoints=(client.removeprefix("http://"),)), "test")
+            store = EtcdStore(address, "test")
             with pytest.raises(StoreUnavailableError, match=r"NOSPACE.*etcdctl alarm disarm"):
                 fill(store)
             assert store.items()
@@ -332,35 +405,13 @@ def test_an_etcd_that_takes_nothing_more_says_so_and_the_way_out(tmp_path):
             server.kill()
 
 
-def own_address() -> str:
+def own_ip() -> str:
     """An address of this machine that is not loopback's."""
     for entries in psutil.net_if_addrs().values():
         for entry in entries:
             if entry.family == socket.AF_INET and not entry.address.startswith("127."):
                 return str(entry.address)
     pytest.skip("this machine has no network")
-
-
-def test_an_embedded_etcd_that_others_reach_is_known_by_its_certificate():
-    """Neither in clear nor with another certificate: the password is said to nobody else."""
-    try:
-        find_etcd()
-    except LaunchError as error:
-        pytest.skip(str(error))
-    host = own_address()
-    with start_etcd(host) as started:
-        address = started.address
-        store = EtcdStore(address, "test")
-        patiently(lambda: store.put("key", "encrypted"))
-        assert patiently(store.items) == {"key": "encrypted"}
-        store.close()
-        assert asyncio.run(lease_is_kept(address))
-        foreign = Authority.make().pem
-        for authority in (None, foreign):
-            stranger = EtcdStore(replace(address, ca_pem=authority), "test")
-            with pytest.raises(StoreUnavailableError):
-                stranger.items()
-            assert not asyncio.run(lease_is_kept(replace(address, ca_pem=authority)))
 
 
 async def lease_is_kept(address: EtcdAddress) -> bool:

@@ -15,7 +15,8 @@ import pytest
 from test_etcd import PATIENCE_S, until
 
 from gemini_lab.errors import LaunchError
-from gemini_lab.launch.etcd import find_etcd
+from gemini_lab.launch.certificate import Authority
+from gemini_lab.launch.etcd import find_etcd, own_address
 from gemini_lab.launch.etcd_members import MemberPlace, begin, take_place
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.members import start_members
@@ -99,8 +100,10 @@ def test_a_lost_member_costs_nothing_and_a_new_machine_takes_its_place(prefix, l
         )
         assert patiently(alone.items)["newest"] == first[-1]
         alone.close()
-    for wrong in ({"password": "guessed"}, {"user": None, "password": None}, {"ca_pem": None}):
-        stranger = EtcdStore(replace(members.address, **wrong), prefix)
+    foreign = own_address(members.address.endpoints, Authority.make()).own
+    trusting = replace(foreign, authority_pem=members.authority.pem)
+    for own in (None, foreign, trusting):
+        stranger = EtcdStore(replace(members.address, own=own), prefix)
         with pytest.raises(StoreUnavailableError):
             stranger.items()
     assert patiently(store.items) == {LAB_KEY: "here", "key": "kept", "newest": first[-1]}

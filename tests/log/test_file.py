@@ -341,3 +341,20 @@ def test_a_writer_whose_log_was_taken_over_settles_nothing_more(path):
     taken.append(note(3))
     taken.settle()
     assert list(read_log(path)) == [note(1), note(3)]
+
+
+@pytest.mark.parametrize("what", ["folder", "log"])
+def test_a_log_that_is_removed_while_it_is_written_is_put_back_with_all_that_it_had(path, what):
+    log = EventLog(path)
+    log.append(note(1))
+    log.settle()
+    shutil.rmtree(path.parent) if what == "folder" else path.unlink()
+    log.append(note(2))
+    log.settle()
+    assert log.removals == 1
+    log.append(note(3))
+    log.settle()
+    log.close()
+    assert list(read_log(path)) == [note(1), note(2), note(3)]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in path.parent.iterdir()] == [path.name]

@@ -6,7 +6,7 @@ import errno
 from gemini_lab.node.agent import Agent
 from gemini_lab.node.config import AgentConfig
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.recovery.messages import RootHello
+from gemini_lab.recovery.messages import RootHello, WorkerExited
 from tests.node.test_flaws import Host, first_start
 from tests.node.test_lab_link import opened
 
@@ -25,20 +25,26 @@ class Root:
     peer = RootHello(name="node-1", term=1)
 
     def __init__(self, *says):
-        self._says = [*says]
+        self._says, self.heard = [*says], []
+
+    @property
+    def orders_left(self):
+        return len(self._says)
 
     async def receive(self):
         return self._says.pop(0) if self._says else None
 
     def send(self, message):
-        """It is told who is here."""
+        """It is told who is here, and more."""
+        self.heard.append(message)
 
 
 class Memory:
     """What does an agent's bulk work; nothing of it is asked here."""
 
 
-def test_what_an_order_fails_of_is_said_and_the_connection_is_no_longer_the_root_agents():
+def test_a_worker_that_the_agent_cannot_start_is_told_as_one_that_ended_and_the_connection_stays():
+    """One that breaks with an order comes back, and brings the same order: recoveries for ever."""
     config = AgentConfig(
         name="node-0",
         token="secret",
@@ -49,11 +55,15 @@ def test_what_an_order_fails_of_is_said_and_the_connection_is_no_longer_the_root
         threads=None,
     )
 
-    async def told():
-        agent = Agent(config, lambda _: None, host=FullHost, bulk=Memory())
-        await agent._welcome(Root(first_start()))
-        return opened(agent.lab).texts, agent.root.is_open
+    root = Root(first_start())
 
-    (text,), is_open = asyncio.run(told())
-    assert text == "node-0's agent: OSError: [Errno 24] Too many open files"
-    assert not is_open
+    async def serve():
+        agent = Agent(config, lambda _: None, host=FullHost, bulk=Memory())
+        await agent._welcome(root)
+        return [said.entry.kind for said in opened(agent.lab).arrived]
+
+    assert asyncio.run(serve()) == ["worker_exited"]
+    (exited,) = [said for said in root.heard if isinstance(said, WorkerExited)]
+    assert (exited.code, exited.error.error) == (1, "CapacityError")
+    assert exited.output == "node-0's agent cannot start it: [Errno 24] Too many open files"
+    assert root.orders_left == 0

@@ -1,6 +1,8 @@
 """The root agent's connections: one owner each, one attempt at a time, on real sockets."""
 
 import asyncio
+import errno
+import resource
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -32,7 +34,9 @@ class Agents:
             emit=self.emitted.append,
         )
 
-    async def start(self, serve_root: Callable[[Channel], Awaitable[None]]) -> str:
+    async def start(
+        self, serve_root: Callable[[Channel], Awaitable[None]], *, port: int = 0
+    ) -> str:
         """The address of an agent that does `serve_root` after its greeting."""
 
         async def welcome(channel: Channel) -> None:
@@ -41,7 +45,7 @@ class Agents:
             channel.send(Joined(epoch=3, workers={0: "running"}, is_ready=False))
             await serve_root(channel)
 
-        self.server, port = await serve("127.0.0.1", TOKEN, welcome)
+        self.server, port = await serve("127.0.0.1", TOKEN, welcome, port=port)
         return f"127.0.0.1:{port}"
 
     async def next(self) -> Happening:
@@ -108,7 +112,7 @@ def test_an_agent_that_hangs_up_at_once_is_not_connected_to_in_a_storm():
     assert run(story).greeted < 30
 
 
-def test_an_agent_whose_machine_refuses_is_dead():
+def test_an_agent_whose_machine_refuses_is_lost_and_dead_once_its_lease_has_run_out():
     async def story(agents: Agents) -> None:
         address = await agents.start(listen)
         await agents.links.open({"node-1": address})
@@ -116,7 +120,57 @@ def test_an_agent_whose_machine_refuses_is_dead():
         agents.channels[0].close()
         lost = await agents.next()
         assert isinstance(lost, NodeLost)
-        assert (lost.node, lost.cause) == ("node-1", "dead")
+        assert (lost.node, lost.cause) == ("node-1", "refused")
+        agents.links.follow({}, is_settled=True)
+        causes = [(await agents.next()).cause for _ in range(2)]  # type: ignore[union-attr]
+        assert causes == ["lease", "dead"]
+
+    run(story)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_agent_whose_port_refused_for_a_moment_is_a_member_again(is_lost):
+    """As a firewall does that rejects; whether its lease ran out meanwhile or not."""
+
+    async def story(agents: Agents) -> None:
+        address = await agents.start(listen)
+        await agents.links.open({"node-1": address})
+        agents.server.close()
+        agents.channels[0].close()
+        assert (await agents.next()).cause == "refused"  # type: ignore[union-attr]
+        if is_lost:
+            agents.links.follow({}, is_settled=True)
+            while (await agents.next()).cause != "dead":  # type: ignore[union-attr]
+                pass
+        await asyncio.sleep(1.0)  # it is tried again and again meanwhile
+        await agents.start(listen, port=int(address.rpartition(":")[2]))
+        agents.links.follow({"node-1": address}, is_settled=True)
+        assert isinstance(await agents.next(), NodeJoined)
+        agents.links.send("node-1", Fence(epoch=4))
+        said = await agents.next()
+        assert isinstance(said, FromAgent)
+        assert said.message == Fenced(epoch=4)
+
+    run(story)
+
+
+def test_a_refusal_from_before_its_lease_ran_out_does_not_make_an_agent_dead():
+    """It listens again by then: its memory is there."""
+
+    async def story(agents: Agents) -> None:
+        address = await agents.start(listen)
+        await agents.links.open({"node-1": address})
+        agents.server.close()
+        agents.channels[0].close()
+        assert (await agents.next()).cause == "refused"  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+        await agents.start(listen, port=int(address.rpartition(":")[2]))
+        agents.links.follow({}, is_settled=True)
+        assert (await agents.next()).cause == "lease"  # type: ignore[union-attr]
+        await asyncio.sleep(0.5)
+        assert agents.told.empty()
+        agents.links.follow({"node-1": address}, is_settled=True)
+        assert isinstance(await agents.next(), NodeJoined)
 
     run(story)
 
@@ -230,5 +284,27 @@ def test_whose_address_is_anothers_now_is_dead_and_the_other_is_left_in_peace():
         assert (lost.node, lost.cause, joined.node) == ("node-7", "dead", "node-8")
         assert agents.links.connected == {"node-8"}
         assert agents.links.addresses == {"node-8": address}
+
+    run(story)
+
+
+def test_a_root_whose_machine_has_no_descriptor_left_says_so_before_it_takes_others_for_lost():
+    """It would begin recoveries of nodes that train well, for ever."""
+
+    async def story(agents: Agents) -> None:
+        lacks: list[int | None] = []
+        agents.links._on_lack = lambda error: lacks.append(error.errno)
+        address = await agents.start(listen)
+        await agents.links.open({"node-1": address})
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        agents.server.close()
+        agents.channels[0].close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # what is open stays so
+        try:
+            lost = await agents.next()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert isinstance(lost, NodeLost)
+        assert lacks[0] == errno.EMFILE
 
     run(story)

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import os
 from types import SimpleNamespace
 
 import msgspec
@@ -16,6 +15,7 @@ from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
     GoOn,
+    OrderFailed,
     Stand,
     Stands,
     StartWorkers,
@@ -129,13 +129,11 @@ def test_a_fence_waits_for_workers_that_live(monkeypatch, how):
     assert fenced.kept == ([0] if how == "answers" else [])
 
 
-def test_an_agent_that_no_process_can_be_started_for_leaves_at_once():
+def test_an_agent_that_no_process_can_be_started_for_says_so_and_keeps_its_memory():
     """Otherwise its inventory never comes, and all wait for it for a quarter of an hour."""
 
     class Bulk:
-        async def ask(self, _request, _kind, fds=()):
-            for fd in fds:
-                os.close(fd)
+        async def ask(self, _request, _kind, _give=list):
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     agent = Agent(Bulk())
@@ -144,7 +142,7 @@ def test_an_agent_that_no_process_can_be_started_for_leaves_at_once():
     agent.obey(TakeInventory(epoch=1, run=7))
     (inventory,) = agent.begun
     asyncio.run(inventory)
+    assert agent.node.keeper.size_bytes == slab.memory.nbytes
     slab.close()
-    note, left = agent.to_log
-    assert "cannot read its memory, and leaves: [Errno 11]" in note
-    assert left == "it leaves"
+    reason = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
+    assert agent.to_root == [OrderFailed(epoch=1, order="TakeInventory", reason=reason)]

@@ -78,3 +78,15 @@ def test_what_a_root_agent_waits_for_is_kept_to_be_said_again_after_a_cut_link()
     assert remembered.decisive(1) == [whole(0, 1, epoch=1), protected(1)]
     remembered.begin(7)
     assert remembered.decisive(2) == []
+
+
+def test_what_another_run_executed_is_nothing_that_this_one_did():
+    """A run's first inventory is taken before its workers start, when the last one's are gone."""
+    remembered = Remembered()
+    remembered.begin(1)
+    seen = events.CodeSeen(rank=0, epoch=1, files={"train.py": "a"})
+    remembered.take(Entry(at_s=0.0, node="node-0", event=seen))
+    assert remembered.code(1) == {"train.py": "a"}
+    assert remembered.code(2) == {}
+    remembered.begin(2)
+    assert (remembered.code(1), remembered.code(2)) == ({}, {})

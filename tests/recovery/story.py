@@ -1,5 +1,6 @@
 """Stories of a root agent among agents that behave, as plain values and without any I/O."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -90,6 +91,7 @@ class Story:
         self.orders: list[Send] = []
         self.requests: list[RequestNodes] = []
         self.copies: dict[str, list[KeptCopy]] = {}
+        self.forever_s = math.inf  # the moment until which pauses are sat out
         self.silent: set[str] = set()
         self.deaf: set[str] = set()  # whose inventories take long
         self.ended: set[int] = set()  # ranks whose processes could not stand still
@@ -158,7 +160,12 @@ class Story:
     # -- what agents do about it -------------------------------------------------------------
 
     def do(self, instructions: Iterable[Instruction]) -> None:
-        """Carry out instructions; agents answer at once."""
+        """Carry out instructions; agents answer at once, and pauses are sat out."""
+        self._do(instructions)
+        if self.root.state.phase == "waiting" and self.now_s < self.root.resumes_s < self.forever_s:
+            self.tick(self.root.resumes_s)
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case WriteState():

@@ -222,3 +222,25 @@ def test_another_standby_is_asked_for_when_one_has_taken_a_leaving_nodes_place()
     assert story.requests[-1].wanted == 6  # until node-2 is gone, it counts as one more
     story.lose("node-2")
     assert story.requests[-1].wanted == 5
+
+
+def test_what_ranks_have_loaded_is_no_news_to_a_root_agent_that_made_no_plan():
+    """Agents say it again to each root agent that connects, such as the next one after a drain."""
+    story = Story().start(iterations=5)
+    story.drain("node-0")
+    story.hold(0, 1, 2, 3)
+    story.go_on()
+    assert story.root.state.phase == "running"
+    told = [(story.members()[rank], story.receipt(rank)) for rank in story.root.state.ranks]
+    steps = len(story.of(events.RecoveryStep))
+    for rank, node in enumerate(story.members()):
+        trains = NodeJoined(at_s=9.0, node=node, epoch=story.epoch, workers={rank: "running"})
+        story.root.living[node] = trains
+    story.next_root()
+    for node, receipt in told:
+        story.event(node, receipt)
+    assert story.root.state.phase == "running"
+    assert len(story.of(events.RecoveryStep)) == steps
+    story.lose("node-1")
+    story.go_on()
+    assert story.of(events.RecoveryFinished)[-1].lost_iterations == 0

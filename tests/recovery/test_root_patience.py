@@ -1,11 +1,13 @@
 """What the root agent does not do: mix histories, throw progress away, or wait in silence."""
 
+import itertools
 from dataclasses import replace
 
 import msgspec
 import pytest
 
 from gemini_lab.log import events
+from gemini_lab.recovery.faults import MAX_KILLS
 from gemini_lab.recovery.messages import Committed, Persist, PortHeld, ScriptError
 from gemini_lab.recovery.protocol import (
     JobCancelled,
@@ -261,10 +263,15 @@ def test_a_machine_that_is_too_small_is_left_at_once_when_the_run_has_trained():
 
 
 def test_without_another_machine_a_start_is_tried_again_but_not_for_ever():
-    story = Story(nodes=4).start(iterations=4)
-    for _ in range(2):
+    story, began_s = Story(nodes=4).start(iterations=4), []
+    for _ in range(MAX_KILLS - 1):
         story.exit(1, 1, "", SHORT_OF_MEMORY)
         assert story.root.state.phase == "starting"
+        began_s.append(story.now_s)
+    pauses_s = [after - before for before, after in itertools.pairwise(began_s)]
+    assert pauses_s == [0, 0, 2, 4, 8, 16, 30, 30]  # what it lacks may be there by then
+    assert "3 recoveries in a row" not in str(story.of(events.RecoveryWaiting))
+    assert "4 recoveries in a row" in str(story.of(events.RecoveryWaiting))
     story.exit(1, 1, "", SHORT_OF_MEMORY)
     assert story.root.state.phase == "failed"
 

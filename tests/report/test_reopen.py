@@ -1,6 +1,7 @@
 """A long log is read once: the next reader goes on where the last one stopped."""
 
 import gc
+import os
 import shutil
 import time
 
@@ -116,10 +117,20 @@ def cut_blocks(_, cache):
 
 def open_to_others(_, cache):
     [state] = cache.glob("*/state")
-    state.parent.chmod(0o777)
+    state.chmod(0o666)
 
 
-@pytest.mark.parametrize("harm", [spoil_log, shorten_log, cut_state, cut_blocks, open_to_others])
+def put_anothers(_, cache):
+    """What another user put there, while the folder was open to all; it has the same bytes here."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    [state] = cache.glob("*/state")
+    os.chown(state, 65534, 65534)
+
+
+@pytest.mark.parametrize(
+    "harm", [spoil_log, shorten_log, cut_state, cut_blocks, open_to_others, put_anothers]
+)
 @pytest.mark.usefixtures("kept")
 def test_what_does_not_fit_is_read_anew(log, cache, harm):
     harm(log, cache)

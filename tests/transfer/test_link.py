@@ -1,5 +1,6 @@
 """The token bucket: shared by threads and processes, first come first served."""
 
+import os
 import subprocess
 import sys
 import time
@@ -45,6 +46,22 @@ def test_threads_and_processes_share_one_link(tmp_path: Path) -> None:
             list(pool.map(bucket.reserve, [1e6] * 50))
         assert [child.wait(timeout=120) for child in children] == [0, 0]
         assert bucket.reserve(1e6) - started_s == pytest.approx(151.0, abs=1.0)
+
+
+def test_what_another_user_put_in_a_links_place_is_refused(tmp_path: Path) -> None:
+    """In a folder that all share: a symbolic link there would have a file of ours written to."""
+    ours, path = tmp_path / "ours", tmp_path / "link"
+    ours.write_text("x")
+    path.symlink_to(ours)
+    with pytest.raises(ConfigError, match="remove it, or name another folder"):
+        LinkBucket(path, bytes_per_s=1e6)
+    assert ours.read_text() == "x"
+    path.unlink()
+    if os.geteuid() == 0:
+        path.touch()
+        os.chown(path, 65534, 65534)
+        with pytest.raises(ConfigError, match="it is another user's"):
+            LinkBucket(path, bytes_per_s=1e6)
 
 
 def test_a_link_without_a_rate_is_refused(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class LoaderWatch:
     Attributes:
         loader: The same.
         on_fetch: Called before each batch, by whoever asks for it.
+        on_over: Called where it has no batch left for whoever asks.
         on_return: Called where an iterator is asked that is not the newest one.
         values: What the loader's data change by themselves.
         replay_s: How long giving away batches took when a position was put back.
@@ -50,6 +51,7 @@ class LoaderWatch:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.on_fetch: Callable[[], None] = lambda: None
+        self.on_over: Callable[[], None] = lambda: None
         self.on_return: Callable[[], None] = lambda: None
         self.replay_s = 0.0
         self.replayed = 0
@@ -89,6 +91,11 @@ class LoaderWatch:
     def has_begun(self) -> bool:
         """Whether it has been read."""
         return self._made > 0
+
+    @property
+    def passes(self) -> int:
+        """How many iterators were made."""
+        return self._made
 
     @property
     def is_over(self) -> bool:
@@ -251,6 +258,7 @@ class _Batches:
             batch = next(self._batches)
         except StopIteration:
             self.is_over = True
+            self._watch.on_over()
             raise
         self.taken += 1
         return batch

@@ -5,7 +5,8 @@ from typing import Final, TypeVar
 
 from gemini_lab.exercises.attacks.outcome import Fault
 from gemini_lab.exercises.verdict import in_short
-from gemini_lab.node.own_root import ONE_S, TooLong, limit
+from gemini_lab.lab.limit import TooLong, limit
+from gemini_lab.node.own_root import ONE_S
 
 A = TypeVar("A")
 Asked = Callable[[Mapping[str, object]], object]

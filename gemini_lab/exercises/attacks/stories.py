@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from gemini_lab.lab.limit import TooLong, limit
 from gemini_lab.log import events
-from gemini_lab.node.own_root import unpacked
-from gemini_lab.recovery.deciding import Decide, told
+from gemini_lab.node.own_root import ONE_S, loaded
+from gemini_lab.recovery.deciding import Cluster, Decide, Event, GuideError, told
 from gemini_lab.recovery.guided import GuidedRoot
 from gemini_lab.recovery.model.actions import Action as Fate
 from gemini_lab.recovery.model.judged import Rules, Shape
@@ -203,7 +204,20 @@ def in_words(broken: str) -> str:
 
 def of_function(text: str) -> MakeRoot:
     """Root agents of a packed function: each has it anew, with nothing left of earlier calls."""
-    return lambda state, at_s: GuidedRoot(state=state, at_s=at_s, decide=unpacked(text))
+    return lambda state, at_s: GuidedRoot(state=state, at_s=at_s, decide=_limited(loaded(text)))
+
+
+def _limited(decide: Decide) -> Decide:
+    """Ask it in this process, thousands of times: its owner waits, and no lease does."""
+
+    def limited(state: dict[str, object], event: Event, cluster: Cluster) -> object:
+        try:
+            with limit(ONE_S):
+                return decide(state, event, cluster)
+        except TooLong:
+            raise GuideError(f"there is no answer after {ONE_S:g} s") from None
+
+    return limited
 
 
 def of_elsewhere(fresh: Callable[[], Decide]) -> MakeRoot:

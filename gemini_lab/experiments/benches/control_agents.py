@@ -10,7 +10,7 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,10 +102,10 @@ class StandInBulk(BulkProcesses):
         """There is nothing to warm up."""
 
     async def ask(
-        self, request: BulkRequest, kind: type[Answer], fds: Sequence[int] = ()
+        self, request: BulkRequest, kind: type[Answer], give: Callable[[], list[int]] = list
     ) -> tuple[Answer, list[int]]:
         """The answer that bulk processes would give."""
-        del fds
+        del give
         answer: SlabsInspected | SlabsFreed
         match request:
             case InspectSlabs():

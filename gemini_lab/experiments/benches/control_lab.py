@@ -21,7 +21,7 @@ from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log import events
 from gemini_lab.log.entry import encode_entry
 from gemini_lab.node.config import AgentConfig, AgentUp
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.sealed_store import SealedStore
 from gemini_lab.recovery.messages import EventSaid, JobOrder, LabHello
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.wire.tcp import Channel, connect
@@ -151,7 +151,7 @@ class ControlLab:
 
     size: int
     standbys: int
-    store: EtcdStore
+    store: SealedStore
     owner: Owner
     root: psutil.Process
     victims: dict[str, psutil.Process]
@@ -206,11 +206,10 @@ class ControlLab:
 
     def _used(self) -> Use:
         etcd = etcd_process()
-        endpoint = self.store.address.endpoints[0]
         others = [one for one in (*self.victims.values(), *self.crowds) if one.is_running()]
         return Use(
             s=0.0,
-            store=store_use(endpoint),
+            store=store_use(self.store.address),
             etcd_s=_cpu_s(etcd),
             root_s=_cpu_s(self.root),
             agents_s=sum(_cpu_s(one) for one in others),
@@ -236,10 +235,10 @@ async def open_lab(
     """A lab that is up; everything it started ends with the `with` block."""
     async with AsyncExitStack() as undo:
         address = undo.enter_context(start_etcd()).address
-        store = EtcdStore(address, f"gemini_lab/{secrets.token_hex(6)}")
+        token = secrets.token_hex(16)
+        store = SealedStore(address, f"gemini_lab/{secrets.token_hex(6)}", token=token)
         undo.callback(store.close)
         store.put("lab", "here")
-        token = secrets.token_hex(16)
         configs = [
             AgentConfig(
                 name=node_name(number),

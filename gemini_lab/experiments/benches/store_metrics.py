@@ -1,9 +1,13 @@
 """What etcd says of its own use: the counters that it offers to Prometheus."""
 
 import re
+import ssl
+import tempfile
 import urllib.request
 from dataclasses import dataclass
 from typing import Final
+
+from gemini_lab.node.etcd_address import EtcdAddress
 
 ANSWER_S: Final = 30.0
 _OPERATIONS: Final = re.compile(r"^grpc_server_msg_received_total\{.*\} (\S+)$", re.MULTILINE)
@@ -29,10 +33,18 @@ class StoreUse:
         )
 
 
-def store_use(endpoint: str) -> StoreUse:
-    """How much the etcd at `endpoint` (`host:port`) was used since its start."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(f"http://{endpoint}/metrics", timeout=ANSWER_S) as answer:
+def store_use(address: EtcdAddress) -> StoreUse:
+    """Return how much an etcd of a lab's own was used since its start."""
+    own, url = address.own, f"https://{address.endpoints[0]}/metrics"
+    assert own is not None
+    trust = ssl.create_default_context(cadata=own.authority_pem)
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(own.pem + own.key_pem)
+        file.flush()
+        trust.load_cert_chain(file.name)
+    past_proxies = urllib.request.ProxyHandler({})
+    asking = urllib.request.build_opener(past_proxies, urllib.request.HTTPSHandler(context=trust))
+    with asking.open(url, timeout=ANSWER_S) as answer:
         return read_use(answer.read().decode())
 
 

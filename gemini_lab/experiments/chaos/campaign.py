@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule, draw
-from gemini_lab.experiments.chaos.oracles import Losses, problems
+from gemini_lab.experiments.chaos.aftermath import Losses
+from gemini_lab.experiments.chaos.faults import Fault, Schedule, draw
+from gemini_lab.experiments.chaos.kinds import KINDS
+from gemini_lab.experiments.chaos.oracles import problems
 from gemini_lab.experiments.chaos.result import Result
 from gemini_lab.experiments.chaos.shrink import shrink
 from gemini_lab.experiments.chaos.suffer import Suffered, suffer, undisturbed

@@ -7,8 +7,9 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments import namespaces
+from gemini_lab.experiments.chaos import sockets, store
 from gemini_lab.experiments.chaos.clock import COMPILER
-from gemini_lab.experiments.chaos.faults import KINDS, Means
+from gemini_lab.experiments.chaos.kinds import KINDS, Means
 
 DISK_TOOLS: Final = ("mkfs.ext4", "mount", "fsfreeze")
 
@@ -42,6 +43,8 @@ def lacking() -> dict[Means, str]:
         "disk": why_no_disk(),
         "network": why_no_network(),
         "clock": why_no_clock(),
+        "store": store.why_not(),
+        "sockets": sockets.why_not(),
     }
     return {means: reason for means, reason in found.items() if reason is not None}
 

@@ -1,8 +1,9 @@
-"""An observer of a run's memory: whether a whole version is there at every instant.
+"""Observers of a run's memory and of its tier: what is whole there at every instant.
 
-It reads the headers of all slabs from outside, through the descriptors of the agents that own them,
-and asks nobody. What it must not see: that no version is whole any more, though no agent is gone
-that was there when one was.
+One reads the headers of all slabs from outside, through the descriptors of the agents that own
+them, and asks nobody. What it must not see: that no version is whole any more, though no agent is
+gone that was there when one was. The other reads the tier's files, whatever the run is told of
+them.
 """
 
 import contextlib
@@ -16,12 +17,15 @@ from typing import Final, Self
 
 import psutil
 
-from gemini_lab.errors import IntegrityError
+from gemini_lab.errors import GeminiError, IntegrityError
+from gemini_lab.experiments.chaos.aftermath import NOTHING, Seen
 from gemini_lab.experiments.chaos.victims import nodes_of
 from gemini_lab.memory.slab import CopyInfo, Slab
 from gemini_lab.node.processes import is_alive
+from gemini_lab.storage.persistent import PersistentTier
 
 LOOK_S: Final = 0.05
+LOOK_AT_TIER_S: Final = 0.2
 FIND_S: Final = 1.0
 AGAIN: Final = 20
 AGAIN_S: Final = 0.005
@@ -40,23 +44,32 @@ class Wholeness:
     Attributes:
         looks: How many there were at which a version was whole.
         gaps_s: When no version was whole, without a holder gone: each time, the first moment.
+        newest: The newest version that was whole, at each moment at which that was another one.
     """
 
     def __init__(self, shards: int) -> None:
         self.looks = 0
         self.gaps_s: list[float] = []
+        self.newest = [NOTHING]
         self._shards = range(shards)
         self._holders: frozenset[Hashable] | None = (
             None  # when a version was whole last, none gone since
         )
 
-    def is_whole(self, held: Held) -> bool:
-        """Whether all shards of some version are there, all of one lineage."""
-        shards: dict[Hashable, set[int]] = {}
+    def newest_whole(self, held: Held, at_s: float = 0.0) -> Seen:
+        """The newest version of the newest lineage of which all shards are there."""
+        shards: dict[tuple[int, int, int], set[int]] = {}
         for copies in held.values():
             for copy in copies:
-                shards.setdefault((copy.version, copy.lineage), set()).add(copy.shard)
-        return any(found.issuperset(self._shards) for found in shards.values())
+                name = copy.lineage.epoch, copy.lineage.rewinds, copy.version
+                shards.setdefault(name, set()).add(copy.shard)
+        whole = [name for name, found in shards.items() if found.issuperset(self._shards)]
+        epoch, rewinds, version = max(whole, default=(0, 0, 0))
+        return Seen(at_s=at_s, version=version, epoch=epoch, rewinds=rewinds)
+
+    def is_whole(self, held: Held) -> bool:
+        """Whether all shards of some version are there, all of one lineage."""
+        return self.newest_whole(held).version > 0
 
     def is_explained(self, held: Held) -> bool:
         """Whether one is, or none needs to be: none was yet, or a holder is gone."""
@@ -64,7 +77,10 @@ class Wholeness:
 
     def look(self, held: Held, at_s: float) -> None:
         """Take in what every living holder has."""
-        if self.is_whole(held):
+        newest = self.newest_whole(held, at_s)
+        if newest.line != self.newest[-1].line:
+            self.newest.append(newest)
+        if newest.version:
             self.looks += 1
             self._holders = frozenset(held)
         elif not self.is_explained(held):
@@ -149,3 +165,50 @@ class Observer:
     def _forget(self, places: Iterable[tuple[int, int]]) -> None:
         for place in places:
             self._slabs.pop(place).close()
+
+
+class TierObserver:
+    """Looks at the files of a run's tier, from entering the `with` block to leaving it.
+
+    Args:
+        folder: With the files; the run may have another way there, which may be broken.
+
+    Attributes:
+        seen: The versions that were whole, at each moment at which these were others.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.seen: list[tuple[float, frozenset[int]]] = []
+        self._tier = PersistentTier(str(folder))
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="tier-observer", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def newest(self, spoilt: AbstractSet[int]) -> int:
+        """Return the newest version that was whole there last, without those; 0 for none."""
+        return max(self.seen[-1][1] - spoilt, default=0) if self.seen else 0
+
+    def readable(self) -> frozenset[int]:
+        """The versions there of which every bit is right, read now."""
+        found = []
+        for version in self._tier.versions():
+            with contextlib.suppress(GeminiError):
+                for shard in range(self._tier.shards(version)):
+                    self._tier.read_file(version, shard)
+                found.append(version)
+        return frozenset(found)
+
+    def _go_on(self) -> None:
+        while not self._is_over.wait(LOOK_AT_TIER_S):
+            at_s = time.time()  # what is committed later may not be seen
+            with contextlib.suppress(GeminiError):
+                versions = frozenset(self._tier.versions())
+                if not self.seen or versions != self.seen[-1][1]:
+                    self.seen.append((at_s, versions))

@@ -1,64 +1,27 @@
 """What must hold after a run with faults: pure functions of its log and of what is left."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import inf
 from statistics import fmean
 from typing import Final
 
+from gemini_lab.experiments.chaos import lost
+from gemini_lab.experiments.chaos.aftermath import Aftermath
 from gemini_lab.log import events
-from gemini_lab.log.entry import Entry
+from gemini_lab.log.entry import Entry, encode_entry
 from gemini_lab.report.reducers.reached import Reached
 
-Losses = Mapping[tuple[int, int], float]
-"""By (iteration, rank)."""
-REJECTED: Final = (events.ReplicaRejected, events.VersionRejected)
+EDITED: Final = b"own_part.py"
+"""The module of the script's own that is edited, as a line of the log names it."""
+STUMBLED: Final = re.compile(
+    r"(Overflow|Type|Attribute|Key|Index|Value|Name|Memory|Recursion|Assertion|struct\.)[Ee]rror\b"
+)
+"""The last line of what a program says that fell over its own values."""
 FAR: Final = 0.01
 """Of a mean loss: sums in another order differ in last bits, and training makes more of it."""
-EXCUSED_S: Final = 10.0
-"""A copy that was found to be bad is told of within so long, before or after it is let go."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aftermath:
-    """All that is known of a run that is over.
-
-    Attributes:
-        entries: Its log, in order of arrival.
-        undisturbed: The losses of the same job, never disturbed.
-        iterations: Of the job.
-        is_cut_short: Whether the run's owner was killed: it ends with its owner.
-        was_told_to_end: Whether it was told to end soon: it saves a version and says so.
-        may_fall_back: Whether versions in the persistent tier were spoilt, or a person let go of
-            what was waited for.
-        hang: Where it stood still for too long, and what it said then; empty if nowhere.
-        exit_status: Of the command that ran it.
-        bad_lines: Lines of the log that were no events.
-        left: What was still there some time after its end.
-        gaps_s: When an observer saw no whole version in memory, though no node was gone that was
-            there when one was whole.
-        looks: How often it saw one.
-    """
-
-    entries: Sequence[Entry]
-    undisturbed: Losses
-    iterations: int
-    is_cut_short: bool = False
-    was_told_to_end: bool = False
-    may_fall_back: bool = False
-    hang: str = ""
-    exit_status: int = 0
-    bad_lines: int = 0
-    left: Sequence[str] = ()
-    gaps_s: Sequence[float] = ()
-    looks: int = 0
-
-    @property
-    def has_finished(self) -> bool:
-        """Whether the log says that the job was done."""
-        return any(isinstance(entry.event, events.RunFinished) for entry in self.entries)
 
 
 def problems(run: Aftermath) -> list[str]:
@@ -68,10 +31,17 @@ def problems(run: Aftermath) -> list[str]:
         other_losses,
         two_roots,
         two_lineages,
-        thrown_away,
-        bare,
-        forgotten,
+        lost.thrown_away,
+        lost.left_in_memory,
+        lost.bare,
+        lost.forgotten,
+        lost.misled,
+        lost.removed,
+        lost.unsaved,
+        lost.untrue,
         untold,
+        unsaid,
+        harmed,
         left_behind,
     ):
         found += oracle(run)
@@ -181,6 +151,8 @@ def two_lineages(run: Aftermath) -> Iterator[str]:
                         f"epoch {event.epoch}: shard {event.shard} of version {event.version} was "
                         f"loaded where {planned} was planned"
                     )
+            case events.Rewound():
+                newest[event.epoch, event.rank] = event.version
             case events.Iteration(restored=False) if event.epoch in plans:
                 place = event.epoch, event.rank
                 last = newest.get(place, plans[event.epoch].version or 0)
@@ -189,58 +161,6 @@ def two_lineages(run: Aftermath) -> Iterator[str]:
                     yield (
                         f"epoch {event.epoch}: rank {event.rank} did iteration {event.iteration} "
                         f"after {last}"
-                    )
-
-
-def thrown_away(run: Aftermath) -> Iterator[str]:
-    """What comes from memory is the newest version that was whole, unless copies of it were bad."""
-    complete: dict[int, set[int]] = {}  # the ranks that told of each version
-    newest, ranks, is_excused = 0, 0, False
-    for entry in run.entries:
-        match event := entry.event:
-            case events.RunStarted():
-                ranks = event.nodes * event.workers_per_node
-            case events.VersionComplete():
-                told = complete.setdefault(event.version, set())
-                told.add(event.rank)
-                newest = max(newest, event.version) if len(told) == ranks else newest
-            case events.ReplicaRejected() | events.VersionRejected():
-                is_excused = True
-            case events.RecoveryPlanned():
-                version = event.version or 0
-                if event.tier == "memory" and version < newest and not is_excused:
-                    yield (
-                        f"epoch {event.epoch} goes on from version {version}, though {newest} was "
-                        "whole in memory"
-                    )
-                complete, newest, is_excused = {}, version, False
-                ranks = len(event.members) or ranks  # each node of a campaign has one
-
-
-def bare(run: Aftermath) -> Iterator[str]:
-    """At every instant a version is whole in memory, unless nodes are gone or copies were bad."""
-    trained_s = max(
-        (e.at_s for e in run.entries if isinstance(e.event, events.Iteration)), default=0.0
-    )
-    bad_s = [e.at_s for e in run.entries if isinstance(e.event, REJECTED)]
-    for gap_s in run.gaps_s:
-        is_excused = any(abs(gap_s - at_s) < EXCUSED_S for at_s in bad_s)
-        if gap_s < trained_s and not is_excused:  # later, nodes give their memory back
-            yield f"no version was whole in memory at {gap_s:.3f}, though no node was gone"
-
-
-def forgotten(run: Aftermath) -> Iterator[str]:
-    """What does not come from memory is the newest version that was saved, unless it was spoilt."""
-    saved = 0
-    for entry in run.entries:
-        match event := entry.event:
-            case events.PersistFinished():
-                saved = event.version
-            case events.RecoveryPlanned() if event.tier != "memory" and not run.may_fall_back:
-                if (event.version or 0) < saved:
-                    yield (
-                        f"epoch {event.epoch} goes on from version {event.version}, though {saved} "
-                        "was saved"
                     )
 
 
@@ -263,6 +183,39 @@ def untold(run: Aftermath) -> Iterator[str]:
     over = _recoveries(run, events.RecoveryFinished)
     if unfinished := sorted(begun - over):
         yield f"the log does not tell the end of the recoveries {unfinished}"
+
+
+def unsaid(run: Aftermath) -> Iterator[str]:
+    """A start with an edited script names the file that was edited."""
+    for since_s, until_s in run.edits:
+        told = [e for e in run.entries if since_s <= e.at_s <= until_s]
+        kept = {e.event.epoch for e in told if isinstance(e.event, events.ProcessesKept)}
+        begun = {
+            e.event.epoch
+            for e in told
+            if isinstance(e.event, events.RecoveryStep)
+            and e.event.step == "start"
+            and e.event.start_s > since_s
+        }
+        over = {e.event.epoch for e in told if isinstance(e.event, events.RecoveryFinished)}
+        if (begun & over) - kept and not any(EDITED in encode_entry(entry) for entry in told):
+            yield (
+                f"epoch {min((begun & over) - kept)} began with an edited {EDITED.decode()}, and "
+                "nothing says so"
+            )
+
+
+def harmed(run: Aftermath) -> Iterator[str]:
+    """Nobody's words are answered by a traceback, and nothing of ours falls over its values."""
+    yield from run.said
+    stumbled: set[str] = set()  # an agent may do so again and again
+    for entry in run.entries:
+        match event := entry.event:
+            case events.WorkerExited(output=(*_, last)) if STUMBLED.match(last.strip()):
+                stumbled.add(f"rank {event.rank} of epoch {event.epoch} ended with {last[:200]}")
+            case events.Note(text=text) if STUMBLED.match(text.partition("'s agent: ")[2]):
+                stumbled.add(text[:200])
+    yield from sorted(stumbled)
 
 
 def left_behind(run: Aftermath) -> Iterator[str]:

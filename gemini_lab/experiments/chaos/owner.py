@@ -62,8 +62,8 @@ def run_command(schedule: Schedule, folder: Path, scene: Scene) -> list[str]:
     return [
         *("run", "--nodes", str(schedule.nodes), "--standbys", str(schedule.standbys)),
         *(*where, *keep, "--racks", ",".join(schedule.rack_of.values())),
-        *("--folder", str(folder), "--name", "run", "--persistent-url", str(scene.tier.url)),
-        *("--persist-every", str(PERSIST_EVERY), "-m", job.script, *job.args),
+        *("--folder", str(folder), "--name", "run", "--persistent-url", scene.tier_url),
+        *("--persist-every", str(PERSIST_EVERY), str(scene.script), *job.args),
     ]
 
 

@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.experiments.chaos.faults import KINDS, Fault, Schedule
+from gemini_lab.experiments.chaos.faults import Fault, Schedule
+from gemini_lab.experiments.chaos.kinds import KINDS
 from gemini_lab.experiments.chaos.oracles import standstill_s
 from gemini_lab.experiments.chaos.suffer import Suffered
 from gemini_lab.experiments.versions import machine

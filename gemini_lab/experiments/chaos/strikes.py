@@ -1,11 +1,12 @@
 """How a campaign breaks things, from outside of the run: signals, the tier's files, orders."""
 
+import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, get_args
@@ -13,17 +14,21 @@ from typing import Final, get_args
 import psutil
 
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.experiments.chaos.faults import KINDS, Fault
-from gemini_lab.experiments.chaos.scene import Scene
+from gemini_lab.experiments.chaos.faults import Fault
+from gemini_lab.experiments.chaos.hands import Hands
+from gemini_lab.experiments.chaos.kinds import KINDS
+from gemini_lab.experiments.chaos.limits import exhaust, fill_log
+from gemini_lab.experiments.chaos.scene import EDITED, OWN_PART, Scene
+from gemini_lab.experiments.chaos.sockets import flap, refuse
 from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.experiments.chaos.victims import NodeProcesses, etcd_of, marked, nodes_of, send
 from gemini_lab.injector.failures import BitFlip, Failure, LinkCut, Where, WrongSums
 from gemini_lab.lab.control import ask
 from gemini_lab.log.file import LOG_FILE
-from gemini_lab.recovery.messages import DrainNode, InjectFailure, ResizeRun
+from gemini_lab.recovery.messages import DrainNode, InjectFailure, ResizeRun, RewindRun
 
 Mend = Callable[[], object]
-SPARE_S: Final = 0.2
+Way = Callable[[Fault], tuple[str, Mend | None]]
 FEWEST_TO_TELL: Final = 3
 SIGNALS: Final = {
     "kill": signal.SIGKILL,
@@ -31,7 +36,9 @@ SIGNALS: Final = {
     "stop": signal.SIGSTOP,
     "return": signal.SIGSTOP,
 }
-"""What the second half of a kind's name does to processes."""
+"""What the last word of a kind's name does to processes."""
+LIMITS: Final = ("files", "memory", "shm")
+"""What of an agent can be exhausted, by that word."""
 
 
 class Strikes:
@@ -45,6 +52,9 @@ class Strikes:
         scene: What stands around it.
         rack_of: The racks of its nodes, by name.
         nodes: How many it is to have.
+
+    Attributes:
+        edits: From when to when the script was another one.
     """
 
     def __init__(
@@ -58,10 +68,29 @@ class Strikes:
         rack_of: Mapping[str, str] = MappingProxyType({}),
         nodes: int = 0,
     ) -> None:
-        self._mark, self._folder, self._owner = mark, folder, owner
+        self._mark, self._folder = mark, folder
         self._told, self._scene, self._rack_of = told, scene, rack_of
         self._nodes = nodes
+        self._owner = psutil.Process(owner.pid)
+        self._hands = Hands(folder, self._owner, os.environ)
+        self.edits: list[list[float]] = []
         self._wrong: set[str] = set()  # the nodes that compute wrong
+        self._ways: dict[str, Way] = {
+            "tier": self._break_tier,
+            "log_full": self._fill_log,
+            "clock_step": self._set_clock,
+            "link_cut": self._cut,
+            "worker_cut": self._cut,
+            "link_flap": self._break_sockets,
+            "port_refuse": self._break_sockets,
+            "bit_flip": self._flip,
+            "node_drain": self._drain,
+            "wrong_sums": self._compute_wrong,
+            "resize": self._resize,
+            "rewind": self._rewind,
+            "hands": self._ask,
+            "script_edit": self._edit,
+        }
 
     def strike(self, fault: Fault) -> tuple[str, Mend | None]:
         """Make a fault happen; what was hit, and what mends it again.
@@ -70,39 +99,38 @@ class Strikes:
             ConfigError: What it would break is not there now.
         """
         what, _, how = fault.kind.partition("_")
-        if what == "tier":
-            return self._break_tier(fault, how)
-        if fault.kind == "log_full":
-            return self._fill_log()
+        if (way := self._ways.get(fault.kind) or self._ways.get(what)) is not None:
+            return way(fault)
+        if how in LIMITS:
+            return self._exhaust(fault, how)
         if KINDS[fault.kind].needs == "network":
             return self._break_link(fault)
-        if fault.kind == "clock_step":
-            return self._set_clock(fault)
-        if fault.kind == "link_cut":
-            return self._order(LinkCut(f"rank-{fault.rank}"))
-        if fault.kind == "worker_cut":
-            other = (fault.rank + 1) % self._nodes
-            return self._order(LinkCut(f"rank-{fault.rank}", to=f"rank-{other}"))
-        if fault.kind == "bit_flip":
-            return self._order(BitFlip(f"rank-{fault.rank}", fault.rank))
-        if fault.kind == "node_drain":
-            return self._drain(fault)
-        if fault.kind == "wrong_sums":
-            return self._compute_wrong(fault)
-        if fault.kind == "resize":
-            return self._resize()
         hit, processes = self._processes(fault, what)
-        if not send(processes, SIGNALS[how]):
+        if not send(processes, SIGNALS[how.rpartition("_")[2]]):
             raise ConfigError(f"{hit} has no such process now")
         mends = KINDS[fault.kind].lasts_s is not None
         return hit, (lambda: send(processes, signal.SIGCONT)) if mends else None
+
+    def rest(self) -> None:
+        """Wait for what people typed, and take it that the script is no other one any more."""
+        self._hands.rest()
+        for edit in self.edits:
+            edit[1] = min(edit[1], time.time())
+
+    @property
+    def said(self) -> list[str]:
+        """What people at shells were told, or saw, that nobody should."""
+        return self._hands.found
+
+    def _all(self) -> list[psutil.Process]:
+        return marked(self._mark)
 
     def _processes(self, fault: Fault, what: str) -> tuple[str, list[psutil.Process]]:
         """Whose processes get a signal."""
         if what == "etcd":
             return "etcd", etcd_of(self._mark)
         if what == "owner":
-            return "the owner", [psutil.Process(self._owner.pid)]
+            return "the owner", [self._owner]
         nodes = nodes_of(self._mark)
         names = self._names(fault, nodes)
         found = [nodes[name] for name in names if name in nodes]
@@ -159,7 +187,29 @@ class Strikes:
         hit, _ = self._order(ask_for)
         return f"{hit}, {where}", None
 
-    def _resize(self) -> tuple[str, Mend]:
+    def _cut(self, fault: Fault) -> tuple[str, None]:
+        """Close the connection of a node and the root, or all between two nodes' workers."""
+        other = f"rank-{(fault.rank + 1) % self._nodes}"
+        to = other if fault.kind == "worker_cut" else None
+        return self._order(LinkCut(f"rank-{fault.rank}", to=to))
+
+    def _flip(self, fault: Fault) -> tuple[str, None]:
+        return self._order(BitFlip(f"rank-{fault.rank}", fault.rank))
+
+    def _rewind(self, fault: Fault) -> tuple[str, None]:
+        """Have training take back some iterations, and do them again with the same data."""
+        steps = 1 + fault.bit % 2  # memory has two versions
+        return ask(self._folder, RewindRun(steps=steps, skip=False)) or f"{steps} iterations", None
+
+    def _ask(self, fault: Fault) -> tuple[str, Mend]:
+        """Have people ask for what cannot be; they need nobody to end it."""
+        return self._hands.ask(fault.bit), lambda: None
+
+    def _fill_log(self, _fault: Fault) -> tuple[str, Mend]:
+        """Have the owner's files grow no more, as on a full disk."""
+        return "the log", fill_log(self._owner, self._folder / LOG_FILE, self._all)
+
+    def _resize(self, _fault: Fault) -> tuple[str, Mend]:
         """Have the run go on with a node less, and later with as many as before."""
         hit = ask(self._folder, ResizeRun(nodes=self._nodes - 1))
 
@@ -169,27 +219,35 @@ class Strikes:
 
         return hit or f"{self._nodes - 1} nodes", back
 
-    def _fill_log(self) -> tuple[str, Mend]:
-        """Have the owner's files grow no more, as on a full disk."""
-        log, owner = self._folder / LOG_FILE, psutil.Process(self._owner.pid)
-        _, most_bytes = owner.rlimit(psutil.RLIMIT_FSIZE)
-        owner.rlimit(psutil.RLIMIT_FSIZE, (log.stat().st_size, most_bytes))
-        is_over = threading.Event()
+    def _edit(self, _fault: Fault) -> tuple[str, Mend]:
+        """Have the script's own module be another one, which computes the same."""
+        self._scene.edit(EDITED)
+        edit = [time.time(), inf]
+        self.edits.append(edit)
 
-        def spare_others() -> None:
-            """Nodes that the owner starts meanwhile have disks of their own, and memory."""
-            while not is_over.wait(SPARE_S):
-                lift([one for one in marked(self._mark) if one.pid != owner.pid])
+        def back() -> None:
+            edit[1] = time.time()
+            self._scene.edit(OWN_PART)
 
-        watch = threading.Thread(target=spare_others, name="chaos-log-full", daemon=True)
-        watch.start()
+        return "the script's own part", back
 
-        def empty() -> None:
-            is_over.set()
-            watch.join()
-            lift([owner, *marked(self._mark)])
+    def _exhaust(self, fault: Fault, how: str) -> tuple[str, Mend]:
+        """Have an agent get no more of something."""
+        names = self._names(fault, nodes := nodes_of(self._mark))
+        if not names or names[0] not in nodes:
+            raise ConfigError(f"{names[0] if names else 'nobody'} has no such process now")
+        return names[0], exhaust(nodes[names[0]].agent, how, self._all)
 
-        return "the log", empty
+    def _break_sockets(self, fault: Fault) -> tuple[str, Mend]:
+        name, pid = self._agent(fault)
+        if fault.kind == "port_refuse":
+            return name, refuse(pid)
+
+        def others() -> list[int]:
+            agents = [node.agent.pid for node in nodes_of(self._mark).values()]
+            return [agent for agent in agents if agent != pid]
+
+        return name, flap(pid, others)
 
     def _agent(self, fault: Fault) -> tuple[str, int]:
         """The node that a fault strikes, and the process that it is known by.
@@ -216,7 +274,13 @@ class Strikes:
         self._scene.clocks.step(pid, fault.step_s)
         return f"{name}, by {fault.step_s:+} s", None
 
-    def _break_tier(self, fault: Fault, how: str) -> tuple[str, Mend | None]:
+    def _break_tier(self, fault: Fault) -> tuple[str, Mend | None]:
+        how = fault.kind.removeprefix("tier_")
+        if KINDS[fault.kind].needs == "store":
+            if (store := self._scene.store) is None:
+                raise ConfigError("no store that can be broken stands before the tier of this run")
+            store.strike(how, fault.bit)
+            return "the store", lambda: store.mend(how)
         match how:
             case "away":
                 self._scene.tier.go_away()
@@ -253,15 +317,6 @@ def why_not_wrong(
     return ""
 
 
-def lift(processes: Sequence[psutil.Process]) -> None:
-    """Let the files of these grow again."""
-    for process in processes:
-        with suppress(psutil.Error, ProcessLookupError):  # it may be over
-            now_bytes, most_bytes = process.rlimit(psutil.RLIMIT_FSIZE)
-            if now_bytes != most_bytes:
-                process.rlimit(psutil.RLIMIT_FSIZE, (most_bytes, most_bytes))
-
-
 def _part(node: NodeProcesses, what: str) -> list[psutil.Process]:
     """The processes that a kind's first word names; whole nodes by default."""
     match what:
@@ -274,26 +329,3 @@ def _part(node: NodeProcesses, what: str) -> list[psutil.Process]:
         case "worker":
             return node.workers
     return node.all
-
-
-class Mends:
-    """What is broken for a while, and when it is mended."""
-
-    def __init__(self) -> None:
-        self._due: list[tuple[float, Mend]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._due)
-
-    def add(self, mend: Mend, *, after_s: float) -> None:
-        """Mend this later."""
-        self._due.append((time.monotonic() + after_s, mend))
-
-    def do(self, *, all_of_them: bool = False) -> bool:
-        """Mend what is due; whether anything was."""
-        now = time.monotonic()
-        due = [(at_s, mend) for at_s, mend in self._due if all_of_them or at_s <= now]
-        self._due = [each for each in self._due if each not in due]
-        for _, mend in due:
-            mend()
-        return bool(due)

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 
 from gemini_lab.errors import GeminiError
+from gemini_lab.experiments.chaos.aftermath import Aftermath, Losses
 from gemini_lab.experiments.chaos.faults import Schedule
-from gemini_lab.experiments.chaos.observer import Observer
-from gemini_lab.experiments.chaos.oracles import Aftermath, Losses, losses_of
+from gemini_lab.experiments.chaos.observer import Observer, TierObserver
+from gemini_lab.experiments.chaos.oracles import losses_of
 from gemini_lab.experiments.chaos.owner import end, started, write_processes
 from gemini_lab.experiments.chaos.scene import scene_of
 from gemini_lab.experiments.chaos.strikes import Strikes
@@ -66,6 +67,7 @@ def suffer(
         scene_of(schedule, own) as scene,
         started(schedule, own, scene, mark) as owner,
         Observer(mark, schedule.nodes - schedule.resizes) as observer,
+        TierObserver(scene.tier.data) as tier,
     ):
         told = Told(own / "run", iterations=schedule.iterations)
         strikes = Strikes(
@@ -77,7 +79,16 @@ def suffer(
             rack_of=schedule.rack_of,
             nodes=schedule.nodes,
         )
-        turn = Turn(strikes, told, owner, own / "run", limit_s=limit_s, stop_s=stop_s, say=say)
+        turn = Turn(
+            strikes,
+            told,
+            owner,
+            own / "run",
+            limit_s=limit_s,
+            stop_s=stop_s,
+            say=say,
+            tier=lambda: (tier.newest(scene.tier.spoilt), max(scene.tier.spoilt, default=0)),
+        )
         try:
             turn.go_through(schedule.faults)
         except StoodStillError as error:
@@ -87,19 +98,27 @@ def suffer(
             was_interrupted = turn.is_cut_short = True
             owner.kill()
         exit_status, left = end(owner, mark, scratch, is_hung=bool(hang))
+        strikes.rest()
         told.poll()
+        readable = tier.readable()
     aftermath = Aftermath(
         entries=told.entries,
         undisturbed=undisturbed,
         iterations=schedule.iterations,
         is_cut_short=turn.is_cut_short,
         was_told_to_end=turn.has_told_to_end,
-        may_fall_back=turn.may_fall_back,
+        let_go_s=turn.let_go_s,
         hang=hang,
         exit_status=exit_status,
         bad_lines=told.bad_lines,
         gaps_s=observer.seen.gaps_s,
         looks=observer.seen.looks,
+        memory=() if schedule.resizes else observer.seen.newest,
+        tier=tier.seen,
+        readable=readable,
+        spoilt=frozenset(scene.tier.spoilt),
+        said=strikes.said,
+        edits=[(since_s, until_s) for since_s, until_s in strikes.edits],
         left=() if hang else left,
     )
     return Suffered(

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.means import why_no_disk
 from gemini_lab.storage.manifest import MANIFEST
 
-DISK_BYTES: Final = 1 << 26
+DISK_BYTES: Final = 1 << 28
+"""Room for what is not removed while lists are late, or empty; most of it is a hole at first."""
 
 HANG: Final = 'fsfreeze -f "$0" && echo frozen && read -r _; fsfreeze -u "$0"'
 CRAWL: Final = """
@@ -33,13 +35,16 @@ class BreakableTier:
 
     Attributes:
         url: What to tell the run.
+        data: Where its files are, whatever the way there leads to.
+        spoilt: The versions of which a bit was turned, or a file cut.
     """
 
     def __init__(self, folder: Path) -> None:
         self._way = folder / "way"
         self.url = self._way / "tier"
         self._disk = folder / "disk"
-        self._data = self._disk / "tier"
+        self.data = self._disk / "tier"
+        self.spoilt: set[int] = set()
         self._is_mounted = False
         self._is_to_empty = False
         self._freezers: list[subprocess.Popen[bytes]] = []
@@ -48,7 +53,7 @@ class BreakableTier:
         self._disk.mkdir(parents=True, exist_ok=True)
         if why_no_disk() is None:
             self._is_mounted = self._mount()
-        self._data.mkdir(exist_ok=True)
+        self.data.mkdir(exist_ok=True)
         self._lead_to(self._disk)
         return self
 
@@ -85,6 +90,9 @@ class BreakableTier:
         """
         self._check_disk()
         with self._ballast.open("wb", buffering=0) as file:
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(self._disk).free)
+            file.seek(0, os.SEEK_END)
             for block_bytes in (1 << 20, 1 << 12):  # the last ones singly
                 with contextlib.suppress(OSError):
                     while file.write(bytes(block_bytes)):
@@ -135,7 +143,7 @@ class BreakableTier:
             ConfigError: Nothing is there yet, or it is frozen.
         """
         self._check_thawed()
-        file = max(self._newest().glob("shard-*"), default=None, key=lambda path: path.name)
+        file = max(self._to_spoil().glob("shard-*"), default=None, key=lambda path: path.name)
         if file is None:
             raise ConfigError("the newest version in the tier has no shard yet")
         with file.open("r+b", buffering=0) as opened:
@@ -153,7 +161,7 @@ class BreakableTier:
             ConfigError: Nothing is there yet, or it is frozen.
         """
         self._check_thawed()
-        file = self._newest() / MANIFEST
+        file = self._to_spoil() / MANIFEST
         os.truncate(file, file.stat().st_size // 2)
         return f"{file.parent.name}/{file.name}"
 
@@ -171,10 +179,12 @@ class BreakableTier:
     def _ballast(self) -> Path:
         return self._disk / "ballast"
 
-    def _newest(self) -> Path:
-        found = sorted(path.parent for path in self._data.glob(f"version-*/{MANIFEST}"))
+    def _to_spoil(self) -> Path:
+        """The folder of the newest version, which counts as spoilt from now on."""
+        found = sorted(path.parent for path in self.data.glob(f"version-*/{MANIFEST}"))
         if not found:
             raise ConfigError("no version is in the tier yet")
+        self.spoilt.add(int(found[-1].name.removeprefix("version-")))
         return found[-1]
 
     def _lead_to(self, target: Path) -> None:

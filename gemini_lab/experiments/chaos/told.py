@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.experiments.chaos.faults import Moment
+from gemini_lab.experiments.chaos.kinds import Moment
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE
@@ -68,6 +68,10 @@ class Told:
                 self._done = event.version or 0  # to go back to it is no progress
             case events.RecoveryStep() if event.step in AFTER_STEP:
                 self._note(AFTER_STEP[event.step])
+            case events.PersistStarted():
+                self._note("save")
+            case events.PersistFinished():
+                self._note("commit")
             case events.Iteration(restored=False):
                 if event.iteration >= self._iterations:
                     self._note("end")

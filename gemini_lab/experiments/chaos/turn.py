@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.experiments.chaos.faults import KINDS, Fault
-from gemini_lab.experiments.chaos.strikes import Mends, Strikes
+from gemini_lab.experiments.chaos.faults import Fault
+from gemini_lab.experiments.chaos.kinds import KINDS, OF_SAVES
+from gemini_lab.experiments.chaos.strikes import Mend, Strikes
 from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.lab.control import ask
 from gemini_lab.recovery.messages import GiveUpProgress
@@ -42,6 +45,30 @@ class Struck:
     happened: bool = True
 
 
+class Mends:
+    """What is broken for a while, when it is mended, and when it breaks again."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, Mend, bool]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._due)
+
+    def add(self, do: Mend, *, after_s: float, breaks: bool = False) -> None:
+        """Mend this later, or have it break again, which is not done where all is mended."""
+        self._due.append((time.monotonic() + after_s, do, breaks))
+
+    def do(self, *, all_of_them: bool = False) -> bool:
+        """Do what is due; whether anything was."""
+        now = time.monotonic()
+        due = [one for one in self._due if all_of_them or one[0] <= now]
+        self._due = [one for one in self._due if one not in due]
+        for _, do, breaks in due:
+            if not (breaks and all_of_them):
+                do()
+        return bool(due)
+
+
 class StoodStillError(GeminiError):
     """Training did not go on in time."""
 
@@ -57,12 +84,14 @@ class Turn:
         limit_s: Training that stands still for longer hangs.
         stop_s: From then on nothing is struck, and a run that goes on is told to end.
         say: Called with each fault once it is over, or did not happen.
+        tier: Gives the newest version that is whole in the tier, and the newest that was spoilt
+            there, whatever the run sees of it; 0 for none.
 
     Attributes:
         struck: The faults that were due so far.
         is_cut_short: Whether one of them ends the run.
         has_told_to_end: Whether the run was told to end soon, as batch systems do.
-        may_fall_back: Whether one of them spoilt the tier, or what was waited for was let go.
+        let_go_s: When what was waited for was let go, on the log's clock.
     """
 
     def __init__(
@@ -75,9 +104,12 @@ class Turn:
         limit_s: float,
         stop_s: float | None = None,
         say: Callable[[Struck], None],
+        tier: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.struck: list[Struck] = []
-        self.is_cut_short = self.may_fall_back = self.has_told_to_end = False
+        self.let_go_s: list[float] = []
+        self.is_cut_short = self.has_told_to_end = False
+        self._tier = tier
         self._strikes, self._told, self._owner, self._folder = strikes, told, owner, folder
         self._limit_s, self._stop_s, self._say = limit_s, stop_s, say
         self._mends = Mends()
@@ -129,6 +161,10 @@ class Turn:
     def _is_calm(self) -> bool:
         return not self._mends and self._goes_on
 
+    @property
+    def _saves_count(self) -> bool:
+        return "commit" in self._told.since_s
+
     def _tell_to_end(self) -> None:
         """Announce the end to a run whose time is up, once training goes on."""
         if self._is_late and self._is_calm and not self.has_told_to_end:
@@ -139,8 +175,11 @@ class Turn:
 
     def _wait_for(self, fault: Fault) -> bool:
         """Wait for a fault's moment; false if that does not come."""
+        while KINDS[fault.kind].needs == "store" and not (self._is_over or self._saves_count):
+            self._look()  # there is nothing yet that it could keep from anybody
         since_s = self._newest_s
-        if fault.moment in ("calm", "meanwhile") or not self.struck:
+        is_any = fault.moment in ("calm", "meanwhile")
+        if is_any or (not self.struck and fault.moment not in OF_SAVES):
             is_calm_enough = fault.moment == "meanwhile" and bool(self.struck)
             while not (self._is_calm or (is_calm_enough and self._goes_on) or self._is_over):
                 self._look()
@@ -148,7 +187,8 @@ class Turn:
             since_s = time.monotonic()
         elif fault.moment != "together":
             while not self._has_come(fault):
-                if self._is_over or (self._is_calm and (fault.moment != "end" or self._is_late)):
+                is_sure = fault.moment in ("end", *OF_SAVES) and not self._is_late
+                if self._is_over or (self._is_calm and not is_sure):
                     self._settle()
                     return False
                 self._look()
@@ -169,12 +209,25 @@ class Turn:
             self._take(Struck(fault=fault, at_s=at_s, happened=False, hit=str(error)))
             return
         self.is_cut_short |= KINDS[fault.kind].ends_run
-        self.may_fall_back |= KINDS[fault.kind].spoils_tier
         if mend is not None:
-            self._mends.add(mend, after_s=fault.lasts_s)
+            self._mend_later(fault, mend)
         self._newest_s = self._moved_s = time.monotonic()
         self._wanted = self._told.progress + CALM
         self._take(Struck(fault=fault, at_s=at_s, hit=hit))
+
+    def _mend_later(self, fault: Fault, mend: Mend) -> None:
+        """Mend it when its time is over, and have it come again if it is to."""
+
+        def again() -> None:
+            with contextlib.suppress(GeminiError, OSError):  # it may be gone meanwhile
+                _, then = self._strikes.strike(left)
+                if then is not None:
+                    self._mend_later(left, then)
+
+        left = msgspec.structs.replace(fault, times=fault.times - 1)
+        self._mends.add(mend, after_s=fault.lasts_s)
+        if left.times > 0:
+            self._mends.add(again, after_s=fault.lasts_s + fault.pause_s, breaks=True)
 
     def _take(self, struck: Struck) -> None:
         self.struck.append(struck)
@@ -203,18 +256,25 @@ class Turn:
         limit_s = self._limit_s if self._told.progress else max(self._limit_s, START_S)
         if now - self._moved_s > limit_s and not self._is_over:
             waits = f"; it waits: {self._told.waits_for}" if self._told.waits_for else ""
+            if (good := self._tier()[0]) > 0:
+                waits += f"; version {good} is whole in the tier"
             raise StoodStillError(f"no iteration for {limit_s:.0f} s{waits}")
 
     def _let_go(self, now: float) -> None:
-        """As a person would: no more waiting for what is certain not to come back."""
+        """As a person would who sees all: no more waiting for what is certain not to come back.
+
+        Nothing is let go while something is still broken, or what the run does not find is whole.
+        """
         waits = self._told.waits_for
-        is_gone = "left anywhere" in waits
-        if not is_gone and ("may come back" not in waits or self._mends):
+        good, spoilt = self._tier()
+        is_gone = "left anywhere" in waits and not good
+        is_spoilt = "persistent tier" in waits and spoilt > good
+        if self._mends or not (is_gone or is_spoilt or "may come back" in waits):
             self._waits_since_s = None
             return
         self._waits_since_s = self._waits_since_s or now
         if now - self._waits_since_s > (LET_GO_S if is_gone else RETURN_S):
             self._waits_since_s = now
-            self.may_fall_back = True
+            self.let_go_s.append(time.time())
             with contextlib.suppress(ConfigError):
                 ask(self._folder, GiveUpProgress())

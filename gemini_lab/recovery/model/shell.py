@@ -211,7 +211,7 @@ class Shell:
     def _link(self, name: str, keeper: Keeper) -> NodeJoined | None:
         node = self.world.nodes[name]
         if not node.is_alive:
-            keeper.is_dead = node.refuses
+            keeper.is_dead = node.refuses and not keeper.is_registered
             return None
         if node.is_frozen or node.is_cut_off or self.node.is_cut_off:
             return None

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    CodeSeen,
     FailureCause,
     Iteration,
     LabStarted,
@@ -38,6 +39,7 @@ Phase = Literal[
 ENDED: Final[frozenset[Phase]] = frozenset({"finished", "failed", "stopped"})
 STOPPED: Final = frozenset({"owner", "notice"})
 """Causes of an end that somebody wanted: such a run did not fail."""
+MOST_CHANGES: Final = 100
 
 
 class Course:
@@ -59,6 +61,7 @@ class Course:
         nodes: How many train, as it stands; 0 until a job is known.
         began_from: The version of an earlier run that its first start loaded; `None` if none.
         notes: Remarks: when, on which node, what.
+        code_changes: Starts with other code than before, in order of the log.
     """
 
     def __init__(self, *, most_notes: int | None = None) -> None:
@@ -74,6 +77,7 @@ class Course:
         self.nodes = 0
         self.began_from: int | None = None
         self.notes: deque[tuple[float, str, str]] = deque(maxlen=most_notes)
+        self.code_changes: deque[CodeSeen] = deque(maxlen=MOST_CHANGES)
 
     def take(self, entry: Entry) -> None:
         """Take in one entry."""
@@ -87,6 +91,8 @@ class Course:
                 self.settings = {**self.settings, **asdict(event.settings)}
             case Note():
                 self.notes.append((entry.at_s, entry.node, event.text))
+            case CodeSeen(changed=[_, *_]):
+                self.code_changes.append(event)
             case RunFinished() | RunFailed():
                 self._end(entry.at_s, event)
             case RecoveryPlanned():

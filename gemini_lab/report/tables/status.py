@@ -87,7 +87,12 @@ def _copies_placed(run: RunReducer) -> Iterable[str]:
 
 
 def _diverged(run: RunReducer) -> Iterable[str]:
-    """Machines that computed wrong; losses that are no numbers now; what differs, and why."""
+    """Machines that computed wrong; losses that are no numbers now; what differs, and why.
+
+    Other code comes first: it may be why.
+    """
+    if run.course.code_changes:
+        yield f"OTHER CODE: {run.course.code_changes[-1]}"
     if run.verified.wrong:
         times = f" ({run.verified.total} times by now)" if run.verified.total > 1 else ""
         yield f"WRONG SUMS{times}: {run.verified.wrong[-1]}"

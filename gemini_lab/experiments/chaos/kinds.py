@@ -1,0 +1,298 @@
+"""What a campaign can break: every kind of fault by its name, as plain values."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Final, Literal
+
+import msgspec
+
+from gemini_lab.errors import ConfigError
+
+Place = Literal["rank", "standby", "pair", "rack", "all", "root", "elsewhere"]
+Means = Literal["nothing", "disk", "network", "clock", "store", "sockets"]
+JobForm = Literal["usual", "verified", "resizable"]
+Moment = Literal[
+    "calm",
+    "meanwhile",
+    "together",
+    "fence",
+    "inventory",
+    "plan",
+    "start",
+    "retrieve",
+    "warm_up",
+    "save",
+    "commit",
+    "end",
+]
+AIMED: Final[tuple[Moment, ...]] = (
+    "fence",
+    "inventory",
+    "plan",
+    "start",
+    "retrieve",
+    "warm_up",
+)
+"""Moments in a recovery, by the step that has just begun."""
+OF_SAVES: Final[tuple[Moment, ...]] = ("save", "commit")
+"""Moments of a save: it begins; its version is in the tier."""
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that can break.
+
+    Attributes:
+        text: What is done, for people.
+        place: Of whom: a rank's node, a standby, the nodes that keep a shard, a rack, all nodes,
+            the root's node, or what is no node's.
+        needs: What the run must have for it: a tier with a disk of its own, or one behind a store
+            that can be broken, nodes with networks of their own, or clocks of their own, or leave
+            to close other processes' sockets.
+        lasts_s: Between which durations it lasts; `None`: for good.
+        ends_run: Whether the run is over with it: nothing comes after it.
+        begins_recovery: Whether a recovery is sure to come of it, for others to be aimed at.
+        costs_s: About how long a campaign takes for one, on a small busy machine.
+        job: Which form of the job it is for; other than the usual one it is only drawn where it is
+            named.
+        at: The moments that it comes at, where it does not come at any.
+        beside: The kinds one of which mostly strikes with it, as it is hardly felt alone.
+        repeats: Whether it may come back after a pause, once or twice.
+    """
+
+    text: str
+    place: Place = "elsewhere"
+    needs: Means = "nothing"
+    lasts_s: tuple[float, float] | None = None
+    ends_run: bool = False
+    begins_recovery: bool = False
+    costs_s: float = 2.0
+    job: JobForm = "usual"
+    at: tuple[Moment, ...] = ()
+    beside: tuple[str, ...] = ()
+    repeats: bool = False
+
+
+SHORT: Final = (0.1, 9.0)  # around a lease of 2 s: some are back before they are missed
+AWAY: Final = (0.1, 12.0)
+PAST_LEASE: Final = (4.0, 15.0)
+SMALLER: Final = (2.0, 15.0)
+NOTICE: Final = (1.0, 20.0)  # some machines are taken before their ranks have moved
+MOMENT: Final = (0.05, 0.5)  # about what a word takes
+REFUSING: Final = (0.05, 3.0)  # a lease is 2 s
+EDITS: Final = (4.0, 40.0)
+STORE: Final = (2.0, 30.0)  # some until long after a start has asked for what it lost
+
+
+def _store(text: str, *, beside: tuple[str, ...] = ("pair_kill",)) -> Kind:
+    """What a store does to those who ask it, felt where memory has lost what they ask for."""
+    return Kind(text=text, needs="store", lasts_s=STORE, costs_s=12, beside=beside, repeats=True)
+
+
+def _limit(text: str, *, place: Place = "rank") -> Kind:
+    """What an agent can have no more of, felt where it has to start something."""
+    beside = ("node_kill", "worker_kill")
+    return Kind(text=text, place=place, lasts_s=AWAY, costs_s=10, beside=beside, repeats=True)
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "worker_kill": Kind(text="SIGKILL to a worker", place="rank", begins_recovery=True, costs_s=5),
+    "worker_hang": Kind(
+        text="SIGSTOP to a worker, for good", place="rank", begins_recovery=True, costs_s=14
+    ),
+    "worker_stop": Kind(
+        text="a worker stopped, and continued", place="rank", lasts_s=SHORT, costs_s=6
+    ),
+    "warm_kill": Kind(
+        text="SIGKILL to a warm parent", place="rank", begins_recovery=True, costs_s=6
+    ),
+    "warm_stop": Kind(text="a warm parent stopped, and continued", place="rank", lasts_s=SHORT),
+    "bulk_kill": Kind(text="SIGKILL to a node's bulk processes", place="rank"),
+    "bulk_stop": Kind(text="bulk processes stopped, and continued", place="rank", lasts_s=SHORT),
+    "agent_kill": Kind(
+        text="SIGKILL to an agent alone", place="rank", begins_recovery=True, costs_s=6
+    ),
+    "agent_stop": Kind(
+        text="an agent stopped, and continued", place="rank", lasts_s=SHORT, costs_s=6
+    ),
+    "node_kill": Kind(
+        text="SIGKILL to all of a node", place="rank", begins_recovery=True, costs_s=8
+    ),
+    "node_stop": Kind(
+        text="all of a node stopped: it returns", place="rank", lasts_s=SHORT, costs_s=7
+    ),
+    "node_return": Kind(
+        text="all of a node frozen past its lease: its place is given away, and it returns",
+        place="rank",
+        lasts_s=PAST_LEASE,
+        begins_recovery=True,
+        costs_s=12,
+    ),
+    "node_drain": Kind(
+        text="a node drained on a notice, and all of it killed when that is over",
+        place="rank",
+        lasts_s=NOTICE,
+        costs_s=10,
+    ),
+    "root_kill": Kind(
+        text="SIGKILL to all of the root's node", place="root", begins_recovery=True, costs_s=10
+    ),
+    "root_stop": Kind(
+        text="the root's node stopped: it returns", place="root", lasts_s=SHORT, costs_s=10
+    ),
+    "standby_kill": Kind(text="SIGKILL to all of a standby", place="standby", costs_s=4),
+    "standby_stop": Kind(text="a standby stopped: it returns", place="standby", lasts_s=SHORT),
+    "pair_kill": Kind(
+        text="SIGKILL to all who keep a shard", place="pair", begins_recovery=True, costs_s=30
+    ),
+    "pair_stop": Kind(
+        text="all who keep a shard stopped: they return", place="pair", lasts_s=SHORT, costs_s=12
+    ),
+    "rack_kill": Kind(
+        text="SIGKILL to all of a rack", place="rack", begins_recovery=True, costs_s=15
+    ),
+    "rack_stop": Kind(
+        text="all of a rack stopped: it returns", place="rack", lasts_s=SHORT, costs_s=12
+    ),
+    "all_kill": Kind(
+        text="SIGKILL to all nodes and standbys", place="all", begins_recovery=True, costs_s=40
+    ),
+    "all_stop": Kind(text="all nodes stopped: they return", place="all", lasts_s=SHORT, costs_s=12),
+    "link_cut": Kind(text="the connection of node and root closed", place="rank"),
+    "worker_cut": Kind(
+        text="all connections between two workers closed",
+        place="rank",
+        begins_recovery=True,
+        costs_s=5,
+    ),
+    "link_slow": Kind(
+        text="all of a node's traffic at 64 KiB/s",
+        place="rank",
+        needs="network",
+        lasts_s=AWAY,
+        costs_s=8,
+    ),
+    "partition": Kind(
+        text="a node cut off from everybody",
+        place="rank",
+        needs="network",
+        lasts_s=AWAY,
+        costs_s=10,
+    ),
+    "partition_out": Kind(
+        text="nothing that a node sends arrives",
+        place="rank",
+        needs="network",
+        lasts_s=AWAY,
+        costs_s=10,
+    ),
+    "partition_in": Kind(
+        text="nothing that is sent to a node arrives",
+        place="rank",
+        needs="network",
+        lasts_s=AWAY,
+        costs_s=10,
+    ),
+    "clock_step": Kind(
+        text="a node's clock set, by up to an hour either way", place="rank", needs="clock"
+    ),
+    "bit_flip": Kind(text="a bit turned in a node's memory", place="rank"),
+    "wrong_sums": Kind(
+        text="a node computes wrong from then on: a bit turns in its sums",
+        place="rank",
+        begins_recovery=True,
+        costs_s=8,
+        job="verified",
+    ),
+    "resize": Kind(
+        text="the run resized to a node less, and back",
+        lasts_s=SMALLER,
+        begins_recovery=True,
+        costs_s=10,
+        job="resizable",
+    ),
+    "etcd_kill": Kind(text="SIGKILL to etcd", costs_s=4),
+    "etcd_stop": Kind(text="etcd stopped, and continued", lasts_s=AWAY, costs_s=4),
+    "owner_stop": Kind(text="the run's owner stopped, and continued", lasts_s=SHORT, costs_s=5),
+    "owner_kill": Kind(text="SIGKILL to the run's owner", ends_run=True, costs_s=20),
+    "log_full": Kind(text="the disk of the run's log full", lasts_s=AWAY, costs_s=5),
+    "tier_away": Kind(text="the persistent tier cannot be reached", lasts_s=AWAY),
+    "tier_full": Kind(text="the persistent tier's disk full", needs="disk", lasts_s=AWAY),
+    "tier_hang": Kind(text="writes to the tier hang", needs="disk", lasts_s=AWAY),
+    "tier_slow": Kind(text="writes to the tier crawl", needs="disk", lasts_s=AWAY),
+    "tier_flip": Kind(text="a bit turned in the tier's newest shard"),
+    "tier_torn": Kind(text="the tier's newest manifest cut short"),
+    "tier_unread": _store(
+        "the tier lists its files, and gives none (503, as a store that is asked too much)"
+    ),
+    "tier_unlisted": _store("the tier lists nothing, though all is there"),
+    "tier_late": _store("the tier's lists are some versions old"),
+    "tier_stale": _store("what is read of the tier is some versions old"),
+    "tier_cut": _store("reads of the tier give half of each file"),
+    "tier_html": _store("reads of the tier give a proxy's page"),
+    "tier_denied": _store("the tier refuses reads and writes: permission denied"),
+    "tier_slow_call": _store("one call to the tier, and no other, takes long"),
+    "link_flap": Kind(
+        text="all links of an agent to others closed, again and again, as a word is said",
+        place="rank",
+        needs="sockets",
+        lasts_s=MOMENT,
+        at=OF_SAVES,
+        beside=("node_drain", "rewind"),
+        repeats=True,
+    ),
+    "port_refuse": Kind(
+        text="an agent's connections closed, and its port refuses for a moment",
+        place="rank",
+        needs="sockets",
+        lasts_s=REFUSING,
+        costs_s=6,
+        repeats=True,
+    ),
+    "agent_files": _limit("an agent that can open no more files"),
+    "agent_memory": _limit("an agent that gets no more memory"),
+    "standby_shm": _limit("a standby whose memory files can grow no more", place="standby"),
+    "script_edit": Kind(
+        text="the script's own module edited, and edited back",
+        lasts_s=EDITS,
+        costs_s=8,
+        beside=("worker_kill", "node_kill"),
+    ),
+    "rewind": Kind(text="training told to take back some iterations, and do them again"),
+    "hands": Kind(
+        text="three shells ask at once, for -1, 10^9, 2^62 or 10^30 of something",
+        lasts_s=SHORT,
+        costs_s=8,
+    ),
+    "save_kill": Kind(
+        text="SIGKILL to all of a node as a version is saved",
+        place="rank",
+        begins_recovery=True,
+        costs_s=8,
+        at=OF_SAVES,
+    ),
+    "save_root_kill": Kind(
+        text="SIGKILL to all of the root's node as a version is saved",
+        place="root",
+        begins_recovery=True,
+        costs_s=10,
+        at=OF_SAVES,
+    ),
+    "end_kill": Kind(text="SIGKILL to all of a node as the run ends", place="rank", at=("end",)),
+}
+"""Every kind by its name."""
+USUAL: Final = tuple(name for name, kind in KINDS.items() if kind.job == "usual")
+"""Those that a campaign draws where none is named."""
+
+
+def named(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the kinds that words name, in the words' order; a word may be a pattern as `tier_*`.
+
+    Raises:
+        ConfigError: A word names none.
+    """
+    found: dict[str, None] = {}
+    for word in words:
+        if not (kinds := [kind for kind in KINDS if fnmatchcase(kind, word)]):
+            raise ConfigError(f"no fault is called {word!r}; choose from {', '.join(KINDS)}")
+        found |= dict.fromkeys(kinds)
+    return tuple(found)

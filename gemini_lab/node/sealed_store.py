@@ -1,0 +1,101 @@
+"""A lab's part of a store, in which nothing counts but what was written with the lab's token.
+
+Whoever can write to the store could have nodes run any script otherwise, be it past all passwords.
+So each value bears a seal, which fits this key of this lab alone: a value cannot be changed, moved
+to another key, or brought over from another lab, also from one of the same name and token. What
+was true of this lab once can be written again; whoever acts on it looks at its number or epoch.
+
+Agents and owners take a store that was forged for one that is away: training goes on, and no more
+is done. So a stranger who writes to a store may stop a lab, and cannot make it run anything.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from gemini_lab.node.config import LAB_KEY, OVER_KEY
+from gemini_lab.node.control_store import StoreForgedError
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_store import EtcdStore
+
+SHOWN_CHARACTERS: Final = 80
+SEAL_CHARACTERS: Final = 2 * hashlib.sha256().digest_size
+
+
+class SealedStore(EtcdStore):
+    """An `EtcdStore` whose values are proved by the lab's token.
+
+    The value of `LAB_KEY` tells the lab's identity, and so it is sealed without it. `OVER_KEY` is
+    for etcd's keepers, which have no token: it is left out of what is read.
+
+    Args:
+        address: Where the store is.
+        prefix: Of all the lab's keys.
+        token: The lab's secret.
+        identity: The lab's, as in its `LabRecord`; it may be set once that was read.
+        timeout_s: For an answer.
+    """
+
+    def __init__(
+        self,
+        address: EtcdAddress,
+        prefix: str,
+        *,
+        token: str,
+        identity: str = "",
+        timeout_s: float = 1.0,
+    ) -> None:
+        super().__init__(address, prefix, timeout_s=timeout_s)
+        self.identity = identity
+        self._key = key_of(token, prefix)
+
+    def _written(self, key: str, value: str) -> str:
+        return seal(self._key, self._identity_in(key), key, value) + value
+
+    def _read(self, found: Mapping[str, bytes]) -> dict[str, str]:
+        return {key: self._proved(key, found[key]) for key in found if key != OVER_KEY}
+
+    def _proved(self, key: str, stored: bytes) -> str:
+        """Return the value of a key.
+
+        Raises:
+            StoreForgedError: It does not bear the seal of this key.
+        """
+        said = stored[:SEAL_CHARACTERS]
+        value = stored[SEAL_CHARACTERS:].decode(errors="replace")
+        wanted = seal(self._key, self._identity_in(key), key, value)
+        if hmac.compare_digest(said, wanted.encode()):
+            return value
+        name = repr(self.prefix + key[:SHOWN_CHARACTERS])  # a stranger may have chosen it
+        raise StoreForgedError(
+            f"{name} in the store at {', '.join(self.address.endpoints)} was not "
+            "written with this lab's token, or not for this key of it; nothing of it is believed. "
+            "Where the token is right, find out who else writes there, and take the key out "
+            f"(etcdctl del {name})"
+        )
+
+    def _identity_in(self, key: str) -> str:
+        return "" if key == LAB_KEY else self.identity
+
+
+def seal(secret: bytes, identity: str, key: str, value: str) -> str:
+    """Return what proves a value of one key of one lab."""
+    said = f"{len(identity)} {len(key)} {identity}{key}{value}".encode()
+    return hmac.digest(secret, said, "sha256").hex()
+
+
+@lru_cache(maxsize=16)
+def key_of(token: str, prefix: str) -> bytes:
+    """Return what seals a lab's values.
+
+    To find a token by a value takes 50 ms a guess, which a random one outlasts.
+    """
+    salt = prefix.rstrip("/").encode()
+    return hashlib.scrypt(token.encode(), salt=salt, n=2**14, r=8, p=1, dklen=32)
+
+
+def unproved(text: str) -> str:
+    """Return what a value of any lab's says, for people: whoever wrote it."""
+    return text[SEAL_CHARACTERS:]

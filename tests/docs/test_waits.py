@@ -1,0 +1,169 @@
+"""The table of waits in `docs/architecture.md` says what the code does."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parents[2]
+PAGE = (HERE / "docs" / "architecture.md").read_text(encoding="utf-8")
+ROOMS = ("recovery", "node", "lab", "launch", "engine")
+SHORT_S = 10.0
+WAITS = {
+    "all agents to end their workers": ["recovery.root.FENCE_LIMIT_S"],
+    "the inventories": ["recovery.root.INVENTORY_LIMIT_S"],
+    "an agent's machine to answer": ["node.agent_links.SILENT_S"],
+    "an agent whose machine refuses": ["node.agent_links.LONGEST_PAUSE_S"],
+    "an agent whose connection breaks": ["recovery.attending.MOST_BREAKS"],
+    "a port for the rendezvous": ["recovery.root.RENDEZVOUS_LIMIT_S"],
+    "what workers lacked": ["recovery.faults.LONGEST_PAUSE_S"],
+    "all agents to say": ["recovery.roll_call.ANSWER_S"],
+    "ranks that are to stop": ["recovery.stop.LATE_S"],
+    "ranks that all stand still": ["recovery.hangs.STAND_S"],
+    "the first `protect`": ["recovery.hangs.UNPROTECTED_S"],
+    "ranks that others wait for": ["recovery.hangs.LATE_S", "recovery.hangs.PAST_S"],
+    "processes that start ahead": ["recovery.ahead.AHEAD_S"],
+    "a save": ["recovery.saver.LONGEST_PAUSE_S"],
+    "the tier to learn": ["recovery.ending.DISOWN_LIMIT_S"],
+    "the store to take": ["node.root_shell.STORE_PATIENCE_S"],
+    "any of several other agents": ["node.cut_off.CUT_OFF_S"],
+    "a worker that is to stand": ["node.kept_workers.STAND_S"],
+    "a worker that stands still to serve": ["node.kept_workers.STAND_S"],
+    "the same, after that": ["transfer.standing_groups.ORDER_S"],
+    "its warm parent: imports": ["node.host.IMPORTS_S", "node.host.ANSWER_S"],
+    "a warm parent that ends": ["node.host.MOST_LOST_IMPORTS"],
+    "its warm parent to be started": [
+        "node.host.PARENT_PAUSE_S",
+        "node.host.LONGEST_PARENT_PAUSE_S",
+    ],
+    "what workers left running": ["node.warm.ORPHANS_S", "node.host.GONE_S"],
+    "a bulk process": ["node.bulk.IDLE_S"],
+    "the persistent tier's list": ["node.inventory.STORAGE_S"],
+    "its lab": ["node.agent.LAB_GRACE_S", "node.agent.LAB_SILENT_S"],
+    "its lab's key": ["node.agent.KEY_GRACE_S"],
+    "a detached lab's store": ["node.agent.ALONE_S"],
+    "its agent to be stopped": ["node.frozen.STOP_S", "node.frozen.DEAF_S"],
+    "its lab, with no agent here": [
+        "launch.etcd_end.BEGIN_S",
+        "launch.etcd_end.DEAF_S",
+        "launch.etcd_end.FORSAKEN_S",
+    ],
+    "agents here": ["launch.etcd_end.AGENTS_END_S"],
+    "others to leave": ["node.agent.STORE_LEFT_S"],
+    "the other ranks, in `protect`": ["engine.session.MEET_S"],
+    "to be ended": ["engine.session.HOLD_S"],
+    "a new start": ["engine.session.FENCE_S"],
+    "what ranks that were kept": ["engine.standing.RECORD_S"],
+    "training's thread": ["engine.session.IDLE_S"],
+    "threads of its script": ["node.script_end.LIMIT_S"],
+    "a process that makes": ["engine.gradients.version_maker.IDLE_S"],
+    "MPI to start": ["launch.mpi.LAUNCH_S"],
+    "its etcd's members": ["launch.members.END_S"],
+    "any agent at all": ["lab.alone.LOST_S", "lab.alone.ALONE_S"],
+    "etcd to start": ["launch.etcd.START_S", "launch.boot.READY_S"],
+    "agents to leave": ["lab.agents.GOODBYE_S"],
+    "its launcher": ["lab.owner.START_S"],
+    "its owner's machine": ["lab.attached.SILENT_S"],
+    "any owner": ["lab.attached.PATIENCE_S", "lab.attached.OWNER_S"],
+    "the store": ["launch.etcd_keeper.HUNG_S"],
+}
+"""By how a row's second column begins, the constants that it tells."""
+IN_WORDS = {
+    "machines, or memory": "a setting",
+    "a worker that stands still in a step": "settings",
+    "a worker that does nothing": "a setting",
+    "a worker inside": "no end",
+    "the newest version to be saved": "a setting",
+    "the last version to be saved": "a number of tries, recovery.ending.LAST_TRIES_S",
+    "the word that a rank is lost": "far below a second",
+    "a worker that the kernel": "no end",
+    "the lock of a compilation": "two looks of node.build_locks.LOOK_S",
+    "other ranks, its agent": "what the root sees",
+    "its lab | 10 min": "gemini-lab node's option, launch.join.WAIT_S by default",
+}
+NO_WAITS = {
+    "lab.bringing.LONGEST_RETRY_S": "a pause",
+    "lab.followed.LONG_S": "a glance in a loop",
+    "lab.otlp.EVERY_S": "how often",
+    "lab.announcement.LEASE_S": "how long a key stands",
+    "launch.etcd_keeper.LONGEST_PAUSE_S": "a pause",
+    "launch.join.SAY_AGAIN_S": "how often",
+    "launch.join.WAIT_S": "an option",
+    "node.agent_links.STEADY_S": "what counts as steady",
+    "node.build_locks.QUIET_S": "what counts as quiet",
+    "node.membership.ABSTAINS_S": "how long one stays away",
+    "node.news.REREAD_S": "how often",
+    "node.owner_process.LONGEST_PAUSE_S": "a pause",
+    "recovery.guided.SILENCE_S": "until people are told, by a root agent of their own",
+    "recovery.ending.LAST_TRIES_S": "a number of tries",
+    "recovery.replicas.LOOK_S": "how often",
+    "recovery.resizes.LONGEST_PAUSE_S": "a pause, a setting's bound",
+    "recovery.root.LONGEST_RETRY_S": "a pause while a run waits",
+    # One question to a program beside, or one call: it is told at once where it fails.
+    "engine.cut_link.OTHER_S": "an injected failure's",
+    "lab.agents.CONNECT_S": "a call",
+    "lab.agents.LEAVE_S": "a call",
+    "lab.connections.ANSWER_S": "a call",
+    "lab.control.LISTEN_S": "a call",
+    "launch.boot.MESSAGE_S": "a call",
+    "launch.etcd.COMMAND_S": "a call",
+    "launch.etcd.END_S": "a call",
+    "launch.etcd_members.PATIENCE_S": "a call",
+    "launch.members.DEAD_S": "a call",
+    "launch.mpi_order.ORDER_S": "a call",
+    "launch.slurm.ANSWER_S": "a call",
+    "node.control_store.PATIENCE_S": "a call",
+    "node.cpu_facts.ANSWER_S": "a call",
+}
+"""Times that are in no row, and why."""
+
+
+def rows() -> list[list[str]]:
+    table = PAGE.split("| who waits |")[1].split("\n\n")[0]
+    return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+
+
+def begins(row: list[str]) -> str | None:
+    known = [words for words in (*WAITS, *IN_WORDS) if " | ".join(row[1:]).startswith(words)]
+    return max(known, key=len, default=None)
+
+
+def value_of(name: str) -> float:
+    module, _, constant = name.rpartition(".")
+    return float(getattr(importlib.import_module(f"gemini_lab.{module}"), constant))
+
+
+def numbers_in(text: str) -> set[float]:
+    """The times in words, in seconds, and plain numbers."""
+    units = {"s": 1, "min": 60, "h": 3600, None: 1}
+    found = re.findall(r"(\d+(?:\.\d+)?)(?: (s|min|h)\b)?", text)
+    words = {"three": 3.0, "once": 1.0}
+    told = {float(number) * units[unit or None] for number, unit in found}
+    return told | {number for word, number in words.items() if word in text}
+
+
+def test_each_row_is_known():
+    assert [row for row in rows() if begins(row) is None] == []
+    told = {begins(row) for row in rows()}
+    assert {*WAITS, *IN_WORDS} - told == set()
+
+
+@pytest.mark.parametrize("words", WAITS)
+def test_a_row_has_the_times_of_the_code(words):
+    (row,) = [row for row in rows() if begins(row) == words]
+    told = numbers_in(" ".join(row[2:]))
+    assert {value_of(name) for name in WAITS[words]} <= told
+
+
+def test_no_long_wait_of_the_code_is_without_a_row():
+    found = set()
+    for room in ROOMS:
+        for file in sorted((HERE / "gemini_lab" / room).rglob("*.py")):
+            module = ".".join(file.relative_to(HERE / "gemini_lab").with_suffix("").parts)
+            for name in re.findall(r"^([A-Z][A-Z_]*_S): Final", file.read_text(), re.MULTILINE):
+                if value_of(f"{module}.{name}") >= SHORT_S:
+                    found.add(f"{module}.{name}")
+    told = {name for names in WAITS.values() for name in names}
+    assert found - told - {*NO_WAITS} == set()
+    assert {*NO_WAITS} <= found

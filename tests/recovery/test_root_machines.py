@@ -1,0 +1,183 @@
+"""Recoveries that fail at one machine: they are counted, they pause, and another one takes over."""
+
+import pytest
+
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import Fence, HoldPort, OrderFailed, TakeInventory
+from gemini_lab.recovery.protocol import NodeJoined
+from gemini_lab.recovery.root import RENDEZVOUS_LIMIT_S
+
+from .story import Story
+
+LACKS = "OSError: [Errno 24] Too many open files"
+
+
+class Lacking(Story):
+    """Some agents lack what some orders need."""
+
+    def __init__(self, *, nodes: int = 5) -> None:
+        self.lack: dict[str, set[type]] = {}
+        super().__init__(nodes=nodes)
+
+    def answer(self, sent) -> None:
+        if type(sent.order) in self.lack.get(sent.to, ()):
+            name = type(sent.order).__name__
+            self.say(sent.to, OrderFailed(epoch=sent.order.epoch, order=name, reason=LACKS))
+        else:
+            super().answer(sent)
+
+    def relink(self, node: str) -> None:
+        """A connection broke and came back; its workers are what they were."""
+        workers = dict.fromkeys(self.root.state.seats.ranks_on(node), "running")
+        joined = NodeJoined(at_s=self.now_s, node=node, epoch=self.epoch, workers=workers)
+        self.do(self.root.handle(joined))
+
+
+def excluded(story: Story) -> list[tuple[str, str]]:
+    return [(one.name, one.reason) for one in story.of(events.NodeExcluded)]
+
+
+@pytest.mark.parametrize("order", [Fence, TakeInventory, HoldPort])
+def test_a_machine_that_cannot_do_an_order_is_named_and_a_standby_takes_its_place(order):
+    story = Lacking().start(iterations=4)
+    story.lack = {"node-1": {order}}
+    story.exit(1, -9)
+    told = f"node-1 cannot do {order.__name__}: {LACKS}"
+    if order is HoldPort:
+        assert story.members()[1] == "node-1"  # another one holds it
+        story.lack["node-0"] = {HoldPort}
+        story.exit(1, -9)
+        told = told.replace("node-1", "node-0")
+    assert told in [note.text for note in story.of(events.Note)]
+    assert [reason for _, reason in excluded(story)] == [told]
+    assert "node-4" in story.members()
+    assert story.plan().version == 4
+    story.go_on()
+    assert story.root.state.phase == "running"
+
+
+def test_memory_that_cannot_be_read_now_is_waited_for_where_progress_would_be_lost():
+    """Both that keep a shard lack descriptors: what they have is there, and is read later."""
+    story = Lacking(nodes=4).start(iterations=4)
+    story.lack = {node: {TakeInventory} for node in story.members()}
+    story.exit(1, -9)
+    assert story.root.state.phase == "waiting"
+    assert story.of(events.RecoveryWaiting)
+    epoch = story.epoch
+    story.tick(story.now_s + 10)
+    story.tick(story.now_s + 10)
+    assert (story.root.state.phase, story.epoch) == ("waiting", epoch)
+    story.lack = {}
+    story.tick(story.now_s + 60)
+    assert story.plan().version == 4
+    assert story.root.state.silent == ()
+
+
+def test_a_tier_that_no_process_can_be_started_for_is_unread_and_asked_for_elsewhere():
+    story = Lacking(nodes=5).start(iterations=4, persistent_url="memory://runs")
+    story.persistent = [3]
+    story.lack = {"node-0": {TakeInventory}}
+    story.lose("node-1")
+    story.lose("node-2")  # memory does not suffice without the first one's
+    asked = [s.to for s in story.orders if getattr(s.order, "persistent_url", None) is not None]
+    assert "node-0" not in asked[-1:]
+    assert story.epoch < 10
+
+
+def test_without_a_standby_the_run_tries_again_ever_later_and_never_ends_for_that():
+    story = Lacking(nodes=4).start(iterations=4)
+    story.lack = {node: {HoldPort} for node in story.members()}
+    story.forever_s = 600.0
+    story.exit(1, -9)
+    assert story.root.state.phase == "waiting"
+    assert story.epoch < 40  # in ten minutes; without a pause it would have no end
+    assert "recoveries in a row came to nothing" in story.of(events.RecoveryWaiting)[-1].reason
+    assert "order_failed" in story.of(events.RecoveryWaiting)[-1].reason
+    story.lack = {}
+    story.tick(story.now_s + 60)
+    story.go_on()
+    assert story.root.state.phase == "running"
+
+
+@pytest.mark.parametrize("phase", ["fencing", "inventory"])
+def test_an_agent_whose_connection_breaks_before_it_answers_is_asked_again_but_not_for_ever(phase):
+    story = Lacking().start(iterations=4)
+    if phase == "fencing":
+        story.silent = {"node-1"}
+    else:
+        story.deaf = {"node-1"}
+    story.exit(0, -9)
+    assert story.root.state.phase == phase
+    epoch = story.epoch
+    story.relink("node-1")
+    story.relink("node-1")
+    asked = [s for s in story.orders if s.to == "node-1" and s.order.epoch == epoch]
+    assert len(asked) == (3 if phase == "fencing" else 4)
+    assert (story.root.state.phase, story.epoch) == (phase, epoch)
+    story.relink("node-1")
+    assert story.members()[1] == "node-4"
+    assert excluded(story)[0][0] == "node-1"
+    assert story.epoch == epoch + 1  # without it, and once
+
+
+def test_an_agent_that_answers_when_it_is_asked_again_loses_nothing():
+    story = Lacking().start(iterations=4)
+    story.silent = {"node-1"}
+    story.exit(0, -9)
+    story.silent = set()
+    story.relink("node-1")
+    assert story.root.state.phase == "starting"
+    assert story.members() == ["node-0", "node-1", "node-2", "node-3"]
+
+
+def test_a_node_that_never_holds_the_port_is_left_after_three_times():
+    story = Lacking().start(iterations=4)
+    story.importing = {*story.members()}
+    story.exit(0, -9)
+    for _ in range(40):
+        story.tick(story.now_s + RENDEZVOUS_LIMIT_S + 1)
+        if story.root.state.phase == "starting":
+            break
+    assert story.root.state.phase != "rendezvous" or story.epoch < 60
+
+
+def test_a_recovery_that_keeps_being_begun_pauses_whatever_it_is_begun_for():
+    """Also by a root agent after another: what counts is in the store."""
+    story = Lacking().start(iterations=4)
+    story.exit(0, -9)
+    began_s = story.now_s
+    for _ in range(8):
+        story.next_root()
+    assert story.root.state.fruitless == 9
+    assert story.now_s - began_s > 60
+
+
+def test_progress_makes_an_end_of_pauses():
+    story = Lacking().start(iterations=4)
+    for _ in range(12):
+        began_s = story.now_s
+        story.exit(0, -9)
+        assert story.now_s == began_s
+        story.go_on()
+        story.iterate(story.root.state.iteration + 1)
+    assert story.root.state.phase == "running"
+
+
+def test_a_machine_whose_port_refuses_is_silent_and_a_member_again_when_it_answers():
+    """A firewall that rejects for a moment: its memory is not written off."""
+    story = Lacking(nodes=4).start(iterations=4)
+    memory = dict(story.copies)
+    story.lose("node-0", "refused")
+    story.lose("node-1", "refused")
+    assert story.root.state.phase == "waiting"
+    assert (
+        "node-0, node-1 fell silent with version 4" in story.of(events.RecoveryWaiting)[-1].reason
+    )
+    story.copies = memory
+    story.join("node-0")
+    story.join("node-1")
+    assert story.plan().version == 4
+    assert story.members() == ["node-0", "node-1", "node-2", "node-3"]
+    assert excluded(story) == []
+    story.go_on()
+    assert story.root.state.iteration == 5
