@@ -7,7 +7,6 @@ command ends, and says what is wrong in a sentence.
 import random
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Final
 import psutil
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.job import python_command
 from gemini_lab.lab.control import ask
 from gemini_lab.recovery.messages import SaveVersion
 from gemini_lab.units import format_bytes
@@ -86,7 +86,7 @@ class Hands:
     def _type(self, words: tuple[str, ...]) -> None:
         command = [str(self._folder) if word == "RUN" else word for word in words]
         shell = subprocess.Popen(
-            [sys.executable, "-m", "gemini_lab.cli.main", *command],
+            python_command("gemini_lab.cli.main", *command),
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -22,6 +22,7 @@ from typing import IO, Final, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from gemini_lab.errors import GeminiError
+from gemini_lab.job import python_command
 from gemini_lab.storage.manifest import MANIFEST
 
 API: Final = "/webhdfs/v1"
@@ -64,7 +65,7 @@ class BreakableStore:
 
     def __enter__(self) -> Self:
         self._server = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(self._folder.parent), self._host],
+            python_command(__name__, self._folder.parent, self._host),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
