@@ -12,8 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
 import msgspec
 
-from gemini_lab.errors import LONGEST
-from gemini_lab.limits import PrintedLine, Told, cut_told
+from gemini_lab.limits import LONGEST, PrintedLine, Told, cut_told
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.placement import Placement
@@ -926,7 +925,7 @@ class RanksApart(OfWorker, frozen=True, kw_only=True):
     """
 
     iteration: int
-    seen: Told
+    seen: str
 
 
 # -- recovery --------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ MOST_BYTES: Final = 1 << 20
 LOOK_S: Final = 0.05
 PROGRAM: Final = "gemini_lab.node.own_root"
 
+_OURS: Final = __name__.partition(".")[0]
+
 
 def packed(decide: object) -> str:
     """A function as text that `loaded` reads on any node.
@@ -85,9 +87,7 @@ def packed(decide: object) -> str:
 def _by_value() -> Iterator[None]:
     """Have modules of the user's own pickled whole: a node does not look for them in a folder."""
     found = foreign_modules(frozenset(), sys.modules, installed_places())
-    own = [
-        sys.modules[name] for name in found if name.partition(".")[0] != PROGRAM.partition(".")[0]
-    ]
+    own = [sys.modules[name] for name in found if name.partition(".")[0] != _OURS]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:

@@ -1090,7 +1090,7 @@ class EndReached(Message, frozen=True, kw_only=True):
 
     rank: Rank
     epoch: Epoch
-    iteration: Count
+    iteration: Annotated[int, msgspec.Meta(ge=0)]
     what: End
 
 

@@ -34,10 +34,10 @@ def test_a_short_campaign_of_random_faults_holds(tmp_path):
 @pytest.mark.skipif(why_no_sockets() is not None, reason=str(why_no_sockets()))
 @pytest.mark.usefixtures("leaves_nothing")
 def test_what_was_saved_outlasts_a_store_that_gives_nothing_as_a_pair_is_lost(tmp_path):
-    """It lists its files, gives manifests, and no shard for longer than new machines need."""
+    """The store lists its files and gives none for longer than agents take to ask for them."""
     faults = (
         Fault(kind="link_flap", moment="save", after_s=0.05, rank=1, lasts_s=0.3),
-        Fault(kind="tier_unread", lasts_s=60.0, bit=1),
+        Fault(kind="tier_unread", lasts_s=8.0, times=2, pause_s=0.3),
         Fault(kind="pair_kill", moment="together"),
     )
     schedule = Schedule(seed=0, number=0, nodes=2, standbys=1, iterations=40, faults=faults)

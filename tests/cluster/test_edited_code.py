@@ -13,7 +13,7 @@ from gemini_lab.report.text import render
 HELPER = "CLIP = 1.0\n"
 EDITED = "CLIP = 0.015625\n"
 SCRIPT = """
-    import os, pathlib, sys, time
+    import os, pathlib, sys
     import torch, gemini_lab
     import torch.distributed as dist
     from torch import nn
@@ -38,7 +38,6 @@ SCRIPT = """
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     protected = gemini_lab.protect(model=model, optimizer=optimizer)
     for step in protected.steps(steps):
-        time.sleep(0.02)  # a failure takes a while to strike
         if step == 6 and when in ("while it trains", "nothing"):
             helper.write_text(os.environ["EDITED"])
         if step == 6 and when == "late":
@@ -56,7 +55,7 @@ SCRIPT = """
 def job(script):
     """A job with a file that its script imports, and edits while it trains."""
 
-    def made(when, *, edited=EDITED, steps=40):
+    def made(when, *, edited=EDITED, steps=16):
         path = script(textwrap.dedent(SCRIPT))
         path.with_name("helper.py").write_text(HELPER)
         env = {"EDITED": edited}

@@ -61,9 +61,3 @@ def test_an_owner_that_takes_all_memory_is_ended_and_told_of(tmp_path):
 def test_what_is_wrong_with_how_a_command_ends(status, said, problem):
     found = problem_of(("resize", "RUN", "0"), status, said)
     assert (found is None) if problem is None else (problem in found)
-
-
-def test_what_follows_a_run_ends_on_ctrl_c_wherever_it_is():
-    said = "Traceback (most recent call last):\n ...\nKeyboardInterrupt"
-    assert problem_of(("attach", "RUN"), -2, said) is None
-    assert problem_of(("status", "RUN"), -2, said)

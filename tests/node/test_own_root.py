@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from gemini_lab.node.own_root import OwnProcess, end_process, packed, successor
+from gemini_lab.node.own_root import OwnProcess, end_process, loaded, packed, successor
 from gemini_lab.node.root_shell import _decided
 from gemini_lab.recovery.deciding import (
     Ask,
@@ -173,12 +173,14 @@ def test_the_next_job_has_the_root_agent_that_it_asks_for():
 
 def test_a_function_takes_along_the_users_own_modules(tmp_path, monkeypatch):
     """No node looks for them in the folder in which it works."""
-    policy = "import my_words\n\ndef decide(*_):\n    return my_words.SAID\n"
-    (tmp_path / "my_policy.py").write_text(policy)
-    (tmp_path / "my_words.py").write_text("SAID = 'no action'\n")
+    (tmp_path / "my_policy.py").write_text(
+        "import my_words\n\ndef decide(*_):\n    return my_words.SAID\n"
+    )
+    (tmp_path / "my_words.py").write_text("SAID = 'wait'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    decide = importlib.import_module("my_policy").decide
-    with process_of(decide) as own, pytest.raises(GuideError, match="it is a str"):
-        own({}, EVENT, CLUSTER)
+    text = packed(importlib.import_module("my_policy").decide)
+    monkeypatch.undo()
     for name in ("my_policy", "my_words"):
         del sys.modules[name]
+    assert loaded(text)({}, None, None) == "wait"
+    assert "my_policy" not in sys.modules

@@ -42,9 +42,10 @@ def store_use(address: EtcdAddress) -> StoreUse:
         file.write(own.pem + own.key_pem)
         file.flush()
         trust.load_cert_chain(file.name)
-    past_proxies = urllib.request.ProxyHandler({})
-    asking = urllib.request.build_opener(past_proxies, urllib.request.HTTPSHandler(context=trust))
-    with asking.open(url, timeout=ANSWER_S) as answer:
+    direct = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
+    )
+    with direct.open(url, timeout=ANSWER_S) as answer:
         return read_use(answer.read().decode())
 
 

@@ -136,8 +136,6 @@ def typed_at(rng: random.Random) -> tuple[str, ...]:
 
 def problem_of(words: tuple[str, ...], status: int, said: str) -> str | None:
     """What is wrong with how a command ended, if anything is."""
-    if words[0] == "attach" and status in (-signal.SIGINT, 130):
-        return None  # as it is ended; on a busy machine while it still imports
     how = f"`{' '.join(words)}` ended with status {status}"
     if "Traceback (most recent call last)" in said:
         return f"{how} and a traceback: {said.strip().splitlines()[-1]}"
