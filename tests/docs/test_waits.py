@@ -40,6 +40,7 @@ WAITS = {
     "what workers left running": ["node.warm.ORPHANS_S", "node.host.GONE_S"],
     "a bulk process": ["node.bulk.IDLE_S"],
     "the persistent tier's list": ["node.inventory.STORAGE_S"],
+    "a version in the tier": ["recovery.stakes.FIRST_PAUSE_S", "recovery.stakes.LONGEST_PAUSE_S"],
     "its lab": ["node.agent.LAB_GRACE_S", "node.agent.LAB_SILENT_S"],
     "its lab's key": ["node.agent.KEY_GRACE_S"],
     "a detached lab's store": ["node.agent.ALONE_S"],
@@ -78,6 +79,7 @@ IN_WORDS = {
     "the last version to be saved": "a number of tries, recovery.ending.LAST_TRIES_S",
     "the word that a rank is lost": "far below a second",
     "a worker that the kernel": "no end",
+    "a store that does not return": "a number of tries, engine.restore.ASK_AGAIN_S",
     "the lock of a compilation": "two looks of node.build_locks.LOOK_S",
     "other ranks, its agent": "what the root sees",
     "its lab | 10 min": "gemini-lab node's option, launch.join.WAIT_S by default",
@@ -97,6 +99,7 @@ NO_WAITS = {
     "node.owner_process.LONGEST_PAUSE_S": "a pause",
     "recovery.guided.SILENCE_S": "until people are told, by a root agent of their own",
     "recovery.ending.LAST_TRIES_S": "a number of tries",
+    "engine.restore.ASK_AGAIN_S": "a number of tries",
     "recovery.replicas.LOOK_S": "how often",
     "recovery.resizes.LONGEST_PAUSE_S": "a pause, a setting's bound",
     "recovery.root.LONGEST_RETRY_S": "a pause while a run waits",
@@ -131,7 +134,8 @@ def begins(row: list[str]) -> str | None:
 
 def value_of(name: str) -> float:
     module, _, constant = name.rpartition(".")
-    return float(getattr(importlib.import_module(f"gemini_lab.{module}"), constant))
+    value = getattr(importlib.import_module(f"gemini_lab.{module}"), constant)
+    return float(sum(value) if isinstance(value, tuple) else value)
 
 
 def numbers_in(text: str) -> set[float]:
