@@ -11,7 +11,8 @@ import psutil
 
 AGENT: Final = "gemini_lab.node.agent"
 STORE_KEEPER: Final = "gemini_lab.launch.etcd_keeper"
-WARM_PARENT: Final = "gemini_lab.node.warm"
+FORKS: Final = frozenset({"gemini_lab.node.warm", "gemini_lab.node.cold"})
+"""Of what was forked by a worker, and is named as that is, one of these."""
 WORKER: Final = "GEMINI_LAB_WORKER"
 """In the environment of what a worker's script starts: the worker's process."""
 
@@ -55,7 +56,8 @@ def worker_of(process: psutil.Process) -> int | None:
 def is_workers(process: psutil.Process) -> bool:
     """Return whether a process descends from a worker that has ended: it says so, or was forked."""
     with contextlib.suppress(psutil.Error, OSError):
-        if WARM_PARENT in process.cmdline() and os.getpgid(process.pid) != os.getpgrp():
+        is_forked = not FORKS.isdisjoint(process.cmdline())
+        if is_forked and os.getpgid(process.pid) != os.getpgrp():
             return True
         return worker_of(process) not in {None, worker_of(psutil.Process())}  # a lab in a worker
     return False

@@ -483,7 +483,7 @@ listener = socket.create_server(("127.0.0.1", 0))
 listener.set_inheritable(True)
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
 pids = [subprocess.Popen(sleep, start_new_session=True, close_fds=False).pid]
-shell = f"(setsid {sys.executable} -c 'import time; time.sleep(600)' & echo $!)"
+shell = f"(setsid {sys.executable} -c 'import time; time.sleep(600)' >/dev/null & echo $!)"
 pids.append(int(subprocess.check_output(shell, shell=True, stderr=subprocess.DEVNULL)))
 ends = os.pipe()
 if os.fork() == 0:
@@ -535,11 +535,12 @@ def test_what_a_worker_started_in_sessions_of_its_own_ends_with_it(tmp_path, how
     give_up_s = time.monotonic() + PATIENCE_S
     while any(map(_runs, left)) and time.monotonic() < give_up_s:
         time.sleep(0.1)
-    assert [pid for pid in [worker, *left] if _runs(pid)] == []
-    socket.create_server(("127.0.0.1", port)).close()
-    assert bystander.poll() is None
+    is_untouched = bystander.poll() is None
     bystander.kill()
     bystander.wait()
+    assert [pid for pid in [worker, *left] if _runs(pid)] == []
+    socket.create_server(("127.0.0.1", port)).close()
+    assert is_untouched
 
 
 def _adopt_orphans(does: bool) -> None:  # noqa: FBT001

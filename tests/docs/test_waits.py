@@ -21,6 +21,9 @@ WAITS = {
     "all agents to say": ["recovery.roll_call.ANSWER_S"],
     "ranks that are to stop": ["recovery.stop.LATE_S"],
     "ranks that all stand still": ["recovery.hangs.STAND_S"],
+    "ranks that have begun an iteration": ["recovery.hangs.STILL_S"],
+    "ranks that stand in collectives": ["recovery.hangs.STAND_S", "recovery.hangs.PAST_S"],
+    "a root agent of the user's own": ["node.own_root.ONE_S", "node.own_root.READ_S"],
     "the first `protect`": ["recovery.hangs.UNPROTECTED_S"],
     "ranks that others wait for": ["recovery.hangs.LATE_S", "recovery.hangs.PAST_S"],
     "processes that start ahead": ["recovery.ahead.AHEAD_S"],
@@ -40,6 +43,7 @@ WAITS = {
     "what workers left running": ["node.warm.ORPHANS_S", "node.host.GONE_S"],
     "a bulk process": ["node.bulk.IDLE_S"],
     "the persistent tier's list": ["node.inventory.STORAGE_S"],
+    "a version in the tier": ["recovery.stakes.FIRST_PAUSE_S", "recovery.stakes.LONGEST_PAUSE_S"],
     "its lab": ["node.agent.LAB_GRACE_S", "node.agent.LAB_SILENT_S"],
     "its lab's key": ["node.agent.KEY_GRACE_S"],
     "a detached lab's store": ["node.agent.ALONE_S"],
@@ -74,10 +78,14 @@ IN_WORDS = {
     "a worker that stands still in a step": "settings",
     "a worker that does nothing": "a setting",
     "a worker inside": "no end",
+    "a store in which a stranger": "no end",
+    "the other ranks, where an epoch": "no end",
+    "the other ranks, to leave together": "a few seconds",
     "the newest version to be saved": "a setting",
     "the last version to be saved": "a number of tries, recovery.ending.LAST_TRIES_S",
     "the word that a rank is lost": "far below a second",
     "a worker that the kernel": "no end",
+    "a store that does not return": "a number of tries, engine.restore.ASK_AGAIN_S",
     "the lock of a compilation": "two looks of node.build_locks.LOOK_S",
     "other ranks, its agent": "what the root sees",
     "its lab | 10 min": "gemini-lab node's option, launch.join.WAIT_S by default",
@@ -97,6 +105,7 @@ NO_WAITS = {
     "node.owner_process.LONGEST_PAUSE_S": "a pause",
     "recovery.guided.SILENCE_S": "until people are told, by a root agent of their own",
     "recovery.ending.LAST_TRIES_S": "a number of tries",
+    "engine.restore.ASK_AGAIN_S": "a number of tries",
     "recovery.replicas.LOOK_S": "how often",
     "recovery.resizes.LONGEST_PAUSE_S": "a pause, a setting's bound",
     "recovery.root.LONGEST_RETRY_S": "a pause while a run waits",
@@ -107,7 +116,6 @@ NO_WAITS = {
     "lab.connections.ANSWER_S": "a call",
     "lab.control.LISTEN_S": "a call",
     "launch.boot.MESSAGE_S": "a call",
-    "launch.etcd.COMMAND_S": "a call",
     "launch.etcd.END_S": "a call",
     "launch.etcd_members.PATIENCE_S": "a call",
     "launch.members.DEAD_S": "a call",
@@ -131,7 +139,8 @@ def begins(row: list[str]) -> str | None:
 
 def value_of(name: str) -> float:
     module, _, constant = name.rpartition(".")
-    return float(getattr(importlib.import_module(f"gemini_lab.{module}"), constant))
+    value = getattr(importlib.import_module(f"gemini_lab.{module}"), constant)
+    return float(sum(value) if isinstance(value, tuple) else value)
 
 
 def numbers_in(text: str) -> set[float]:
