@@ -88,6 +88,10 @@ class Settings:
         on_code_change: What is done when workers start with other code than the run executed last,
             because a file of the script was edited since: `"warn"` says which in log, terminal and
             report, and trains on; `"stop"` ends the run before anything is trained with it.
+        on_unkept_updates: What is done when the weights change and the optimizer that `protect` was
+            given makes no update, as where the script has made another one: `"warn"` says so after
+            three such changes in a row, in log and terminal; `"stop"` also ends the run if a loop
+            over `protected.steps` or `protected.epochs` comes to 30 of them.
         on_not_finite: What is done when a `loss` that is logged is NaN or infinite: `"warn"` says
             so in log, terminal and report; `"hold"` also saves no version to the persistent tier,
             unless a person asks for it, until losses are numbers again, so that good ones stay
@@ -184,6 +188,7 @@ class Settings:
     give_up_progress_after_s: float | None = zero_or_more_or_none(None)
     on_divergence: str = one_of("warn", ("warn", "stop"))
     on_code_change: str = one_of("warn", ("warn", "stop"))
+    on_unkept_updates: str = one_of("stop", ("stop", "warn"))
     on_not_finite: str = one_of("hold", ("hold", "warn", "stop", "rewind"))
     data_on_resize: str = one_of("refuse", ("refuse", "restart"))
     when_short: str = one_of("wait", ("wait", "shrink"))

@@ -2,9 +2,11 @@
 
     protect         protection <- ready_engine, arguments, contract, job_settings, unprotected;
                     surroundings, what is found that the script has not named
-    in the loop     live: a version is sealed, sent and waited for; iterations and monitor say how
-                    it goes, inputs with what an iteration begins, carried what goes along with a
-                    version, imports what a script imports, ends where its data or loop is over
+    in the loop     live: a version is sealed, sent and waited for; script_loops: of which loop it
+                    is; update_watch: whether what is protected trains; iterations and monitor say
+                    how it goes, inputs with what an iteration begins, carried what goes along with
+                    a version, imports what a script imports, ends where its data or loop
+                    is over
     put back        restore, from memory, peers or the persistent tier; old_shards, of another
                     number of ranks; rewinding, without a restart
     kept processes  standing stands still in a recovery, rejoining goes on with other ranks

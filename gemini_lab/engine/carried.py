@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gemini_lab.engine.iterations import IterationLog, iteration_in
+from gemini_lab.engine.script_loops import LoopPlace, place_to_small
 from gemini_lab.engine.verify.verification import Verification
 from gemini_lab.log.events import Iteration
 from gemini_lab.recovery.guard import Guard
 
-_EPOCH: Final = "epoch"
 _GUARD: Final = "guard"
 
 
 def carried(
     iterations: IterationLog,
     *,
-    epoch: int,
+    place: LoopPlace,
     guard: Guard | None,
     verification: Verification | None,
 ) -> dict[str, object]:
@@ -23,24 +23,18 @@ def carried(
 
     Args:
         iterations: The newest of them travels along.
-        epoch: Of the script's loop.
+        place: Where in the script's loops it is made.
         guard: What it knows travels along, if there is one.
         verification: The same.
     """
     judged = {} if guard is None else {_GUARD: guard.to_small()}
     verified = {} if verification is None else verification.to_small()
-    return {**iterations.to_small(), _EPOCH: epoch, **judged, **verified}
+    return {**iterations.to_small(), **place_to_small(place), **judged, **verified}
 
 
 def newest_in(small: Mapping[str, object]) -> Iteration | None:
     """The iteration that made a version; `None` where there is no version, or none made it."""
     return iteration_in(small) if small else None
-
-
-def epoch_in(small: Mapping[str, object]) -> int:
-    """The epoch in which a version was made; 0 where it does not say."""
-    epoch = small.get(_EPOCH, 0)
-    return epoch if isinstance(epoch, int) else 0
 
 
 def guard_in(small: Mapping[str, Any]) -> Mapping[str, Any] | None:

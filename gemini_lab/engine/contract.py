@@ -117,6 +117,9 @@ class Protected(Protocol):
         begins: what the script did before is in the version, what follows is done again after a
         failure. So schedules, averages, counters, evaluations and random numbers count wherever
         they stand in the loop, and none counts twice.
+
+        A script may have several loops, also one in another. What it does before the one that made
+        the restored version leaves no trace: `gemini_lab.engine.script_loops` has the rules.
         """
 
     def epochs(self, total: int, /) -> Iterator[int]:
@@ -124,7 +127,8 @@ class Protected(Protocol):
 
         The inner one is `for batch in loader`, over the first of `data`. It gives the epoch's
         number from 0, and after a failure the epoch that was under way; the loader goes on in it.
-        An iteration ends when the loader is asked for the next batch.
+        An iteration ends when the loader is asked for the next batch, and an epoch's last one when
+        the next epoch asks for its first: an evaluation in between is done again with it.
         """
 
     def log(self, **values: float) -> None:

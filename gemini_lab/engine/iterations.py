@@ -40,6 +40,7 @@ class IterationLog:
 
     Attributes:
         newest: What was said of the newest iteration; `None` before the first.
+        counts: Whether what is computed is of any iteration; else nothing is said of it.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class IterationLog:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.newest = newest
+        self.counts = True
         self._emit = emit
         self._clock = clock
         self._measure = measure
@@ -66,7 +68,7 @@ class IterationLog:
 
     def begin_with(self, iteration: int, inputs: Callable[[], BegunWith]) -> None:
         """The model is about to train on something; the first such time in an iteration counts."""
-        if self._begun is None:
+        if self._begun is None and self.counts:
             self._begun = iteration, inputs()
             self._say_begin()
 
@@ -85,6 +87,8 @@ class IterationLog:
         Raises:
             ConfigError: One is no number, or there are too many.
         """
+        if not self.counts:
+            return
         self._say_begin()  # to log a loss, one waits for a GPU
         numbers = numbers_of(values)
         if self._is_computing or self.newest is None:
@@ -127,7 +131,7 @@ class IterationLog:
 
     def go_back(self, newest: Iteration | None) -> None:
         """Training went back: this is the newest iteration, and the next one begins now."""
-        self.newest = newest
+        self.newest, self.counts = newest, True
         self._begun, self._is_begin_said = None, False
         self._values.clear()
         self._is_computing = False

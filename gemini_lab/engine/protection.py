@@ -15,7 +15,7 @@ from torch import nn
 
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_engine, require_parts, with_schedule
-from gemini_lab.engine.carried import epoch_in, newest_in
+from gemini_lab.engine.carried import newest_in
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
 from gemini_lab.engine.ends import Ends
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
@@ -28,8 +28,10 @@ from gemini_lab.engine.monitor import with_monitor
 from gemini_lab.engine.ready_engine import ReadyEngine, ready_engine
 from gemini_lab.engine.rejoining import Rejoining, follow, rewinder_of
 from gemini_lab.engine.rewinding import encode_order
+from gemini_lab.engine.script_loops import place_in
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.unprotected import Unprotected
+from gemini_lab.engine.update_watch import UpdateWatch
 from gemini_lab.engine.verify.flaws import Flaws
 from gemini_lab.engine.verify.verification import Verification, Verified, verified_in
 from gemini_lab.engine.verify.verifying import Verifier
@@ -161,7 +163,7 @@ def start_protection(
         iterations,
         session.pulse,
         lineage=ready.place.lineage,
-        epoch=epoch_in(small),
+        place=place_in(small),
         rewinder=rewinder_of(session, ready, traffic),
         recorder=recorder,
         verification=_verification(session, ready, traffic),
@@ -171,6 +173,13 @@ def start_protection(
         rejoining=rejoining,
         ends=Ends(session, is_broken=lambda: standing is not None and standing.is_broken),
         rehearse=ready.rehearse,
+        update_watch=UpdateWatch(
+            state.framework.optimizer,
+            state.framework.trained(),
+            lambda: state.version,
+            emit=emit,
+            ends=settings.on_unkept_updates == "stop",
+        ),
     )
     _begin(session, ready, traffic, protection)
     return protection

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from gemini_lab.engine import script_loops
 from gemini_lab.engine.carried import newest_in
 from gemini_lab.engine.contract import Engine, Keepable, Source
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, left_out
@@ -144,7 +145,7 @@ def ready_engine(
     return ready
 
 
-def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
+def go_on(session: WorkerSession, ready: ReadyEngine, where: script_loops.LoopPlace) -> ReadyEngine:
     """The same engine among other processes, with the version that the plan says.
 
     Those that start anew are in `ready_engine` meanwhile, and this does what they need.
@@ -152,6 +153,7 @@ def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
     Args:
         session: The worker's; it has been told to go on.
         ready: As it was, at the top of the script's loop.
+        where: Which of its loops that is.
 
     Raises:
         CannotGoOnError: The version cannot be put back in this process.
@@ -171,14 +173,16 @@ def go_on(session: WorkerSession, ready: ReadyEngine) -> ReadyEngine:
         lineage=Lineage(run=start.order.run, epoch=start.epoch),
     )
     with session.restoring():
-        small = _restore(session, partial(_load_in_place, state), state, place)
+        small = _restore(session, partial(_load_in_place, state, where), state, place)
     return replace(ready, place=place, small=small)
 
 
-def _load_in_place(state: EngineState, payload: memoryview) -> dict[str, object]:
+def _load_in_place(
+    state: EngineState, where: script_loops.LoopPlace, payload: memoryview
+) -> dict[str, object]:
     """Put a version back at the loop's top, if it was sealed there."""
     small = state.peek(payload) or {}
-    is_of_loop = bool(small.get("at_top"))
+    is_of_loop = bool(small.get("at_top")) and script_loops.place_in(small["extra"]) == where
     if not is_of_loop or not state.script.can_move_back(small["data"]):
         raise CannotGoOnError(
             "the version was not sealed at the top of this loop, or its position in the data is "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gemini_lab.engine.carried import guard_in
 from gemini_lab.engine.ready_engine import ReadyEngine, go_on
 from gemini_lab.engine.rewinding import Rewinder
+from gemini_lab.engine.script_loops import LoopPlace
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.errors import CannotGoOnError
 from gemini_lab.recovery.guard import Guard
@@ -56,8 +57,12 @@ class Rejoining:
         self.standing.stop_traffic = traffic.stop
         self.standing.enter_loop(self._why_not())
 
-    def rejoin(self, traffic: CheckpointTraffic) -> Rejoined:
+    def rejoin(self, traffic: CheckpointTraffic, place: LoopPlace) -> Rejoined:
         """At the loop's top: wait for the word to go on, and do so.
+
+        Args:
+            traffic: As it was so far.
+            place: Of the script in its loops.
 
         Raises:
             CannotGoOnError: This process cannot; another one takes its place.
@@ -66,7 +71,7 @@ class Rejoining:
         traffic.detach()
         if start.plan.version is None:
             raise CannotGoOnError("there is no version to go on from in this process")
-        ready = self._ready = go_on(self._session, self._ready)
+        ready = self._ready = go_on(self._session, self._ready, place)
         made = self._open_traffic(self._session, ready)
         self.standing.stop_traffic = made.stop
         follow(self._session, ready, made)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
-from gemini_lab.engine.carried import epoch_in, guard_in
+from gemini_lab.engine.carried import guard_in
+from gemini_lab.engine.script_loops import LoopPlace, place_in
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
 from gemini_lab.log import events
@@ -120,7 +121,7 @@ class Rewinder:
         )
 
     def go_back(
-        self, wish: Wish, *, lineage: Lineage, epoch: int, is_computing: bool
+        self, wish: Wish, *, lineage: Lineage, place: LoopPlace, is_computing: bool
     ) -> WentBack | None:
         """Put the newest version back that will do, and leave what came after it.
 
@@ -129,7 +130,7 @@ class Rewinder:
         Args:
             wish: Which will do.
             lineage: In which versions were made so far.
-            epoch: Of the script's loop; a version of another one would not do.
+            place: Of the script's loop; a version of another one, or epoch, would not do.
             is_computing: Whether the model has computed since the last update.
 
         Raises:
@@ -139,9 +140,9 @@ class Rewinder:
         started_s = time.perf_counter()
         iteration = self._state.version
         self._state.framework.drop_gradients(is_computing=is_computing)
-        copy = self._find(wish, run=lineage.run, epoch=epoch)
+        copy = self._find(wish, run=lineage.run, place=place)
         if copy is None:
-            refusal = self._refusal(wish, epoch)
+            refusal = self._refusal(wish)
             if wish.cause == "person":
                 return None
             raise refusal
@@ -173,15 +174,15 @@ class Rewinder:
                 self._slab.discard(later.shard, later.version, later.lineage)
         return WentBack(lineage=replace(lineage, rewinds=lineage.rewinds + 1), extra=extra)
 
-    def _refusal(self, wish: Wish, epoch: int) -> GeminiError:
+    def _refusal(self, wish: Wish) -> GeminiError:
         """Nothing will do: the same on all ranks."""
         mine = sorted({c.version for c in self._slab.copies() if c.shard == self._rank})
         why = wish.reason or f"the {wish.cause} asked for it"
         wanted = f"up to {wish.version}" if wish.version >= 0 else "from before the first"
         text = (
             f"{why}, but no version {wanted} that "
-            f"was sealed at the loop's top is whole on every rank (in memory here: {mine}, of this "
-            f"loop's epoch {epoch} or earlier ones); raise keep_in_memory to keep more"
+            f"was sealed at the loop's top is whole on every rank (in memory here: {mine}; "
+            "those of earlier epochs or loops will not do); raise keep_in_memory to keep more"
         )
         if wish.cause != "script":  # which gets the error
             iteration = self._state.version
@@ -190,11 +191,11 @@ class Rewinder:
 
     # -- which version ---------------------------------------------------------------------------
 
-    def _find(self, wish: Wish, *, run: int, epoch: int) -> ReadBuffer | None:
+    def _find(self, wish: Wish, *, run: int, place: LoopPlace) -> ReadBuffer | None:
         """The newest version that will do on every rank, in this one's memory."""
         self._traffic.wait()
         self._require_one_wish(wish)
-        offers = list(self._usable(wish, run=run, epoch=epoch))
+        offers = list(self._usable(wish, run=run, place=place))
         while True:
             everybodys = self._traffic.exchange(_padded(offers, self._slab.buffers))
             found = set.intersection(*({*_pairs(one)} for one in everybodys))
@@ -216,7 +217,7 @@ class Rewinder:
                 "on every rank, with the same numbers"
             )
 
-    def _usable(self, wish: Wish, *, run: int, epoch: int) -> Iterator[Offer]:
+    def _usable(self, wish: Wish, *, run: int, place: LoopPlace) -> Iterator[Offer]:
         """The versions here that would do for this rank."""
         for info in self._slab.copies():
             is_ours = info.shard == self._rank and info.lineage.run == run
@@ -224,7 +225,7 @@ class Rewinder:
                 continue
             copy = self._slab.read(self._rank, info.version, info.lineage)
             small = self._state.peek(copy.data)
-            if small is None or not small.get("at_top") or epoch_in(small["extra"]) != epoch:
+            if small is None or not small.get("at_top") or place_in(small["extra"]) != place:
                 continue
             if wish.skips or self._state.script.can_move_back(small["data"]):
                 yield info.version, _signed(info.lineage.word)

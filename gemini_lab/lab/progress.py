@@ -119,6 +119,7 @@ _OfNumbers = (
     | events.LossFinite
     | events.Rewound
     | events.RewindFailed
+    | events.UpdatesUnkept
     | events.WrongSums
 )
 
@@ -141,6 +142,8 @@ def _of_numbers(told: _OfNumbers) -> str | None:
             return None if told.rank else f"!! WRONG SUMS: {told}{back}"
         case events.RewindFailed():
             return None if told.rank else f"!! {told.reason}"
+        case events.UpdatesUnkept():
+            return None if told.rank else f"!! NOT PROTECTED: {told}"
 
 
 def _of_ranks(told: events.RanksApart | events.CodeSeen) -> str | None:
@@ -239,6 +242,7 @@ def describe(entry: Entry) -> str | None:
             | events.LossFinite()
             | events.Rewound()
             | events.RewindFailed()
+            | events.UpdatesUnkept()
             | events.WrongSums()
         ) as told:
             return _of_numbers(told)

@@ -655,6 +655,31 @@ class RewindFailed(OfWorker, frozen=True, kw_only=True):
     reason: Told
 
 
+class UpdatesUnkept(OfWorker, frozen=True, kw_only=True):
+    """The weights change, and not by updates of the optimizer that is protected.
+
+    Attributes:
+        version: The newest; none is made of these changes.
+        optimizer: The class of the protected one.
+        by: What changes them, for people.
+        ends: Whether the run ends if that goes on, as `on_unkept_updates` says.
+    """
+
+    version: int
+    optimizer: str
+    by: str
+    ends: bool
+
+    def __str__(self) -> str:
+        then = "; the run ends if that goes on" if self.ends else ""
+        return (
+            f"training is not protected: since version {self.version} the weights are changed by "
+            f"{self.by} and not by the {self.optimizer} that `protect` was given, and no version "
+            f"is made of that{then}; give `protect` the optimizer that trains, and make no other "
+            "one for its weights afterwards"
+        )
+
+
 class SumsVerified(OfWorker, frozen=True, kw_only=True):
     """An iteration was computed again on other machines, and all computed the same; rank 0 says it.
 
@@ -1228,6 +1253,7 @@ AnyEvent = (
     | SumsVerified
     | WrongSums
     | RewindFailed
+    | UpdatesUnkept
     | VersionComplete
     | ReplicaDiffered
     | GradientsGivenUp

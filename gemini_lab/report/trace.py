@@ -44,6 +44,7 @@ MOMENTS: Final = (
     events.RunFinished,
     events.RunFailed,
     events.Unprotected,
+    events.UpdatesUnkept,
     events.Note,
 )
 """What has no length and is drawn as a moment."""

@@ -1,15 +1,18 @@
 """The process group of checkpoint traffic, apart from all of training's groups."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from gemini_lab.transfer.sockets import Connections, can_be_found
+
+MEET_LOOK_S: Final = 0.05
 
 
 class CheckpointGroup:
@@ -33,6 +36,7 @@ class CheckpointGroup:
         self.world_size = world_size
         self.messages = 0
         torch_distributed: Any = dist  # its stubs leave out what this class stands on
+        self._store, self._met = store, 0
         self._is_cut = False
         self._changed = threading.Condition()
         self._at_work: set[int] = set()  # threads in `used`, but for those that wait
@@ -157,6 +161,22 @@ class CheckpointGroup:
     def recv(self, tensor: torch.Tensor, source: int) -> None:
         """Receive and wait."""
         self.finish([self.irecv(tensor, source)])
+
+    def meet(self) -> None:
+        """Return when every rank has come here, however long that takes.
+
+        Not by Gloo, whose every wait has an end: a script may take hours to come to its own.
+
+        Raises:
+            RuntimeError: The group was cut, or the store is gone, as where its node is.
+        """
+        self._met += 1
+        came, all_came = (f"gemini_lab/met/{word}/{self._met}" for word in ("came", "all"))
+        if self._store.add(came, 1) == self.world_size:
+            self._store.set(all_came, "")
+        with self.waiting():
+            while not self._is_cut and not self._store.check([all_came]):
+                time.sleep(MEET_LOOK_S)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""

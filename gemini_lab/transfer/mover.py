@@ -109,6 +109,8 @@ class VersionMover:
             "gemini-mover", begin=(lambda: None) if wire.lanes is None else wire.lanes.enter_thread
         )
         self._under_way: Future[None] | None = None
+        self._carried: Future[None] = Future()  # all bytes of it are where they are to be
+        self._let_exist: threading.Event | None = None  # where it is withheld
         self._starting = threading.Lock()
         self._is_stopped = False
         self._stopped: Future[None] = Future()
@@ -156,10 +158,20 @@ class VersionMover:
             # The local lane copies the state as training's thread has left it, not an older one.
             lanes.follow("local", lanes.mark("training"))
         self._route.begin(version, buffers)
-        self._under_way = self._thread.submit(partial(self._move, version, buffers, moment))
+        self._carried = Future()
+        self._let_exist = threading.Event() if version.is_withheld else None
+        move = partial(self._move, version, buffers, moment, self._carried, self._let_exist)
+        self._under_way = self._thread.submit(move)
+
+    def release(self) -> None:
+        """Let the version that is withheld exist, as soon as all ranks do so."""
+        if self._let_exist is not None:
+            self._let_exist.set()
 
     def wait(self) -> float:
         """Wait until the version under way is whole on every rank.
+
+        One that is withheld is waited for until its bytes are where they are to be.
 
         Returns:
             Seconds spent waiting.
@@ -183,9 +195,10 @@ class VersionMover:
         """Of the version under way, once it is over, or broken off."""
         if self._under_way is None:
             return None
-        either = {self._under_way, self._stopped}
-        over = futures.wait(either, return_when=futures.FIRST_COMPLETED).done
-        return (self._under_way if self._under_way in over else self._stopped).exception()
+        is_withheld = self._let_exist is not None and not self._let_exist.is_set()
+        awaited = self._carried if is_withheld else self._under_way
+        over = futures.wait({awaited, self._stopped}, return_when=futures.FIRST_COMPLETED).done
+        return (awaited if awaited in over else self._stopped).exception()
 
     def exchange(self, values: Sequence[int]) -> list[list[int]]:
         """Every rank's `values` (equally many), in rank order; no version may be on its way."""
@@ -217,6 +230,7 @@ class VersionMover:
             is_first = not self._is_stopped
             self._is_stopped = True
         is_over = self._wire.group.cut(within_s)
+        self.release()  # what is cut goes no further
         if is_first:
             self._stopped.set_exception(RuntimeError("the version was broken off"))
         return is_over
@@ -231,9 +245,29 @@ class VersionMover:
     # -- the mover's thread ----------------------------------------------------------------------
 
     def _move(
-        self, version: OutgoingVersion, buffers: VersionBuffers[WriteBuffer], moment: Moment
+        self,
+        version: OutgoingVersion,
+        buffers: VersionBuffers[WriteBuffer],
+        moment: Moment,
+        is_carried: Future[None],
+        let_exist: threading.Event | None,
     ) -> None:
         """Make a version whole on all its holders, and say so."""
+        try:
+            self._move_on(version, buffers, moment, is_carried, let_exist)
+        except BaseException as error:
+            if not is_carried.done():
+                is_carried.set_exception(error)
+            raise
+
+    def _move_on(
+        self,
+        version: OutgoingVersion,
+        buffers: VersionBuffers[WriteBuffer],
+        moment: Moment,
+        is_carried: Future[None],
+        let_exist: threading.Event | None,
+    ) -> None:
         group = self._wire.group
         with group.used():
             started_s = time.perf_counter()
@@ -241,7 +275,14 @@ class VersionMover:
                 version, buffers.own, lanes=self._wire.lanes, may_go_on=group.require_whole
             )
             carried = self._carry(version, local, buffers, moment)
+            carried_s = time.perf_counter()
+            is_carried.set_result(None)
+            if let_exist is not None:
+                with group.waiting():
+                    let_exist.wait()
+                group.meet()  # before any of it exists: else some have it, and others never will
             group.require_whole()
+            started_s += time.perf_counter() - carried_s  # no time of the version's own
             self._seal(version, buffers, carried.tables)
             whole_s = time.perf_counter() - started_s
             ended = self._meet(version, carried)

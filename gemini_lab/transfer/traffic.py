@@ -116,6 +116,10 @@ class CheckpointTraffic:
         if self._scheme == "blocking":
             self._mover.wait()
 
+    def release(self) -> None:
+        """Have the version that was sent withheld exist, once all ranks have called this."""
+        self._mover.release()
+
     def note_whole(self, version: int) -> None:
         """A version is on all its holders already: a recovery brought it there."""
         self._newest_sent = version

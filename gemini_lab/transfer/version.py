@@ -88,6 +88,8 @@ class OutgoingVersion:
         payload_bytes: Size of the whole payload.
         difference: What made it of the version before, in one step; `None` if that is not known.
         place: Where in the script it was sealed.
+        is_withheld: Whether it is to exist only when all ranks have let it: see
+            `VersionMover.release`.
     """
 
     version: int
@@ -96,6 +98,7 @@ class OutgoingVersion:
     lineage: Lineage = NO_LINEAGE
     difference: Bytes | None = None
     place: Place = NOWHERE
+    is_withheld: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,9 @@ ELSEWHERE = {
     ("docs/guide/providers.md", "A provider of your own", 0): "needs Kubernetes; it is compiled",
     ("docs/guide/resize.md", "The position in the data", 0): "tests/engine/test_resize.py",
     ("docs/guide/script.md", "In plain PyTorch", 0): "tests/cluster/test_torch.py",
+    ("docs/guide/script.md", "Several loops, and code around them", 0): (
+        "tests/engine/test_loops.py, tests/cluster/test_second_starts.py"
+    ),
     ("docs/guide/verify.md", "Try it", 0): "tests/cluster/test_wrong_sums.py",
 }
 

@@ -39,11 +39,17 @@ class Keeper:
                 self.payloads[version.version], self.outgoing = payload, None
         return 0.0
 
+    def release(self):
+        """What is kept here exists at once."""
+
     def end_training(self):
         self.wait()
 
     def end_iteration(self, _version):
         return True
+
+    def go_back(self, version):
+        self.newest = version
 
     def is_sent(self, version):
         return version == self.newest
@@ -83,6 +89,3 @@ class SlabKeeper(Keeper):
 
     def exchange(self, values):
         return gather(values)
-
-    def go_back(self, version):
-        self.newest = version

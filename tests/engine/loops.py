@@ -16,11 +16,11 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from gemini_lab.engine.carried import epoch_in
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rewinding import Rewinder
+from gemini_lab.engine.script_loops import place_in
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.shard.lineage import NO_LINEAGE
@@ -63,7 +63,7 @@ class Job:
             IterationLog(lambda _: None),
             Pulse(lambda _: None, rank=dist.get_rank(), epoch=1),
             lineage=NO_LINEAGE,
-            epoch=epoch_in(small),
+            place=place_in(small),
             rewinder=rewinder,
             remark=self.remarks.append,
             rehearse=lambda: state.rehearse(bytearray(state.layout.payload_bytes)),
@@ -257,6 +257,7 @@ def loop_of(request):
     if request["loop"] in LOOPS:
         return LOOPS[request["loop"]]
     kinds = {
+        "again": "again_loops",
         "lightning": "lightning_loops",
         "repeated": "update_loops",
         "rewound": "rewind_loops",

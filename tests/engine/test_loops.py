@@ -48,3 +48,44 @@ def test_averages_and_models_that_are_not_handed_over_are_said_once(server, tmp_
         assert "what stands beside the engine's weights changes while it trains" in remark
         named = remark.partition("(")[2].partition(")")[0].split(", ")
         assert sorted(named) == ["AveragedModel", "Bilinear"]  # the means were named already
+
+
+@pytest.mark.parametrize(
+    ("loop", "ranks", "versions"),
+    [
+        ("phases", 2, [4, 6, 7, 10]),  # version 6 ends the first phase, 10 the second
+        ("frozen", 1, [2, 4, 6, 9]),  # after version 7 its loop is broken off
+        ("epochs", 2, [3, 5, 6, 10, 12, 15, 20]),  # an epoch has five batches
+        ("stateful_epochs", 2, [4, 5, 12]),
+        ("inner", 2, [2, 4, 7, 12]),
+        ("peeked", 2, [2, 6]),
+        ("peeked_at", 2, [2, 6]),
+        ("peeked_in_epochs", 2, [1, 4, 7]),
+    ],
+)
+def test_what_runs_again_before_a_versions_loop_leaves_no_trace(
+    server, tmp_path, loop, ranks, versions
+):
+    """Whatever a script does around its loops; and they are those of a plain run, to the bit."""
+    job = {"loop": f"again {loop}", "ranks": ranks}
+    plain = server.run(tmp_path, **job, case="plain")
+    whole = server.run(tmp_path, **job, wanted=versions)
+    assert [one["losses"] for one in whole] == [one["losses"] for one in plain]
+    assert [one["end"] for one in whole] == [one["end"] for one in plain]
+    assert [one["said"] for one in whole] == [one["said"] for one in plain]
+    for version in versions:
+        resumed = server.run(tmp_path, **job, load=version)
+        for before, after in zip(whole, resumed, strict=True):
+            expected = {n: loss for n, loss in before["losses"].items() if int(n) > version}
+            done = {n: loss for n, loss in after["losses"].items() if int(n) > version}
+            assert done == expected
+            assert after["end"] == before["end"]
+
+
+@pytest.mark.parametrize("engine", ["DDP", "FSDP2", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
+def test_passes_that_accumulate_gradients_are_no_sign_that_another_optimizer_trains(
+    server, tmp_path, engine
+):
+    for found in server.run(tmp_path, loop="again accumulated", case=engine):
+        assert found["said"] == []
+        assert found["passes"] == 24

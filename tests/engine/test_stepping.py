@@ -6,9 +6,11 @@ from torch import nn
 
 from gemini_lab.engine.frameworks.stepping import hook_step
 from gemini_lab.engine.iterations import IterationLog
-from gemini_lab.engine.live import LiveProtection
+from gemini_lab.engine.live import MOST_LEFT_OUT, LiveProtection
 from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.script_loops import Pass
 from gemini_lab.engine.unkept.script_watch import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL
+from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
 
@@ -155,7 +157,9 @@ class State:
         self.told.append(f"seal {iteration} drawn {decode(drawn)['random']}{where}")
         return b"small"
 
-    def restore_small_again(self) -> None:
+    is_to_be_put_back = True
+
+    def restore_again(self) -> None:
         self.told.append("top")
 
     def pieces(self) -> list:
@@ -182,8 +186,19 @@ class Script:
 class Loader:
     """Stands for a loader's watch."""
 
-    on_fetch = staticmethod(lambda: None)
+    on_fetch = on_batch = staticmethod(lambda: None)
     newest = None
+    is_where_put = True
+
+    def begin_pass(self) -> None:
+        pass
+
+    def give(self) -> None:
+        self.on_fetch()
+        self.on_batch()
+
+    def end(self) -> None:
+        self.on_fetch()
 
 
 class Layout:
@@ -213,13 +228,19 @@ class Traffic:
     def send(self, version) -> None:
         assert version.lineage == Lineage(run=7, epoch=2)
         self.newest = version.version
-        self.told.append(f"send {version.version}")
+        self.told.append(f"send {version.version}{' withheld' * version.is_withheld}")
+
+    def release(self) -> None:
+        self.told.append("release")
 
     def is_sent(self, version: int) -> bool:
         return self.newest == version
 
     def end_training(self) -> None:
         self.wait()
+
+    def go_back(self, version: int) -> None:
+        self.told.append(f"went back to {version}")
 
     def close(self) -> None:
         self.told.append("close")
@@ -233,7 +254,11 @@ class Training:
     """A protected engine, what it told, and what the script's author is told."""
 
     def __init__(
-        self, *, leaves_out: frozenset[int] = frozenset(), done: int = 0, **how: int
+        self,
+        *,
+        leaves_out: frozenset[int] = frozenset(),
+        done: int = 0,
+        place: tuple[Pass, ...] = (),
     ) -> None:
         self.told: list[str] = []
         self.remarks: list[str] = []
@@ -250,7 +275,7 @@ class Training:
             lineage=Lineage(run=7, epoch=2),
             remark=self.remarks.append,
             hold=self.hold,
-            **how,
+            place=place,
         )
         hook_step(self.engine, self.protection)
 
@@ -307,9 +332,11 @@ def test_at_the_top_of_the_loop_what_was_drawn_before_is_in_the_version() -> Non
         training.script.number += 1  # as by an evaluation over a loader
     assert training.take() == [
         *("top", "wait", "update 1", "top", "seal 1 drawn 1 at the top", "send 1"),
-        *("wait", "update 2", "top", "seal 2 drawn 11 at the top", "send 2"),
-        "wait",  # the script may end its communication after its loop
+        *("wait", "update 2", "top", "seal 2 drawn 11 at the top", "send 2 withheld"),
+        "wait",  # the script may write, or end its communication, after its loop
     ]
+    training.protection.finish()
+    assert training.take() == ["release", "wait", "close"]
     assert training.remarks == []
 
 
@@ -340,7 +367,7 @@ def test_two_updates_in_one_pass_make_one_version() -> None:
         training.update()
     assert [line for line in training.take() if "se" in line] == [
         "seal 2 drawn 0 at the top",
-        "send 2",
+        "send 2 withheld",
     ]
 
 
@@ -365,24 +392,132 @@ def test_after_the_loop_versions_are_sealed_by_forward_passes_again() -> None:
     assert training.take()[0].startswith("seal 2")
 
 
-def test_an_epoch_goes_on_and_its_loader_tells_the_top() -> None:
-    training = Training(epoch=1)
+def test_an_epochs_last_version_is_sealed_where_the_next_one_reads_or_the_loop_ends() -> None:
+    training = Training()
+    for _ in training.protection.epochs(2):
+        for _ in range(2):
+            training.script.loader.give()
+            training.update()
+        training.script.loader.end()
+        training.script.number += 1  # as by an evaluation after the epoch
+        training.take()
+    told = [line for line in training.take() if line.startswith("se")]
+    assert told == ["seal 4 drawn 2 at the top", "send 4 withheld"]
+    training = Training()
+    epochs = training.protection.epochs(2)
+    next(epochs)
+    training.script.loader.give()
+    training.update()
+    training.script.loader.end()
+    training.script.number += 1
+    assert not any(line.startswith("send") for line in training.take())
+    next(epochs)
+    training.script.loader.give()
+    assert training.take()[-2:] == ["seal 1 drawn 1 at the top", "send 1"]
+
+
+def test_an_epoch_goes_on_and_what_is_done_before_its_loader_is_read_does_not_count() -> None:
+    within = Pass(kind="epochs", total=3, order=0, twins=0, number=1)
+    training = Training(done=3, place=(within,))
     seen = []
     for epoch in training.protection.epochs(3):
         seen.append(epoch)
-        for _ in range(2):
-            training.script.loader.on_fetch()
-            training.update()
-        training.script.number += 1  # as by an evaluation after the epoch
-        training.script.loader.on_fetch()
+        if epoch == 1:
+            training.update()  # left out, as it was before the version was made
+            assert "top" not in training.take()
+            training.engine.global_steps = 3  # as it is put back
+        training.script.loader.give()
+        training.take()
+        training.update()
     assert seen == [1, 2]
-    sealed = [line for line in training.take() if line.startswith("seal")]
-    assert sealed == [
-        "seal 1 drawn 0 at the top",
-        "seal 2 drawn 1 at the top",
-        "seal 3 drawn 1 at the top",
-        "seal 4 drawn 2 at the top",
-    ]
+    assert training.take()[-2:] == ["send 5 withheld", "wait"]
+
+
+def phase(total: int, *, order: int, twins: int = 0) -> Pass:
+    return Pass(kind="steps", total=total, order=order, twins=twins, number=0)
+
+
+def test_a_loop_that_was_over_gives_no_pass_and_the_next_one_puts_the_version_back() -> None:
+    training = Training(done=3, place=(phase(9, order=1),))
+    assert list(training.protection.steps(4)) == []  # it was broken off
+    training.update()  # as a search for a rate between two phases
+    training.engine.global_steps = 3
+    assert "top" not in training.take()
+    assert "steps(4) was over when version 3 was made" in training.remarks[0]
+    assert next(training.protection.steps(9)) == 3
+    assert training.take() == ["top", "went back to 3", "top"]
+
+
+def test_a_loop_that_gives_no_pass_any_more_is_said() -> None:
+    training = Training(done=9, place=(phase(9, order=0),))
+    assert list(training.protection.steps(9)) == []
+    assert "steps(9) was over when version 9 was made" in training.remarks[0]
+    training = Training(done=9, place=(phase(9, order=0),))
+    assert next(training.protection.steps(12)) == 9
+    assert training.remarks == []
+
+
+def test_a_loop_is_found_again_where_the_script_leaves_out_those_that_are_over() -> None:
+    training = Training(done=3, place=(phase(9, order=1),))
+    assert next(training.protection.steps(9)) == 3
+
+
+def test_a_loop_is_found_again_where_a_resumed_run_is_to_go_on_further() -> None:
+    training = Training(done=9, place=(phase(9, order=1),))
+    assert list(training.protection.steps(4)) == []
+    assert next(training.protection.steps(12)) == 9
+
+
+def test_of_loops_alike_the_one_that_made_the_version_is_found_again() -> None:
+    training = Training(done=3, place=(phase(9, order=2, twins=1),))
+    assert list(training.protection.steps(9)) == []
+    assert list(training.protection.steps(4)) == []
+    assert next(training.protection.steps(9)) == 3
+
+
+def test_a_loop_around_the_one_that_made_the_version_gives_its_pass_again() -> None:
+    outer = Pass(kind="epochs", total=3, order=0, twins=0, number=1)
+    training = Training(done=5, place=(outer, phase(8, order=0)))
+    epochs = training.protection.epochs(3)
+    assert next(epochs) == 1
+    assert next(training.protection.steps(8)) == 5
+
+
+def test_a_loop_in_a_loop_of_which_it_is_told_goes_on_in_the_same_pass() -> None:
+    outer = Pass(kind="steps", total=20, order=0, twins=0, number=4)
+    training = Training(done=6, place=(outer, phase(8, order=0)))
+    seen = []
+    for step in training.protection.steps(12):
+        for inner in training.protection.steps(step + 4):
+            seen.append((step, inner))
+            training.update()
+    assert seen == [(4, 6), (4, 7), *((8, inner) for inner in range(8, 12))]
+
+
+def test_a_script_that_ends_without_the_loop_that_made_the_version_is_told() -> None:
+    training = Training(done=3, place=(phase(9, order=1),))
+    assert list(training.protection.steps(4)) == []
+    with pytest.raises(ConfigError, match=r"version 3 was made in protected.steps\(9\)"):
+        training.protection.finish()
+    training = Training(done=9, place=(phase(9, order=1),))
+    training.protection.finish()  # there is nothing left to do in it
+
+
+def test_a_script_that_trains_on_without_that_loop_is_told_too() -> None:
+    training = Training(done=3, place=(phase(9, order=0),))
+    for _ in range(MOST_LEFT_OUT - 1):
+        training.update()
+    with pytest.raises(ConfigError, match="1000 updates, which do not count"):
+        training.update()
+    assert "they do not count" in training.remarks[0]
+    assert not any(line.startswith("send") for line in training.take())
+
+
+def test_a_pass_without_the_loop_inside_that_made_the_version_is_told() -> None:
+    outer = Pass(kind="epochs", total=3, order=0, twins=0, number=1)
+    training = Training(done=5, place=(outer, phase(8, order=0)))
+    with pytest.raises(ConfigError, match="inside of another loop"):
+        list(training.protection.epochs(3))
 
 
 def test_where_nobody_asks_the_loader_a_forward_pass_ends_an_epochs_iteration() -> None:
@@ -434,7 +569,7 @@ def test_ranks_that_agreed_to_stop_do_so_with_the_next_version_whole_even_if_non
 
     with pytest.raises(HoldingError):
         train()
-    assert training.take()[-5:] == ["wait", "seal 2 drawn 0 at the top", "send 2", "wait", "hold 2"]
+    assert training.take()[-5:] == ["seal 2 drawn 0 at the top", "wait", "send 2", "wait", "hold 2"]
 
 
 def test_where_the_loop_tells_no_top_ranks_stop_as_the_next_iteration_begins_to_compute() -> None:

@@ -1,9 +1,11 @@
 """Versions on their way: whenever a rank dies, one version is whole."""
 
+import concurrent.futures
 import contextlib
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,3 +218,60 @@ def test_that_a_rank_was_asked_to_stop_is_known_with_the_next_whole_version(alon
         mover.send(replace(VERSION, version=2))
         mover.wait()
         assert mover.is_hold_agreed
+
+
+def versions_in(slab):
+    return sorted((copy.shard, copy.version) for copy in slab.copies())
+
+
+def test_a_withheld_version_exists_only_when_it_is_released_and_is_of_the_moment_it_was_sent(alone):
+    slab, state = alone[2], STATE.clone()
+    with VersionMover(*alone, on_moved=lambda _: None) as mover:
+        mover.send(VERSION)
+        withheld = replace(VERSION, version=2, pieces=[(0, state)], is_withheld=True)
+        mover.send(withheld)
+        mover.wait()
+        state.zero_()  # as a script that loads its best weights after its loop
+        assert versions_in(slab) == [(0, 1)]
+        mover.release()
+        mover.wait()
+        assert versions_in(slab) == [(0, 1), (0, 2)]
+        assert bytes(slab.read(0, 2).data) == bytes(STATE.numpy())
+
+
+def test_a_withheld_version_of_one_rank_waits_for_the_others_word():
+    """Else the version before, with which the others would go on, could not be chosen any more."""
+    store, slabs, movers = dist.HashStore(), [], []
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        groups = [*pool.map(lambda rank: CheckpointGroup(store, rank=rank, world_size=2), range(2))]
+    for rank, group in enumerate(groups):
+        slabs.append(Slab.create([SlotSpec(shard, 100) for shard in range(2)], chunk_bytes=32))
+        peers = Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1})
+        movers.append(VersionMover(Wire(group=group), peers, slabs[-1], on_moved=lambda _: None))
+    for is_withheld in (False, True):
+        for mover in movers:
+            version = replace(VERSION, version=1 + is_withheld, is_withheld=is_withheld)
+            mover.send(version)
+        for mover in movers:
+            mover.wait()
+    movers[0].release()
+    time.sleep(0.3)
+    assert [versions_in(slab) for slab in slabs] == [[(0, 1), (1, 1)]] * 2
+    movers[1].release()
+    for mover in movers:
+        mover.wait()
+        mover.close()
+    assert [versions_in(slab) for slab in slabs] == [[(0, 1), (0, 2), (1, 1), (1, 2)]] * 2
+    for slab in slabs:
+        slab.close()
+
+
+def test_a_withheld_version_that_is_broken_off_never_exists(alone):
+    mover = VersionMover(*alone, on_moved=lambda _: None)
+    mover.send(replace(VERSION, is_withheld=True))
+    mover.wait()
+    assert mover.stop(5.0)
+    with pytest.raises(RuntimeError, match="sending the checkpoint failed"):
+        mover.wait()
+    mover.close()
+    assert versions_in(alone[2]) == []

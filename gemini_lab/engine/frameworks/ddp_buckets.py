@@ -77,6 +77,15 @@ class BucketOrder:
         is_told_again = bool(self._ddp._comm_hooks)  # noqa: SLF001 - built-in ones are not there
         return _BUILT_IN_HOOK if told and not is_told_again else ""
 
+    @property
+    def syncs_buffers(self) -> bool:
+        """Whether the next forward pass begins with rank 0's buffers, as after one that trained."""
+        return bool(self._ddp.require_forward_param_sync)
+
+    @syncs_buffers.setter
+    def syncs_buffers(self, does: bool) -> None:
+        self._ddp.require_forward_param_sync = does
+
     def begin_anew(self) -> None:
         """Have DDP bucket gradients as one that was just made; it knows of no iteration."""
         self._stop()

@@ -256,12 +256,15 @@ class TorchFramework(Framework):
             "counters": {"global_steps": self._engine.global_steps},
             "optimizer": self._state.capture(self._kept),
             "gradients": [] if self._order is None else self._order.indices,
+            "syncs_buffers": self._order is None or self._order.syncs_buffers,
         }
 
     def restore(self, small: Mapping[str, Any]) -> None:
         """Put them back."""
         self._engine.global_steps = small["counters"]["global_steps"]
         self._state.restore(small["optimizer"])
+        if self._order is not None:
+            self._order.syncs_buffers = small.get("syncs_buffers", True)
 
     def put_order(self, small: Mapping[str, Any]) -> None:
         """DDP's."""
@@ -274,7 +277,10 @@ class TorchFramework(Framework):
     def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
         """The same: a job's ranks have all of it alike."""
         names = ("counters", "optimizer", "gradients", "present")
-        return {name: heir.shared([one[name] for one in smalls], f"its {name}") for name in names}
+        syncs = {"syncs_buffers": all(one.get("syncs_buffers", True) for one in smalls)}
+        return syncs | {
+            name: heir.shared([one[name] for one in smalls], f"its {name}") for name in names
+        }
 
     # -- computing again -------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from gemini_lab.errors import (
     IntegrityError,
 )
 from gemini_lab.shard.codec import decode, decode_framed, encode, encode_framed
-from gemini_lab.shard.layout import ShardLayout, TensorSpec, framed, lay_out, require_same
+from gemini_lab.shard.layout import ShardLayout, TensorSpec, lay_out, require_same
 from gemini_lab.units import MIB, format_bytes
 
 Payload = bytes | bytearray | memoryview
@@ -68,7 +68,7 @@ class EngineState:
         self._parts = ModelParts(self.framework.module)
         self._identity = zlib.compress(encode(self.layout.identity))
         self.world_changed: WorldChange | None = None
-        self._restored: bytes | None = None  # the small state, until the loop's top is reached
+        self._restored: Payload | None = None  # until the loop is reached that made it
 
     @property
     def version(self) -> int:
@@ -103,7 +103,7 @@ class EngineState:
         Args:
             extra: Whatever else should travel with this version; `load` returns it.
             drawn: What `capture_drawn` gave before; by default it is captured now.
-            at_top: The script is at the top of its loop; see `restore_small_again`.
+            at_top: The script is at the top of its loop; see `restore_again`.
 
         Raises:
             UnsupportedError: It is no time for it (gradients are being accumulated), an object
@@ -139,7 +139,7 @@ class EngineState:
         any rank if one of them finds that its shard does not fit.
 
         Args:
-            payload: Its bytes.
+            payload: Its bytes; they stay what they are until `restore_again`.
             in_place: Whether the script reads on with the iterators that it has, and is at the top
                 of its loop.
 
@@ -154,9 +154,9 @@ class EngineState:
         with verdict.withheld():
             small = small_state.unfold(decode_framed(payload))
             self._require_fit(small, len(payload))
-        self._agree(verdict)
+        is_new_anywhere = self._agree(verdict, in_place=in_place)
         self._put_back(payload, small, in_place=in_place)
-        self._restored = framed(payload) if small.get("at_top") and not in_place else None
+        self._restored = payload if small.get("at_top") and is_new_anywhere else None
         return dict(small["extra"])
 
     def rehearse(self, room: Payload) -> None:
@@ -282,16 +282,24 @@ class EngineState:
         # A sum of numbers is one, too, unless it overflows.
         return bool(sums.isfinite().all()) or all(bool(t.isfinite().all()) for t in tensors)
 
-    def restore_small_again(self) -> None:
-        """Undo what was done to the small state since `load`, but for the positions in the data.
+    @property
+    def is_to_be_put_back(self) -> bool:
+        """Whether `restore_again` has anything to do."""
+        return self._restored is not None
 
-        For the top of the script's loop, if the version was captured there: what the script does
-        between `load` and its loop belongs to no iteration. At any other time it does nothing.
+    def restore_again(self) -> None:
+        """Undo what was done since `load`, if the version was captured at the top of a loop.
+
+        For that top: what the script does between `load` and its loop belongs to no iteration. All
+        ranks call it together. At any other time it does nothing.
         """
-        if self._restored is not None:
-            small = small_state.unfold(decode_framed(self._restored))
-            small_state.restore(small, self.framework, self.script, with_data=False)
-        self._restored = None
+        if self._restored is None:
+            return
+        payload, self._restored = self._restored, None
+        small = small_state.unfold(decode_framed(payload))
+        self.framework.drop_gradients(is_computing=False)
+        self.script.put_data_again(small["data"])
+        self._put_back(payload, small, with_data=False)
 
     def _lay_out(self) -> ShardLayout:
         framework, module = self.framework, self.framework.module
@@ -338,12 +346,17 @@ class EngineState:
         self.framework.require_fit(small)
         require_both("a client state", stored=small["client"], current=self.script.client_state)
 
-    def _agree(self, verdict: Verdict) -> None:
-        """Go on if no rank failed. Ranks that know different orders of communication learn anew."""
-        answers = verdict.agree(self.framework.learned_order())
-        orders = {order for (order,) in answers}
+    def _agree(self, verdict: Verdict, *, in_place: bool) -> bool:
+        """Go on if no rank failed. Ranks that know different orders of communication learn anew.
+
+        Returns:
+            Whether any rank has started anew, and comes to the top of its loop later.
+        """
+        answers = verdict.agree(self.framework.learned_order(), int(in_place))
+        orders = {order for order, _ in answers}
         if orders == {0} or len(orders) > 1:
             self.framework.forget_order()
+        return not all(is_in_place for *_, is_in_place in answers)
 
 
 def _require_batch(then: int | None, now: int | None, heir: Heir) -> None:

@@ -42,6 +42,7 @@ class LoaderWatch:
         loader: The same.
         on_fetch: Called before each batch, by whoever asks for it.
         on_over: Called where it has no batch left for whoever asks.
+        on_batch: Called where it has come.
         on_return: Called where an iterator is asked that is not the newest one.
         values: What the loader's data change by themselves.
         replay_s: How long giving away batches took when a position was put back.
@@ -52,6 +53,7 @@ class LoaderWatch:
         self.loader = loader
         self.on_fetch: Callable[[], None] = lambda: None
         self.on_over: Callable[[], None] = lambda: None
+        self.on_batch: Callable[[], None] = lambda: None
         self.on_return: Callable[[], None] = lambda: None
         self.replay_s = 0.0
         self.replayed = 0
@@ -61,6 +63,10 @@ class LoaderWatch:
         self._latest: Callable[[], _Batches | None] = lambda: None
         self._prepared: _Batches | None = None
         self._made = 0  # iterators
+        self._is_asked = False  # for a batch, which has not come
+        self._made_when_put = 0  # when a position was put back
+        self._begun = 0  # of those, by the script in this pass of its loop
+        self._begun_then: int | None = None  # the same, by a position that was put back
         self.values = DataValues(lambda: of_loader(loader))
         kind: Any = type(loader)
         self._make: Callable[[], Iterator[Any]] = partial(kind.__iter__, loader)
@@ -70,6 +76,7 @@ class LoaderWatch:
 
     def begin(self) -> "_Batches":
         """An iterator for the script: the one that a position was put back into, or a new one."""
+        self._begun += 1
         batches, self._prepared = self._prepared, None
         return self._begin_epoch() if batches is None else batches
 
@@ -85,7 +92,20 @@ class LoaderWatch:
             "own": read_generators(of_loader(self.loader)),
             "counts": self.values.changed(),
             "dealt": self.dealt,
+            "begun": self._begun,
         }
+
+    def begin_pass(self) -> None:
+        """The script's loop begins, or a pass of one over epochs: iterators are counted in it."""
+        self._begun = 0
+
+    @property
+    def is_where_put(self) -> bool:
+        """Whether the script has begun as many iterators as when its position was taken.
+
+        Also where nobody knows, as the loader says its position itself.
+        """
+        return self._begun_then in {None, self._begun}
 
     @property
     def has_begun(self) -> bool:
@@ -130,6 +150,23 @@ class LoaderWatch:
         self._put_draws(state["now"])
         put_generators(of_loader(self.loader), state.get("own", {}))
         self._put_values(state)
+        self._made_when_put, self._begun_then = self._made, state.get("begun", 1)
+
+    def load_again(self, state: Mapping[str, Any]) -> None:
+        """Go to a position once more, if the script has read the loader since `load_state_dict`.
+
+        The newest iterator goes there if the script asks it now, had made it before its loop then,
+        or has not read it yet; else the next one that it makes does.
+        """
+        latest = self._latest()
+        is_read = latest is not None and latest.taken != state["taken"]
+        if self._made == self._made_when_put and not is_read:
+            return
+        was_made_in_loop = state.get("begun", 1) > 0
+        if was_made_in_loop and not self._is_asked and latest is not None and latest.taken:
+            self.load_state_dict(state)
+        else:
+            self.move_back(state)
 
     def can_move_back(self, state: Mapping[str, Any]) -> bool:
         """Whether the script's own iterator can go to a position: it is of the same epoch."""
@@ -165,7 +202,9 @@ class LoaderWatch:
 
     def note_fetch(self, batches: "_Batches") -> None:
         """A batch is asked for."""
+        self._is_asked = True
         self.on_fetch()
+        self._is_asked = False
         if batches.number != self._made:
             self.on_return()
         if self._reads_ahead:
@@ -261,6 +300,7 @@ class _Batches:
             self._watch.on_over()
             raise
         self.taken += 1
+        self._watch.on_batch()
         return batch
 
     def take_over(self, other: "_Batches") -> None:

@@ -14,7 +14,10 @@ from gemini_lab.engine.state.positions import reshard_positions
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.shard.codec import encode
 
-_EVERYWHERE = ("epoch",)  # of what travels beside the engine's state, what a new rank has too
+_EVERYWHERE = (
+    "epoch",
+    "loops",
+)  # of what travels beside the engine's state, what a new rank has too
 
 
 def recast(

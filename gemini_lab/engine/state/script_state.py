@@ -190,6 +190,15 @@ class ScriptState:
             if not self._is_unread(source):
                 source.state_dict()  # what it builds, and draws, comes before the random states
 
+    def put_data_again(self, positions: Sequence[Any]) -> None:
+        """Go to these positions once more, where loaders were read since they were put there.
+
+        What says its position itself stays as it is: nobody sees who reads it.
+        """
+        for source, position in zip(self.sources, positions, strict=True):
+            if isinstance(source, LoaderWatch) and position is not None:
+                source.load_again(position)
+
     def put_orders(self, orders: Sequence[Sequence[int]]) -> None:
         """Have DDP bucket the gradients of other models as it did; all ranks together.
 

@@ -21,6 +21,7 @@ _COMPARED: Final = (
     *("made", "client", "also", "own", "random"),
 )
 """What is read back once it was put back: all but positions in the data, and orders of sums."""
+_SYNCS: Final = "syncs"  # whether these take over buffers in their next forward pass
 _DRAWN: Final = "drawn"  # bytes of their own: captured at another moment than the rest
 
 
@@ -41,6 +42,7 @@ def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str
         _TRAINS: trains,
         _MODES: [part.training for part in framework.module.modules()],
         _ORDERS: [order.indices for order in script.orders],
+        _SYNCS: [order.syncs_buffers for order in script.orders],
         **folded(buffers=buffers, made=script.made(), drawn=drawn),
     }
 
@@ -93,6 +95,8 @@ def restore(
     if with_data:
         script.put_data(small["data"], seeds=small.get("seeds", []), in_place=in_place)
     script.put(small)
+    for order, syncs in zip(script.orders, small.get(_SYNCS, []), strict=False):
+        order.syncs_buffers = syncs
     restore_random_states(small["random"])
 
 

@@ -1,0 +1,221 @@
+"""Scripts of several loops, with code around them that runs again on restored state."""
+
+import random
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from loops import Noisy, endless, network
+from rewind_loops import engine_of
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
+from gemini_lab.engine.unprotected import Unprotected
+from gemini_lab.engine.update_watch import UpdateWatch
+from gemini_lab.shard.codec import encode
+
+
+class Alone(Unprotected):
+    """As under plain torchrun."""
+
+    def finish(self):
+        pass
+
+
+class Trained:
+    """A model under DDP, or alone, and all that a loop of it needs."""
+
+    def __init__(self, job, *, alone=False, loader=DataLoader, **kept):
+        torch.manual_seed(1)
+        self.bare = network(nn.BatchNorm1d(12))
+        self.model = self.bare if alone else DistributedDataParallel(self.bare)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        for draw in (random.seed, np.random.seed, torch.manual_seed):
+            draw(7 + dist.get_rank())
+        self.loader = loader(Noisy(), batch_size=8, shuffle=True)
+        self.job, self.said = job, []
+        job.found["said"] = self.said
+        engine = TorchEngine(self.model, self.optimizer)
+        if job.case == "plain":
+            self.protected = job.protection = Alone(engine)
+        else:
+            self.protected = job.protect(engine, data=self.loader, **kept)
+        self.engine = engine
+
+    def update(self, batch, *, counts=True):
+        loss = self.model(batch).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        if counts:
+            rate = self.optimizer.param_groups[0]["lr"]
+            self.job.note(self.engine.global_steps, loss.detach(), rate)
+        return loss.detach()
+
+    def evaluate(self):
+        """It draws, and tells a number: it is of the iteration that ended."""
+        with torch.no_grad():
+            self.said.append(float(self.model(torch.randn(8, 6)).mean()).hex())
+
+    def begin_phase(self):
+        """What is wrong if it is done twice, or on top of a later version."""
+        for state in self.optimizer.state.values():
+            state["exp_avg"].mul_(-0.5)
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 0.5
+        with torch.no_grad():
+            self.bare[0].weight.data.add_(0.01)  # as torch does not see it
+
+    def end(self):
+        tensors = [*self.model.state_dict().values()]
+        states = [self.optimizer.state[weight] for weight in self.model.parameters()]
+        tensors += [one[name] for one in states for name in sorted(one)]
+        trains = [weight.requires_grad for weight in self.model.parameters()]
+        drawn = [random.random(), float(np.random.rand()), torch.rand(()).item()]  # noqa: NPY002
+        state = encode([[one.clone() for one in tensors], trains, drawn])
+        self.job.found["end"] = state.hex()
+
+
+def phases(job):
+    """A search for a rate first; a second phase with other momentum, rate and weights."""
+    made = Trained(job)
+    for _ in range(2):
+        made.update(torch.randn(4, 6), counts=False)
+    batches = endless(made.loader)
+    for _ in made.protected.steps(6):
+        made.update(next(batches))
+    made.evaluate()
+    made.begin_phase()
+    for _ in made.protected.steps(10):
+        made.update(next(batches))
+    made.evaluate()
+    made.end()
+
+
+def frozen(job):
+    """The second phase trains the last layer alone; a third one ends early."""
+    made = Trained(job, alone=True)
+    for _ in made.protected.steps(4):
+        made.update(torch.randn(4, 6))
+    made.bare[0].requires_grad_(False)
+    made.optimizer.state.clear()
+    for step in made.protected.steps(20):
+        made.update(torch.randn(4, 6))
+        if step == 6:
+            break
+    made.bare[0].requires_grad_(True)
+    for _ in made.protected.steps(10):
+        made.update(torch.randn(4, 6))
+    made.end()
+
+
+def epochs(job, loader=DataLoader):
+    """Each epoch's last loss is told after an evaluation; then come epochs of another phase."""
+    made = Trained(job, loader=loader)
+    loss = None
+    for phase in range(2):
+        for epoch in made.protected.epochs(2):
+            for batch in made.loader:
+                loss = made.update(batch)
+            made.evaluate()
+            made.said.append([phase, epoch, float(loss).hex()])
+        made.begin_phase()
+    made.end()
+
+
+def inner(job):
+    """Loops over steps in one over epochs, as many as there are epochs."""
+    made = Trained(job)
+    batches = endless(made.loader)
+    for epoch in made.protected.epochs(3):
+        made.begin_phase()
+        for _ in made.protected.steps(4 * (epoch + 1)):
+            made.update(next(batches))
+        made.evaluate()
+    made.end()
+
+
+def peeked(job):
+    """It looks at a batch first; its own iterator is made before its loop, and made anew in it."""
+    made = Trained(job)
+    look = iter(made.loader)
+    next(look)
+    batches = iter(made.loader)
+    for step in made.protected.steps(8):
+        if step == 5:
+            batches = iter(made.loader)
+        made.update(next(batches))
+    made.end()
+
+
+def peeked_at(job):
+    """It keeps the iterator of its look; its own is made by its first pass."""
+    made = Trained(job)
+    look = iter(made.loader)
+    next(look)
+    batches = endless(made.loader)
+    for _ in made.protected.steps(8):
+        made.update(next(batches))
+    next(look)
+    made.end()
+
+
+def peeked_in_epochs(job):
+    """It looks at a batch as each epoch begins."""
+    made = Trained(job)
+    for _ in made.protected.epochs(2):
+        next(iter(made.loader))
+        for batch in made.loader:
+            made.update(batch)
+    made.end()
+
+
+def stateful_epochs(job):
+    """The same with a loader that says its position itself."""
+    epochs(job, StatefulDataLoader)
+
+
+def accumulated(job):
+    """Five passes of six make no update; each is followed by an evaluation."""
+    made = engine_of({"engine": job.case, "accumulation": 6})
+    said = job.found["said"] = []
+
+    def watch(state):
+        framework = state.framework
+        return UpdateWatch(
+            framework.optimizer,
+            framework.trained(),
+            lambda: state.version,
+            emit=lambda event: said.append(str(event)),
+        )
+
+    protected = job.protect(made.protected_one, update_watch=watch)
+    zero = getattr(made, "engine", None)
+    model = made.model if zero is None else zero
+    passes = 0
+    for _ in protected.steps(4):
+        loss = model(torch.randn(4, 6)).square().mean()
+        if zero is not None:
+            zero.backward(loss)
+            zero.step()
+        else:
+            loss.backward()
+            if passes % 6 == 5:
+                made.optimizer.step()
+                made.optimizer.zero_grad()
+        with torch.no_grad():
+            model(torch.randn(4, 6))
+        passes += 1
+    job.found["passes"] = passes
+
+
+LOOPS = {
+    f"again {loop.__name__}": loop
+    for loop in (
+        *(phases, frozen, epochs, stateful_epochs, inner, peeked, peeked_at, peeked_in_epochs),
+        accumulated,
+    )
+}
