@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, get_args
 
 import msgspec
 
-from gemini_lab.limits import LONGEST, PrintedLine, Told, cut_told
+from gemini_lab.errors import LONGEST
+from gemini_lab.limits import PrintedLine, Told, cut_told
 from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.placement import Placement

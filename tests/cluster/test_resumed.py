@@ -15,7 +15,7 @@ from gemini_lab.experiments.benches.waiting import wait_for
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import WrongSums
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.lab.earlier import versions_at
+from gemini_lab.storage import persistent_tier
 
 from .conftest import is_of, processes_of_labs
 
@@ -40,7 +40,7 @@ def test_who_goes_on_from_a_run_that_computed_wrong_begins_at_what_was_verified(
             run.wait(200)
         saved = [said.event.version for said in run.events("persist_finished")]
     assert max(saved) > 8
-    assert versions_at(url) == [8]
+    assert persistent_tier(url).versions() == [8]
     with Lab(2, 0, folder=tmp_path / "second") as lab:
         report = lab.train(job, resume=True, persistent_url=url).wait(200).report()
     assert report.outcome == "finished", report.reason
@@ -131,7 +131,7 @@ def test_a_run_that_was_rewound_and_then_lost_whole_goes_on_along_the_line_it_we
         for process in [one for one in processes_of_labs() if not is_of(one, others)]:
             with suppress(ProcessLookupError):  # it went with another one
                 os.kill(process.pid, signal.SIGKILL)
-    taken = max(versions_at(url))
+    taken = max(persistent_tier(url).versions())
     assert taken <= said.version + further + 1
     # Where no later version is there the batches that were left come again, and that is said.
     without = range(said.version, said.iteration) if taken > said.version else ()

@@ -7,7 +7,7 @@ from lab_stand_in import ClusterStandIn, lab_on
 
 from gemini_lab import Job
 from gemini_lab.lab.config import LabConfig
-from gemini_lab.lab.earlier import TIER, earlier_tier, versions_at
+from gemini_lab.lab.earlier import TIER, earlier_tier
 from gemini_lab.lab.submission import Submission
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.shard.layout import ShardRecord
@@ -45,7 +45,7 @@ def test_the_newest_run_of_the_same_command_that_has_a_version_is_gone_on_from(t
     other = Job(script="train.py", args=["--lr", "2"], cwd=job.cwd)
     ran(runs, "other", other, versions=[20], at_s=4000)
     assert earlier_tier(runs, job) == newer / TIER
-    assert versions_at(str(newer / TIER)) == [7, 9]
+    assert persistent_tier(str(newer / TIER)).versions() == [7, 9]
 
 
 def test_a_run_that_went_back_behind_all_that_it_saved_is_not_passed_over_for_an_older_one(
@@ -55,7 +55,17 @@ def test_a_run_that_went_back_behind_all_that_it_saved_is_not_passed_over_for_an
     ran(tmp_path, "old", job, versions=[3], at_s=1000)
     newer = ran(tmp_path, "newer", job, versions=[9], at_s=2000)
     persistent_tier(str(newer / TIER)).disown([VersionId(version=7)])
-    assert versions_at(str(newer / TIER)) == []
+    assert persistent_tier(str(newer / TIER)).versions() == []
+    assert earlier_tier(tmp_path, job) == newer / TIER
+
+
+def test_a_run_whose_tier_cannot_be_read_just_now_is_not_passed_over_for_an_older_one(
+    tmp_path, job
+):
+    ran(tmp_path, "old", job, versions=[3], at_s=1000)
+    newer = ran(tmp_path, "newer", job, versions=[9], at_s=2000)
+    (manifest,) = (newer / TIER).glob("version-*/manifest.json")
+    manifest.write_text("<html>503</html>")
     assert earlier_tier(tmp_path, job) == newer / TIER
 
 
