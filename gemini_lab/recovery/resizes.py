@@ -14,7 +14,7 @@ from gemini_lab.errors import CapacityError, ConfigError
 from gemini_lab.log import events
 from gemini_lab.placement.planner import check_placement
 from gemini_lab.recovery.drains import ask_for_nodes, seat_to_leave
-from gemini_lab.recovery.faults import own_error
+from gemini_lab.recovery.faults import OF_THE_MACHINE, own_error
 from gemini_lab.recovery.messages import Inventory, Settle, WorkerExited
 from gemini_lab.recovery.plan import Copy, VersionId
 from gemini_lab.recovery.planning import good_copies
@@ -282,7 +282,8 @@ class Resizes:
         """
         nodes = state.seats.nodes
         is_new = state.phase == "starting" and state.size not in {0, nodes}
-        if not is_new or exited.error is None or not own_error(exited):
+        is_its = own_error(exited) or (exited.error and exited.error.error in OF_THE_MACHINE)
+        if not is_new or exited.error is None or not is_its:
             return
         reason = f"rank {exited.rank}: {exited.error.error}: {exited.error.text}"
         wanted = 0 if state.wanted == nodes else state.wanted
