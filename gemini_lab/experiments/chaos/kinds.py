@@ -78,7 +78,7 @@ PAST_LEASE: Final = (4.0, 15.0)
 SMALLER: Final = (2.0, 15.0)
 NOTICE: Final = (1.0, 20.0)  # some machines are taken before their ranks have moved
 MOMENT: Final = (0.05, 0.5)  # about what a word takes
-REFUSING: Final = (0.05, 3.0)  # a lease is 2 s
+REFUSING: Final = (0.05, 1.2)  # within a lease of 2 s: who refuses beyond it is as good as dead
 EDITS: Final = (4.0, 40.0)
 STORE: Final = (2.0, 30.0)  # some until long after a start has asked for what it lost
 
