@@ -196,7 +196,7 @@ class Wrapped:
         ({"optimizer": "Adam"}, "optimizer= is a str; give one torch.optim.Optimizer"),
         ({"optimizer": Wrapped(sgd(nn.Linear(1, 1)))}, "is a Wrapped; give its `.optimizer`"),
         ({"optimizer": sgd(nn.Linear(1, 1))}, "holds none of the parameters of model="),
-        ({"step": -1}, "step=-1 is no number of updates"),
+        ({"step": -1}, "`step` must be from 0 on: a whole number"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
