@@ -158,6 +158,11 @@ class State:
         return b"small"
 
     is_to_be_put_back = True
+    notices = staticmethod(tuple)
+
+    @property
+    def framework(self) -> "State":
+        return self
 
     def restore_again(self) -> None:
         self.told.append("top")
@@ -188,6 +193,7 @@ class Loader:
 
     on_fetch = on_batch = staticmethod(lambda: None)
     newest = None
+    passes = 0
     is_where_put = True
 
     def begin_pass(self) -> None:
