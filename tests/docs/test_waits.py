@@ -80,6 +80,7 @@ IN_WORDS = {
     "a worker inside": "no end",
     "a store in which a stranger": "no end",
     "the other ranks, where an epoch": "no end",
+    "the other ranks' scripts": "no end",
     "the other ranks, to leave together": "a few seconds",
     "the newest version to be saved": "a setting",
     "the last version to be saved": "a number of tries, recovery.ending.LAST_TRIES_S",
