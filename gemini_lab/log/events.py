@@ -951,7 +951,7 @@ class RanksApart(OfWorker, frozen=True, kw_only=True):
     """
 
     iteration: int
-    seen: str
+    seen: Told
 
 
 # -- recovery --------------------------------------------------------------------------------------
