@@ -205,6 +205,9 @@ class GuidedRoot(RootAgent):
     def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
         return "" if self._is_guided else super()._reason_to_wait(plan, at_s)
 
+    def _reason_to_pause(self, at_s: float) -> str:
+        return "" if self._is_guided else super()._reason_to_pause(at_s)
+
     def _plan_for(self, version: int | None) -> RecoveryPlan:
         """The plan that loads this version.
 
