@@ -51,12 +51,14 @@ def test_exported_weights_are_those_that_deepspeed_gathers(server, tmp_path, cas
     weights = load_file(done.path)
     payload, layout = tier.read_file(6, 0)
     names = {name for name in expected if name not in layout.frozen}
-    assert weights.keys() == names | {"norm.mean"} | set(layout.aliases)
+    buffers = decode_framed(payload)["buffers"]
+    assert buffers.keys() == {"norm.mean", "passes"}
+    assert weights.keys() == names | buffers.keys() | set(layout.aliases)
     for name in names:
         assert weights[name].dtype == torch.float32
         assert tuple(weights[name].shape) == tuple(layout.weights[name])
         assert torch.equal(weights[name].reshape(-1), expected[name])
-    assert torch.equal(weights["norm.mean"], decode_framed(payload)["buffers"]["norm.mean"])
+    assert torch.equal(weights["norm.mean"], buffers["norm.mean"])
     if case.get("tied"):
         assert layout.aliases == {"again.weight": "middle.weight"}
         assert torch.equal(weights["again.weight"], weights["middle.weight"])
