@@ -80,7 +80,7 @@ def test_frozen_weights_come_from_the_file_where_training_began(server, tmp_path
 def test_the_command_writes_a_file_for_torch_too(server, tmp_path, capsys):
     _, expected = trained(server, tmp_path, {"stage": 2, "optimizer": "SGD", "tied": True})
     assert command([str(tmp_path), "--to", str(tmp_path / "model.pt")]) == 0
-    assert "version 6: 9 tensors" in capsys.readouterr().out
+    assert "version 6: 10 tensors" in capsys.readouterr().out
     weights = torch.load(tmp_path / "model.pt", weights_only=True)
     assert torch.equal(weights["last.weight"].reshape(-1), expected["last.weight"])
     assert weights["again.weight"].data_ptr() == weights["middle.weight"].data_ptr()
