@@ -88,7 +88,7 @@ def _signal_worker(node: Victim, action: Action, signal_number: int) -> None:
 
 
 async def _flip_bit(node: Victim, action: Action) -> None:
-    bit = random.Random(action.seed).getrandbits(62)
+    bit = random.Random(action.seed).getrandbits(52)
     try:
         hit = await node.keeper.flip_bit(shard=action.shard, bit=bit)
     except GeminiError as error:

@@ -291,6 +291,8 @@ class Job:
             rehearse=self.rehearse if self.case.get("rehearses", True) else lambda: None,
         )
         self.state.framework.hook(self.protection)
+        if is_recut:
+            self.state.restore_again()  # nothing is put back while the version is on its way
         if payload is None or is_recut:
             self.protection.send_version(at_top=is_recut)
 

@@ -56,7 +56,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_script_is_profiled_unchanged(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two micro-batches make one iteration; the link's rate is named in the result."""
-    code = main(["profile", "--iterations=3", "--skip=2", "--link=1GB/s", str(script), "1000000"])
+    code = main(["profile", "--iterations=3", "--skip=2", "--link=1GB/s", str(script), "100000"])
     said = capfd.readouterr().out
     assert code == 0
     assert "network" in said
@@ -131,7 +131,7 @@ def test_the_ranks_of_a_killed_profile_end(script: Path, tmp_path: Path) -> None
     if reason := why_not():
         pytest.skip(reason)
     said = tmp_path / "losses"
-    command = ["profile", "--iterations=1000000", "--kernel-link=1GB/s", str(script), "1000000"]
+    command = ["profile", "--iterations=100000", "--kernel-link=1GB/s", str(script), "100000"]
     profile = psutil.Popen(
         [sys.executable, "-m", "gemini_lab.cli.main", *command, str(said)],
         env={**os.environ, "TMPDIR": str(tmp_path)},

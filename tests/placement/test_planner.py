@@ -143,8 +143,8 @@ def test_groups_are_used_where_m_divides_n():
     ("settings", "message"),
     [
         ({"nodes": 2, "replicas": 3}, r"replicas=3 needs at least 3 nodes \(got 2\)"),
-        ({"nodes": 0}, "nodes=0"),
-        ({"nodes": 4, "replicas": 0}, "replicas=0"),
+        ({"nodes": 0}, r"`nodes` must be from 1 on.*got 0"),
+        ({"nodes": 4, "replicas": 0}, r"`replicas` must be from 1 on.*got 0"),
         ({"nodes": 5, "strategy": "group"}, r"groups of 2 do not divide 5 nodes \(1 left over\)"),
         ({"nodes": 4, "strategy": "star"}, "'star'"),
         ({"nodes": 4, "racks": ["a"]}, r"one entry a node: 4 \(got 1\)"),

@@ -121,7 +121,7 @@ def test_what_cannot_fail_is_never_lost():
     ("changes", "message"),
     [
         ({"node_chance": 1.5}, "1.5"),
-        ({"trials": 1}, "2 trials or more"),
+        ({"trials": 1}, "`trials` must be from 2 on"),
         ({"domains": [Domain(names=("a",), chance=0.1)]}, r"12 \(got 1\)"),
         (
             {"domains": [Domain(names=RACKS, chance=0.1), Domain(names=ROWS, chance=0.1)]},

@@ -312,7 +312,7 @@ def test_a_version_does_not_exist_where_machines_wrote_to_disks_of_their_own(tmp
         tier.write_shard(4, shard, payload(4, shard), layout(shard))
         for shard, tier in enumerate((here, there))
     ]
-    with pytest.raises(IntegrityError, match=r"shard 1 of version 4 .* mounted on each"):
+    with pytest.raises(IntegrityError, match=r"shard 1 of version 4 .* on all machines"):
         here.commit(4, records, {})
     assert here.versions() == []
 
