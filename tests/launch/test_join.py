@@ -126,8 +126,8 @@ def test_a_name_that_could_be_no_key_is_refused(name):
     ("given", "said"),
     [
         ({"join": "a", "token": TOKEN}, "in which store"),
-        ({"join": "a", "etcd": "h:1", "token": TOKEN, "hosts": ["h"] * 5}, "not both"),
-        ({"join": "a", "etcd": "h:1", "token": ""}, "openssl"),
+        ({"join": "a", "etcd": "127.0.0.1:1", "token": TOKEN, "hosts": ["h"] * 5}, "not both"),
+        ({"join": "a", "etcd": "127.0.0.1:1", "token": ""}, "openssl"),
     ],
 )
 def test_a_lab_that_nobody_could_join_is_refused_at_once(given, said):

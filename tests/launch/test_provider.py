@@ -184,7 +184,7 @@ def test_words_that_name_no_provider_are_refused_with_the_way_out(words, said):
 
 def test_a_provider_whose_machines_have_no_lab_to_join_is_refused():
     with pytest.raises(ConfigError, match="--join"):
-        Lab(provider="slurm", etcd="h:1", token=TOKEN)
+        Lab(provider="slurm", etcd="127.0.0.1:1", token=TOKEN)
 
 
 def test_without_slurm_the_way_out_is_said(monkeypatch):
