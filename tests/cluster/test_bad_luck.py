@@ -319,7 +319,7 @@ def living() -> list[psutil.Process]:
 
 
 def test_a_shell_breaks_a_live_run_and_reports_on_it(lab):
-    job = gpt_job(size="tiny", iterations=300)
+    job = gpt_job(size="tiny", iterations=120)
     run = lab.train(job, persistent_url=None)
     reach(run, 4)
     assert (run.folder / "control.json").stat().st_mode & 0o077 == 0
