@@ -170,7 +170,7 @@ TELLS = """
 import os, sys, time
 from pathlib import Path
 
-Path("told").write_text(f"{os.environ['API_KEY']} {len(sys.argv[1])}")
+Path("told").write_text(f"{os.environ['API_KEY']} {sum(map(len, sys.argv[1:]))}")
 time.sleep(600)
 """
 
@@ -185,7 +185,7 @@ def test_what_a_worker_is_told_stands_on_no_command_line(tmp_path):
         try:
             port = await host.hold_port(host="127.0.0.1", epoch=8)
             start = a_start(port, epoch=8, cwd=str(tmp_path))
-            job = replace(start.order.job, env={"API_KEY": secret}, args=["x" * 200_000])
+            job = replace(start.order.job, env={"API_KEY": secret}, args=["x" * 50_000] * 4)
             order = msgspec.structs.replace(start.order, job=job)
             host.start(msgspec.structs.replace(start, order=order))
             (worker,) = host.workers.values()
