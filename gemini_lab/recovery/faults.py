@@ -336,23 +336,6 @@ def node_to_leave(offences: Sequence[str], state: RootState, spares: Sequence[st
     return node if has_spare and node not in state.excluded else None
 
 
-def judge_unread(
-    state: RootState, said: RestoreFailed, *, node: str, spares: Sequence[str]
-) -> Verdict:
-    """What becomes of a run one node of which cannot read the persistent tier, though others do.
-
-    Args:
-        state: Before.
-        said: What its worker said.
-        node: Where it runs.
-        spares: Living nodes without a position.
-    """
-    state = _with_attempt(state, [node])
-    left = node_to_leave(state.offences, state, spares) if state.attempts >= MAX_ATTEMPTS else None
-    reason = f"rank {said.rank} on {node}, where others read: {said.reason}" if left else ""
-    return Verdict(state=state, reason=reason, left=left)
-
-
 def without_copy(
     state: RootState, said: RestoreFailed, lineage: Lineage, known: Sequence[Copy]
 ) -> RootState:

@@ -14,7 +14,6 @@ from gemini_lab.recovery.faults import (
     judge_exit,
     judge_hang,
     judge_machine,
-    judge_unread,
     rejections,
     without_copy,
 )
@@ -263,7 +262,8 @@ class WatchedRun(PhasedRun):
         before = self.state
         lineage = NO_LINEAGE if self._plan is None else self._plan.lineage
         if said.is_unread and self._restored:
-            verdict = judge_unread(before, said, node=node, spares=self._spares())
+            reason = f"rank {said.rank} on {node}, where others read: {said.reason}"
+            verdict = judge_machine(before, node, reason=reason, spares=self._spares())
             self._rest_tier(at_s, said.reason)
             yield from self._act_on(at_s, verdict, cause="restore_failed")
             return
