@@ -281,6 +281,7 @@ def _answer_to(way: Way, request: Request | DescribeRun) -> Message | None:
 async def _ask(way: Way, request: Request | DescribeRun) -> Message | None:
     channel = await connect(way.address, way.token, ControlHello(), timeout_s=ANSWER_S)
     channel.send(request)
-    answer = await asyncio.wait_for(channel.receive(), ANSWER_S)
+    async with asyncio.timeout(ANSWER_S):
+        answer = await channel.receive()
     channel.close()
     return answer

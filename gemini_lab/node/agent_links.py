@@ -63,6 +63,7 @@ class AgentLinks:
         self._clock = clock
         self._channels: dict[str, Channel] = {}
         self._keepers: dict[str, _Keeper] = {}
+        self._is_closed = False
 
     @property
     def connected(self) -> frozenset[str]:
@@ -96,6 +97,8 @@ class AgentLinks:
 
         An agent whose lease ran out is lost, but looked after until its machine says it is dead.
         """
+        if self._is_closed:  # an agent may follow the store for a moment longer than it is root
+            return
         for node, address in addresses.items():
             keeper = self._keepers.get(node)
             if keeper is not None and keeper.address != address:
@@ -129,7 +132,8 @@ class AgentLinks:
             channel.close()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and open no other."""
+        self._is_closed = True
         for node in list(self._keepers):
             self._end(node)
 
@@ -171,7 +175,8 @@ class AgentLinks:
                 break
             # Also a link that breaks as soon as it stands: it must not flood the log.
             with suppress(TimeoutError):
-                await asyncio.wait_for(keeper.has_news.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await keeper.has_news.wait()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         del self._keepers[node]  # where it is registered again, it is connected to again
         self._tell(NodeLost(at_s=self._clock(), node=node, cause="dead"))
@@ -203,7 +208,8 @@ class AgentLinks:
         try:
             channel = await connect(keeper.address, self._token, self._hello, timeout_s=CONNECT_S)
             try:
-                status = await asyncio.wait_for(channel.receive(), CONNECT_S)
+                async with asyncio.timeout(CONNECT_S):
+                    status = await channel.receive()
                 channel.break_after(SILENT_S)  # fails where it is broken by now
             except BaseException:
                 channel.close()

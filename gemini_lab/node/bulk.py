@@ -219,7 +219,8 @@ class _BulkProcess:
         look_s = min(LOOK_S, idle_s or LOOK_S)
         while True:
             try:
-                return await asyncio.wait_for(self._heard.get(), look_s)
+                async with asyncio.timeout(look_s):
+                    return await self._heard.get()
             except TimeoutError:
                 passed_s = idleness.look()
             if idle_s is not None and passed_s > idle_s:

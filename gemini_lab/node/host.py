@@ -311,7 +311,8 @@ class WorkerHost:
         """What the warm parent answers; one that does not is ended, and another started."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.ready(), IMPORTS_S)
+            async with asyncio.timeout(IMPORTS_S):
+                await self.ready()
         waiting.append(future)
         if self._is_ready.is_set():
             self._parent.send(question)

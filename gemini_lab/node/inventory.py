@@ -53,8 +53,8 @@ async def take_inventory(
 async def _stored_versions(bulk: BulkProcesses, url: str) -> tuple[VersionsListed, str]:
     """What the persistent tier has, or why it cannot be read: that is not the same as empty."""
     try:
-        listing = bulk.ask(ListVersions(url=url), VersionsListed)
-        answer, _ = await asyncio.wait_for(listing, STORAGE_S)
+        async with asyncio.timeout(STORAGE_S):
+            answer, _ = await bulk.ask(ListVersions(url=url), VersionsListed)
     except TimeoutError:
         return VersionsListed(), f"it did not answer within {STORAGE_S:.0f} s"
     except (GeminiError, OSError) as error:

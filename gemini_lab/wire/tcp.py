@@ -166,8 +166,8 @@ async def serve(
         try:
             # Else it is a stranger, or a peer that died while it was introducing itself.
             with suppress(TimeoutError, MessageError, *_BROKEN):
-                admitted = _admit(reader, writer, token, f"{host}:{port}")
-                hello = await asyncio.wait_for(admitted, HANDSHAKE_S)
+                async with asyncio.timeout(HANDSHAKE_S):
+                    hello = await _admit(reader, writer, token, f"{host}:{port}")
             if hello is not None:
                 age_s = time.monotonic() - began_s
                 await handle(Channel(reader, writer, hello, age_s=age_s))
@@ -214,8 +214,7 @@ async def connect(
         EOFError: The listener hung up: it is ending, or does not accept our token.
         LaunchError: The listener does not know our token, or speaks otherwise.
     """
-
-    async def open_and_greet() -> Channel:
+    async with asyncio.timeout(timeout_s):
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         said = None
@@ -236,8 +235,6 @@ async def connect(
             )
         return Channel(reader, writer, said)
 
-    return await asyncio.wait_for(open_and_greet(), timeout_s)
-
 
 async def answers(address: str, *, timeout_s: float) -> bool:
     """Whether the machine of `address` (`host:port`) answers at all, if only that nobody listens.
@@ -246,7 +243,8 @@ async def answers(address: str, *, timeout_s: float) -> bool:
     """
     host, _, port = address.rpartition(":")
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host, int(port))
     except ConnectionError:
         return True
     except OSError:  # a timeout is one, too

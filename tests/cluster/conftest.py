@@ -5,6 +5,7 @@ import functools
 import os
 import random
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -65,7 +66,15 @@ def leaves_nothing() -> Iterator[None]:
     yield
     left = [process for process in processes_of_labs() if not is_of(process, before)]
     _, alive = psutil.wait_procs(left, timeout=30)  # a machine on its way may be brought first
-    assert alive == []
+    assert [told_of(process) for process in alive] == []
+
+
+def told_of(process: psutil.Process) -> str:
+    """What a process is, for who is to find out why it is still there."""
+    with contextlib.suppress(psutil.Error):
+        now_s = time.time() - process.create_time()
+        return f"{process.pid} of {process.ppid()}, {now_s:.0f} s old: {process.cmdline()}"
+    return f"{process.pid}, gone by now"
 
 
 @pytest.fixture(scope="package")

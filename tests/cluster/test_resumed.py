@@ -40,7 +40,7 @@ def test_who_goes_on_from_a_run_that_computed_wrong_begins_at_what_was_verified(
             run.wait(200)
         saved = [said.event.version for said in run.events("persist_finished")]
     assert max(saved) > 8
-    assert persistent_tier(url).versions() == [8]
+    assert max(persistent_tier(url).versions()) == 8
     with Lab(2, 0, folder=tmp_path / "second") as lab:
         report = lab.train(job, resume=True, persistent_url=url).wait(200).report()
     assert report.outcome == "finished", report.reason

@@ -308,3 +308,27 @@ def test_a_root_whose_machine_has_no_descriptor_left_says_so_before_it_takes_oth
         assert lacks[0] == errno.EMFILE
 
     run(story)
+
+
+def test_links_that_are_closed_end_all_that_keeps_them_whenever_that_is():
+    """A process whose connections are refused as it ends must not stay for ever."""
+
+    async def closed_after(turns: int) -> set[str]:
+        before = asyncio.all_tasks()
+        links = Agents().links
+        links.follow({f"node-{n}": "127.0.0.1:1" for n in range(3)}, is_settled=True)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        links.close()
+        links.follow({"node-3": "127.0.0.1:1"}, is_settled=True)  # the store is read once more
+        made = asyncio.all_tasks() - before
+        _, left = await asyncio.wait(made, timeout=PATIENCE_S) if made else ((), ())
+        for task in left:
+            task.cancel()
+        return {task.get_coro().__qualname__ for task in left}
+
+    async def at_each_turn() -> None:
+        for turns in range(60):  # the refusal comes amid these
+            assert await closed_after(turns) == set(), turns
+
+    asyncio.run(at_each_turn())
