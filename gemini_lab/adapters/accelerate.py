@@ -19,9 +19,9 @@ from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_sources
 from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
+from gemini_lab.engine.made_objects import made_objects
 from gemini_lab.engine.private_names import require
 from gemini_lab.engine.protection import protect, remarks
-from gemini_lab.engine.surroundings import living_objects
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 
@@ -153,7 +153,7 @@ def trained_by(
 
 def _as_called(model: nn.Module) -> nn.Module:
     """The model in what was wrapped around it: an Accelerator lists it as it was before."""
-    wrappers: list[Any] = [one for one in living_objects() if _wraps(type(one))]
+    wrappers: list[Any] = [one for one in made_objects() if _wraps(type(one))]
     inside = {id(_inside(one)): one for one in wrappers}
     while id(model) in inside:
         model = inside.pop(id(model))

@@ -1,7 +1,8 @@
 """What a worker protects: a DeepSpeed engine's state out and in, and the tie to its agent.
 
     protect         protection <- ready_engine, arguments, contract, job_settings, unprotected;
-                    surroundings, what is found that the script has not named
+                    surroundings, what is found that the script has not named, and
+                    made_objects, which knows what it has made
     in the loop     live: a version is sealed, sent and waited for; script_loops: of which loop it
                     is; update_watch: whether what is protected trains; iterations and monitor say
                     how it goes, inputs with what an iteration begins, carried what goes along with

@@ -217,7 +217,6 @@ class LiveProtection:
                 for number in range(loop.number, total):
                     loop.begin(number)
                     self._begin_pass()
-                    self._state.script.epoch = number
                     yield number
                     self._leave_pass(loop)
                     loop.begin(number + 1)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.amp import GradScaler
@@ -22,11 +21,9 @@ from gemini_lab.engine.arguments import as_sources
 from gemini_lab.engine.contract import Keepable, Source
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.engine.state.data_generators import own_generators
-from gemini_lab.engine.state.loaders import KINDS, of_loader
+from gemini_lab.engine.made_objects import made_objects
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.engine.unkept.bystanders import Bystanders
-from gemini_lab.engine.unkept.script_values import ScriptValues, script_frames
 
 Kind = TypeVar("Kind")
 _MODELS: Final = (DeepSpeedEngine, DistributedDataParallel)
@@ -60,7 +57,7 @@ def gather(
     client_state: dict[str, Any] | None,
     also: Mapping[str, Keepable] | None,
     remark: Callable[[str], None],
-    living: Callable[[], Iterable[object]] | None = None,
+    made: Callable[[], Sequence[object]] = made_objects,
 ) -> ScriptState:
     """What a script hands over, with what of the rest can be taken along.
 
@@ -70,11 +67,11 @@ def gather(
         client_state: The script's own.
         also: The script's own, too.
         remark: Told what is there and will not come back after a failure.
-        living: Gives all objects of this process; by default the garbage collector does.
+        made: Gives what this process has made.
     """
     named = dict(also or {})
-    # `[*...]` would be a list that is there before it is filled, and so among what it holds.
-    things = list(living_objects() if living is None else living())
+    gc.collect()  # what nobody reaches any more is not there
+    things = made()
     around = look_around(engine, things)
     schedules = _unnamed(around.schedules, named)
     sources = [*around.loaders] if data is None else as_sources(data)
@@ -104,14 +101,7 @@ def gather(
         remark(text)
     script = ScriptState(data=sources, client_state=client_state, also=named)
     script.orders = [BucketOrder(one) for one in around.replicated]
-    kept = [client_state, *named.values()]
-    bystanders = Bystanders(things, engine, kept)
-    del things  # it holds all once more, and what is held twice is looked for next
-    drawing = [one for source in sources if isinstance(source, KINDS) for one in _drawing(source)]
-    unkept = ScriptValues([*kept, *sources, *drawing, *_rates(engine.optimizer)])
-    script.unkept = lambda: unkept.changed(script_frames(), epoch=script.epoch)
-    bystanders.is_named = unkept.has_named
-    script.bystanders = bystanders.changed
+    script.bystanders = Bystanders(things, engine, [client_state, *named.values()]).changed
     return script
 
 
@@ -138,17 +128,6 @@ def _left(schedules: Sequence[Any], around: Surroundings, sources: Sequence[Any]
         )
 
 
-def _rates(optimizer: Any) -> list[torch.Tensor]:
-    """Tensors among the optimizer's options, such as a learning rate, which come back in place."""
-    groups = getattr(optimizer, "param_groups", ())
-    return [one for group in groups for one in group.values() if isinstance(one, torch.Tensor)]
-
-
-def _drawing(loader: object) -> list[object]:
-    """Generators that travel with the loader's position."""
-    return own_generators(of_loader(loader))
-
-
 def _unnamed(found: Iterable[Any], named: Mapping[str, object]) -> list[Any]:
     return [one for one in found if all(one is not thing for thing in named.values())]
 
@@ -160,13 +139,13 @@ def _several_schedules(schedules: Sequence[Any], whose: str) -> str:
     )
 
 
-def look_around(engine: Any, living: Iterable[object]) -> Surroundings:
+def look_around(engine: Any, made: Iterable[object]) -> Surroundings:
     """What is there now; what the script makes later is not seen."""
     own = engine.training_dataloader
     adapters = _loader_adapters()
     kinds = (DataLoader, LRScheduler, GradScaler, *_MODELS, *adapters)
-    # By their type alone: to ask an object of unknown kind anything may run its code.
-    things = [thing for thing in living if issubclass(type(thing), kinds)]
+    # By their type alone: Accelerate's loaders pass for the DataLoader that they read.
+    things = [thing for thing in made if issubclass(type(thing), kinds)]
     prepared: list[Any] = [thing for thing in things if issubclass(type(thing), adapters)]
     read = {id(one.base_dataloader) for one in prepared}
     plain = [thing for thing in things if issubclass(type(thing), DataLoader)]
@@ -228,12 +207,6 @@ def _loader_adapters() -> tuple[type, ...]:
 
 def _of(kind: type[Kind], things: Sequence[object]) -> list[Kind]:
     return [thing for thing in things if isinstance(thing, kind)]
-
-
-def living_objects() -> list[object]:
-    """All objects of this process that somebody can still reach."""
-    gc.collect()  # what nobody reaches any more is not there
-    return gc.get_objects()
 
 
 def _listed(things: Sequence[object]) -> str:

@@ -20,6 +20,7 @@ from gemini_lab.display import readable
 from gemini_lab.engine import session
 from gemini_lab.engine.executed_code import process_code
 from gemini_lab.engine.imports import Imports
+from gemini_lab.engine.made_objects import follow_constructors
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.process_exit import leave as end_process
 from gemini_lab.engine.pulse import Pulse
@@ -225,6 +226,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         avoid_shared_memory_collectives()
         settle_imports()
         give_way_soon()
+        follow_constructors()
         store = join_rendezvous(start.rendezvous, listen_fd)
         session.current = open_session(start, channel, store, pulse, imports)
         run_to_its_end(start, channel)

@@ -221,7 +221,6 @@ def beside(job):
     teacher = network().requires_grad_(False)
     engine, *_ = initialize(model=model, model_parameters=[*model.parameters()], config=settings())
     ema = AveragedModel(engine.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    means = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     critic = nn.Bilinear(6, 6, 1)
     optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
     protected = job.protect(engine)
@@ -232,8 +231,6 @@ def beside(job):
         loss = (engine(batch) - teacher(batch)).square().mean()
         job.update(engine, loss)
         ema.update_parameters(engine.module)
-        for name, weight in model.named_parameters():
-            means[name].lerp_(weight.detach(), 0.1)
 
 
 def evaluate(engine, *batches):

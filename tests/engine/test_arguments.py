@@ -67,7 +67,7 @@ def remarks():
 
 def gathered(engine, remarks, *around, **handed):
     handed = {"data": None, "client_state": None, "also": None, **handed}
-    return gather(engine, remark=remarks.append, living=lambda: [1, engine, *around], **handed)
+    return gather(engine, remark=remarks.append, made=lambda: [*around], **handed)
 
 
 def test_the_only_loader_is_taken_along(remarks):
@@ -119,46 +119,6 @@ def test_the_schedule_of_an_optimizer_in_also_is_taken_along(remarks):
     assert remarks == []
     gathered(Engine(), remarks, *both, also={"critic": other})
     assert "2 schedules of 'critic' in `also` are there" in remarks[0]
-
-
-def test_generators_of_a_loaders_data_are_not_said_to_be_carried_by_hand(remarks):
-    """Its position has them, also of a function that collates."""
-    own = torch.Generator()
-
-    def collate(rows):
-        return torch.rand(len(rows), generator=own)
-
-    script = gathered(Engine(), remarks, data=DataLoader([1, 2], collate_fn=collate))
-    assert [*script.unkept()] == [[], []]
-    torch.rand(2, generator=own)
-    assert not any("own" in name for name in script.unkept()[0])
-
-
-def test_a_tensor_that_is_a_learning_rate_is_not_said_to_be_carried_by_hand(remarks):
-    """It is among the optimizer's options, and comes back in place; another tensor does not."""
-    engine = Engine()
-    rate, other = torch.tensor(0.1), torch.tensor(0.1)
-    engine.optimizer.param_groups[0]["lr"] = rate
-    script = gathered(engine, remarks)
-    named = []
-    for _ in range(3):
-        named += script.unkept()[0]
-        rate.mul_(0.9)
-        other.mul_(0.9)
-    here = "test_a_tensor_that_is_a_learning_rate_is_not_said_to_be_carried_by_hand()"
-    assert [name for name in named if here in name] == [f"'other' of {here}"]
-
-
-def test_a_list_that_is_taken_from_client_state_after_protect_has_no_name_of_its_own(remarks):
-    """As in `losses = counts["losses"]`: it is the restored one."""
-    counts = {"losses": []}
-    script = gather(Engine(), data=None, client_state=counts, also=None, remark=remarks.append)
-    losses, named = counts["losses"], []
-    for _ in range(3):
-        named += [name for names in script.unkept() for name in names]
-        losses.append(1.0)
-        assert max(losses) == 1.0
-    assert [name for name in named if "losses" in name] == []
 
 
 def test_the_only_scaler_is_taken_along(remarks):

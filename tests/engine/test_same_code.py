@@ -13,6 +13,7 @@ import pytest
 from torch.distributed import HashStore
 
 from gemini_lab.engine.executed_code import ExecutedCode
+from gemini_lab.engine.own_code import is_own_file
 from gemini_lab.engine.same_code import SameCode, say_if_resumed_otherwise
 from gemini_lab.errors import CannotGoOnError, ConfigError
 from gemini_lab.job import Job
@@ -201,6 +202,12 @@ def following(tmp_path, monkeypatch) -> Iterator[ExecutedCode]:
     yield executed
     for name in {*sys.modules} - before:
         del sys.modules[name]
+
+
+def test_what_torch_compile_writes_is_not_the_scripts_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    assert not is_own_file(str(tmp_path / "compiled" / "ab" / "cab.py"))
+    assert is_own_file(str(tmp_path / "train.py"))
 
 
 def own(executed: ExecutedCode, folder: Path) -> dict[str, str]:

@@ -179,7 +179,6 @@ class Script:
         self.loader = Loader()
         self.watches = self.sources = [self.loader]
         self.bystanders = self.data_changes = tuple
-        self.unkept = lambda: ((), ())
 
     def drawn(self) -> dict:
         return {"data": [self.position], **self.others()}

@@ -32,6 +32,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from gemini_lab.engine.gradients.repeater import Repeater
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.gradients.updates import Step
+from gemini_lab.engine.made_objects import follow_constructors
 from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.state.script_state import ScriptState
@@ -456,6 +457,7 @@ def main():
     for name in ("torch._dynamo", "torch._inductor", "deepspeed.runtime.zero.muon.original_muon"):
         importlib.import_module(name)
     torch.set_num_threads(1)
+    follow_constructors()
     gc.collect()
     gc.freeze()
     answers = os.fdopen(os.dup(1), "w")

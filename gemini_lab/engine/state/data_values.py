@@ -17,11 +17,12 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import xxhash
 from torch.utils.data import Sampler
 
 from gemini_lab.engine.own_code import is_own_type
 from gemini_lab.engine.state.data_generators import reached
-from gemini_lab.engine.state.value_digest import CONTAINERS, digest, is_kind
+from gemini_lab.engine.state.keepsakes import GENERATORS, keepsakes
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 
@@ -37,6 +38,12 @@ _SCALARS: Final = (bool, int, float, type(None), np.generic)
 _MANY: Final = 1_000  # values in one attribute: more are data
 _CHARACTERS: Final = 16  # of a text weigh as much as a number
 _ROOM_BYTES: Final = 64 * 2**10  # for all that is kept of one loader
+_NUMBERS: Final = (bool, int, float, complex, str, type(None), np.generic)
+_CONTAINERS: Final = (list, tuple, set, dict, deque)
+_DEEPEST: Final = 4
+_ENDS: Final = 8  # elements of a container that are looked at, from each of its ends
+_MOST_OF_SET: Final = 1_000  # elements of a set: of more of them only the number counts
+_SAMPLE: Final = 256
 
 
 class DataValues:
@@ -111,7 +118,7 @@ class DataValues:
         """Of containers, arrays and tensors that are too large, or hold what is not plain."""
         plain = {one.where for one in self._plain()}
         for one in self._attributes():
-            is_one = is_kind(one.value, (*CONTAINERS, np.ndarray, torch.Tensor))
+            is_one = _is_kind(one.value, (*_CONTAINERS, np.ndarray, torch.Tensor))
             seen = digest(one.value) if is_one and one.where not in plain else None
             if seen is not None:
                 yield one, seen
@@ -191,3 +198,55 @@ def _put(thing: Any, name: str, wanted: Any) -> None:
         held.update(wanted)
     else:
         attributes[name] = wanted
+
+
+def _is_kind(value: object, kinds: tuple[type, ...] | type) -> bool:
+    """By its type alone: a weak proxy answers for something that may be gone."""
+    return issubclass(type(value), kinds)
+
+
+def digest(value: object) -> int | None:
+    """A checksum of a value; `None` for what has no plain values, or another thread changes now.
+
+    Args:
+        value: A number, a container, an array, a tensor or a generator; else it has none.
+    """
+
+    def look(one: Any, depth: int) -> int | None:
+        if _is_kind(one, _CONTAINERS) and depth < _DEEPEST:
+            parts = [*one.items()] if _is_kind(one, dict) else [*one]
+            chosen = _chosen_of_set(parts) if _is_kind(one, set) else _ends(parts)
+            looked = [look(part, depth + 1) for part in chosen]
+            if _is_kind(one, set):
+                looked.sort(key=str)
+            return xxhash.xxh3_64_intdigest(repr((len(parts), looked)).encode())
+        plain = _plain_bytes(one)
+        return None if plain is None else xxhash.xxh3_64_intdigest(plain)
+
+    try:
+        return look(value, 0)
+    except RuntimeError:
+        return None
+
+
+def _ends(parts: list[Any]) -> list[Any]:
+    return parts[:_ENDS] + parts[-_ENDS:]
+
+
+def _chosen_of_set(parts: list[Any]) -> list[Any]:
+    """Sets that are equal may give their elements in any order, and so have no ends."""
+    return parts if len(parts) <= _MOST_OF_SET else []
+
+
+def _plain_bytes(value: Any) -> bytes | None:
+    """What a value without parts is, or the first of many; of trained weights versions tell."""
+    if _is_kind(value, _NUMBERS):
+        return repr(value).encode()
+    if _is_kind(value, GENERATORS):
+        return encode(keepsakes({"it": value})["it"].read())
+    if _is_kind(value, np.ndarray) and value.dtype != object:
+        return bytes(value.reshape(-1)[:_SAMPLE].tobytes())
+    if type(value) is torch.Tensor and not (value.is_leaf and value.requires_grad):
+        sample = value.detach().flatten()[:_SAMPLE].clone().cpu()
+        return bytes(sample.view(torch.uint8).numpy().tobytes())
+    return None

@@ -124,11 +124,6 @@ class LoaderWatch:
         return latest is None or latest.is_over
 
     @property
-    def newest(self) -> object:
-        """Its newest iterator; None where there is none any more."""
-        return self._latest()
-
-    @property
     def dealt(self) -> int | None:
         """Samples of an epoch's order that a batch of every rank takes; None where none says so."""
         sampler = getattr(self.loader, "data_sampler", getattr(self.loader, "sampler", None))

@@ -36,8 +36,6 @@ class ScriptState:
         sources: Says where each of `data` stands, in their order.
         watches: The watches of those of `data` that are loaders, in their order.
         bystanders: Names other weights that changed since protection began, each once.
-        unkept: Names what the script carries by itself and has changed, each once.
-        epoch: What the outer of its loops was given last, if it has told that one.
         orders: In which DDP adds up the gradients of other models than the engine's.
         things: What the script has named.
 
@@ -54,8 +52,6 @@ class ScriptState:
         also: Mapping[str, object] | None = None,
     ) -> None:
         self.bystanders: Callable[[], Sequence[str]] = tuple
-        self.unkept: Callable[[], tuple[Sequence[str], Sequence[str]]] = lambda: ((), ())
-        self.epoch: int | None = None
         self.orders: Sequence[BucketOrder] = ()
         self.client_state = client_state
         self.things: Sequence[object] = [*(also or {}).values()]

@@ -1,12 +1,10 @@
-"""What no version has and a script would miss after a failure: it is looked for, and said.
+"""Checks for state that versions lack and a script would lose in a failure.
 
-    said            script_watch, from the first versions on, each thing once
+    remarks         script_watch, during the first versions, each thing once
     weights         bystanders, beside the engine's: averages, second models, metrics
-    values          script_values, which the script carries from one iteration to the next;
-                    liveness, which variables these are
-    loaders         stray_loaders, read and not handed over; readers, what counts or keeps batches
-                    on the way to the script's loop
+    loaders         stray_loaders, read and not handed over
 
-Nobody can say beforehand what training changes. So whoever looks does so twice, and what has
-changed in between is named; what only stands there, as a teacher's weights do, is not.
+Nobody can say beforehand what training changes. So each check looks twice, and names what has
+changed in between; what only stands there, as a teacher's weights do, is not named. What a script
+keeps in variables and objects of its own is not looked at: a training process is never searched.
 """

@@ -32,28 +32,22 @@ class Bystanders:
     """What looks like weights, is not the engine's, and is not handed over.
 
     These are the kinds of the model's parts, its frozen weights, its buffers that are not
-    persistent, tensors in its attributes, modules outside of it, metrics, other optimizers, and
-    tensors that are alive together in the shapes of at least half of its matrices, such as an
-    average in a dictionary. What the script makes later is not seen. A few values of each are read
-    now, and again whenever they are asked for. What is named elsewhere already is not named again.
+    persistent, tensors in its attributes, modules outside of it, metrics, and other optimizers.
+    Tensors in dictionaries and variables are not seen, nor what the script makes later. A few
+    values of each are read now, and again whenever they are asked for.
 
     Args:
-        living: The objects of this process.
+        made: What this process has made.
         engine: What is protected.
         kept: What travels with versions already.
-
-    Attributes:
-        is_named: Whether a tensor is part of what was named elsewhere.
     """
 
-    def __init__(self, living: Iterable[object], engine: Any, kept: Sequence[object] = ()) -> None:
-        self.is_named: Callable[[torch.Tensor], bool] = lambda _: False
+    def __init__(self, made: Sequence[object], engine: Any, kept: Sequence[object] = ()) -> None:
         own = {id(part) for part in engine.module.modules()}
         weights = [*engine.module.parameters()]
         state = getattr(engine.optimizer, "state", {})
         taken = {_place(one) for one in _tensors([engine.module, dict(state), *kept])}
         taken |= {id(weight) for weight in weights}
-        taken |= {_place(one.grad) for one in weights if one.grad is not None}
         self._seen: list[tuple[str, Look, int | None]] = []
         handed = {_place(one) for one in _tensors(kept)}
         groups = getattr(engine.optimizer, "param_groups", ())
@@ -69,10 +63,7 @@ class Bystanders:
         )
         for name, tensors in _beside_weights(engine.module).items():
             self._note(name, [one for one in tensors if _place(one) not in known])
-        # By their type alone: to ask an object of unknown kind anything may run its code.
-        living = [*living]
-        things = [one for one in living if issubclass(type(one), nn.Module | torch.Tensor)]
-        modules = [m for m in things if isinstance(m, nn.Module) and "_modules" in vars(m)]
+        modules = [m for m in made if isinstance(m, nn.Module) and "_modules" in vars(m)]
         for root in _roots(modules, own):
             found = [t for t in _tensors([root]) if not taken & {_place(t), id(t)}]
             taken |= {_place(tensor) for tensor in found}
@@ -81,11 +72,9 @@ class Bystanders:
         for part in modules:
             if is_metric(part) and id(part) not in own | _parts_of(kept):
                 self._watch(f"what a {type(part).__name__} has added up", _look_at(part, _added_up))
-        for optimizer in _others(living, engine, kept):
+        for optimizer in _others(made, engine, kept):
             name = f"the state of another {type(optimizer).__name__}"
             self._watch(name, _look_at(optimizer, _stepped))
-        loose = [t for t in things if type(t) is torch.Tensor and t._base is None]  # noqa: SLF001
-        self._note("tensors in the shapes of the model's weights", _copy(loose, weights, taken))
 
     def changed(self) -> list[str]:
         """Those that have other values than at first, in words; each is given once."""
@@ -100,18 +89,17 @@ class Bystanders:
     def _note(self, name: str, tensors: Iterable[torch.Tensor]) -> None:
         references = [ref(tensor) for tensor in tensors]
         if references:
-            self._watch(name, partial(self._digest, references))
-
-    def _digest(self, references: Sequence[ref[torch.Tensor]]) -> int | None:
-        """A checksum of the first values of each; `None` where one is gone, or all are named."""
-        tensors = [reference() for reference in references]
-        found = [tensor for tensor in tensors if tensor is not None]
-        if len(found) < len(tensors) or all(map(self.is_named, found)):
-            return None
-        return _sum_of(found)
+            self._watch(name, partial(_digest, references))
 
     def _watch(self, name: str, look: Look) -> None:
         self._seen.append((name, look, look()))
+
+
+def _digest(references: Sequence[ref[torch.Tensor]]) -> int | None:
+    """Return a checksum of the first values of each; `None` once one is gone."""
+    tensors = [reference() for reference in references]
+    found = [tensor for tensor in tensors if tensor is not None]
+    return _sum_of(found) if len(found) == len(tensors) else None
 
 
 def _look_at(thing: Any, read: Callable[[Any], int]) -> Look:
@@ -134,16 +122,15 @@ def _stepped(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _others(
-    living: Iterable[object], engine: Any, kept: Sequence[object]
+    made: Iterable[Any], engine: Any, kept: Sequence[object]
 ) -> Iterator[torch.optim.Optimizer]:
     """Optimizers that are neither the engine's, nor handed over, nor around or inside of these."""
     known = {id(one) for one in (*kept, engine.optimizer)}
     known |= {id(getattr(one, "optimizer", one)) for one in (*kept, engine.optimizer)}
-    for thing in living:
-        if issubclass(type(thing), torch.optim.Optimizer) and id(thing) not in known:
-            one: Any = thing
-            if id(getattr(one, "optimizer", one)) not in known:
-                yield one
+    for one in made:
+        is_one = isinstance(one, torch.optim.Optimizer) and hasattr(one, "state")
+        if is_one and known.isdisjoint({id(one), id(getattr(one, "optimizer", one))}):
+            yield one
 
 
 def _parts_of(kept: Sequence[object]) -> set[int]:
@@ -170,22 +157,6 @@ def _roots(modules: Sequence[nn.Module], own: set[int]) -> Iterator[nn.Module]:
     }
     parts = {id(child) for one in modules for child in one.children()} | own | of_engines
     return (one for one in modules if id(one) not in parts)
-
-
-def _copy(
-    loose: Sequence[torch.Tensor], weights: Sequence[Any], taken: set[int]
-) -> list[torch.Tensor]:
-    """Those among loose tensors that have the shapes of weights, if they are many enough.
-
-    Flat ones do not count where others are: a framework's buffers are flat.
-    """
-    shapes: list[tuple[int, ...]] = [tuple(getattr(one, "ds_shape", one.shape)) for one in weights]
-    shapes = [shape for shape in shapes if len(shape) > 1] or shapes
-    wanted = set(shapes)
-    filled = [one for one in loose if tuple(one.shape) in wanted and _is_filled(one)]
-    found = [one for one in filled if _place(one) not in taken]
-    matched = sum(min(shapes.count(s), sum(tuple(t.shape) == s for t in found)) for s in wanted)
-    return found if 2 * matched >= len(shapes) else []
 
 
 def _tensors(things: Iterable[Any], depth: int = 0) -> Iterator[torch.Tensor]:

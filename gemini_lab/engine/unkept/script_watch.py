@@ -5,8 +5,6 @@ from functools import partial
 from typing import Any, Final
 
 from gemini_lab.engine.state.script_state import ScriptState
-from gemini_lab.engine.unkept.readers import counters, is_cut_short, is_cycled, is_enumerated
-from gemini_lab.engine.unkept.script_values import script_frames
 from gemini_lab.engine.unkept.stray_loaders import StrayLoaders
 from gemini_lab.shard.codec import decode, encode
 
@@ -20,20 +18,6 @@ STANDS_STILL: Final = (
 TAKE_TURNS: Final = (
     "two iterators of one loader are read in turn, and a version has the place of the newer one "
     "alone: give what is read in between, such as an evaluation, a loader of its own"
-)
-IS_CYCLED: Final = (
-    "itertools.cycle reads a loader: it keeps the batches of the first epoch to give them again, "
-    "and no version has them; make another iterator for each epoch: `while True: yield from loader`"
-)
-IS_COUNTED: Final = (
-    "the script counts a loader's batches by `enumerate` ({}), which begins at 0 again where a "
-    "start after a failure goes on within an epoch: count in a dict that `client_state` has (from "
-    "0 where the epoch begins), and decide by that; what is only told may stay"
-)
-IS_CUT_SHORT: Final = (
-    "the script takes a number of a loader's batches by `islice`, or by `zip` with a range: where "
-    "that counts from 0 again, a start after a failure that goes on within an epoch takes too "
-    "many; count in a dict that `client_state` has, or loop over `protected.steps(N)`"
 )
 ARE_STRAYS: Final = (
     "the script reads, from one iteration to the next, loaders that it has not handed over ({}), "
@@ -59,15 +43,6 @@ DATA_CHANGE: Final = (
     "the data change what no version has ({}), and after a failure that is as at the start: where "
     "later batches depend on it, give what holds it `state_dict` and `load_state_dict`, and name "
     'that: protect(..., also={{"data": dataset}}); what only saves time may stay'
-)
-ARE_CARRIED: Final = (
-    "the script carries values from one iteration to the next that no version has ({}), and after "
-    "a failure they are as they were at its start: what later iterations depend on belongs in "
-    "`client_state` or `also`, as protect(..., client_state=counts); what is only told may stay"
-)
-GO_BY_TWO_NAMES: Final = (
-    "what `client_state` or `also` holds is changed under a name of its own ({}): after a failure "
-    "the dict holds another object, and that name still the old one; use it through the dict"
 )
 
 
@@ -123,11 +98,6 @@ class ScriptWatch:
             self._remark_once(ARE_STRAYS.format(", ".join(strays)))
         if self._sealed in (1, *_GLANCES):
             self._strays.look()
-        if at_top and self._sealed in (1, *_GLANCES):
-            carried, twofold = self._script.unkept()
-            for text, names in ((ARE_CARRIED, carried), (GO_BY_TWO_NAMES, twofold)):
-                if names:
-                    self._remark_once(text.format(", ".join(names)))
         if self._sealed in _GLANCES and (names := self._script.bystanders()):
             self._remark_once(ARE_NOT_KEPT.format(", ".join(names)))
         if self._sealed in _GLANCES and (changes := self._script.data_changes()):
@@ -140,13 +110,6 @@ class ScriptWatch:
             self._remark_once(STANDS_STILL)
         self._positions = positions
         others = {name: drawn[name] for name in ("client", "also", "own", "random")}
-        iterators = [one.newest for one in self._script.watches]
-        if any(map(is_cycled, iterators)):
-            self._remark_once(IS_CYCLED)
-        if any(map(is_cut_short, iterators)):
-            self._remark_once(IS_CUT_SHORT)
-        if at_top and (names := counters(script_frames())) and any(map(is_enumerated, iterators)):
-            self._remark_once(IS_COUNTED.format(", ".join(names)))
         if not at_top and encode(others) != (self._at_fetch or encode(self._script.others())):
             self._remark_once(IS_AMBIGUOUS)
         if not self._looks and not is_asked:

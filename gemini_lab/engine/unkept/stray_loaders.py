@@ -4,13 +4,13 @@ No version has where they stand. An iterator that is amid an epoch, and is read 
 iteration, belongs to such a loader; an evaluation comes to its end within an iteration.
 """
 
-import gc
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from gemini_lab.engine.made_objects import made_objects
 from gemini_lab.engine.state.loaders import KINDS, LoaderWatch
 
 
@@ -20,18 +20,12 @@ class StrayLoaders:
     Args:
         sources: What says where the data stand: loaders or their watches, or objects that may read
             a loader by themselves; where there is such a one, nothing is looked at.
-        living: Gives the objects of this process.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[object],
-        living: Callable[[], Iterable[object]] = gc.get_objects,
-    ) -> None:
+    def __init__(self, sources: Sequence[object]) -> None:
         loaders = [one.loader if isinstance(one, LoaderWatch) else one for one in sources]
         self._is_blind = not all(isinstance(one, KINDS) for one in loaders)
         self._known = {id(part) for loader in loaders for part in _samplers(loader)}
-        self._living = living
         self._seen: list[tuple[weakref.ref[Any], int]] = []
 
     def look(self) -> None:
@@ -40,20 +34,11 @@ class StrayLoaders:
             return
         self._seen = [
             (weakref.ref(one), taken)
-            for one in self._iterators()
-            if (taken := _taken_amid(one)) and self._known.isdisjoint(map(id, _samplers(one)))
+            for one in made_objects()
+            if isinstance(one, _BaseDataLoaderIter)
+            and (taken := _taken_amid(one))
+            and self._known.isdisjoint(map(id, _samplers(one)))
         ]
-
-    def _iterators(self) -> list[Any]:
-        """Those that there are. All else is let go before they are asked: an error may hold on."""
-        things = list(self._living())  # `[*...]` would hold itself, and with that all there is
-        try:
-            # By `id`: a class need not have a hash.
-            kinds = {id(kind): kind for kind in map(type, things)}
-            wanted = {each for each in kinds if issubclass(kinds[each], _BaseDataLoaderIter)}
-            return [one for one in things if id(type(one)) in wanted] if wanted else []
-        finally:
-            things.clear()  # who holds this frame, such as a profiler, may be among them
 
     def read_on(self) -> list[str]:
         """The data sets of loaders that were read on since the last look; asked once of each."""
