@@ -9,12 +9,12 @@ then all that Lightning and its callbacks did after the step is in the version.
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from gemini_lab.adapters.lightning_state import LightningState
+from gemini_lab.adapters.lightning_state import LightningState, is_librarys
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.contract import Keepable
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
@@ -22,6 +22,34 @@ from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
+
+_REFUSED: Final = {
+    "BaseFinetuning": (
+        "adds weights to the optimizer while it trains",
+        "give the optimizer all weights at once, and freeze some in a callback's on_train_start",
+    ),
+    "BatchSizeFinder": (
+        "trains inside of fit() before it begins",
+        "look for the size in a script of its own, and give it to the loader",
+    ),
+    "LearningRateFinder": (
+        "trains inside of fit() before it begins",
+        "look for the rate in a script of its own (Tuner.lr_find), and give it to the optimizer",
+    ),
+    "ModelPruning": (
+        "adds masks to the model while it trains",
+        "prune the model before fit(), or after it in a script of its own",
+    ),
+    "SpikeDetection": (
+        "cannot load its own state",
+        "look for spikes in a callback of your own, with `state_dict` and `load_state_dict`",
+    ),
+    "StochasticWeightAveraging": (
+        "replaces the schedule, and in the end the weights, while it trains",
+        "use WeightAveraging with should_update, and torch's SWALR as the schedule",
+    ),
+}
+"""Lightning's callbacks that are refused: what they do, and the way out."""
 
 
 def protect_lightning(
@@ -97,6 +125,10 @@ class LightningHooks(Callback):
         _stand_around(loop.epoch_loop.val_loop, "run", self._validate)
         trainer.callbacks.insert(0, self)
 
+    def setup(self, trainer: Any, *_: Any) -> None:
+        """The module and a Tuner may have brought callbacks of their own by now."""
+        require_callbacks(trainer)
+
     def _before_reading(self, load: Callable[[], None]) -> None:
         """The loader is there and not yet read: protect, or put the version back."""
         load()
@@ -116,12 +148,11 @@ class LightningHooks(Callback):
             settings=self._settings,
             step=trainer.fit_loop.epoch_loop.global_step,
         )
-        self._state = LightningState(trainer)
+        self._state = LightningState(trainer, self._remark)
         loaders = [*trainer.fit_loop._combined_loader.flattened]  # noqa: SLF001
         self._protection = self._start(self._engine, data=loaders, also=self._kept())
         self._protection.end_iterations_at_fetch()
         self._done = self._engine.global_steps
-        self._say_what_is_forgotten()
 
     def _kept(self) -> dict[str, Any]:
         """What comes along beside the model, its optimizer and the data."""
@@ -129,15 +160,8 @@ class LightningHooks(Callback):
             f"Lightning's schedule {number}": config.scheduler
             for number, config in enumerate(self._trainer.lr_scheduler_configs)
         }
-        return {"Lightning": self._state, **schedules, **self._also}
-
-    def _say_what_is_forgotten(self) -> None:
-        if not self._done and (names := self._state.forgotten()):
-            self._remark(
-                f"callbacks have attributes that do not come back after a failure ("
-                f"{', '.join(names)}); give them `state_dict` and `load_state_dict`; if nothing in "
-                "them changes, all is well"
-            )
+        parts = {"Lightning's callbacks": self._state.parts}
+        return {"Lightning": self._state, **parts, **schedules, **self._also}
 
     def _on_epoch(self, begin: Callable[[Any], None], fetcher: Any) -> None:
         begin(fetcher)
@@ -158,9 +182,14 @@ class LightningHooks(Callback):
                 "call every step of the one optimizer"
             )
         self._done = done
+        self._state.parts.say_changes(done)
         if self._losses:
             self._protected.log(loss=torch.stack(self._losses).mean().item())
             self._losses.clear()
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        """Say what callbacks have changed in their epoch."""
+        self._state.parts.say_changes()
 
     def _validate(self, run: Callable[[], Any]) -> Any:
         """However long that takes, it is no hang."""
@@ -186,6 +215,7 @@ def require_lightning(trainer: Any) -> None:
     Raises:
         UnsupportedError: It is one; says what it does, and the way out.
     """
+    require_callbacks(trainer)
     name = type(trainer.strategy).__name__
     if name not in {"DDPStrategy", "ModelParallelStrategy", "SingleDeviceStrategy"}:
         raise UnsupportedError(
@@ -202,6 +232,22 @@ def require_lightning(trainer: Any) -> None:
             "this Trainer makes its loaders anew (reload_dataloaders_every_n_epochs), and a place "
             "in another loader does not come back; set it to 0"
         )
+
+
+def require_callbacks(trainer: Any) -> None:
+    """Refuse callbacks of Lightning's whose changes would not come back.
+
+    Raises:
+        UnsupportedError: It has one; says what it does, and the way out.
+    """
+    for callback in trainer.callbacks:
+        for kind in filter(is_librarys, type(callback).__mro__):
+            if kind.__name__ in _REFUSED:
+                found, way_out = _REFUSED[kind.__name__]
+                raise UnsupportedError(
+                    f"the callback {type(callback).__name__} cannot be protected: it {found}; "
+                    f"leave it out, and {way_out}"
+                )
 
 
 def _obstacles_of_fit(trainer: Any) -> Iterator[tuple[str, str]]:
@@ -238,6 +284,7 @@ def _compute_before_the_step(optimizer: torch.optim.Optimizer) -> None:
     """Compute the loss before `optimizer.step` begins, to which Lightning hands it as a closure.
 
     An update is waited for where the step begins: a version would have no iteration to leave in.
+    An optimizer that calls its closure again, as SAM does, computes again.
     """
     step: Callable[..., Any] = optimizer.step
 
@@ -246,8 +293,11 @@ def _compute_before_the_step(optimizer: torch.optim.Optimizer) -> None:
         if closure is None:
             return step(**more)
         with torch.enable_grad():
-            loss = closure()
-        step(**more)
-        return loss
+            computed = [closure()]
+
+        def compute() -> Any:
+            return computed.pop() if computed else closure()
+
+        return step(closure=compute, **more)
 
     optimizer.step = after_closure  # type: ignore[method-assign]

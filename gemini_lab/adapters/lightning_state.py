@@ -1,12 +1,35 @@
 """What Lightning's loops count, and what its callbacks and metrics keep: read, and put back."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from gemini_lab.adapters.callback_parts import CallbackParts, Listed
+from gemini_lab.engine.state.rehearsal import named
 from gemini_lab.engine.state.unsaid import is_metric, put_attributes, read_metric, share_states
 
 _KEPT: Final = ("value", "_update_count")
 _MEAN: Final = (*_KEPT, "cumulated_batch_size")
+_SET: Final = (
+    "accumulate_grad_batches",
+    "check_val_every_n_epoch",
+    "gradient_clip_algorithm",
+    "gradient_clip_val",
+)
+"""What callbacks set in a Trainer on the way, as GradientAccumulationScheduler does."""
+_SILENT: Final = frozenset(
+    {
+        "BasePredictionWriter",
+        "DeviceStatsMonitor",
+        "GradientAccumulationScheduler",
+        "LambdaCallback",
+        "LearningRateMonitor",
+        "ModelSummary",
+        "OnExceptionCheckpoint",
+        "ProgressBar",
+        "ThroughputMonitor",
+    }
+)
+"""Lightning's own callbacks that say no state, and whose attributes no later number depends on."""
 _TOLD: Final = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
@@ -15,10 +38,16 @@ class LightningState:
 
     Args:
         trainer: It has set up a training.
+        remark: Told what does not come back.
+
+    Attributes:
+        parts: What callbacks hold, beside what they say.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, remark: Callable[[str], None]) -> None:
         self._trainer = trainer
+        self.parts = CallbackParts(self._listed, lambda: trainer.lightning_module, remark)
+        self._first_set = {name: getattr(trainer, name) for name in _SET}
         self._is_under_way = False
         self._averages: dict[str, Any] = {}  # of a version, by the names that they are logged by
         self._results = trainer.fit_loop.epoch_loop._results  # noqa: SLF001 - nothing else has them
@@ -31,6 +60,7 @@ class LightningState:
         return {
             "loops": self._loops(),
             "should_stop": self._trainer.should_stop,
+            "set": self._changed(),
             "callbacks": {name: one.state_dict() for name, one in self._stateful()},
             "data": _state_of(self._trainer.datamodule),
             "told": {name: dict(getattr(self._told, name)) for name in _TOLD},
@@ -43,9 +73,12 @@ class LightningState:
         if not self._is_under_way and kept["loops"] != self._loops():
             self._trainer.fit_loop.load_state_dict(kept["loops"])
         self._trainer.should_stop = kept["should_stop"]
+        if self._is_under_way:  # as they begin, callbacks require what the script has set
+            for name, value in {**self._first_set, **kept.get("set", {})}.items():
+                setattr(self._trainer, name, value)
         for name, callback in self._stateful():
             if name in kept["callbacks"]:
-                callback.load_state_dict(kept["callbacks"][name])
+                self._put(callback, kept["callbacks"][name])
         if kept["data"]:
             self._trainer.datamodule.load_state_dict(kept["data"])
         for name in _TOLD:
@@ -53,6 +86,21 @@ class LightningState:
         self._averages = dict(kept["averages"])
         for name, metric in self._metrics():
             put_attributes(metric, kept["metrics"].get(name, {}))
+
+    def _put(self, callback: Any, state: dict[str, Any]) -> None:
+        """Have a callback take on its state."""
+        kinds = _kinds_of(callback)
+        if "Timer" in kinds and self._is_under_way:
+            return  # its clock runs on, and would count the same time twice
+        if "ModelCheckpoint" in kinds and state["dirpath"]:
+            callback.dirpath = state["dirpath"]  # each start has another one, by its logger
+        with named(f"the callback {type(callback).__name__}"):
+            callback.load_state_dict(state)
+
+    def _changed(self) -> dict[str, Any]:
+        """What was set in the Trainer since the script made it."""
+        now = {name: getattr(self._trainer, name) for name in _SET}
+        return {name: value for name, value in now.items() if value != self._first_set[name]}
 
     def _loops(self) -> dict[str, Any]:
         """What they count; positions in the data are kept elsewhere."""
@@ -64,22 +112,13 @@ class LightningState:
         Until their next round, Lightning's own restart would leave out a schedule's step, or an
         evaluation, that a version lies after or before.
         """
+        if not self._is_under_way:
+            self.parts.begin()
         self._is_under_way = True
         loop = self._trainer.fit_loop
         optimization = loop.epoch_loop.automatic_optimization, loop.epoch_loop.manual_optimization
         for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop, *optimization):
             one.on_iteration_done()
-
-    def forgotten(self) -> list[str]:
-        """Callbacks with attributes of their own that nobody says how to keep, as class names."""
-        kept = {name for name, _ in self._stateful()}
-        return [
-            type(callback).__name__
-            for name, callback in self._callbacks()
-            if vars(callback)
-            and name not in kept
-            and not type(callback).__module__.startswith(("lightning.", "gemini_lab."))
-        ]
 
     @property
     def _told(self) -> Any:
@@ -89,6 +128,19 @@ class LightningState:
         """Each with a name that is the same in every start of the script."""
         for number, callback in enumerate(self._trainer.callbacks):
             yield f"{number} {callback.state_key}", callback
+
+    def _listed(self) -> Iterator[Listed]:
+        """All of them, with what they say."""
+        said = dict(self._stateful())
+        for name, callback in self._callbacks():
+            is_known = bool(_SILENT & _kinds_of(callback)) and is_librarys(type(callback))
+            state = said[name].state_dict() if name in said else None
+            yield Listed(
+                name=name,
+                callback=callback,
+                said=state,
+                is_known=is_known or type(callback).__module__.startswith("gemini_lab."),
+            )
 
     def _stateful(self) -> Iterator[tuple[str, Any]]:
         """Those that say what they keep, also where that is nothing now."""
@@ -117,6 +169,16 @@ class LightningState:
         for name, part in module.named_modules():
             if is_metric(part):
                 yield name, part
+
+
+def _kinds_of(callback: Any) -> set[str]:
+    """Names of the library's classes that it is of."""
+    return {kind.__name__ for kind in type(callback).__mro__ if is_librarys(kind)}
+
+
+def is_librarys(kind: type) -> bool:
+    """Whether Lightning ships this class."""
+    return kind.__module__.startswith("lightning.")
 
 
 def _fields(metric: Any) -> dict[str, Any]:

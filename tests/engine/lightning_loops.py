@@ -1,11 +1,26 @@
 """Lightning's loop, as its users have it, over two micro-batches a step."""
 
+import copy
 from functools import partial
 
 import torch
 from library_loops import Noisy
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import (
+    DeviceStatsMonitor,
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelSummary,
+    ThroughputMonitor,
+    Timer,
+    TQDMProgressBar,
+    WeightAveraging,
+)
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -99,4 +114,120 @@ def lightning(job, how):
     )
 
 
-LOOPS = {f"lightning {how}": partial(lightning, how=how) for how in ("DDP", "FSDP2")}
+class Averaging(Callback):
+    """Averages the weights, and says nothing of it; at a place of its hooks it is made."""
+
+    def __init__(self, made_in):
+        self.made_in, self.average, self.shadow = made_in, None, {}
+
+    def setup(self, _trainer, module, **_):
+        self.make("setup", module)
+
+    def on_train_start(self, _, module):
+        self.make("on_train_start", module)
+
+    def make(self, where, module):
+        if where == self.made_in:
+            self.average = copy.deepcopy(module.net)
+            self.shadow = {name: one.detach().clone() for name, one in module.named_parameters()}
+
+    @torch.no_grad()
+    def on_train_batch_end(self, _trainer, module, *_):
+        for mean, now in zip(self.average.parameters(), module.net.parameters(), strict=True):
+            mean.lerp_(now, 0.1)
+        for name, now in module.named_parameters():
+            self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * now
+
+
+class Thawing(Callback):
+    """What stands in for BackboneFinetuning: a layer is frozen until the second epoch."""
+
+    def on_train_start(self, _, module):
+        module.net[0].requires_grad_(False)
+
+    def on_train_epoch_start(self, trainer, module):
+        module.net[0].requires_grad_(trainer.current_epoch > 0)
+
+
+class EveryEpoch(WeightAveraging):
+    """As the library's own page has it."""
+
+    def should_update(self, step_idx=None, epoch_idx=None):  # noqa: ARG002
+        return epoch_idx is not None
+
+
+def quiet():
+    """Those that look on, and one of the script's own."""
+    return [
+        DeviceStatsMonitor(),
+        EarlyStopping("held out", patience=50),
+        LambdaCallback(on_train_batch_end=lambda *_: torch.rand(())),
+        LearningRateMonitor("step", log_momentum=True),
+        ModelCheckpoint(monitor="held out", save_top_k=2, save_last=True),
+        ModelSummary(),
+        ThroughputMonitor(batch_size_fn=len),
+        Timer("01:00:00:00"),
+        TQDMProgressBar(),
+    ]
+
+
+CALLBACKS = {
+    "accumulation": lambda: [GradientAccumulationScheduler({0: 1, 1: 2, 2: 3})],
+    "ema": lambda: [EMAWeightAveraging(decay=0.9)],
+    "averages of epochs": lambda: [EveryEpoch()],
+    "average made in setup": lambda: [Averaging("setup")],
+    "average made in on_train_start": lambda: [Averaging("on_train_start")],
+    "thawing": lambda: [Thawing()],
+    "quiet": quiet,
+}
+
+
+def with_callbacks(job):
+    """Epochs of 7 batches, under DDP, with callbacks of a kind; or as without gemini_lab."""
+    case, _, how = job.case.partition(", ")
+    callbacks = CALLBACKS[case]()
+    made = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp_find_unused_parameters_true" if case == "thawing" else "ddp",
+        max_epochs=3,
+        val_check_interval=4,
+        callbacks=[LitNoting(job), *callbacks],
+        logger=CSVLogger(job.folder) if case == "quiet" else False,
+        enable_checkpointing=case == "quiet",
+        enable_progress_bar=case == "quiet",
+        enable_model_summary=case == "quiet",
+        default_root_dir=job.folder,
+        log_every_n_steps=2,
+    )
+    if how == "plain":
+        job.protection = Alone()
+    else:
+        LightningHooks(made, start=job.protect, remark=job.remarks.append)
+    model = Lit()
+    made.fit(
+        model,
+        DataLoader(Noisy(28), batch_size=2, shuffle=True),
+        DataLoader(Noisy(8), batch_size=2),
+    )
+    kept = [*model.parameters(), *model.buffers()]
+    for one in callbacks:
+        if isinstance(one, Averaging):
+            kept += [*one.average.parameters(), *one.shadow.values()]
+        if isinstance(one, ModelCheckpoint):
+            kept += sorted(one.best_k_models.values())
+            job.found["best"] = len(one.best_k_models), one.best_model_path[-30:]
+    job.found["end"] = [float(one.double().sum()).hex() for one in kept]
+
+
+class Alone:
+    """As without gemini_lab."""
+
+    def finish(self):
+        pass
+
+
+LOOPS = {
+    **{f"lightning {how}": partial(lightning, how=how) for how in ("DDP", "FSDP2")},
+    "lightning callbacks": with_callbacks,
+}

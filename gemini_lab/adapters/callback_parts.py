@@ -1,0 +1,184 @@
+"""What callbacks hold and do not say: copies of the model are kept, other changes are told.
+
+An average of the weights is often made in a hook, so that a script cannot name it beforehand, and
+libraries leave theirs out of `state_dict`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from gemini_lab.engine.state.keepsakes import Keepsake, keepsakes
+from gemini_lab.engine.state.value_digest import digest
+from gemini_lab.errors import UnsupportedError
+
+_LOOKS: Final = frozenset({2, 4, 11, 31, 101, 301, 1001, 3001})
+"""Steps at which changes are looked for, beside the end of each epoch."""
+_OF: Final = "callback {kind}'s {attribute!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A callback as its adapter lists it.
+
+    Attributes:
+        name: The same in every start of the script.
+        callback: It.
+        said: What it says of its state; `None` if it says nothing.
+        is_known: Whether its library ships it, and its other attributes are known not to matter.
+    """
+
+    name: str
+    callback: Any
+    said: Any = None
+    is_known: bool = False
+
+
+class CallbackParts:
+    """Copies of a model in attributes of callbacks; for `also`.
+
+    These are modules, dicts and lists of tensors that have the shapes of at least half of the
+    model's weights. What a callback says itself, and what belongs to the model, is left out.
+
+    Args:
+        listed: Gives the callbacks.
+        model: Gives the model.
+        remark: Told what does not come back.
+    """
+
+    def __init__(
+        self,
+        listed: Callable[[], Iterable[Listed]],
+        model: Callable[[], nn.Module],
+        remark: Callable[[str], None],
+    ) -> None:
+        self._listed = listed
+        self._model = model
+        self._remark = remark
+        self._first: dict[tuple[str, str], int | None] = {}
+        self._seen: dict[tuple[str, str], tuple[object, Keepsake | None]] = {}
+        self._early: set[str] | None = None  # copies that there were when training began
+
+    def state_dict(self) -> dict[str, Any]:
+        """The copies that callbacks have held since before training began, by their names."""
+        early = self._early
+        return {
+            name: kept.read() for name, kept in self._copies() if early is None or name in early
+        }
+
+    def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+        """Put back what `state_dict` gave; a copy that its callback makes later is put back then.
+
+        Raises:
+            UnsupportedError: Training has begun, and a callback still has no such copy.
+        """
+        there = dict(self._copies())
+        for name in kept.keys() & there.keys():
+            there[name].put(kept[name])
+        missing = kept.keys() - there.keys()
+        if missing and self._early is not None:
+            raise UnsupportedError(
+                f"the version has a copy of the model for {min(missing)}, which this start has not "
+                "made; have the callback make it in `setup`, before training begins, in each start"
+            )
+
+    def begin(self) -> None:
+        """Say that training begins: later changes are told."""
+        self._early = {name for name, _ in self._copies()}
+        self._first = dict(self._digests())
+
+    def say_changes(self, step: int | None = None) -> None:
+        """Tell, once each, which attributes have changed and are in no version.
+
+        Args:
+            step: How many are done; `None` at the end of an epoch.
+        """
+        if self._early is None or not (step is None or step in _LOOKS):
+            return
+        late = {name for name, _ in self._copies()} - self._early
+        found = {key for key, seen in self._digests() if self._first.get(key, seen) != seen}
+        names = sorted(late | {_OF.format(kind=kind, attribute=one) for kind, one in found})
+        self._early |= late
+        for key in found:
+            self._first.pop(key)
+        if names:
+            self._remark(
+                f"callbacks change what no version has ({', '.join(names)}), so it begins anew "
+                "after a failure; give them `state_dict` and `load_state_dict`, and have them make "
+                "copies of the model before training begins; if no later number depends on it, all "
+                "is well"
+            )
+
+    def _copies(self) -> Iterator[tuple[str, Keepsake]]:
+        """Of each copy, how to read it and put it back."""
+        for one in self._listed():
+            for attribute, value in [*vars(one.callback).items()]:
+                key = one.name, attribute
+                if self._seen.get(key, (None, None))[0] is not value:
+                    self._seen[key] = value, self._keepsake(one, attribute, value)
+                if (kept := self._seen[key][1]) is not None:
+                    kind = type(one.callback).__name__
+                    number = one.name.partition(" ")[0]
+                    yield f"{_OF.format(kind=kind, attribute=attribute)} ({number})", kept
+
+    def _keepsake(self, one: Listed, attribute: str, value: Any) -> Keepsake | None:
+        tensors = [*_tensors(value)]
+        model = self._model()
+        if not tensors or value is model or not _is_copy(tensors, model):
+            return None
+        there = {_place(t) for t in [*model.parameters(), *model.buffers(), *_tensors(one.said)]}
+        if all(_place(tensor) in there for tensor in tensors):
+            return None
+        if isinstance(value, (nn.Module, dict)):
+            return keepsakes({attribute: value})[attribute]
+        return Keepsake(
+            read=lambda: [*value], put=lambda kept: value.__setitem__(slice(None), kept)
+        )
+
+    def _digests(self) -> Iterator[tuple[tuple[str, str], int | None]]:
+        """Checksums of plain values in callbacks that say nothing."""
+        copies = {key for key, (_, kept) in self._seen.items() if kept is not None}
+        for one in self._listed():
+            if one.said is not None or one.is_known:
+                continue
+            for attribute, value in [*vars(one.callback).items()]:
+                if (one.name, attribute) not in copies:
+                    yield (type(one.callback).__name__, attribute), _digest(value)
+
+
+def _digest(value: Any) -> int | None:
+    """A checksum of a plain value, or of the plain values of an object of the script's own."""
+    own = getattr(value, "__dict__", None)
+    is_plain = own is None or isinstance(value, (nn.Module, torch.Tensor))
+    return digest(value if is_plain else dict(own))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a module, or of a dict or list of tensors alone."""
+    if isinstance(value, nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+        return
+    found = [*value.values()] if type(value) is dict else value
+    if type(found) is list and all(isinstance(one, torch.Tensor) for one in found):
+        yield from found
+
+
+def _is_copy(tensors: Iterable[torch.Tensor], model: nn.Module) -> bool:
+    """Whether they have the shapes of at least half of the model's weights."""
+    left = [one.shape for one in tensors]
+    wanted = [one.shape for one in model.parameters()]
+    found = 0
+    for shape in wanted:
+        if shape in left:
+            left.remove(shape)
+            found += 1
+    return bool(wanted) and 2 * found >= len(wanted)
+
+
+def _place(tensor: Any) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return int(local.data_ptr()) or id(tensor)
