@@ -9,9 +9,12 @@ boundaries alone, and its loaders read a batch ahead; both are covered by `gemin
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import broadcast_object_list
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -147,7 +150,9 @@ def trained_by(
             "and a job protects one of each; call protect_accelerator after accelerator.prepare("
             "model, optimizer, ...), and make several models parts of one module"
         )
-    inner = getattr(optimizers[0], "optimizer", optimizers[0])
+    inner = optimizers[0]
+    if isinstance(inner, AcceleratedOptimizer):
+        inner = inner.optimizer
     return TorchEngine(models[0], inner, settings=settings, step=step)
 
 
@@ -204,18 +209,26 @@ def left_out(accelerator: Any, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 class _Count:
-    """Micro-batches that `accelerator.accumulate` has counted."""
+    """Micro-batches that `accelerator.accumulate` has counted, and checkpoints that it has named."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
 
     def state_dict(self) -> dict[str, object]:
-        """The count."""
-        return {"step": self._accelerator.step}
+        """The counts."""
+        return {"step": self._accelerator.step, "saved": self._accelerator.save_iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there; a checkpoint after the version keeps its folder, and its number."""
         self._accelerator.step = state["step"]
+        configuration = self._accelerator.project_configuration
+        if not configuration.automatic_checkpoint_naming or "saved" not in state:
+            return
+        number = [state["saved"]]
+        folder = Path(self._accelerator.project_dir, "checkpoints")
+        while (folder / f"checkpoint_{number[0]}").exists():  # which Accelerate would refuse
+            number[0] += 1
+        configuration.iteration = broadcast_object_list(number)[0]
 
 
 def _found(accelerator: Any, engine: Any) -> dict[str, Any]:

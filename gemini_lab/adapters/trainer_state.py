@@ -7,6 +7,7 @@ import torch
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
+from gemini_lab.adapters.callback_parts import CallbackParts, Listed
 from gemini_lab.adapters.log_history import LogHistory
 from gemini_lab.adapters.trainer_counts import OwnCounts, assigned_by
 from gemini_lab.engine.private_names import require_known
@@ -47,10 +48,14 @@ class TrainerState:
     Args:
         trainer: What the script calls `train()` of.
         remark: Told what will not come back.
+
+    Attributes:
+        parts: What callbacks hold, beside what they say.
     """
 
     def __init__(self, trainer: Any, remark: Callable[[str], None]) -> None:
         self._trainer = trainer
+        self.parts = CallbackParts(self._listed, lambda: trainer.model, remark)
         self._counts = OwnCounts(trainer, remark)
         self._history = LogHistory()
 
@@ -80,15 +85,16 @@ class TrainerState:
             if name in kept["callbacks"]:
                 _put(callback, kept["callbacks"][name])
 
-    def forgotten(self) -> list[str]:
-        """Callbacks with attributes of their own that nobody says how to keep, as class names."""
-        return [
-            type(callback).__name__
-            for _, callback in self._callbacks()
-            if vars(callback)
-            and not _is_kept(callback)
-            and not type(callback).__module__.startswith(("transformers.", "gemini_lab."))
-        ]
+    def _listed(self) -> Iterator[Listed]:
+        """All callbacks, with what they say; what transformers' own hold is for people alone."""
+        for name, callback in self._callbacks():
+            module = type(callback).__module__
+            yield Listed(
+                name=name,
+                callback=callback,
+                said=_read(callback) if _is_kept(callback) else None,
+                is_known=module.startswith(("transformers.", "gemini_lab.")),
+            )
 
     def _callbacks(self) -> Iterator[tuple[str, Any]]:
         """Each with a name that is the same in every start of the script."""

@@ -106,6 +106,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         self._begins_at: tuple[int, int] | None = None  # epoch and micro-batches, of a version
         self._epoch_at: Callable[[], float] | None = None  # in that epoch, the Trainer's fraction
         self._losses: list[torch.Tensor] = []
+        self._has_begun = False
         for name in STAGES:
             hook = getattr(self, f"around{name}" if name[0] == "_" else f"around_{name}")
             setattr(trainer, name, partial(hook, getattr(trainer, name)))
@@ -167,7 +168,8 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer
         for text in left_out(trainer.accelerator, os.environ):
             self._remark(text)
-        also: dict[str, Any] = {"the Trainer": self._state, **self._also}
+        parts = {"the Trainer's callbacks": self._state.parts}
+        also: dict[str, Any] = {"the Trainer": self._state, **parts, **self._also}
         self._engine = trained_by(
             trainer.accelerator,
             model=trainer.model_wrapped,
@@ -255,14 +257,11 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         self._losses.append(loss)
         return loss
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Before the first step: say which callbacks have something that does not come back."""
-        if self._trainer.state.global_step == 0 and (names := self._state.forgotten()):
-            self._remark(
-                f"callbacks have attributes that do not come back after a failure ("
-                f"{', '.join(names)}); give them `state_dict` and `load_state_dict`, or make them "
-                "an ExportableState; if nothing in them changes, all is well"
-            )
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        """Training begins, and has done what callbacks do in `on_train_begin`."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._state.parts.begin()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """The Trainer has counted the step: log its loss."""
@@ -278,10 +277,12 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
             )
         loss = torch.stack(self._losses).sum()
         self._losses.clear()
+        self._state.parts.say_changes(done)
         self._protected.log(loss=loss.item())
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         """An epoch that a callback ended early is not found again by counting."""
+        self._state.parts.say_changes()
         if self._trainer.control.should_epoch_stop:
             self._remark(
                 "a callback ended an epoch early (should_epoch_stop), so that a recovery does not "

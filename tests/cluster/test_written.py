@@ -162,6 +162,10 @@ class WithLoss(nn.Module):
 model = WithLoss()
 torch.manual_seed(2 + rank)
 """
+TWO_PASSES = """
+import gemini_lab
+from torch.nn.parallel import DistributedDataParallel
+"""
 README, SCRIPT = "README.md", "docs/guide/script.md"
 LIBRARIES = "docs/guide/libraries.md"
 
@@ -254,6 +258,7 @@ EXAMPLES = {
     "README's two lines of PyTorch, DDP": lambda: two_lines("DistributedDataParallel"),
     "README's two lines of PyTorch, FSDP2": lambda: two_lines("fully_shard"),
     "the guide's script": lambda: WITH_LOSS + block(SCRIPT, "In your own script"),
+    "two passes a step": lambda: TWO_PASSES + block(SCRIPT, "Two passes a step"),
     "a batch that is fetched ahead": fetched_ahead,
     "two nested loops": epochs,
     "going back": rewound,

@@ -1,6 +1,7 @@
 """Scripts of several loops, with code around them that runs again on restored state."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -28,11 +29,13 @@ class Alone(Unprotected):
 class Trained:
     """A model under DDP, or alone, and all that a loop of it needs."""
 
-    def __init__(self, job, *, alone=False, loader=DataLoader, **kept):
+    def __init__(self, job, *, alone=False, loader=DataLoader, kind=torch.optim.AdamW, **kept):
         torch.manual_seed(1)
         self.bare = network(nn.BatchNorm1d(12))
         self.model = self.bare if alone else DistributedDataParallel(self.bare)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.optimizer = kind(self.model.parameters(), lr=0.01)
+        if "also" in kept:
+            kept["also"]["lookahead"] = Lookahead(self.optimizer)
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(7 + dist.get_rank())
         self.loader = loader(Noisy(), batch_size=8, shuffle=True)
@@ -178,6 +181,82 @@ def stateful_epochs(job):
     epochs(job, StatefulDataLoader)
 
 
+class Sam(torch.optim.AdamW):
+    """The guide's, also for weights that are shared out; and as Lightning calls it."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        weights = [one for group in self.param_groups for one in group["params"]]
+        if closure is not None:
+            before = [one.clone() for one in weights]
+            for one in weights:
+                one.add_(one.grad, alpha=0.05)
+            with torch.enable_grad():
+                closure()
+            for one, values in zip(weights, before, strict=True):
+                one.copy_(values)
+        super().step()
+
+
+class Lookahead:
+    """Slow weights around an optimizer, which it has inside of another object."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.done = SimpleNamespace(optimizer=optimizer), 0
+        self.weights = [one for group in optimizer.param_groups for one in group["params"]]
+        self.slow = [one.detach().clone() for one in self.weights]
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.optimizer.step()
+        self.done += 1
+        if self.done % 3 == 0:
+            for slow, fast in zip(self.slow, self.weights, strict=True):
+                fast.copy_(slow.lerp_(fast, 0.5))
+
+    def state_dict(self):
+        return {"slow": self.slow, "done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+        for slow, kept in zip(self.slow, state["slow"], strict=True):
+            slow.copy_(kept)
+
+
+def two_passes(job):
+    """Sharpness-aware minimization, whose step computes again."""
+    made = Trained(job, kind=Sam)
+    batches = endless(made.loader)
+
+    def one_pass(batch):
+        made.optimizer.zero_grad()
+        loss = made.model(batch).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in made.protected.steps(10):
+        batch = next(batches)
+        loss = one_pass(batch)
+        made.optimizer.step(lambda: one_pass(batch))  # noqa: B023 - called within the pass
+        job.note(made.engine.global_steps, loss.detach())
+    made.end()
+
+
+def slow_weights(job):
+    """A lookahead around the optimizer, in two parts."""
+    parts = {}
+    made = Trained(job, also=parts)
+    outer = parts["lookahead"]
+    batches = endless(made.loader)
+    for _ in made.protected.steps(10):
+        loss = made.model(next(batches)).square().mean()
+        made.optimizer.zero_grad()
+        loss.backward()
+        outer.step()
+        job.note(made.engine.global_steps, loss.detach(), *(one.norm() for one in outer.slow))
+    made.end()
+
+
 def accumulated(job):
     """Five passes of six make no update; each is followed by an evaluation."""
     made = engine_of({"engine": job.case, "accumulation": 6})
@@ -216,6 +295,6 @@ LOOPS = {
     f"again {loop.__name__}": loop
     for loop in (
         *(phases, frozen, epochs, stateful_epochs, inner, peeked, peeked_at, peeked_in_epochs),
-        accumulated,
+        *(accumulated, two_passes, slow_weights),
     )
 }

@@ -60,6 +60,8 @@ def test_averages_and_models_that_are_not_handed_over_are_said_once(server, tmp_
         ("peeked", 2, [2, 6]),
         ("peeked_at", 2, [2, 6]),
         ("peeked_in_epochs", 2, [1, 4, 7]),
+        ("two_passes", 2, [3, 6]),
+        ("slow_weights", 2, [2, 5]),  # the slow weights are those of the step before
     ],
 )
 def test_what_runs_again_before_a_versions_loop_leaves_no_trace(

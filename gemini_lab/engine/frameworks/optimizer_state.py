@@ -260,7 +260,8 @@ def require_none_beside(
         if any(isinstance(one, torch.optim.Optimizer) for one in held):
             raise UnsupportedError(
                 f"{called(optimizer)} has another optimizer inside ({name!r}), whose state would "
-                "not be kept; use one that keeps all of it in its own `state`"
+                "not be kept; use one that keeps all of it in its own `state`, such as a subclass "
+                "of the inner one, whose step may compute again in a closure, as SAM does"
             )
         found = [t for t in held if isinstance(t, torch.Tensor) and id(t) not in known]
         if found:

@@ -26,6 +26,7 @@ _STEP, _OF_STEP = "wrapper", "self"
 _SAVING: Final = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 """The module and the function in which torch takes a step with zeros, to save what it makes."""
 _TENSORS: Final = (torch.Tensor, nn.Parameter)
+_WRAPPED: Final = 4  # optimizers around one another that are looked into
 
 
 def _nothing() -> None:
@@ -266,13 +267,7 @@ def _require_kinds(model: object, optimizer: object, step: object) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model= is {kind_of(model)}; give the nn.Module that is trained")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        inner = getattr(optimizer, "optimizer", None)
-        way_out = (
-            "its `.optimizer`"
-            if isinstance(inner, torch.optim.Optimizer)
-            else "one torch.optim.Optimizer (further models and their optimizers go into `also`)"
-        )
-        raise ConfigError(f"optimizer= is {kind_of(optimizer)}; give {way_out}")
+        raise ConfigError(f"optimizer= is {kind_of(optimizer)}; give {_way_out_of(optimizer)}")
     own = {id(weight) for weight in model.parameters()}
     if not any(id(w) in own for group in optimizer.param_groups for w in group["params"]):
         raise ConfigError(
@@ -281,6 +276,19 @@ def _require_kinds(model: object, optimizer: object, step: object) -> None:
         )
     if not isinstance(step, int) or step < 0:
         raise ConfigError(f"step={step!r} is no number of updates; give 0 or more")
+
+
+def _way_out_of(wrapper: object) -> str:
+    """What to give as an optimizer in the place of something else."""
+    inner, path = wrapper, ""
+    for _ in range(_WRAPPED):
+        inner, path = getattr(inner, "optimizer", None), f"{path}.optimizer"
+        if isinstance(inner, torch.optim.Optimizer):
+            return (
+                f"its `{path}`, and name it itself in `also` where it keeps something of its own, "
+                "such as slow weights, with `state_dict` and `load_state_dict`"
+            )
+    return "one torch.optim.Optimizer (further models and their optimizers go into `also`)"
 
 
 def _obstacles(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
