@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list
@@ -151,8 +152,8 @@ def trained_by(
             "model, optimizer, ...), and make several models parts of one module"
         )
     inner = optimizers[0]
-    if isinstance(inner, AcceleratedOptimizer):
-        inner = inner.optimizer
+    if not isinstance(inner, torch.optim.Optimizer) or isinstance(inner, AcceleratedOptimizer):
+        inner = getattr(inner, "optimizer", inner)  # else it is the script's own, around another
     return TorchEngine(models[0], inner, settings=settings, step=step)
 
 
@@ -209,7 +210,7 @@ def left_out(accelerator: Any, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 class _Count:
-    """Micro-batches that `accelerator.accumulate` has counted, and checkpoints that it has named."""
+    """Micro-batches that `accumulate` has counted, and checkpoints that were named."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator

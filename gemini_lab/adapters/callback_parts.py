@@ -38,7 +38,7 @@ class Listed:
 
 
 class CallbackParts:
-    """Copies of a model in attributes of callbacks; for `also`.
+    """Copies of a model in attributes of callbacks, as a part of an adapter's state.
 
     These are modules, dicts and lists of tensors that have the shapes of at least half of the
     model's weights. What a callback says itself, and what belongs to the model, is left out.
@@ -117,7 +117,7 @@ class CallbackParts:
         for one in self._listed():
             for attribute, value in [*vars(one.callback).items()]:
                 key = one.name, attribute
-                if self._seen.get(key, (None, None))[0] is not value:
+                if key not in self._seen or self._seen[key][0] is not value:
                     self._seen[key] = value, self._keepsake(one, attribute, value)
                 if (kept := self._seen[key][1]) is not None:
                     kind = type(one.callback).__name__

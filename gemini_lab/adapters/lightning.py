@@ -125,7 +125,7 @@ class LightningHooks(Callback):
         _stand_around(loop.epoch_loop.val_loop, "run", self._validate)
         trainer.callbacks.insert(0, self)
 
-    def setup(self, trainer: Any, *_: Any) -> None:
+    def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
         """The module and a Tuner may have brought callbacks of their own by now."""
         require_callbacks(trainer)
 
@@ -160,8 +160,7 @@ class LightningHooks(Callback):
             f"Lightning's schedule {number}": config.scheduler
             for number, config in enumerate(self._trainer.lr_scheduler_configs)
         }
-        parts = {"Lightning's callbacks": self._state.parts}
-        return {"Lightning": self._state, **parts, **schedules, **self._also}
+        return {"Lightning": self._state, **schedules, **self._also}
 
     def _on_epoch(self, begin: Callable[[Any], None], fetcher: Any) -> None:
         begin(fetcher)

@@ -62,6 +62,7 @@ class LightningState:
             "should_stop": self._trainer.should_stop,
             "set": self._changed(),
             "callbacks": {name: one.state_dict() for name, one in self._stateful()},
+            "parts": self.parts.state_dict(),
             "data": _state_of(self._trainer.datamodule),
             "told": {name: dict(getattr(self._told, name)) for name in _TOLD},
             "averages": {**self._averages, **averages},
@@ -79,6 +80,7 @@ class LightningState:
         for name, callback in self._stateful():
             if name in kept["callbacks"]:
                 self._put(callback, kept["callbacks"][name])
+        self.parts.load_state_dict(kept.get("parts", {}))
         if kept["data"]:
             self._trainer.datamodule.load_state_dict(kept["data"])
         for name in _TOLD:

@@ -11,6 +11,7 @@ from gemini_lab.adapters.callback_parts import CallbackParts, Listed
 from gemini_lab.adapters.log_history import LogHistory
 from gemini_lab.adapters.trainer_counts import OwnCounts, assigned_by
 from gemini_lab.engine.private_names import require_known
+from gemini_lab.engine.state.rehearsal import named
 
 _STATE: Final = (
     "epoch",
@@ -68,6 +69,7 @@ class TrainerState:
             "counts": self._counts.state_dict(),
             "history": self._history.follow(state.log_history),
             "callbacks": {name: _read(one) for name, one in self._callbacks() if _is_kept(one)},
+            "parts": self.parts.state_dict(),
         }
 
     def load_state_dict(self, kept: dict[str, Any]) -> None:
@@ -83,7 +85,9 @@ class TrainerState:
         self._trainer.state.log_history = self._history.read(kept["history"])
         for name, callback in self._callbacks():
             if name in kept["callbacks"]:
-                _put(callback, kept["callbacks"][name])
+                with named(f"the callback {type(callback).__name__}"):
+                    _put(callback, kept["callbacks"][name])
+        self.parts.load_state_dict(kept.get("parts", {}))
 
     def _listed(self) -> Iterator[Listed]:
         """All callbacks, with what they say; what transformers' own hold is for people alone."""

@@ -168,8 +168,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer
         for text in left_out(trainer.accelerator, os.environ):
             self._remark(text)
-        parts = {"the Trainer's callbacks": self._state.parts}
-        also: dict[str, Any] = {"the Trainer": self._state, **parts, **self._also}
+        also: dict[str, Any] = {"the Trainer": self._state, **self._also}
         self._engine = trained_by(
             trainer.accelerator,
             model=trainer.model_wrapped,

@@ -1,5 +1,6 @@
 """The Trainer's stages, called by hand: where it begins, what it keeps, what it refuses."""
 
+import copy
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ class Trained:
         self.accelerator = SimpleNamespace(scaler=None)
         self.callback_handler = SimpleNamespace(callbacks=[*callbacks])
         self.state = LibrarysState()
+        self.model = torch.nn.Linear(3, 2)
 
     def _stage(self, *_args, **_kwargs):
         return 0, 0
@@ -235,6 +237,7 @@ class Forgetful(TrainerCallback):
 
     def __init__(self):
         self.best = None
+        self.limits = [3, 5]
 
 
 class Stateless(TrainerCallback):
@@ -259,13 +262,62 @@ def test_callbacks_that_say_what_they_keep_come_back_with_the_trainers_counts():
     assert trainer.state.log_history == [{"loss": 0.5, "step": 9}]
 
 
-def test_callbacks_with_something_that_does_not_come_back_are_named():
+def test_what_callbacks_change_and_no_version_has_is_named_once():
     remarks = []
-    trainer = Trained(Kept(), Forgetful(), Stateless(), EarlyStoppingCallback())
-    hooked(trainer, remarks=remarks)
-    trainer.callback_handler.callbacks[0].on_step_begin()
+    kept, forgetful = Kept(), Forgetful()
+    trainer = Trained(kept, forgetful, Stateless(), EarlyStoppingCallback())
+    parts = TrainerState(trainer, remarks.append).parts
+    parts.begin()
+    parts.say_changes(2)
+    assert remarks == []
+    kept.seen, forgetful.best = 8, 0.5
+    parts.say_changes(3)  # a step at which nobody looks
+    assert remarks == []
+    for step in (4, 11, None):
+        parts.say_changes(step)
     assert len(remarks) == 1
-    assert "(Forgetful)" in remarks[0]
+    assert "(callback Forgetful's 'best')" in remarks[0]
+    forgetful.average = copy.deepcopy(trainer.model)  # made too late
+    parts.say_changes()
+    assert "callback Forgetful's 'average'" in remarks[1]
+    assert parts.state_dict() == {}
+
+
+@pytest.mark.parametrize("kind", ["module", "dict", "list"])
+def test_a_copy_of_the_model_in_a_callback_comes_back(kind):
+    """Also one that is made only after the version was put back for the first time."""
+
+    def make(model):
+        weights = {name: one.detach().clone() for name, one in model.named_parameters()}
+        return {"module": copy.deepcopy(model), "dict": weights, "list": [*weights.values()]}[kind]
+
+    def tensors(copied):
+        return {
+            "module": lambda: [*copied.parameters()],
+            "dict": lambda: [*copied.values()],
+            "list": lambda: copied,
+        }[kind]()
+
+    trainer, callback = Trained(), Stateless()
+    trainer.callback_handler.callbacks.append(callback)
+    parts = TrainerState(trainer, print).parts
+    callback.average, callback.itself = make(trainer.model), trainer.model
+    parts.begin()
+    with torch.no_grad():
+        for one in tensors(callback.average):
+            one.fill_(3.0)
+    kept = decode(encode(parts.state_dict()))
+    assert len(kept) == 1
+    callback.average = None
+    later = TrainerState(trainer, print).parts
+    later.load_state_dict(kept)
+    callback.average = make(trainer.model)
+    later.begin()
+    later.load_state_dict(kept)
+    assert all(bool((one == 3).all()) for one in tensors(callback.average))
+    callback.average = None
+    with pytest.raises(UnsupportedError, match=r"'average' .*has not made; .*make it in `setup`"):
+        later.load_state_dict(kept)
 
 
 def test_a_trainer_that_is_given_to_protect_itself_is_sent_to_its_own_way():

@@ -4,6 +4,7 @@ import copy
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from library_loops import Noisy
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
@@ -186,10 +187,11 @@ def with_callbacks(job):
     """Epochs of 7 batches, under DDP, with callbacks of a kind; or as without gemini_lab."""
     case, _, how = job.case.partition(", ")
     callbacks = CALLBACKS[case]()
+    strategy = "ddp_find_unused_parameters_true" if case == "thawing" else "ddp"
     made = Trainer(
         accelerator="cpu",
-        devices=2,
-        strategy="ddp_find_unused_parameters_true" if case == "thawing" else "ddp",
+        devices=dist.get_world_size(),
+        strategy=strategy if dist.get_world_size() > 1 else "auto",
         max_epochs=3,
         val_check_interval=4,
         callbacks=[LitNoting(job), *callbacks],
