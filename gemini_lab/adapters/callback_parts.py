@@ -27,13 +27,13 @@ class Listed:
     Attributes:
         name: The same in every start of the script.
         callback: It.
-        said: What it says of its state; `None` if it says nothing.
+        said: Gives what it says of its state; `None` if it says nothing.
         is_known: Whether its library ships it, and its other attributes are known not to matter.
     """
 
     name: str
     callback: Any
-    said: Any = None
+    said: Callable[[], Any] | None = None
     is_known: bool = False
 
 
@@ -61,6 +61,7 @@ class CallbackParts:
         self._first: dict[tuple[str, str], int | None] = {}
         self._seen: dict[tuple[str, str], tuple[object, Keepsake | None]] = {}
         self._early: set[str] | None = None  # copies that there were when training began
+        self._late: set[str] = set()  # others, which were named
 
     def state_dict(self) -> dict[str, Any]:
         """The copies that callbacks have held since before training began, by their names."""
@@ -98,10 +99,10 @@ class CallbackParts:
         """
         if self._early is None or not (step is None or step in _LOOKS):
             return
-        late = {name for name, _ in self._copies()} - self._early
+        late = {name for name, _ in self._copies()} - self._early - self._late
         found = {key for key, seen in self._digests() if self._first.get(key, seen) != seen}
         names = sorted(late | {_OF.format(kind=kind, attribute=one) for kind, one in found})
-        self._early |= late
+        self._late |= late
         for key in found:
             self._first.pop(key)
         if names:
@@ -129,7 +130,8 @@ class CallbackParts:
         model = self._model()
         if not tensors or value is model or not _is_copy(tensors, model):
             return None
-        there = {_place(t) for t in [*model.parameters(), *model.buffers(), *_tensors(one.said)]}
+        there = {_place(t) for t in [*model.parameters(), *model.buffers()]}
+        there |= {_place(t) for t in _inside(one.said())} if one.said is not None else set()
         if all(_place(tensor) in there for tensor in tensors):
             return None
         if isinstance(value, (nn.Module, dict)):
@@ -165,6 +167,15 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     found = [*value.values()] if type(value) is dict else value
     if type(found) is list and all(isinstance(one, torch.Tensor) for one in found):
         yield from found
+
+
+def _inside(said: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a nested state."""
+    if isinstance(said, torch.Tensor):
+        yield said
+    elif isinstance(said, (Mapping, list, tuple)):
+        for one in said.values() if isinstance(said, Mapping) else said:
+            yield from _inside(one)
 
 
 def _is_copy(tensors: Iterable[torch.Tensor], model: nn.Module) -> bool:

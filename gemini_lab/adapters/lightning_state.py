@@ -136,11 +136,10 @@ class LightningState:
         said = dict(self._stateful())
         for name, callback in self._callbacks():
             is_known = bool(_SILENT & _kinds_of(callback)) and is_librarys(type(callback))
-            state = said[name].state_dict() if name in said else None
             yield Listed(
                 name=name,
                 callback=callback,
-                said=state,
+                said=said[name].state_dict if name in said else None,
                 is_known=is_known or type(callback).__module__.startswith("gemini_lab."),
             )
 

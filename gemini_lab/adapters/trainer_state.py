@@ -1,6 +1,7 @@
 """What a Trainer counts and logs, and what its callbacks keep: read for a version, and put back."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -96,7 +97,7 @@ class TrainerState:
             yield Listed(
                 name=name,
                 callback=callback,
-                said=_read(callback) if _is_kept(callback) else None,
+                said=partial(_read, callback) if _is_kept(callback) else None,
                 is_known=module.startswith(("transformers.", "gemini_lab.")),
             )
 

@@ -1,6 +1,9 @@
 """What an Accelerator trains: found in it, as it is called, or refused with the way out."""
 
+import copy
 import gc
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 pytest.importorskip("accelerate")
 
-from accelerate.utils import DistributedType
+import accelerate
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, ProjectConfiguration
 
-from gemini_lab.adapters.accelerate import left_out, trained_by
+from gemini_lab.adapters.accelerate import _Count, left_out, trained_by
 from gemini_lab.errors import ConfigError, UnsupportedError
 
 
@@ -115,3 +120,47 @@ def test_fsdp_that_was_asked_for_and_is_left_out_is_said(asked, kind, told):
     texts = [*left_out(accelerator, {"ACCELERATE_USE_FSDP": asked})]
     assert len(texts) == told
     assert all("leaves it out on CPUs" in text for text in texts)
+
+
+def test_named_checkpoints_go_on_after_those_that_a_lost_iteration_saved(tmp_path):
+    """Accelerate refuses a folder that is there, and a restart would save into it again."""
+    configuration = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True)
+
+    def started():
+        return Accelerator(cpu=True, project_config=copy.copy(configuration))
+
+    accelerator = started()
+    accelerator.save_state()
+    kept = _Count(accelerator).state_dict()
+    accelerator.save_state()  # after the version, which is what comes back
+    again = started()
+    _Count(again).load_state_dict(kept)
+    again.save_state()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["checkpoint_0", "checkpoint_1", "checkpoint_2"]
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [("tracking.py", r"^class (\w+Tracker)\b"), ("hooks.py", r"^class (\w+)\(ModelHook\)")],
+)
+def test_every_tracker_and_hook_that_accelerate_ships_stands_in_the_guides_table(file, pattern):
+    guide = (Path(__file__).parents[2] / "docs/guide/libraries.md").read_text(encoding="utf-8")
+    text = (Path(accelerate.__file__).parent / file).read_text(encoding="utf-8")
+    shipped = re.findall(pattern, text, re.MULTILINE)
+    assert len(shipped) > 3
+    assert [name for name in shipped if f"`{name}`" not in guide] == []
+
+
+def test_a_scripts_own_optimizer_around_another_one_is_not_taken_for_accelerates():
+    """Its slow weights would be lost without a word."""
+
+    class Outer(torch.optim.SGD):
+        pass
+
+    model = nn.Linear(2, 2)
+    outer = Outer(model.parameters(), lr=0.1)
+    outer.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator = prepared(model)
+    accelerator._optimizers = [outer]
+    assert trained_by(accelerator).optimizer is outer  # and refused where its state is laid out

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+import transformers
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState as LibrarysState
@@ -326,3 +327,20 @@ def test_a_trainer_that_is_given_to_protect_itself_is_sent_to_its_own_way():
     kind = type("Trainer", (), {"__module__": "transformers.trainer"})
     with pytest.raises(ConfigError, match=r"call gemini_lab.adapters.transformers.protect_trainer"):
         require_engine(kind())
+
+
+def test_every_callback_that_transformers_ships_stands_in_the_guides_table():
+    guide = (Path(__file__).parents[2] / "docs/guide/libraries.md").read_text(encoding="utf-8")
+    package = Path(transformers.__file__).parent
+    text = "\n".join(
+        (package / name).read_text(encoding="utf-8")
+        for name in (
+            "integrations/integration_utils.py",
+            "trainer_callback.py",
+            "trainer_jit_checkpoint.py",
+            "utils/notebook.py",
+        )
+    )
+    shipped = set(re.findall(r"^class (\w+Callback)\b", text, re.MULTILINE)) - {"TrainerCallback"}
+    assert len(shipped) > 15
+    assert sorted(name for name in shipped if f"`{name}`" not in guide) == []

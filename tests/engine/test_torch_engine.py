@@ -61,9 +61,9 @@ HIDDEN = [
 class Outer(torch.optim.SGD):
     """Leaves the work to another one, as sharpness-aware optimizers do."""
 
-    def __init__(self, model):
+    def __init__(self, model, hide=lambda inner: inner):
         super().__init__(model.parameters(), lr=0.1)
-        self.inner = sgd(model)
+        self.inner = hide(sgd(model))
 
 
 class Recording(torch.optim.SGD):
@@ -124,6 +124,19 @@ def with_powersgd(model):
         (in_fsdp1, sgd, r"\(FSDP1\); shard it with FSDP2: .*fully_shard\(model\)"),
         (replicate, sgd, r"replicate\(\) was called with it; wrap it in DistributedDataParallel"),
         (nn.Sequential, Outer, "another optimizer inside .'inner'.*; use one that keeps all of it"),
+        *(
+            (
+                nn.Sequential,
+                lambda m, hide=hide: Outer(m, hide),
+                "another optimizer inside .'inner'",
+            )
+            for hide in HIDDEN
+        ),
+        (
+            nn.Sequential,
+            lambda m: Outer(m, lambda _: Outer(m)),
+            "another optimizer inside .'inner'",
+        ),
         (DataParallel, sgd, "DataParallel; use DistributedDataParallel"),
         (
             DistributedDataParallel,

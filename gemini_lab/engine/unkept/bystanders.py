@@ -23,7 +23,7 @@ from gemini_lab.engine.state.unsaid import is_metric, read_metric
 
 SAMPLE: Final = 256
 """Elements of a tensor that are looked at."""
-_DEEPEST: Final = 4
+_DEEPEST: Final = 6
 Look = Callable[[], int | None]
 """Gives a checksum of what something holds now; `None` where it is gone."""
 
