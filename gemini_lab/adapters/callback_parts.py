@@ -58,9 +58,11 @@ class CallbackParts:
         self._listed = listed
         self._model = model
         self._remark = remark
-        self._first: dict[tuple[str, str], int | None] = {}
+        self._first: dict[tuple[str, str, str], int | None] = {}
+        self._named: set[tuple[str, str, str]] = set()
         self._seen: dict[tuple[str, str], tuple[object, Keepsake | None]] = {}
         self._early: set[str] | None = None  # copies that there were when training began
+        self._awaited: dict[str, Any] = {}  # of a version, for callbacks that make theirs later
         self._late: set[str] = set()  # others, which were named
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,10 +81,10 @@ class CallbackParts:
         there = dict(self._copies())
         for name in kept.keys() & there.keys():
             there[name].put(kept[name])
-        missing = kept.keys() - there.keys()
-        if missing and self._early is not None:
+        self._awaited = {name: kept[name] for name in kept.keys() - there.keys()}
+        if self._awaited and self._early is not None:
             raise UnsupportedError(
-                f"the version has a copy of the model for {min(missing)}, which this start has not "
+                f"the version has a copy of the model for {min(self._awaited)}, which this start has not "
                 "made; have the callback make it in `setup`, before training begins, in each start"
             )
 
@@ -100,11 +102,11 @@ class CallbackParts:
         if self._early is None or not (step is None or step in _LOOKS):
             return
         late = {name for name, _ in self._copies()} - self._early - self._late
-        found = {key for key, seen in self._digests() if self._first.get(key, seen) != seen}
-        names = sorted(late | {_OF.format(kind=kind, attribute=one) for kind, one in found})
+        seen = [(key, now) for key, now in self._digests() if key not in self._named]
+        found = {key for key, now in seen if self._first.setdefault(key, now) != now}
         self._late |= late
-        for key in found:
-            self._first.pop(key)
+        self._named |= found
+        names = sorted(late | {_OF.format(kind=kind, attribute=one) for _, kind, one in found})
         if names:
             self._remark(
                 f"callbacks change what no version has ({', '.join(names)}), so it begins anew "
@@ -140,7 +142,7 @@ class CallbackParts:
             read=lambda: [*value], put=lambda kept: value.__setitem__(slice(None), kept)
         )
 
-    def _digests(self) -> Iterator[tuple[tuple[str, str], int | None]]:
+    def _digests(self) -> Iterator[tuple[tuple[str, str, str], int | None]]:
         """Checksums of plain values in callbacks that say nothing."""
         copies = {key for key, (_, kept) in self._seen.items() if kept is not None}
         for one in self._listed():
@@ -148,14 +150,13 @@ class CallbackParts:
                 continue
             for attribute, value in [*vars(one.callback).items()]:
                 if (one.name, attribute) not in copies:
-                    yield (type(one.callback).__name__, attribute), _digest(value)
+                    yield (one.name, type(one.callback).__name__, attribute), _digest(value)
 
 
 def _digest(value: Any) -> int | None:
     """A checksum of a plain value, or of the plain values of an object of the script's own."""
-    own = getattr(value, "__dict__", None)
-    is_plain = own is None or isinstance(value, (nn.Module, torch.Tensor))
-    return digest(value if is_plain else dict(own))
+    is_plain = not hasattr(value, "__dict__") or isinstance(value, (nn.Module, torch.Tensor))
+    return digest(value if is_plain else dict(vars(value)))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -94,7 +94,8 @@ class LightningState:
         kinds = _kinds_of(callback)
         if "Timer" in kinds and self._is_under_way:
             return  # its clock runs on, and would count the same time twice
-        if "ModelCheckpoint" in kinds and state["dirpath"]:
+        if "ModelCheckpoint" in kinds:
+            callback.current_score = state["current_score"]  # which it says, and leaves out
             callback.dirpath = state["dirpath"]  # each start has another one, by its logger
         with named(f"the callback {type(callback).__name__}"):
             callback.load_state_dict(state)
