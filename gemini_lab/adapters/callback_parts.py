@@ -84,8 +84,8 @@ class CallbackParts:
         self._awaited = {name: kept[name] for name in kept.keys() - there.keys()}
         if self._awaited and self._early is not None:
             raise UnsupportedError(
-                f"the version has a copy of the model for {min(self._awaited)}, which this start has not "
-                "made; have the callback make it in `setup`, before training begins, in each start"
+                f"the version has a copy of the model for {min(self._awaited)}, which this start "
+                "has not made; have the callback make it in `setup`, in each start"
             )
 
     def begin(self) -> None:
