@@ -68,9 +68,8 @@ class CallbackParts:
     def state_dict(self) -> dict[str, Any]:
         """The copies that callbacks have held since before training began, by their names."""
         early = self._early
-        return {
-            name: kept.read() for name, kept in self._copies() if early is None or name in early
-        }
+        there = {name: one for name, one in self._copies() if early is None or name in early}
+        return {**self._awaited, **{name: one.read() for name, one in there.items()}}
 
     def load_state_dict(self, kept: Mapping[str, Any]) -> None:
         """Put back what `state_dict` gave; a copy that its callback makes later is put back then.
