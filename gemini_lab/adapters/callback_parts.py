@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from gemini_lab.engine.state.data_values import digest
 from gemini_lab.engine.state.keepsakes import Keepsake, keepsakes
-from gemini_lab.engine.state.value_digest import digest
 from gemini_lab.errors import UnsupportedError
 
 _LOOKS: Final = frozenset({2, 4, 11, 31, 101, 301, 1001, 3001})

@@ -66,6 +66,23 @@ class Outer(torch.optim.SGD):
         self.inner = hide(sgd(model))
 
 
+class SlowWeights:
+    """A lookahead that is called after each step."""
+
+    def __init__(self, weights):
+        self.slow = [one.detach().clone() for one in weights]
+
+    def mix(self, *_):
+        pass
+
+
+def hooked(model):
+    """An optimizer with slow weights in a hook."""
+    optimizer = sgd(model)
+    optimizer.register_step_post_hook(SlowWeights(model.parameters()).mix)
+    return optimizer
+
+
 class Recording(torch.optim.SGD):
     """Keeps a list of tensors for each weight."""
 
@@ -173,6 +190,7 @@ def with_powersgd(model):
             )
             for hide in HIDDEN
         ),
+        (nn.Sequential, hooked, "in its attribute '_optimizer_step_post_hooks', beside its"),
         (
             nn.Sequential,
             lambda m: Recording(m.parameters(), lr=0.1),

@@ -22,6 +22,7 @@ from gemini_lab.engine.frameworks.sharding import is_dtensor
 from gemini_lab.engine.frameworks.stand_in import state_for
 from gemini_lab.engine.frameworks.weight_runs import place_of
 from gemini_lab.engine.frameworks.weights import require_apart
+from gemini_lab.engine.own_code import is_own_type
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import DTYPE_BYTES
 
@@ -272,8 +273,10 @@ def require_none_beside(
 
 
 def _held_in(value: object, *, depth: int = _DEEPEST, objects: int = _OBJECTS) -> Iterator[object]:
-    """What an attribute holds: in lists and dicts, and in attributes of an object of its own."""
+    """What an attribute holds: in lists, dicts, an object of its own, or one whose method it is."""
     yield value
+    if isinstance(value, MethodType) and is_own_type(type(value.__self__)):
+        value = value.__self__  # such as a hook's, which has slow weights
     if not depth or isinstance(value, _ELSEWHERE):
         return
     if isinstance(value, Mapping):
