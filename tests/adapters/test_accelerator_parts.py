@@ -18,7 +18,10 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, ProjectConfiguration
 
 from gemini_lab.adapters.accelerate import _Count, left_out, trained_by
+from gemini_lab.engine.made_objects import follow_constructors
 from gemini_lab.errors import ConfigError, UnsupportedError
+
+follow_constructors()
 
 
 def prepared(*models, **more):

@@ -218,7 +218,7 @@ def with_callbacks(job):
             kept += [*one.average.parameters(), *one.shadow.values()]
         if isinstance(one, ModelCheckpoint):
             kept += sorted(one.best_k_models.values())
-            job.found["best"] = len(one.best_k_models), one.best_model_path[-30:]
+            job.found["best"] = len(one.best_k_models)
     job.found["end"] = [float(one.double().sum()).hex() for one in kept]
 
 
