@@ -120,11 +120,14 @@ class CallbackParts:
             for attribute, value in [*vars(one.callback).items()]:
                 key = one.name, attribute
                 if key not in self._seen or self._seen[key][0] is not value:
-                    self._seen[key] = value, self._keepsake(one, attribute, value)
-                if (kept := self._seen[key][1]) is not None:
+                    kept = self._keepsake(one, attribute, value)
+                    self._seen.pop(key, None)
+                    if kept is not None or isinstance(value, nn.Module):  # else it may be freed
+                        self._seen[key] = value, kept
+                if (found := self._seen.get(key)) is not None and found[1] is not None:
                     kind = type(one.callback).__name__
                     number = one.name.partition(" ")[0]
-                    yield f"{_OF.format(kind=kind, attribute=attribute)} ({number})", kept
+                    yield f"{_OF.format(kind=kind, attribute=attribute)} ({number})", found[1]
 
     def _keepsake(self, one: Listed, attribute: str, value: Any) -> Keepsake | None:
         tensors = [*_tensors(value)]
