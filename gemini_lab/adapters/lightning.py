@@ -26,7 +26,7 @@ from gemini_lab.settings import SettingValue
 _REFUSED: Final = {
     "BaseFinetuning": (
         "adds weights to the optimizer while it trains",
-        "give the optimizer all weights at once, and freeze some in a callback's on_train_start",
+        "give the optimizer all weights at once, some frozen by a callback's on_train_start",
     ),
     "BatchSizeFinder": (
         "trains inside of fit() before it begins",

@@ -34,8 +34,9 @@ from gemini_lab.adapters.lightning import LightningHooks
 class Lit(LightningModule):
     """Draws, schedules by epoch, logs an epoch's mean, and has a metric of its own."""
 
-    def __init__(self):
+    def __init__(self, kind=torch.optim.AdamW):
         super().__init__()
+        self.kind = kind
         self.net = nn.Sequential(
             nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 1)
         )
@@ -56,7 +57,7 @@ class Lit(LightningModule):
         self.log("held out", self.net(batch).square().mean() + torch.rand(()))
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        optimizer = self.kind(self.parameters(), lr=0.01)
         slower = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": slower}}
 
@@ -150,6 +151,27 @@ class Thawing(Callback):
         module.net[0].requires_grad_(trainer.current_epoch > 0)
 
 
+class TwoPasses(torch.optim.AdamW):
+    """Sharpness-aware minimization, which computes twice."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if closure is None:
+            return super().step()
+        with torch.enable_grad():
+            loss = closure()
+        weights = [one for group in self.param_groups for one in group["params"]]
+        before = [one.clone() for one in weights]
+        for one in weights:
+            one.add_(one.grad, alpha=0.05)
+        with torch.enable_grad():
+            closure()
+        for one, values in zip(weights, before, strict=True):
+            one.copy_(values)
+        super().step()
+        return loss
+
+
 class EveryEpoch(WeightAveraging):
     """As the library's own page has it."""
 
@@ -179,6 +201,7 @@ CALLBACKS = {
     "average made in setup": lambda: [Averaging("setup")],
     "average made in on_train_start": lambda: [Averaging("on_train_start")],
     "thawing": lambda: [Thawing()],
+    "two passes": list,
     "quiet": quiet,
 }
 
@@ -206,7 +229,7 @@ def with_callbacks(job):
         job.protection = Alone()
     else:
         LightningHooks(made, start=job.protect, remark=job.remarks.append)
-    model = Lit()
+    model = Lit(TwoPasses if case == "two passes" else torch.optim.AdamW)
     made.fit(
         model,
         DataLoader(Noisy(28), batch_size=2, shuffle=True),

@@ -14,6 +14,7 @@ pytest.importorskip("lightning")
         ("average made in setup", [3, 7]),
         ("average made in on_train_start", [3, 7]),
         ("thawing", [3, 7, 10]),
+        ("two passes", [3, 7]),  # of its optimizer
         ("quiet", [4, 7, 10]),
     ],
 )
