@@ -306,6 +306,7 @@ def test_every_block_of_python_is_run_somewhere_and_all_are_python():
         (SCRIPT, "In your own script"): 1,
         (SCRIPT, "The loop"): 2,
         (SCRIPT, "Going back"): 1,
+        (SCRIPT, "Two passes a step"): 1,
         ("docs/guide/machines.md", "A run that outlives its launcher"): 1,
         ("docs/guide/notebook.md", "Stage by stage"): 2,
     }
