@@ -8,15 +8,24 @@ import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
 
+_has_device = True
+
+
+def forget_device() -> None:
+    """Leave the device's generator out from now on: a process that was forked has no device."""
+    global _has_device  # noqa: PLW0603 - of the process
+    _has_device = False
+
 
 def random_states() -> dict[str, Any]:
     """Their states as they are now, for the codec."""
     device = get_accelerator()
+    is_left_out = not _has_device or device.device_name() == "cpu"
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - scripts still use it
         "torch": torch.get_rng_state(),
-        "device": None if device.device_name() == "cpu" else device.get_rng_state(),
+        "device": None if is_left_out else device.get_rng_state(),
     }
 
 

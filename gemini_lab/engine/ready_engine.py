@@ -29,6 +29,7 @@ from gemini_lab.engine.shard_memory import (
     open_shard_memory,
     require_fingerprint,
 )
+from gemini_lab.engine.state.data_rehearsal import rehearse_data
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.errors import CannotGoOnError, ConfigError, GeminiError
@@ -140,6 +141,8 @@ def ready_engine(
         )
         if start.plan.version is None:
             ready.rehearse()
+            for text in rehearse_data(script):
+                remark(text)
     if start.rank == 0 and start.order.is_resumed:
         _say_if_made_otherwise(session, settings.persistent_url, remark)
     return ready

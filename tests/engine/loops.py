@@ -21,6 +21,7 @@ from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.script_loops import place_in
+from gemini_lab.engine.state.data_rehearsal import rehearse_data
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.surroundings import gather
 from gemini_lab.shard.lineage import NO_LINEAGE
@@ -51,6 +52,7 @@ class Job:
         small = {} if self.payload is None else state.load(self.payload)
         if self.payload is None:
             state.rehearse(bytearray(state.layout.payload_bytes))
+            self.remarks += rehearse_data(script)
         rewinder = None
         if isinstance(self.keeper, SlabKeeper):
             self.keeper.lay_out(state.layout)

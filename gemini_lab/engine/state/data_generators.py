@@ -15,6 +15,8 @@ from gemini_lab.engine.own_code import is_own_type, variables_around
 from gemini_lab.engine.state.keepsakes import GENERATORS, keepsakes
 
 _DEEPEST: Final = 5
+_OF_DATA: Final = ("torch.utils.data", "torchdata.nodes")
+"""Packages whose objects are made of a script's, for data."""
 _MANY: Final = 64  # elements of a container, which are data where they are more
 
 
@@ -71,7 +73,7 @@ def _held(thing: Any) -> Iterator[tuple[object, object]]:
         yield "self", thing.__self__
     elif kind is partial:
         yield from (("func", thing.func), ("args", thing.args), ("keywords", thing.keywords))
-    elif is_own_type(kind) or kind.__module__.startswith("torch.utils.data"):
+    elif is_own_type(kind) or kind.__module__.startswith(_OF_DATA):
         yield from [*getattr(thing, "__dict__", {}).items()]
     elif isinstance(thing, nn.Sequential):
         yield from enumerate(thing)

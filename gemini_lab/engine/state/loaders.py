@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import torch
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from gemini_lab.engine.random_states import random_states, restore_random_states
-from gemini_lab.engine.state.data_generators import put_generators, read_generators
+from gemini_lab.engine.state.data_generators import put_generators, reached, read_generators
 from gemini_lab.engine.state.data_values import DataValues
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import encode
@@ -179,16 +179,12 @@ class LoaderWatch:
 
     def counts(self) -> list[dict[str, Any]]:
         """With what the loader's samplers seed an epoch's order, such as the epoch's number."""
-        return [
-            {name: getattr(part, name, None) for name in _COUNTS} for part in _parts(self.loader)
-        ]
+        return [counts_of(part) for part in _parts(self.loader)]
 
     def put_counts(self, counts: Sequence[Mapping[str, Any]]) -> None:
         """Put back what `counts` gave."""
         for part, kept in zip(_parts(self.loader), counts, strict=True):
-            for name in _COUNTS:
-                if kept.get(name) is not None:
-                    setattr(part, name, kept[name])
+            put_counts(part, kept)
 
     def skip(self, batches: int) -> None:
         """Have the next iterator begin after so many batches of its epoch."""
@@ -337,6 +333,31 @@ def _watched(kind: type) -> type:
 
     names = {"__iter__": begin, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (kind,), names)
+
+
+def is_watchs(position: object) -> bool:
+    """Whether a position is one that a watch gave, and not a loader itself."""
+    return isinstance(position, Mapping) and {"began", "taken"} <= position.keys()
+
+
+def counts_of(part: object) -> dict[str, Any]:
+    """With what a sampler seeds an epoch's order, such as the epoch's number."""
+    return {name: getattr(part, name, None) for name in _COUNTS}
+
+
+def put_counts(part: object, counts: Mapping[str, Any]) -> None:
+    """Put back what `counts_of` gave."""
+    for name in _COUNTS:
+        if counts.get(name) is not None:
+            setattr(part, name, counts[name])
+
+
+def samplers_in(source: object) -> dict[str, object]:
+    """The samplers of what says its position itself and is no loader, such as torchdata's nodes.
+
+    By where they are found. That position may leave out the epoch that a sampler was told.
+    """
+    return {where: part for where, part in reached([source]) if isinstance(part, Sampler)}
 
 
 def of_loader(loader: Any) -> list[Any]:

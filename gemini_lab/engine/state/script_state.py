@@ -16,7 +16,17 @@ from gemini_lab.engine.state.data_generators import (
     read_generators,
 )
 from gemini_lab.engine.state.keepsakes import keepsakes, refill
-from gemini_lab.engine.state.loaders import KINDS, LoaderWatch, of_loader, reads_ahead, watch
+from gemini_lab.engine.state.loaders import (
+    KINDS,
+    LoaderWatch,
+    counts_of,
+    is_watchs,
+    of_loader,
+    put_counts,
+    reads_ahead,
+    samplers_in,
+    watch,
+)
 from gemini_lab.engine.state.rehearsal import named
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
@@ -62,10 +72,25 @@ class ScriptState:
         for loader in loaders:
             _require_no_iterator(loader)
         self.watches: list[LoaderWatch] = [watch(loader) for loader in loaders]
-        self.sources = [_position(source) for source in data]
+        self.sources: Sequence[Any] = [_position(source) for source in data]
         self._placed = set[int]()  # those that a version's position was put into
-        # A watch has the generators of its loader's data in its position.
-        self._loaders = [source for source in self.sources if isinstance(source, KINDS)]
+
+    @property
+    def _loaders(self) -> list[Any]:
+        """Loaders that say their position themselves.
+
+        A watch has the generators of its loader's data in its position.
+        """
+        return [source for source in self.sources if isinstance(source, KINDS)]
+
+    @property
+    def _others(self) -> list[Any]:
+        """What says its position itself and is no loader."""
+        return [one for one in self.sources if not isinstance(one, (LoaderWatch, *KINDS))]
+
+    def read_again(self, source: Any) -> None:
+        """From now on, come to a loader's positions by reading its batches again."""
+        self.sources = [watch(one) if one is source else one for one in self.sources]
 
     @property
     def room_bytes(self) -> int:
@@ -117,7 +142,11 @@ class ScriptState:
         Positions in the data, random states, and the script's own dicts and generators.
         """
         positions = self.positions()  # first: they may draw
-        seeds = [watch(one).counts() for one in self._loaders]
+        seeds: list[Any] = [watch(one).counts() for one in self._loaders]
+        seeds += [
+            {where: counts_of(part) for where, part in samplers_in(one).items()}
+            for one in self._others
+        ]
         return {"data": positions, "seeds": seeds, **self.others()}
 
     def others(self) -> dict[str, Any]:
@@ -164,19 +193,26 @@ class ScriptState:
         self,
         positions: Sequence[Any],
         *,
-        seeds: Sequence[Sequence[Mapping[str, Any]]] = (),
+        seeds: Sequence[Any] = (),
         in_place: bool = False,
     ) -> None:
         """Go to these positions in the data; random numbers may be drawn for it.
 
         Args:
             positions: As `positions` gave them; None for a source that is to stay where it is.
-            seeds: Of the loaders that say their position themselves, what their samplers seed an
-                epoch's order with: a position is a place in it. An older version has none.
+            seeds: Of what says its position itself, what its samplers seed an epoch's order with:
+                a position is a place in it. First of loaders, then of the others, of which an
+                older version has none.
             in_place: Whether the iterators that the script has already are to go there.
         """
+        for source, position in zip([*self.sources], positions, strict=True):
+            if isinstance(source, KINDS) and is_watchs(position):
+                self.read_again(source)
         for loader, counts in zip(self._loaders, seeds, strict=False):
             watch(loader).put_counts(counts)
+        for other, counts in zip(self._others, seeds[len(self._loaders) :], strict=False):
+            for where, part in samplers_in(other).items():
+                put_counts(part, counts.get(where, {}))
         for source, position in zip(self.sources, positions, strict=True):
             if in_place and isinstance(source, LoaderWatch):
                 source.move_back(position)

@@ -1,0 +1,310 @@
+"""A rehearsal of the data's second start: before training, positions are put back, and read from.
+
+What says its position itself may leave something out: a shuffle buffer, an epoch's number, a
+generator's state. What is read again up to its position may draw from generators that training
+draws from as well. Both show only in the batches that come next. So some batches are read here,
+positions among them are put back as a recovery does, and what follows has to be the same.
+
+The data have to be as a new start finds them, and training must not notice. So each reading is
+done in a process that is forked for it, which has no file, socket or pipe of this process: a file
+that is read there would be read on here.
+"""
+
+import contextlib
+import fcntl
+import gc
+import os
+import random
+import select
+import signal
+import stat
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gemini_lab.engine.inputs import BatchChecksum
+from gemini_lab.engine.process_exit import die_with_parent
+from gemini_lab.engine.random_states import forget_device, restore_random_states
+from gemini_lab.engine.state.loaders import KINDS, LoaderWatch
+from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.errors import UnsupportedError
+from gemini_lab.shard.codec import decode, encode
+
+LIMIT_S: Final = 10.0
+"""For all readings of all sources; what is not read until then is not rehearsed."""
+_ENOUGH_S: Final = 1.0  # to read on, to later places and a second epoch
+_PLACES: Final = (3, 12, 48, 192, 768)  # so many batches of the first epoch
+_AFTER: Final = 3  # batches that are compared from each place on
+_LEAST: Final = _PLACES[0] + 2 * _AFTER  # are read however long that takes
+_MANY: Final = 1024  # batches in which a second epoch has to begin
+_LONGEST: Final = 200  # characters of an error
+_MOST_BYTES: Final = 64 * 2**20
+_LENGTH_BYTES: Final = 8
+
+NOT_BACK: Final = (
+    "the position in the data does not come back after a failure: the {what} was put back {where}, "
+    "in a process of its own before training, and {seen}. {way_out}"
+)
+IS_READ_AGAIN: Final = (
+    "the state_dict of the {what} in data= does not say all of its position: put back {where}, in "
+    "a process of its own before training, it {seen}. So after a failure the epoch's batches are "
+    "read again up to the position, which is exact and takes longer"
+)
+_OTHERS: Final = "gave other batches than had followed there"
+_ITS_OWN_WORD: Final = (
+    "Its own state_dict leaves something out (a shuffle buffer, an epoch's number, a generator): "
+    "have it say all of that, or give torch's DataLoader, whose batches are read again up to the "
+    "position"
+)
+_READ_AGAIN: Final = (
+    "What it gives depends on more than the order in which it is read: where it draws from the "
+    "generators that training draws from as well, have it draw from one of its own, in an "
+    "attribute of the data set (torch.Generator, np.random.default_rng, random.Random); where "
+    "something goes on from epoch to epoch, make it anew in each"
+)
+
+
+def rehearse_data(script: ScriptState) -> Iterator[str]:
+    """Give what the author should know of the script's data whose position does not come back.
+
+    A loader whose own word is not enough is read again from now on, if that is. Training waits up
+    to `LIMIT_S`. What cannot be read in a forked process is left as it is.
+
+    Raises:
+        UnsupportedError: No start after a failure would come up.
+    """
+    give_up_s = time.monotonic() + LIMIT_S
+    for source in [*script.sources]:
+        is_watched = isinstance(source, LoaderWatch)
+        thing: Any = source.loader if is_watched else source
+        if not hasattr(type(thing), "__iter__"):
+            continue
+        flaw = _first_flaw(thing, give_up_s)
+        if flaw is None:
+            continue
+        is_loader = isinstance(thing, KINDS)
+        if is_loader and not is_watched and _is_exact_read_again(thing):
+            script.read_again(thing)
+            yield IS_READ_AGAIN.format(what=_name(thing), where=flaw.where, seen=flaw.seen)
+            continue
+        way_out = _READ_AGAIN if is_loader else _ITS_OWN_WORD
+        text = NOT_BACK.format(what=_name(thing), where=flaw.where, seen=flaw.seen, way_out=way_out)
+        if flaw.is_failure:
+            raise UnsupportedError(text)
+        yield text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flaw:
+    """A position that does not come back: after which batches, what was seen, if it failed."""
+
+    where: str
+    seen: str
+    is_failure: bool
+
+
+def _name(thing: Any) -> str:
+    data = getattr(thing, "dataset", None)
+    return type(thing).__name__ + ("" if data is None else f" of a {type(data).__name__}")
+
+
+def _is_exact_read_again(loader: Any) -> bool:
+    return _first_flaw(loader, time.monotonic() + LIMIT_S, is_watched=True) is None
+
+
+def _first_flaw(thing: Any, give_up_s: float, *, is_watched: bool = False) -> _Flaw | None:
+    """The first position that does not come back; `None` also if nobody can tell.
+
+    Args:
+        thing: What is read.
+        give_up_s: When it is to be known, by the monotonic clock.
+        is_watched: Whether its batches are read again, whatever it says of itself.
+    """
+
+    def ask(work: Callable[["_Reading"], dict[str, Any]]) -> dict[str, Any] | None:
+        answer = _in_fork(lambda: encode(_tried(thing, work, is_watched=is_watched)), give_up_s)
+        return None if answer is None else dict(decode(answer))
+
+    whole = ask(_Reading.read_through)
+    if whole is None or "error" in whole:
+        return None
+    for at, batches, position, where in whole["places"]:
+        place, follows = where, whole["sums"][at:]
+        while len(follows) >= batches:
+            found = ask(partial(_Reading.read_from, position=position, batches=batches))
+            if found is None:
+                return None
+            if "error" in found:
+                return _Flaw(where=place, seen=f"failed ({found['error']})", is_failure=True)
+            if found["sums"] != follows[:batches]:
+                return _Flaw(where=place, seen=_OTHERS, is_failure=False)
+            if at != _PLACES[0] or place != where:
+                break
+            position, follows = found["position"], follows[batches:]  # noqa: PLW2901
+            place = f"{where}, and once more {batches} batches later"  # such a start may fail, too
+    return None
+
+
+def _tried(
+    thing: Any, work: Callable[["_Reading"], dict[str, Any]], *, is_watched: bool
+) -> dict[str, Any]:
+    try:
+        return work(_Reading(thing, is_watched=is_watched))
+    except Exception as error:  # noqa: BLE001 - whatever the script's data lead to
+        text = f"{type(error).__name__}: {error}".strip().splitlines()
+        return {"error": text[0][:_LONGEST]}
+
+
+class _Reading:
+    """Reads a source, in a process of its own, as training does: which draws in between."""
+
+    def __init__(self, thing: Any, *, is_watched: bool) -> None:
+        self._thing = thing
+        self._state = ScriptState(data=[thing])
+        if is_watched:
+            self._state.read_again(thing)
+        self._batches: Iterator[Any] | None = None
+        self.epoch = 0  # of which it reads, counted from its first
+
+    def read_through(self) -> dict[str, Any]:
+        """Read to some way into the second epoch, if that comes soon; give places on the way."""
+        began_s = time.monotonic()
+        sums: list[str] = []
+        places: list[tuple[int, bytes, str]] = []
+        in_second = 0
+        with contextlib.suppress(StopIteration):  # a stream without a second epoch
+            while in_second < 2 * _AFTER and len(sums) < _MANY:
+                if len(sums) >= _LEAST and time.monotonic() - began_s > _ENOUGH_S:
+                    break
+                sums.append(self._next())
+                in_second += self.epoch > 1
+                words = None
+                if in_second == _AFTER:
+                    words = f"after batch {_AFTER} of its second epoch"
+                elif not in_second and len(sums) in _PLACES:
+                    words = f"after batch {len(sums)}"
+                if words is not None:
+                    places.append((len(sums), self._position(), words))
+        last = max((at for at, *_ in places if at in _PLACES), default=None)
+        through = last if in_second else None  # from there on across the epoch's end
+        return {
+            "sums": sums,
+            "places": [
+                [at, len(sums) - at if at == through else _AFTER, position, words]
+                for at, position, words in places
+            ],
+        }
+
+    def read_from(self, position: bytes, batches: int) -> dict[str, Any]:
+        """Go to a position, and read on."""
+        small = decode(position)
+        self._state.put_data(small["data"], seeds=small["seeds"])
+        self._state.put({"also": {}, "made": {}, **small})
+        restore_random_states(small["random"])
+        sums: list[str] = []
+        with contextlib.suppress(StopIteration):
+            for _ in range(batches):
+                sums.append(self._next())  # noqa: PERF401 - those before it has no more
+        return {"sums": sums, "position": self._position()}
+
+    def _position(self) -> bytes:
+        return encode(self._state.drawn())
+
+    def _next(self) -> str:
+        torch.rand(1)
+        np.random.rand()  # noqa: NPY002 - as scripts do
+        random.random()
+        if self._batches is None:
+            self._batches, self.epoch = iter(self._thing), self.epoch + 1
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._batches, self.epoch = iter(self._thing), self.epoch + 1
+            batch = next(self._batches)
+        return BatchChecksum(batch).read()
+
+
+def _in_fork(work: Callable[[], bytes], give_up_s: float) -> bytes | None:
+    """What work gives in a forked process; `None` where that fails or takes too long."""
+    if time.monotonic() >= give_up_s:
+        return None
+    ours, its = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of threads, which it does without
+        child = os.fork()
+    if not child:
+        try:
+            _be_alone(its)
+            answer = work()
+            _write(its, len(answer).to_bytes(_LENGTH_BYTES, "little") + answer)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)  # nothing of this process is taken apart there
+    os.close(its)
+    try:
+        length = _read(ours, _LENGTH_BYTES, give_up_s)
+        size = None if length is None else int.from_bytes(length, "little")
+        return None if size is None or size > _MOST_BYTES else _read(ours, size, give_up_s)
+    finally:
+        os.close(ours)
+        for end in (os.killpg, os.kill):  # its own workers, too
+            with contextlib.suppress(ProcessLookupError):
+                end(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)
+
+
+def _be_alone(answers: int) -> None:
+    """Leave what the process has that forked this one: its group, files, device and threads."""
+    die_with_parent()
+    os.setsid()
+    gc.disable()  # what it takes apart may wait for threads that are not here
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if number != answers:
+            _cut_off(number)
+    torch.set_num_threads(1)
+    forget_device()
+
+
+def _cut_off(number: int) -> None:
+    """Open a file that is read once more, by itself; what else is there leads nowhere."""
+    try:
+        kind, flags = os.fstat(number).st_mode, fcntl.fcntl(number, fcntl.F_GETFL)
+    except OSError:  # the list's own
+        return
+    is_read = flags & os.O_ACCMODE == os.O_RDONLY
+    if stat.S_ISDIR(kind) and is_read:
+        return
+    if stat.S_ISREG(kind) and is_read:
+        other = os.open(f"/proc/self/fd/{number}", os.O_RDONLY)
+        os.lseek(other, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+    else:
+        other = os.open(os.devnull, os.O_RDWR)
+    os.dup2(other, number)
+    os.close(other)
+
+
+def _write(pipe: int, raw: bytes) -> None:
+    left = memoryview(raw)
+    while left:
+        left = left[os.write(pipe, left) :]
+
+
+def _read(pipe: int, size: int, give_up_s: float) -> bytes | None:
+    """So many bytes; `None` where they do not come."""
+    found = bytearray()
+    while len(found) < size:
+        left_s = give_up_s - time.monotonic()
+        if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
+            return None
+        part = os.read(pipe, min(size - len(found), 1 << 20))
+        if not part:
+            return None
+        found += part
+    return bytes(found)
