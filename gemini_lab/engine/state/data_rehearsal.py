@@ -39,7 +39,7 @@ from gemini_lab.shard.codec import decode, encode
 
 LIMIT_S: Final = 10.0
 """For all readings of all sources; what is not read until then is not rehearsed."""
-_ENOUGH_S: Final = 1.0  # to read on, to later places and a second epoch
+_ENOUGH_S: Final = 2.0  # to read on, to later places and a second epoch
 _PLACES: Final = (3, 12, 48, 192, 768)  # so many batches of the first epoch
 _AFTER: Final = 3  # batches that are compared from each place on
 _LEAST: Final = _PLACES[0] + 2 * _AFTER  # are read however long that takes
