@@ -29,16 +29,19 @@ class Alone(Unprotected):
 class Trained:
     """A model under DDP, or alone, and all that a loop of it needs."""
 
-    def __init__(self, job, *, alone=False, loader=DataLoader, kind=torch.optim.AdamW, **kept):
+    def __init__(
+        self, job, *, alone=False, loader=DataLoader, kind=torch.optim.AdamW, bare=None, **kept
+    ):
         torch.manual_seed(1)
-        self.bare = network(nn.BatchNorm1d(12))
+        self.bare = network(nn.BatchNorm1d(12)) if bare is None else bare()
         self.model = self.bare if alone else DistributedDataParallel(self.bare)
         self.optimizer = kind(self.model.parameters(), lr=0.01)
-        if "also" in kept:
-            kept["also"]["lookahead"] = Lookahead(self.optimizer)
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(7 + dist.get_rank())
-        self.loader = loader(Noisy(), batch_size=8, shuffle=True)
+        if "also" in kept:
+            kept["also"] = kept["also"](self)
+        found = kept.pop("data", None)
+        self.loader = loader(Noisy(), batch_size=8, shuffle=True) if found is None else found
         self.job, self.said = job, []
         job.found["said"] = self.said
         engine = TorchEngine(self.model, self.optimizer)
@@ -72,8 +75,8 @@ class Trained:
         with torch.no_grad():
             self.bare[0].weight.data.add_(0.01)  # as torch does not see it
 
-    def end(self):
-        tensors = [*self.model.state_dict().values()]
+    def end(self, *tensors):
+        tensors = [*tensors, *self.model.state_dict().values()]
         states = [self.optimizer.state[weight] for weight in self.model.parameters()]
         tensors += [one[name] for one in states for name in sorted(one)]
         trains = [weight.requires_grad for weight in self.model.parameters()]
@@ -245,7 +248,12 @@ def two_passes(job):
 def slow_weights(job):
     """A lookahead around the optimizer, in two parts."""
     parts = {}
-    made = Trained(job, also=parts)
+
+    def also(made):
+        parts["lookahead"] = Lookahead(made.optimizer)
+        return parts
+
+    made = Trained(job, also=also)
     outer = parts["lookahead"]
     batches = endless(made.loader)
     for _ in made.protected.steps(10):

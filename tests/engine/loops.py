@@ -259,6 +259,7 @@ def loop_of(request):
         "again": "again_loops",
         "lightning": "lightning_loops",
         "repeated": "update_loops",
+        "report": "report_loops",
         "rewound": "rewind_loops",
         "verified": "verify_loops",
     }

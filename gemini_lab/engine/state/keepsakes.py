@@ -13,7 +13,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.engine.contract import Stateful
 from gemini_lab.engine.frameworks.sharding import to_dtensors, to_shards
-from gemini_lab.engine.state.unsaid import put_unsaid, read_unsaid
+from gemini_lab.engine.state.unsaid import Numbers, put_unsaid, read_unsaid
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
 
@@ -73,7 +73,7 @@ def _keepsake(name: str, thing: Any) -> Keepsake:
             f"also={{{name!r}: ...}} is a {type(thing).__name__}; give a generator (torch's, "
             "numpy's or Python's), a dict, or an object with `state_dict` and `load_state_dict`"
         )
-    if isinstance(thing, torch.nn.Module) and read_unsaid(thing):
+    if isinstance(thing, torch.nn.Module) and (read_unsaid(thing) or not Numbers(thing).is_empty):
         return _module(thing)
     return _stateful(thing)
 
@@ -113,18 +113,21 @@ def _generator(thing: Any) -> Keepsake | None:
 
 def _module(thing: torch.nn.Module) -> Keepsake:
     """A module that keeps more than its `state_dict` says."""
+    numbers = Numbers(thing)
 
     def read() -> dict[str, Any]:
-        return {"said": _read(thing), "unsaid": read_unsaid(thing)}
+        said = _read(thing)
+        return {"said": said, "unsaid": read_unsaid(thing), "numbers": numbers.changed()}
 
     def put(kept: Mapping[str, Any]) -> None:
-        if kept.keys() != {"said", "unsaid"}:
+        if not {"said", "unsaid"} <= kept.keys():
             raise ConfigError(
                 f"the version has only the state_dict of a {type(thing).__name__} of `also`, which "
                 "keeps more: an earlier gemini_lab saved it; take a version that this one saved"
             )
         _put(thing, kept["said"])
         put_unsaid(thing, kept["unsaid"])
+        numbers.put(kept.get("numbers", {}))
 
     return Keepsake(read=read, put=put, is_made=True, room_bytes=_tensor_bytes(read()))
 

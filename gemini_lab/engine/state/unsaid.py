@@ -49,6 +49,49 @@ def put_unsaid(module: nn.Module, unsaid: Mapping[str, Mapping[str, Any]]) -> No
         put_attributes(parts[name], kept)
 
 
+class Numbers:
+    """Plain numbers in a module's parts that change, such as a count; no `state_dict` says them.
+
+    Those that stay as they were found are of one process, such as a rank, and belong to it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._first = read_numbers(module)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none that could change."""
+        return not self._first
+
+    def changed(self) -> Unsaid:
+        """Those that are not what they were when this was made."""
+        now = read_numbers(self._module)
+        found = {
+            name: {key: one for key, one in held.items() if self._first[name].get(key) != one}
+            for name, held in now.items()
+            if name in self._first
+        }
+        return {name: numbers for name, numbers in found.items() if numbers}
+
+    def put(self, changed: Unsaid) -> None:
+        """Put back what `changed` gave, and all others as they were at first."""
+        parts = dict(self._module.named_modules())
+        for numbers in (self._first, changed):
+            for name in numbers.keys() & parts.keys():
+                vars(parts[name]).update(numbers[name])
+
+
+def read_numbers(module: nn.Module) -> Unsaid:
+    """Plain numbers in the attributes of a module's parts that torch itself has not written."""
+    found = {
+        name: {key: one for key, one in vars(part).items() if type(one) in (int, float)}
+        for name, part in module.named_modules()
+        if not type(part).__module__.startswith("torch.")
+    }
+    return {name: numbers for name, numbers in found.items() if numbers}
+
+
 def share_states(module: nn.Module) -> None:
     """Have each metric of a collection know what those that update for all have added up.
 

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine.frameworks.sharding import is_dtensor
+from gemini_lab.engine.own_code import is_own_type
 from gemini_lab.engine.state.small_state import persistent_buffers
 from gemini_lab.engine.state.unsaid import is_metric, read_metric
 
@@ -61,6 +62,11 @@ class Bystanders:
         self._watch(
             "the model's parts, which are made before `protect`", _look_at(engine.module, _parts)
         )
+        for name in sorted({key for part in _own_parts(engine.module) for key in _numbers(part)}):
+            self._watch(
+                f"the number {name!r} in the model's parts, which a buffer keeps",
+                _look_at(engine.module, partial(_number, name=name)),
+            )
         for name, tensors in _beside_weights(engine.module).items():
             self._note(name, [one for one in tensors if _place(one) not in known])
         modules = [m for m in made if isinstance(m, nn.Module) and "_modules" in vars(m)]
@@ -111,6 +117,20 @@ def _look_at(thing: Any, read: Callable[[Any], int]) -> Look:
 def _parts(model: nn.Module) -> int:
     """A checksum of which kinds of parts it has, in order."""
     return xxhash.xxh3_64_intdigest(repr([type(one).__name__ for one in model.modules()]).encode())
+
+
+def _own_parts(model: nn.Module) -> Iterator[nn.Module]:
+    return (part for part in model.modules() if is_own_type(type(part)))
+
+
+def _numbers(part: nn.Module) -> Mapping[str, int | float]:
+    return {key: one for key, one in vars(part).items() if type(one) in (int, float)}
+
+
+def _number(model: nn.Module, *, name: str) -> int:
+    """A checksum of a number that the script's own parts of a model have by this name."""
+    held = [_numbers(part).get(name) for part in _own_parts(model)]
+    return xxhash.xxh3_64_intdigest(repr(held).encode())
 
 
 def _added_up(metric: Any) -> int:
