@@ -56,6 +56,7 @@ WAITS = {
     "agents here": ["launch.etcd_end.AGENTS_END_S"],
     "others to leave": ["node.agent.STORE_LEFT_S"],
     "the other ranks, in `protect`": ["engine.session.MEET_S"],
+    "data to be read in processes": ["engine.state.data_rehearsal.LIMIT_S"],
     "to be ended": ["engine.session.HOLD_S"],
     "a new start": ["engine.session.FENCE_S"],
     "what ranks that were kept": ["engine.standing.RECORD_S"],

@@ -193,3 +193,24 @@ def test_parts_that_a_model_is_given_while_it_trains_are_named():
     assert watched.changed() == []
     engine.module[1] = nn.Sequential(engine.module[1], nn.Dropout(0.1))
     assert watched.changed() == ["the model's parts, which are made before `protect`"]
+
+
+class Counting(nn.Linear):
+    """A part of the script's own that counts its passes, and has numbers that stand still."""
+
+    def __init__(self):
+        super().__init__(6, 6)
+        self.passes, self.factor, self.is_used = 0, 0.5, False
+
+    def forward(self, batch):
+        self.passes, self.is_used = self.passes + 1, True
+        return super().forward(batch) * self.factor / self.passes
+
+
+def test_a_number_that_a_part_of_the_model_changes_is_named():
+    engine = trained()
+    engine.module.insert(0, Counting())
+    seen = Bystanders(made(engine.module), engine)
+    assert seen.changed() == []
+    update(engine)
+    assert seen.changed() == ["the number 'passes' in the model's parts, which a buffer keeps"]

@@ -174,6 +174,28 @@ def test_what_has_no_state_is_refused_by_its_name():
         keepsakes({"loss": 1.5})
 
 
+class Counting(nn.Module):
+    """An average whose decay follows a count, beside a number of its own process."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.mean, self.updates, self.rank = nn.Parameter(torch.zeros(3)), 0, rank
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, nn.Sequential])
+def test_a_number_that_a_module_changes_comes_back_and_others_stay(wrap):
+    before, after = Counting(rank=1), Counting(rank=2)
+    kept, anew = (keepsakes({"it": wrap(one)})["it"] for one in (before, after))
+    fresh = kept.read()
+    before.updates = 7
+    state = decode(encode(kept.read()))
+    anew.put(state)
+    assert (after.updates, after.rank) == (7, 2)
+    assert encode(anew.read()) == encode(kept.read())
+    kept.put(fresh)  # as where training goes back
+    assert (before.updates, before.rank) == (0, 1)
+
+
 def test_a_version_that_says_only_what_a_state_dict_does_is_refused():
     """As versions were before what is beside it was kept: the rest would be empty."""
     thing = Beside()
