@@ -16,16 +16,23 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gemini_lab.engine.arguments import as_sources
 from gemini_lab.engine.contract import Keepable, Source
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.made_objects import made_objects
+from gemini_lab.engine.state.loaders import KINDS
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.engine.unkept.bystanders import Bystanders
 
 Kind = TypeVar("Kind")
+IS_READ_ALREADY: Final = (
+    "an iterator of the {} in data= was made before `protect`, and workers read for it: if "
+    "training goes on with it, as with a loader that keeps one iterator for all epochs, what it "
+    "gives does not come back after a failure; make iterators afterwards, one for each epoch"
+)
 _MODELS: Final = (DeepSpeedEngine, DistributedDataParallel)
 
 
@@ -102,7 +109,24 @@ def gather(
     script = ScriptState(data=sources, client_state=client_state, also=named)
     script.orders = [BucketOrder(one) for one in around.replicated]
     script.bystanders = Bystanders(things, engine, [client_state, *named.values()]).changed
+    known = {id(one) for one in things}
+
+    def late() -> list[str]:
+        new = [one for one in _of(LRScheduler, made()) if id(one) not in known]
+        return [type(one).__name__ for one in _schedules(new, engine.optimizer)]
+
+    script.late_schedules = late
+    for loader in {id(one): one for one in sources if _is_read_already(one, things)}.values():
+        remark(IS_READ_ALREADY.format(type(loader).__name__))
     return script
+
+
+def _is_read_already(source: Any, made: Sequence[object]) -> bool:
+    """Whether workers read for an iterator of a loader that was made before `protect`."""
+    return isinstance(source, KINDS) and any(
+        getattr(one, "_num_workers", 0) and getattr(one, "_dataset", None) is source.dataset
+        for one in _of(_BaseDataLoaderIter, made)
+    )
 
 
 def _left(schedules: Sequence[Any], around: Surroundings, sources: Sequence[Any]) -> Iterator[str]:

@@ -2,9 +2,6 @@
 
 import pytest
 
-READ_AGAIN = "its batches"
-
-
 @pytest.mark.parametrize(
     ("loop", "versions"),
     [
@@ -35,3 +32,19 @@ def test_a_loop_that_was_reported_comes_back(server, tmp_path, loop, versions):
         assert {n: loss for n, loss in after["losses"].items() if int(n) > second} == expected
         assert len(expected) >= 4
         assert after["end"] == before["end"]
+
+
+@pytest.mark.parametrize(
+    ("loop", "text"),
+    [
+        ("late_schedule", "a schedule of the optimizer was made after `protect` (LambdaLR)"),
+        ("infinite_workers", "was made before `protect`, and workers read for it"),
+        ("packed", "does not say all of its position"),
+    ],
+)
+def test_what_would_not_come_back_by_itself_is_told_before_anything_fails(
+    server, tmp_path, loop, text
+):
+    for found in server.run(tmp_path, loop=f"report {loop}"):
+        (remark,) = found["remarks"]
+        assert text in remark

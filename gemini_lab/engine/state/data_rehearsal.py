@@ -40,8 +40,10 @@ from gemini_lab.shard.codec import decode, encode
 LIMIT_S: Final = 10.0
 """For all readings of all sources; what is not read until then is not rehearsed."""
 _ENOUGH_S: Final = 2.0  # to read on, to later places and a second epoch
-_PLACES: Final = (3, 12, 48, 192, 768)  # so many batches of the first epoch
-_AFTER: Final = 3  # batches that are compared from each place on
+_PLACES: Final = (3, 11, 47, 191, 769)
+"""After so many batches of the first epoch: primes, as what waits in a buffer comes and goes."""
+_IN_SECOND: Final = 3  # batches of the second epoch until the place there
+_AFTER: Final = 4  # batches that are compared from each place on
 _LEAST: Final = _PLACES[0] + 2 * _AFTER  # are read however long that takes
 _MANY: Final = 1024  # batches in which a second epoch has to begin
 _LONGEST: Final = 200  # characters of an error
@@ -180,14 +182,14 @@ class _Reading:
         places: list[tuple[int, bytes, str]] = []
         in_second = 0
         with contextlib.suppress(StopIteration):  # a stream without a second epoch
-            while in_second < 2 * _AFTER and len(sums) < _MANY:
+            while in_second < _IN_SECOND + _AFTER and len(sums) < _MANY:
                 if len(sums) >= _LEAST and time.monotonic() - began_s > _ENOUGH_S:
                     break
                 sums.append(self._next())
                 in_second += self.epoch > 1
                 words = None
-                if in_second == _AFTER:
-                    words = f"after batch {_AFTER} of its second epoch"
+                if in_second == _IN_SECOND:
+                    words = f"after batch {_IN_SECOND} of its second epoch"
                 elif not in_second and len(sums) in _PLACES:
                     words = f"after batch {len(sums)}"
                 if words is not None:

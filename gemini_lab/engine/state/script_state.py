@@ -45,6 +45,7 @@ class ScriptState:
     Attributes:
         sources: Says where each of `data` stands, in their order.
         watches: The watches of those of `data` that are loaders, in their order.
+        late_schedules: Names schedules of the optimizer that were made since protection began.
         bystanders: Names other weights that changed since protection began, each once.
         orders: In which DDP adds up the gradients of other models than the engine's.
         things: What the script has named.
@@ -61,6 +62,7 @@ class ScriptState:
         client_state: dict[str, Any] | None = None,
         also: Mapping[str, object] | None = None,
     ) -> None:
+        self.late_schedules: Callable[[], Sequence[str]] = tuple
         self.bystanders: Callable[[], Sequence[str]] = tuple
         self.orders: Sequence[BucketOrder] = ()
         self.client_state = client_state

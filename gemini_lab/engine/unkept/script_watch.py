@@ -39,6 +39,10 @@ ARE_NOT_KEPT: Final = (
     'another model and its optimizer: protect(..., also={{"ema": ema}})'
 )
 
+COMES_LATE: Final = (
+    "a schedule of the optimizer was made after `protect` ({}), and no version has it: after a "
+    "failure it would begin anew, from the rate that was put back; make it before `protect`"
+)
 DATA_CHANGE: Final = (
     "the data change what no version has ({}), and after a failure that is as at the start: where "
     "later batches depend on it, give what holds it `state_dict` and `load_state_dict`, and name "
@@ -98,6 +102,8 @@ class ScriptWatch:
             self._remark_once(ARE_STRAYS.format(", ".join(strays)))
         if self._sealed in (1, *_GLANCES):
             self._strays.look()
+            if late := self._script.late_schedules():
+                self._remark_once(COMES_LATE.format(", ".join(late)))
         if self._sealed in _GLANCES and (names := self._script.bystanders()):
             self._remark_once(ARE_NOT_KEPT.format(", ".join(names)))
         if self._sealed in _GLANCES and (changes := self._script.data_changes()):
