@@ -2,6 +2,7 @@
 
 import pytest
 
+
 @pytest.mark.parametrize(
     ("loop", "versions"),
     [

@@ -66,11 +66,10 @@ class Numbers:
 
     def changed(self) -> Unsaid:
         """Those that are not what they were when this was made."""
-        now = read_numbers(self._module)
+        first, now = self._first, read_numbers(self._module)
         found = {
-            name: {key: one for key, one in held.items() if self._first[name].get(key) != one}
+            name: {key: one for key, one in held.items() if first.get(name, {}).get(key) != one}
             for name, held in now.items()
-            if name in self._first
         }
         return {name: numbers for name, numbers in found.items() if numbers}
 
@@ -79,7 +78,7 @@ class Numbers:
         parts = dict(self._module.named_modules())
         for numbers in (self._first, changed):
             for name in numbers.keys() & parts.keys():
-                vars(parts[name]).update(numbers[name])
+                parts[name].__dict__.update(numbers[name])
 
 
 def read_numbers(module: nn.Module) -> Unsaid:
