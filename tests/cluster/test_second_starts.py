@@ -78,10 +78,38 @@ def told_in(folder):
     return [(folder / f"rank-{rank}.txt").read_text().splitlines() for rank in range(2)]
 
 
+LOADER = "loader = DataLoader(rows, batch_size=8, shuffle=True)"
+PACKED = """
+    class Packed(torch.utils.data.IterableDataset):
+        at = 0
+
+        def __iter__(self):
+            left = []
+            while self.at < 32:
+                left += [*rows[self.at : self.at + 5]]
+                self.at += 5
+                while len(left) >= 8:
+                    yield torch.stack(left[:8])
+                    left = left[8:]
+            self.at = 0
+
+        def state_dict(self):
+            return {"at": self.at}  # and not what is left
+
+        def load_state_dict(self, state):
+            self.at = state["at"]
+
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    loader = StatefulDataLoader(Packed(), batch_size=None)
+"""
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
 def test_what_a_script_tells_after_an_epoch_and_after_its_loops_is_as_under_plain_torchrun(
-    pair, script, tmp_path
+    pair, script, tmp_path, is_packed
 ):
-    path = script(textwrap.dedent(SCRIPT))
+    """Also where the loader's own word on its position is not enough, so that it is read again."""
+    path = script(textwrap.dedent(SCRIPT.replace(LOADER, PACKED.strip() if is_packed else LOADER)))
     plain, lab = (tmp_path / name for name in ("plain", "lab"))
     for folder in (plain, lab):
         folder.mkdir()
@@ -95,9 +123,13 @@ def test_what_a_script_tells_after_an_epoch_and_after_its_loops_is_as_under_plai
         env=os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
     )
     job = Job(script=str(path), args=[str(lab), "breaks"], env={"OMP_NUM_THREADS": "1"})
-    report = pair.train(job, persistent_url=None).wait(250).report()
+    run = pair.train(job, persistent_url=None)
+    report = run.wait(250).report()
     assert [one.version for one in report.recoveries] == [7, 11, 13]
     assert not report.divergences
+    notes = [one.event.text for one in run.events("note")]
+    said = [text for text in notes if "does not say all of its position" in text]
+    assert len(said) == is_packed
     for expected, found in zip(told_in(plain), told_in(lab), strict=True):
         assert set(found) == set(expected)  # a survivor of the evaluation tells its line again
         assert found[-1] == expected[-1]
