@@ -4,5 +4,6 @@ the whole       engine_state; recast, of another number of ranks; small_state, b
                 model_parts, which there were at first; rehearsal compares what was put back
 the script's    script_state <- keepsakes, unsaid
 its data        loaders <- data_generators, data_values;
-                positions, where another number of ranks reads them
+                positions, where another number of ranks reads them;
+                data_rehearsal, whether they come back, tried in processes of its own
 """
