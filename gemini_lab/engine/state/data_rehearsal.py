@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from gemini_lab.engine.inputs import BatchChecksum
 from gemini_lab.engine.process_exit import die_with_parent
@@ -46,6 +47,10 @@ _IN_SECOND: Final = 3  # batches of the second epoch until the place there
 _AFTER: Final = 4  # batches that are compared from each place on
 _LEAST: Final = _PLACES[0] + 2 * _AFTER  # are read however long that takes
 _MANY: Final = 1024  # batches in which a second epoch has to begin
+_COLLECTIVES: Final = (
+    *("broadcast", "broadcast_object_list", "scatter_object_list", "barrier", "monitored_barrier"),
+    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor"),
+)
 _LONGEST: Final = 200  # characters of an error
 _MOST_BYTES: Final = 64 * 2**20
 _LENGTH_BYTES: Final = 8
@@ -272,6 +277,13 @@ def _be_alone(answers: int) -> None:
             _cut_off(number)
     torch.set_num_threads(1)
     forget_device()
+    for name in _COLLECTIVES:
+        setattr(dist, name, _refuse)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    """Fail at once: a collective would wait for ranks that never come."""
+    raise UnsupportedError("data are read here by one process alone")
 
 
 def _cut_off(number: int) -> None:
