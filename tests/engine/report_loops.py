@@ -196,7 +196,7 @@ class Narrow(torch.optim.Optimizer):
 
 
 def narrow_moments(job):
-    run_epochs(Trained(job, optimizer=Narrow))
+    run_epochs(Trained(job, kind=Narrow))
 
 
 class Worker:
