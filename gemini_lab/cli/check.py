@@ -159,7 +159,7 @@ def render(checked: Checked) -> Iterator[str]:
         yield from _rows({"failed": checked.failure, **_of_kill(checked.after)})
     if checked.verdict != "not repeatable":
         if checked.plain_failed:
-            text = f"not compared with plain torchrun, where it failed: {checked.plain_failed}"
+            text = f"not compared with plain torchrun: {checked.plain_failed}"
             yield from ("", *_wrapped(text, ""))
         elif checked.plain is not None and checked.plain.is_same:
             yield from _wrapped("without a failure, it computes what it does under plain torchrun")

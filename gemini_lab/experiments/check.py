@@ -1,17 +1,17 @@
 """Whether a user's own script comes back from failures bit-identical: tried, in a small lab.
 
-The script trains undisturbed in a lab, which shows the places that it comes to; under plain torchrun,
-which shows whether protection alone changes its numbers; and in a lab again, where it is killed at
-one place after the other. What the runs computed, and the state that they came to, are compared.
+The script trains undisturbed in a lab, which shows the places that it comes to. It trains under
+plain torchrun, which shows whether protection alone changes its numbers. Then it trains in the lab
+again and is killed at one place after the other. What the runs computed, and the states that they
+came to, are compared.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.experiments.under_torchrun import UnderTorchrun
@@ -223,12 +223,6 @@ def check_script(
     return _Check(lab, job, iterations=iterations, limit_s=limit_s, tell=tell).run(kills)
 
 
-class _Run(Protocol):
-    """Of a lab, or of torchrun."""
-
-    def is_over_within(self, timeout_s: float) -> bool: ...
-
-
 class _Check:
     """The runs of a check, one after the other."""
 
@@ -250,7 +244,7 @@ class _Check:
             script=self._job.script,
             nodes=self._lab.nodes,
             ranks=self._ranks,
-            iterations=_reached(undisturbed),
+            iterations=min(self._iterations, _reached(undisturbed)),
             plain=plain,
             plain_failed=failed,
             is_repeatable=is_repeatable,
@@ -262,7 +256,7 @@ class _Check:
             done = {one.kill.number for one in self._struck}
             found = replace(
                 found,
-                iterations=min(_reached(undisturbed), _reached(disturbed)),
+                iterations=min(found.iterations, _reached(disturbed)),
                 recovered=tuple(self._struck),
                 missed=tuple(kill for kill in kills if kill.number not in done),
                 disturbed=self._compared(undisturbed, disturbed),

@@ -1,4 +1,4 @@
-"""A user's script under plain torchrun, a torchrun a node, all on this machine: no lab, no agent."""
+"""A user's script under plain torchrun: one for each node, all on this machine, and no lab."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import subprocess
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import psutil
 
@@ -64,7 +64,7 @@ class UnderTorchrun:
                     )
                 )
 
-    def __enter__(self) -> "UnderTorchrun":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

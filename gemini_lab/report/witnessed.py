@@ -1,12 +1,11 @@
 """What a script's runs say of themselves while `gemini-lab check` looks, and whether they agree.
 
-Each rank appends lines to a file of its own, with a lab and without one: the places that its script
-comes to, with what each iteration began and what came out, and a digest of each named piece of its
-state. `gemini_lab.engine.witness` writes them. A rank that is to be killed stands still at its place
-and says so, for a kill from outside strikes at no exact place.
+Each rank appends lines to a file of its own, with a lab and without one. They tell the places that
+its script comes to, with what each iteration began and what came out, and a digest of each named
+piece of its state; `gemini_lab.engine.witness` writes them. A rank that is to be killed says so and
+stands still at its place, because a kill from outside strikes at no exact place.
 """
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,16 @@ PLACES: Final[Mapping[PlaceName, str]] = {
     "script over": "at the script's end, after iteration {done}",
 }
 """A place in a script, for people."""
+_TURN: Final[Sequence[PlaceName]] = (
+    "batches over",
+    "evaluation",
+    "loop over",
+    "loop begins",
+    "script over",
+    "forward",
+    "update",
+)
+"""The places of one version in the order in which a script comes to them."""
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,7 +255,7 @@ class StatesCompared:
 def compare_states(one: Iterable[Record], other: Iterable[Record]) -> StatesCompared:
     """Compare the states that two runs came to, each by its newest try.
 
-    A random generator that differs from the first state on was never seeded, and counts for nothing.
+    A random generator that differs from the first state on was never seeded: it counts for nothing.
     """
     left, right = _states(one), _states(other)
     both = sorted(left.keys() & right.keys())
@@ -340,20 +349,3 @@ def choose_kills(records: Sequence[Record], *, iterations: int, most: int) -> tu
             )
         )
     return tuple(kills)
-
-
-_TURN: Final[Sequence[PlaceName]] = (
-    "batches over",
-    "evaluation",
-    "loop over",
-    "loop begins",
-    "script over",
-    "forward",
-    "update",
-)
-"""The places of one version in the order in which a script comes to them."""
-
-
-def to_lines(kills: Iterable[Kill]) -> str:
-    """The kills for a log, as JSON."""
-    return json.dumps([str(one) for one in kills])
