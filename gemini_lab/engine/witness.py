@@ -322,20 +322,39 @@ class _PlainProtected:
         self._iterations.add(values)
 
 
+def is_looked_at() -> bool:
+    """Whether this process is one of a check's."""
+    return Order.of(os.environ) is not None
+
+
 def beside_unprotected(
     unprotected: Protected,
-    engine: Any,
+    engine: Engine,
     *,
     client_state: Mapping[str, Any] | None,
     also: Mapping[str, object] | None,
 ) -> Protected:
     """What `protect` gives without a lab; with a witness, if a check looks at this process."""
+    found = look_without_lab(engine, client_state=client_state, also=also)
+    if found is None:
+        return unprotected
+    witness, iterations = found
+    return WitnessedLoops(witness, _PlainProtected(unprotected, iterations))
+
+
+def look_without_lab(
+    engine: Any,
+    *,
+    client_state: Mapping[str, Any] | None = None,
+    also: Mapping[str, object] | None = None,
+) -> tuple[Witness, IterationLog] | None:
+    """Look at what trains without a lab, if a check looks at this process."""
     order = Order.of(os.environ)
     if order is None:
-        return unprotected
+        return None
     witness = Witness(order, engine, epoch=lambda: 0, client_state=client_state, also=also)
-    nothing = getattr(engine, "before_update", None), getattr(engine, "after_update", None)
-    plain = _PlainSteps(engine, witness, *(one or _nothing for one in nothing))
+    there = getattr(engine, "before_update", _nothing), getattr(engine, "after_update", _nothing)
+    plain = _PlainSteps(engine, witness, *there)
     hooked = WitnessedSteps(witness, plain)
     if isinstance(engine, TorchEngine):
         hook_optimizer(engine, hooked)
@@ -343,11 +362,11 @@ def beside_unprotected(
         hook_step(engine, hooked)
 
     def end() -> None:
-        if getattr(sys, "last_exc", getattr(sys, "last_value", None)) is None:
+        if getattr(sys, "last_value", None) is None:  # else the script has failed
             witness.end_script()
 
     atexit.register(end)
-    return WitnessedLoops(witness, _PlainProtected(unprotected, plain.iterations))
+    return witness, plain.iterations
 
 
 def digest_of(value: object) -> str:

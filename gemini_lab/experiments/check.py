@@ -314,7 +314,7 @@ class _Check:
             failed = "; ".join(run.last_lines[-3:]) if run.has_failed else ""
         records.news()
         if not failed and not any(records.of(StateSeen)):
-            failed = "nothing of its state was seen: what trains is protected by an adapter"
+            failed = "it has not called `protect` there, or trained nothing"
         self._tell(f"  {failed or f'iteration {_reached(records)}: enough'}")
         return records, failed
 

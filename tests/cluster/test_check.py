@@ -1,4 +1,4 @@
-"""`gemini-lab check` on scripts that come back the same, and on some that do not, each its own way."""
+"""`gemini-lab check` on scripts that come back the same, and on some that do not."""
 
 import psutil
 import pytest

@@ -104,9 +104,11 @@ def test_of_a_state_that_was_made_twice_the_newest_try_counts():
     assert compare_states(one, [*one, wrong]).first.version == 1
 
 
-def test_a_piece_that_one_run_lacks_differs():
-    found = compare_states([state(1, weight="w", moment="m")], [state(1, weight="w")])
-    assert found.first.pieces == ("moment",)
+def test_a_piece_that_is_not_there_once_differs_and_one_that_never_is_counts_for_nothing():
+    one = [state(1, weight="w", moment="m"), state(2, weight="w", moment="m")]
+    other = [state(1, weight="w", moment="m"), state(2, weight="w")]
+    assert compare_states(one, other).first.pieces == ("moment",)
+    assert compare_states(one, [state(n, weight="w") for n in (1, 2)]).first is None
 
 
 def test_a_generator_that_was_never_seeded_counts_for_nothing():
