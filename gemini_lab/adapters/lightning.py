@@ -80,7 +80,8 @@ def protect_lightning(
         if trainer.global_rank == 0:
             warnings.warn(f"protect_lightning: {NOT_IN_A_LAB}", stacklevel=2)
         if is_looked_at():
-            trainer.callbacks.insert(0, _WithoutLab(also))
+            untyped: Any = trainer  # it does not declare its callbacks
+            untyped.callbacks.insert(0, _WithoutLab(also))
         return
     require_lightning(trainer)
     LightningHooks(

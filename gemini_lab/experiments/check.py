@@ -170,7 +170,8 @@ class Checked:
         if isinstance(first, StateDifference):
             before = [one for one in self.recovered if one.epoch < first.epoch]
         else:
-            before = [one for one in self.recovered if (one.version or 0) < first.iteration]
+            known = [one for one in self.recovered if one.version is not None]
+            before = [one for one in known if (one.version or 0) < first.iteration]
         return before[-1] if before else None
 
     def to_json(self) -> dict[str, Any]:
