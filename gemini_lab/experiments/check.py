@@ -43,8 +43,10 @@ FEWEST: Final = 6
 FEWEST_NODES: Final = 2
 """Nodes below which nobody is left with a lost one's shards."""
 GLANCE_S: Final = 0.1
+BEGIN_S: Final = 600.0
+"""For the first word of any rank under plain torchrun: its libraries may compile before it."""
 STILL_S: Final = 120.0
-"""Without a word from any rank, plain torchrun has come to a halt."""
+"""The same between two words: without one, all ranks have come to a halt."""
 Verdict = Literal[
     "bit-identical",
     "differs",
@@ -309,9 +311,11 @@ class _Check:
                 heard_s = now_s if records.news() else heard_s
                 if self._is_enough(records):
                     break
-                if now_s - began_s > self._limit_s or now_s - heard_s > STILL_S:
-                    still = format_seconds(now_s - heard_s)
-                    return records, f"it said nothing for {still} after {_place(records)}"
+                still_s = STILL_S if records.all else BEGIN_S
+                if now_s - began_s > self._limit_s or now_s - heard_s > still_s:
+                    still, last = format_seconds(now_s - heard_s), run.last_lines[-1:]
+                    told = f"it said nothing for {still} after {_place(records)}"
+                    return records, "; the last that it printed: ".join([told, *last])
             failed = "; ".join(run.last_lines[-3:]) if run.has_failed else ""
         records.news()
         if not failed and not any(records.of(StateSeen)):
