@@ -193,7 +193,9 @@ def _of_difference(checked: Checked, first: FirstDifference | StateDifference) -
         values, pieces = checked.shown.values, state.pieces
         named = [f"{one} (by {values[one]:.3g})" if one in values else one for one in pieces]
         more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-        rows[f"{len(named)} pieces"] = ", ".join(named[:NAMED]) + more
+        rows["1 piece" if len(named) == 1 else f"{len(named)} pieces"] = (
+            ", ".join(named[:NAMED]) + more
+        )
     return {**rows, **_of_kill(checked.after)}
 
 

@@ -186,7 +186,7 @@ def text_of(checked: Checked) -> str:
         (
             {"disturbed": compared(state=states(change=5, epoch=2), values={"weight a": 0.25})},
             "differs",
-            "where after iteration 5, rank 1 1 pieces weight a (by 0.25) after rank 1 killed",
+            "where after iteration 5, rank 1 1 piece weight a (by 0.25) after rank 1 killed",
         ),
         (
             {"plain": compared(state=states(change=2))},
