@@ -108,7 +108,7 @@ CHECKED = Checked(
 
 def test_two_equal_runs_are_the_same():
     twice = both(run())
-    assert (twice.is_same, twice.compared, twice.with_values) == (True, 16, 16)
+    assert (twice.compared, twice.with_values) == (16, 16)
     assert (twice.first, twice.silent) == (None, None)
 
 
@@ -139,7 +139,7 @@ def test_a_generator_that_was_never_seeded_is_not_what_differs():
 
 def test_what_has_had_no_effect_is_told_beside_an_equal_result():
     twice = both(run(change=4, inputs=Inputs(batch="a", random={"torch": "x"}, learning_rate=0.1)))
-    assert twice.is_same
+    assert twice.first is None
     assert (twice.silent.iteration, twice.silent.what) == (4, "random")
 
 
@@ -155,7 +155,7 @@ def test_of_an_iteration_that_was_done_again_the_newest_try_counts_and_its_last_
 def test_iterations_without_numbers_prove_nothing():
     silent = [done(1, values={})]
     twice = compare(accounts(silent), accounts(silent))
-    assert (twice.is_same, twice.compared, twice.with_values) == (False, 1, 0)
+    assert (twice.compared, twice.with_values) == (1, 0)
 
 
 def text_of(checked: Checked) -> str:
