@@ -170,6 +170,9 @@ def render(checked: Checked) -> Iterator[str]:
     if not checked.failure and compared is not None and compared.twice.silent is not None:
         text = f"the {compared.twice.silent} differs, without effect on any of these numbers so far"
         yield from ("", *_wrapped(f"beware: {text}", ""))
+    for name in checked.unsteady:
+        text = f"{name} is another one in each run, also in undisturbed ones: it was not compared"
+        yield from ("", *_wrapped(f"beware: {text}", ""))
     for remark in checked.remarks:
         yield from ("", *_wrapped(f"beware: {remark}", ""))
 

@@ -24,6 +24,7 @@ from gemini_lab.log.events import Note, RecoveryFinished, Unprotected
 from gemini_lab.log.file import read_log
 from gemini_lab.report.twice import FirstDifference, Twice, accounts, compare
 from gemini_lab.report.witnessed import (
+    HANDED_OVER,
     Kill,
     Order,
     PlaceSeen,
@@ -34,6 +35,7 @@ from gemini_lab.report.witnessed import (
     Struck,
     choose_kills,
     compare_states,
+    differing_anywhere,
     values_file,
 )
 from gemini_lab.units import format_seconds
@@ -124,6 +126,7 @@ class Checked:
         plain_failed: Why not.
         is_repeatable: Whether two runs of plain torchrun are the same, where that was tried.
         failure: Why the run with kills ended, if it failed.
+        unsteady: What of the script's own differs in each run, also in undisturbed ones.
         remarks: What was said on the way.
         duration_s: Of all runs.
     """
@@ -139,6 +142,7 @@ class Checked:
     plain_failed: str = ""
     is_repeatable: bool = True
     failure: str = ""
+    unsteady: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     duration_s: float = 0.0
 
@@ -265,6 +269,7 @@ class _Check:
                 disturbed=self._compared(undisturbed, disturbed),
                 failure=failure,
             )
+            found = self._without_unsteady(found, undisturbed, disturbed)
         self._forget_values()
         notes = (e.event.text for e in self._logs if isinstance(e.event, Note))
         return replace(
@@ -285,6 +290,31 @@ class _Check:
             return compared, "", True
         beside_itself = self._compared(plain, again)
         return (compared, "", True) if beside_itself.is_same else (beside_itself, "", False)
+
+    def _without_unsteady(
+        self, found: Checked, undisturbed: Records, disturbed: Records
+    ) -> Checked:
+        """Leave out what differs in each run by itself, such as times that a Trainer's log has.
+
+        Asked only if nothing but what was handed over differs: nothing was computed with it.
+        """
+        compared = found.disturbed
+        state = None if compared is None else compared.states.first
+        if compared is None or state is None or compared.twice.first is not None:
+            return found
+        if not all(name.startswith(HANDED_OVER) for name in state.pieces):
+            return found
+        self._tell("  only what `protect` was handed differs: undisturbed once more")
+        again, failure = self._in_lab("undisturbed-again")
+        apart = differing_anywhere(undisturbed.all, again.all)
+        unsteady = tuple(sorted(name for name in apart if name.startswith(HANDED_OVER)))
+        if failure or not unsteady:
+            return found
+        return replace(
+            found,
+            disturbed=self._compared(undisturbed, disturbed, unsteady=unsteady),
+            unsteady=unsteady,
+        )
 
     # -- a run -------------------------------------------------------------------------------------
 
@@ -356,13 +386,13 @@ class _Check:
                 "the script never calls gemini_lab.protect, so there is nothing to check"
             )
         if was_over and run.failure is not None:
-            if not self._struck:
+            if not kills:
                 run.wait()  # says why, with the worker's last lines
             self._tell(f"  {run.failure}")
             return records, run.failure
         if not was_over and not self._is_enough(records):
             told = f"after {format_seconds(self._limit_s)} the run was at {_place(records)}"
-            if self._struck:
+            if kills:
                 return records, told
             raise RunFailedError(
                 f"{told}; ask for fewer iterations, or allow more time with --limit"
@@ -383,13 +413,13 @@ class _Check:
 
     # -- two runs ----------------------------------------------------------------------------------
 
-    def _compared(self, one: Records, other: Records) -> Compared:
+    def _compared(self, one: Records, other: Records, *, unsteady: Sequence[str] = ()) -> Compared:
         until = self._iterations
         left, right = (
             [r for r in records.all if not isinstance(r, StateSeen) or r.version <= until]
             for records in (one, other)
         )
-        states = compare_states(left, right)
+        states = compare_states(left, right, unsteady=unsteady)
         values = {} if states.first is None else _differences(one, other, states.first)
         pair = (accounts(records.entries, until=until) for records in (one, other))
         return Compared(twice=compare(*pair), states=states, values=values)

@@ -7,7 +7,7 @@ stands still at its place, because a kill from outside strikes at no exact place
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -22,6 +22,8 @@ ORDER_VARIABLE: Final = "GEMINI_LAB_CHECK"
 """The variable by which a check tells its script's processes what to do."""
 GENERATOR: Final = "generator "
 """How the names of the shared random generators begin."""
+HANDED_OVER: Final = ("client_state", "also[")
+"""How the names begin of what a script hands over to `protect`."""
 PlaceName = Literal[
     "update", "forward", "batches over", "evaluation", "loop begins", "loop over", "script over"
 ]
@@ -252,11 +254,14 @@ class StatesCompared:
     first: StateDifference | None
 
 
-def compare_states(one: Iterable[Record], other: Iterable[Record]) -> StatesCompared:
+def compare_states(
+    one: Iterable[Record], other: Iterable[Record], *, unsteady: Collection[str] = ()
+) -> StatesCompared:
     """Compare the states that two runs came to, each by its newest try.
 
     A random generator that differs from the first state on was never seeded: it counts for nothing.
-    So does a piece that one of the runs never has, as a library's adapter has in a lab alone.
+    So does a piece that one of the runs never has, as a library's adapter has in a lab alone, and
+    one of `unsteady`.
     """
     left, right = _states(one), _states(other)
     known, also_known = ({n for s in run.values() for n in s.digests} for run in (left, right))
@@ -271,7 +276,7 @@ def compare_states(one: Iterable[Record], other: Iterable[Record]) -> StatesComp
     first = None
     for key in both:
         found = differing(left[key].digests, right[key].digests)
-        ignored = unseeded | (known ^ also_known)
+        ignored = unseeded | (known ^ also_known) | {*unsteady}
         pieces = tuple(name for name in found if name not in ignored)
         if pieces:
             version, is_end, rank = key
@@ -281,6 +286,13 @@ def compare_states(one: Iterable[Record], other: Iterable[Record]) -> StatesComp
             break
     most = max((len(left[key].digests) for key in both), default=0)
     return StatesCompared(states=len(both), pieces=most, first=first)
+
+
+def differing_anywhere(one: Iterable[Record], other: Iterable[Record]) -> set[str]:
+    """The names of the pieces that are not the same in any state that both runs came to."""
+    left, right = _states(one), _states(other)
+    both = left.keys() & right.keys()
+    return {name for key in both for name in differing(left[key].digests, right[key].digests)}
 
 
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

@@ -214,6 +214,11 @@ def text_of(checked: Checked) -> str:
             "not compared with plain torchrun: it has no data",
         ),
         (
+            {"disturbed": compared(), "unsteady": ("also['log']",)},
+            "bit-identical",
+            "also['log'] is another one in each run, also in undisturbed ones",
+        ),
+        (
             {"disturbed": compared(), "missed": (kill(3, 7),)},
             "bit-identical",
             "rank 1 killed in iteration 8: not done, as the script did not come there again",

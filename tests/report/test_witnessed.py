@@ -14,6 +14,7 @@ from gemini_lab.report.witnessed import (
     append,
     choose_kills,
     compare_states,
+    differing_anywhere,
     read,
     records_file,
 )
@@ -109,6 +110,18 @@ def test_a_piece_that_is_not_there_once_differs_and_one_that_never_is_counts_for
     other = [state(1, weight="w", moment="m"), state(2, weight="w")]
     assert compare_states(one, other).first.pieces == ("moment",)
     assert compare_states(one, [state(n, weight="w") for n in (1, 2)]).first is None
+
+
+def test_what_differs_in_each_run_by_itself_is_left_out():
+    one, again, killed = (
+        [state(n, weight="w", log=f"{run}{n}") for n in range(3)] for run in ("a", "b", "c")
+    )
+    assert compare_states(one, killed).first.pieces == ("log",)
+    unsteady = differing_anywhere(one, again)
+    assert unsteady == {"log"}
+    assert compare_states(one, killed, unsteady=unsteady).first is None
+    killed[2] = state(2, weight="x", log="c2")
+    assert compare_states(one, killed, unsteady=unsteady).first.pieces == ("weight",)
 
 
 def test_a_generator_that_was_never_seeded_counts_for_nothing():
