@@ -167,14 +167,17 @@ def render(checked: Checked) -> Iterator[str]:
         yield from _wrapped(f"{one.kill}: {_back(one)}")
     for kill in checked.missed:
         yield from _wrapped(f"{kill}: not done, as the script did not come there again")
-    if not checked.failure and compared is not None and compared.twice.silent is not None:
-        text = f"the {compared.twice.silent} differs, without effect on any of these numbers so far"
+    for text in _remarks(checked):
         yield from ("", *_wrapped(f"beware: {text}", ""))
+
+
+def _remarks(checked: Checked) -> Iterator[str]:
+    silent = None if checked.shown is None else checked.shown.twice.silent
+    if not checked.failure and silent is not None:
+        yield f"the {silent} differs, without effect on any of these numbers so far"
     for name in checked.unsteady:
-        text = f"{name} is another one in each run, also in undisturbed ones: it was not compared"
-        yield from ("", *_wrapped(f"beware: {text}", ""))
-    for remark in checked.remarks:
-        yield from ("", *_wrapped(f"beware: {remark}", ""))
+        yield f"{name} is another one in each run, also in undisturbed ones: it was not compared"
+    yield from checked.remarks
 
 
 def _of_difference(checked: Checked, first: FirstDifference | StateDifference) -> dict[str, str]:
