@@ -203,6 +203,7 @@ def _begin(
     state.framework.hook(made if witness is None else WitnessedSteps(witness, made))
     session.on_finish = made.finish
     if witness is not None:
+        witness.is_early = lambda: made.is_early
         witness.watch_evaluations()
         session.on_finish = _in_turn(witness.end_script, made.finish)
         for watch in state.script.watches[:1]:

@@ -59,6 +59,10 @@ class Witness:
         epoch: Gives the number of this start.
         client_state: What `protect` was given.
         also: The same.
+
+    Attributes:
+        is_early: Whether the script has yet to come to the loop that made the restored version,
+            where all is put back: what it is and does before leaves no trace.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Witness:
         self._seen: set[tuple[PlaceName, int]] = set()
         self._is_to_be_read = True  # the state, where this iteration ends
         self._loops = 0
+        self.is_early: Callable[[], bool] = lambda: False
 
     @property
     def version(self) -> int:
@@ -96,7 +101,7 @@ class Witness:
             GeminiError: Nobody killed it.
         """
         version = self.version
-        if (place, version) in self._seen:
+        if (place, version) in self._seen or self.is_early():
             return
         self._seen.add((place, version))
         self._write(PlaceSeen(place=place, version=version))
@@ -121,7 +126,7 @@ class Witness:
 
     def end_iteration(self, *, is_end: bool = False) -> None:
         """Write down the state, once after each update, where the script is at its loop's top."""
-        if not (self._is_to_be_read or is_end):
+        if not (self._is_to_be_read or is_end) or self.is_early():
             return
         self._is_to_be_read = False
         pieces = dict(self._pieces())

@@ -13,6 +13,7 @@ import psutil
 
 from gemini_lab.engine.process_exit import tie_to_parent
 from gemini_lab.job import HASH_SEED, Job, python_command
+from gemini_lab.node.build_locks import BuildLocks
 
 LAST_LINES: Final = 12
 LAST_BYTES: Final = 16_000
@@ -35,6 +36,7 @@ class UnderTorchrun:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
         self._printed = folder / "printed.txt"
+        _clear_locks()
         ranks = nodes * workers_per_node
         environment = {
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),  # as a lab's workers
@@ -80,6 +82,7 @@ class UnderTorchrun:
         for torchrun in self._torchruns:
             with suppress(subprocess.TimeoutExpired):
                 torchrun.wait(END_S)
+        _clear_locks()
 
     def is_over_within(self, timeout_s: float) -> bool:
         """Whether all of them have ended; waits for one of them, but not longer than that."""
@@ -102,3 +105,10 @@ class UnderTorchrun:
             file.seek(max(0, self._printed.stat().st_size - LAST_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return [*deque((line for line in lines if line.strip()), maxlen=LAST_LINES)]
+
+
+def _clear_locks() -> None:
+    """Take away locks of compilations whose process was killed: plain torchrun waits for ever."""
+    locks = BuildLocks.here("torchrun", lambda _: None)
+    if locks is not None:
+        locks.clear()

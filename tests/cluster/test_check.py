@@ -53,10 +53,13 @@ for epoch in protected.epochs(2):
     if dist.get_rank() == 0:
         with torch.no_grad():
             net(torch.randn(4, 6))
-for state in optimizer.state.values():  # the second phase
-    state["momentum_buffer"].zero_()
-for _ in protected.steps(12):
-    train(torch.randn(4, 6))
+for phase in (10, 12):
+    for state in optimizer.state.values():
+        state["momentum_buffer"].zero_()
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+    for _ in protected.steps(phase):
+        train(torch.randn(4, 6))
 """
 
 

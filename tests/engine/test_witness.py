@@ -170,6 +170,20 @@ def test_who_is_to_be_killed_stands_still_once_and_says_so(tmp_path, monkeypatch
     assert len(stood) == 2
 
 
+def test_what_is_before_the_loop_that_made_the_version_is_not_looked_at(tmp_path):
+    made = witness(tmp_path)
+    made._pieces = lambda: iter([("weight", 1.0)])
+    made.is_early = lambda: True
+    made.end_iteration()
+    made.reach("loop over")
+    assert read(records_file(tmp_path, 1)) == []
+    made.is_early = lambda: False
+    made.end_iteration()
+    made.reach("loop over")
+    state, place = read(records_file(tmp_path, 1))
+    assert (state.version, place.place) == (2, "loop over")
+
+
 def test_kills_of_one_version_keep_their_order_also_among_ranks(tmp_path, monkeypatch):
     monkeypatch.setattr("gemini_lab.engine.witness.time.sleep", lambda _: None)
     kills = kill(1, rank=0), kill(2, "evaluation")
