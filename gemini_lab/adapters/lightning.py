@@ -20,6 +20,7 @@ from gemini_lab.engine.contract import Keepable
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
+from gemini_lab.engine.witness import is_looked_at, look_without_lab
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 
@@ -78,6 +79,9 @@ def protect_lightning(
     if session is None:
         if trainer.global_rank == 0:
             warnings.warn(f"protect_lightning: {NOT_IN_A_LAB}", stacklevel=2)
+        if is_looked_at():
+            untyped: Any = trainer  # it does not declare its callbacks
+            untyped.callbacks.insert(0, _WithoutLab(also))
         return
     require_lightning(trainer)
     LightningHooks(
@@ -87,6 +91,19 @@ def protect_lightning(
         also=also,
         settings=settings,
     )
+
+
+class _WithoutLab(Callback):
+    """Lets a check look at what trains under plain torchrun."""
+
+    def __init__(self, also: Mapping[str, Keepable] | None) -> None:
+        self._also = also
+
+    def on_train_start(self, trainer: Any, pl_module: object) -> None:
+        """The model and its optimizer are there."""
+        del pl_module
+        engine = TorchEngine(trainer.strategy.model, trainer.strategy.optimizers[0])
+        look_without_lab(engine, also=self._also)
 
 
 class LightningHooks(Callback):

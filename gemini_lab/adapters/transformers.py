@@ -27,6 +27,7 @@ from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
 from gemini_lab.engine.state.loaders import watch
+from gemini_lab.engine.witness import is_looked_at, look_without_lab
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.settings import SettingValue
 
@@ -58,6 +59,8 @@ def protect_trainer(
     if session is None:
         if trainer.args.process_index == 0:
             warnings.warn(f"protect_trainer: {NOT_IN_A_LAB}", stacklevel=2)
+        if is_looked_at():
+            trainer.callback_handler.callbacks.insert(0, _WithoutLab(trainer, also))
         return
     require_trainer(trainer)
     require_known_sums()
@@ -69,6 +72,21 @@ def protect_trainer(
         also=also,
         settings=settings,
     )
+
+
+class _WithoutLab(TrainerCallback):  # type: ignore[misc]
+    """Lets a check look at what trains under plain torchrun."""
+
+    def __init__(self, trainer: Any, also: Mapping[str, Keepable] | None) -> None:
+        self._trainer, self._also = trainer, also
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """The model and its optimizer are there."""
+        trainer = self._trainer
+        engine = trained_by(
+            trainer.accelerator, model=trainer.model_wrapped, optimizer=trainer.optimizer
+        )
+        look_without_lab(engine, also=self._also)
 
 
 class TrainerHooks(TrainerCallback):  # type: ignore[misc]

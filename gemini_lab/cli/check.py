@@ -4,12 +4,18 @@ import argparse
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.experiments.check import Checked, Recovered, check_script, require_room
+from gemini_lab.experiments.check import (
+    Checked,
+    Recovered,
+    Verdict,
+    check_script,
+    require_room,
+)
 from gemini_lab.job import Job
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
@@ -17,11 +23,15 @@ from gemini_lab.limits import seconds, whole
 from gemini_lab.log.events import DIFFERENCES
 from gemini_lab.log.file import FOLDER_HELP, RUNS_FOLDER
 from gemini_lab.report.twice import FirstDifference
+from gemini_lab.report.witnessed import StateDifference
 from gemini_lab.seats import Seats
 from gemini_lab.units import format_seconds
 
 NODES: Final = 2
-ITERATIONS: Final = 18
+ITERATIONS: Final = 24
+KILLS: Final = 9
+NAMED: Final = 5
+"""So many pieces that differ are named."""
 LIMIT_S: Final = 1800.0
 WIDTH: Final = 80
 
@@ -30,9 +40,20 @@ ENDED: Final = (
     "{}"
 )
 SEEDS: Final = (
-    "the script computes other numbers each time it is started, without any failure: seed its "
-    "random generators (weights, data order, dropout), and check again"
+    "two runs under plain torchrun are not the same, without any failure and without a lab: seed "
+    "the script's random generators (weights, data order, dropout), and check again"
 )
+BY_PROTECTION: Final = (
+    "two runs under plain torchrun are the same, and the one in a lab is not: please report this"
+)
+TITLES: Final[Mapping[Verdict, str]] = {
+    "bit-identical": "BIT-IDENTICAL",
+    "differs": "NOT BIT-IDENTICAL",
+    "does not come back": "DOES NOT COME BACK",
+    "differs without a failure": "OTHER NUMBERS, even without a failure",
+    "not repeatable": "NOT REPEATABLE, even under plain torchrun",
+    "nothing to compare": "NOTHING TO COMPARE",
+}
 
 
 def command(arguments: list[str]) -> int:
@@ -50,9 +71,14 @@ def command(arguments: list[str]) -> int:
             options.nodes, 1, workers_per_node=options.workers_per_node, folder=options.folder
         ) as lab,
     ):
-        tell(f"{options.script} on {lab.nodes} nodes, about {options.iterations} iterations, twice")
+        tell(f"{options.script} on {lab.nodes} nodes, up to {options.iterations} iterations a run")
         checked = check_script(
-            lab, job, iterations=options.iterations, limit_s=options.limit, tell=tell
+            lab,
+            job,
+            iterations=options.iterations,
+            kills=options.kills,
+            limit_s=options.limit,
+            tell=tell,
         )
     if options.json:
         tell(json.dumps(checked.to_json(), indent=2))
@@ -65,9 +91,10 @@ def parser() -> argparse.ArgumentParser:
     """The options of `gemini-lab check`."""
     options = argparse.ArgumentParser(
         prog="gemini-lab check",
-        description="Train some iterations of a script twice in a small lab, once with a worker "
-        "and then a node killed, and compare every loss, gradient norm, batch, random state and "
-        "learning rate. What the script writes, it writes twice; its persistent tier is not used.",
+        description="Train some iterations of a script: in a small lab, under plain torchrun, and "
+        "in the lab again, killed at each kind of place that it came to. Compare weights, "
+        "optimizer, buffers, generators, batches, losses and gradient norms. What the script "
+        "writes, it writes each time; its persistent tier is not used.",
     )
     number = partial(options.add_argument, metavar="N")
     number(
@@ -86,7 +113,13 @@ def parser() -> argparse.ArgumentParser:
         "--iterations",
         type=whole("iterations", least=1),
         default=ITERATIONS,
-        help="about how many to train each time (%(default)s)",
+        help="how many to train each time, if the script does not end before (%(default)s)",
+    )
+    number(
+        "--kills",
+        type=whole("kills", least=1),
+        default=KILLS,
+        help="how often to kill it, at most (%(default)s)",
     )
     options.add_argument(
         "--limit",
@@ -106,44 +139,87 @@ def parser() -> argparse.ArgumentParser:
 
 def render(checked: Checked) -> Iterator[str]:
     """The verdict for people."""
-    twice = checked.twice
     scope = f"{checked.iterations} iterations by {checked.ranks} ranks on {checked.nodes} nodes"
-    if checked.verdict == "bit-identical":
-        yield f"BIT-IDENTICAL: {scope}, {len(checked.recovered)} failures survived;"
-        yield f"  {twice.with_values} losses or gradient norms compared, none differs"
-    elif checked.verdict == "nothing to compare":
-        yield "NOTHING TO COMPARE: neither a loss nor a gradient norm is known of these iterations"
-        yield from _wrapped("log the loss: protected.log(loss=loss.item()) before engine.step()")
-    elif twice.first is not None:
-        is_own = checked.verdict == "not repeatable"
-        yield "NOT REPEATABLE, even without a failure" if is_own else "NOT BIT-IDENTICAL"
-        yield from _table(twice.first, None if is_own else checked.after)
-        yield from _wrapped(f"likely: {SEEDS if is_own else twice.first.cause}")
-    if twice.silent is not None:
-        yield ""
-        text = f"beware: the {twice.silent} differs, without effect on any of these numbers so far"
-        yield from _wrapped(text, "")
-        yield from _wrapped(f"likely: {twice.silent.cause}")
-    for remark in checked.remarks:
-        yield from ("", *_wrapped(f"beware: {remark}", ""))
-
-
-def _table(first: FirstDifference, after: Recovered | None) -> Iterator[str]:
-    what = DIFFERENCES.get(first.what, first.what)
-    rows = {
-        "differs first": what,
-        "where": f"iteration {first.iteration}, rank {first.rank}",
-        "undisturbed": first.undisturbed,
-        "with failures": first.disturbed,
-    }
-    if after is not None:
-        took = format_seconds(after.duration_s)
-        rows["after"] = (
-            f"{after.failure} at iteration {after.iteration}: back in {took} from version "
-            f"{after.version}"
+    took = format_seconds(checked.duration_s)
+    yield f"{TITLES[checked.verdict]}: {scope}, in {took}"
+    compared, first = checked.shown, None if checked.shown is None else checked.shown.first
+    if checked.verdict == "bit-identical" and compared is not None:
+        states, values = compared.states, compared.twice.with_values
+        yield from _wrapped(
+            f"{len(checked.recovered)} kills survived; {states.states} states of up to "
+            f"{states.pieces} pieces and {values} losses or gradient norms compared, none differs"
         )
+    elif first is not None:
+        yield from _rows(_of_difference(checked, first))
+    if checked.verdict == "not repeatable":
+        yield from _wrapped(SEEDS)
+    if checked.verdict == "differs without a failure":
+        yield from _wrapped(BY_PROTECTION)
+    if checked.failure:
+        yield from _rows({"failed": checked.failure, **_of_kill(checked.after)})
+    if checked.verdict != "not repeatable":
+        if checked.plain_failed:
+            text = f"not compared with plain torchrun: {checked.plain_failed}"
+            yield from ("", *_wrapped(text, ""))
+        elif checked.plain is not None and checked.plain.is_same:
+            yield from _wrapped("without a failure, it computes what it does under plain torchrun")
+    for one in checked.recovered:
+        yield from _wrapped(f"{one.kill}: {_back(one)}")
+    for kill in checked.missed:
+        yield from _wrapped(f"{kill}: not done, as the script did not come there again")
+    for text in _remarks(checked):
+        yield from ("", *_wrapped(f"beware: {text}", ""))
+
+
+def _remarks(checked: Checked) -> Iterator[str]:
+    silent = None if checked.shown is None else checked.shown.twice.silent
+    if not checked.failure and silent is not None:
+        yield f"the {silent} differs, without effect on any of these numbers so far"
+    for name in checked.unsteady:
+        yield f"{name} is another one in each run, also in undisturbed ones: it was not compared"
+    yield from checked.remarks
+
+
+def _of_difference(checked: Checked, first: FirstDifference | StateDifference) -> dict[str, str]:
+    names = ("plain torchrun", "again") if not checked.is_repeatable else ("undisturbed", "killed")
+    if checked.verdict == "differs without a failure":
+        names = ("plain torchrun", "in a lab")
+    if isinstance(first, FirstDifference):
+        rows = {
+            "differs first": DIFFERENCES.get(first.what, first.what),
+            "where": f"iteration {first.iteration}, rank {first.rank}",
+            names[0]: first.undisturbed,
+            names[1]: first.disturbed,
+        }
+    else:
+        where = "at the script's end" if first.is_end else f"after iteration {first.version}"
+        rows = {"differs first": "state", "where": f"{where}, rank {first.rank}"}
+    state = None if checked.shown is None else checked.shown.states.first
+    if state is not None and checked.shown is not None:
+        values, pieces = checked.shown.values, state.pieces
+        named = [f"{one} (by {values[one]:.3g})" if one in values else one for one in pieces]
+        more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+        rows["1 piece" if len(named) == 1 else f"{len(named)} pieces"] = (
+            ", ".join(named[:NAMED]) + more
+        )
+    return {**rows, **_of_kill(checked.after)}
+
+
+def _of_kill(one: Recovered | None) -> dict[str, str]:
+    return {} if one is None else {"after": f"{one.kill}: {_back(one)}"}
+
+
+def _back(one: Recovered) -> str:
+    if one.duration_s is None:
+        return "no iteration was done after it"
+    return f"back in {format_seconds(one.duration_s)} from version {one.version}"
+
+
+def _rows(rows: Mapping[str, str]) -> Iterator[str]:
     for name, value in rows.items():
-        yield f"  {name:<15}{value}"
+        lines = textwrap.wrap(value, WIDTH - 18) or [""]
+        yield f"  {name:<16}{lines[0]}"
+        yield from (f"  {'':<16}{line}" for line in lines[1:])
 
 
 def _wrapped(text: str, indent: str = "  ") -> list[str]:

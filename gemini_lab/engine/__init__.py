@@ -13,6 +13,7 @@
     kept processes  standing stands still in a recovery, rejoining goes on with other ranks
     its code        executed_code, digests of what was executed; same_code, compared among ranks
     the agent       session; pulse says once a second what training does; shard_memory; cut_link
+    a check         witness, which places a script comes to, and what its state is there
     small things    ranks, random_states, digests, idleness, process_exit, shared_memory;
                     own_code, what of all code is the script's; private_names, what is read of
                     other packages and may be gone

@@ -169,6 +169,11 @@ class LiveProtection:
         return self._began_at
 
     @property
+    def is_early(self) -> bool:
+        """Whether the loop that made the restored version is still to come."""
+        return self._loops.awaited is not None
+
+    @property
     def world_changed(self) -> WorldChange | None:
         """Whether another number of ranks made the version that was loaded; see `Protected`."""
         return self._state.world_changed

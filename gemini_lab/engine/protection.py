@@ -35,9 +35,11 @@ from gemini_lab.engine.update_watch import UpdateWatch
 from gemini_lab.engine.verify.flaws import Flaws
 from gemini_lab.engine.verify.verification import Verification, Verified, verified_in
 from gemini_lab.engine.verify.verifying import Verifier
+from gemini_lab.engine.witness import Witness, WitnessedLoops, WitnessedSteps, beside_unprotected
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import WorkerStart
+from gemini_lab.report.witnessed import Order
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
@@ -108,7 +110,10 @@ def protect(
                 f"gemini_lab.protect: {NOT_IN_A_LAB}",
                 stacklevel=2,
             )
-        return Unprotected(trained)
+        kept = with_schedule(also, scheduler)
+        return beside_unprotected(
+            Unprotected(trained), trained, client_state=client_state, also=kept
+        )
     if sessions.current.on_finish is not None:
         raise ConfigError(
             "gemini_lab.protect was called twice, and a job protects one engine; make both models "
@@ -116,9 +121,11 @@ def protect(
             "name these two in `also`"
         )
     named = with_schedule(also, scheduler)
-    return start_protection(
-        sessions.current, trained, data=data, client_state=client_state, also=named
+    session = sessions.current
+    protection = start_protection(
+        session, trained, data=data, client_state=client_state, also=named
     )
+    return protection if session.witness is None else WitnessedLoops(session.witness, protection)
 
 
 def start_protection(
@@ -150,6 +157,9 @@ def start_protection(
     follow(session, ready, traffic)
     standing = session.standing
     said = emit if standing is None else standing.unless_broken(emit)
+    witness = _witness(session, engine, client_state=client_state, also=also)
+    if witness is not None:
+        said = _also(said, witness.hear)
     iterations = IterationLog(said, newest=newest_in(small), measure=lambda: gradient_norm(engine))
     watch_inputs(engine, iterations)
     rejoining = None
@@ -189,15 +199,57 @@ def _begin(
     session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic, made: LiveProtection
 ) -> None:
     """Hook the engine's step; from here on training does the rest."""
-    state = ready.state
-    state.framework.hook(made)
+    state, witness = ready.state, session.witness
+    state.framework.hook(made if witness is None else WitnessedSteps(witness, made))
     session.on_finish = made.finish
+    if witness is not None:
+        witness.is_early = lambda: made.is_early
+        witness.watch_evaluations()
+        session.on_finish = _in_turn(witness.end_script, made.finish)
+        for watch in state.script.watches[:1]:
+            watch.on_over = _in_turn(watch.on_over, partial(witness.reach, "batches over"))
     if session.start.plan.version is None and not traffic.is_sent(state.version):
         made.send_version()
     session.pulse.enter("between steps")
     session.listen()
     if ready.settings.import_ahead:
         session.tell_imports()
+
+
+def _witness(
+    session: WorkerSession,
+    engine: Engine,
+    *,
+    client_state: Mapping[str, Value] | None,
+    also: Mapping[str, Keepable] | None,
+) -> Witness | None:
+    """What writes down this process's state, if a check looks at it."""
+    order = Order.of(session.start.order.job.env)
+    if order is not None:
+        session.witness = Witness(
+            order,
+            engine,
+            epoch=lambda: session.start.epoch,
+            client_state=client_state,
+            also=also,
+        )
+    return session.witness
+
+
+def _also(emit: Emit, hear: Emit) -> Emit:
+    def said(event: events.AnyEvent) -> None:
+        emit(event)
+        hear(event)
+
+    return said
+
+
+def _in_turn(*calls: Callable[[], None]) -> Callable[[], None]:
+    def all_of_them() -> None:
+        for call in calls:
+            call()
+
+    return all_of_them
 
 
 def remarks(session: WorkerSession) -> Callable[[str], None]:

@@ -18,6 +18,7 @@ from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.restore import UnusableCopyError
 from gemini_lab.engine.same_code import SameCode
 from gemini_lab.engine.standing import Standing
+from gemini_lab.engine.witness import Witness
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, Note, OfWorker, Unprotected
@@ -74,6 +75,7 @@ class WorkerSession:
         store: The rendezvous store of the job, shared by all ranks.
         pulse: Says what the training thread does.
         on_finish: Called when the script has ended, to let the last version become whole.
+        witness: Writes down what this process does, if `gemini-lab check` looks at it.
         wants_hold: Whether the node's agent has asked to stop where a version is whole.
         flaws: Where this worker's machine is to compute wrong, as the agent has told by now.
         order_back: What it has told last of going back; `None` for nothing.
@@ -96,6 +98,7 @@ class WorkerSession:
         self.standing = standing
         self.code = SameCode(self.emit)
         self.on_finish: Callable[[], None] | None = None
+        self.witness: Witness | None = None
         self.wants_hold = False
         self.order_back: GoBack | None = None
         self.flaws: list[Flawed] = []

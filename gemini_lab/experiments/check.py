@@ -1,115 +1,113 @@
 """Whether a user's own script comes back from failures bit-identical: tried, in a small lab.
 
-The script runs twice as it is. Once a worker and then a node are killed, each when training is well
-under way; once nothing is. Both are ended when there is enough to compare.
+The script trains undisturbed in a lab, which shows the places that it comes to. It trains under
+plain torchrun, which shows whether protection alone changes its numbers. Then it trains in the lab
+again and is killed at one place after the other. What the runs computed, and the states that they
+came to, are compared.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
 from gemini_lab.errors import ConfigError, RunFailedError
-from gemini_lab.injector.failures import Failure, NodeLoss, WorkerCrash
+from gemini_lab.experiments.under_torchrun import UnderTorchrun
+from gemini_lab.injector.failures import NodeLoss, WorkerCrash
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import AnyEvent, Note, RecoveryFinished, Unprotected
+from gemini_lab.log.events import Note, RecoveryFinished, Unprotected
 from gemini_lab.log.file import read_log
-from gemini_lab.report.twice import Twice, accounts, compare
+from gemini_lab.report.twice import FirstDifference, Twice, accounts, compare
+from gemini_lab.report.witnessed import (
+    HANDED_OVER,
+    Kill,
+    Order,
+    PlaceSeen,
+    Records,
+    StateDifference,
+    StatesCompared,
+    StateSeen,
+    Struck,
+    choose_kills,
+    compare_states,
+    differing_anywhere,
+    values_file,
+)
 from gemini_lab.units import format_seconds
 
-AFTER: Final = 2
-"""Iterations that a recovery must be followed by, before the next thing happens."""
 FEWEST: Final = 6
-"""Iterations below which two failures have no room."""
+"""Iterations below which the places have no room."""
 FEWEST_NODES: Final = 2
 """Nodes below which nobody is left with a lost one's shards."""
 GLANCE_S: Final = 0.1
-Verdict = Literal["bit-identical", "differs", "not repeatable", "nothing to compare"]
+BEGIN_S: Final = 600.0
+"""For the first word of any rank under plain torchrun: its libraries may compile before it."""
+STILL_S: Final = 120.0
+"""The same between two words: without one, all ranks have come to a halt."""
+Verdict = Literal[
+    "bit-identical",
+    "differs",
+    "does not come back",
+    "differs without a failure",
+    "not repeatable",
+    "nothing to compare",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A failure that was caused, and how training came back.
+    """A kill, and how training came back.
 
     Attributes:
-        failure: What was broken, for people.
-        iteration: The newest that every rank had done then.
+        kill: Where whom.
+        epoch: Of the start that was killed.
         version: What training went on from.
-        duration_s: Until the first iteration after it.
+        duration_s: Until the first iteration after it; `None`: there was none, as at the end.
     """
 
-    failure: str
-    iteration: int
-    version: int
-    duration_s: float
+    kill: Kill
+    epoch: int
+    version: int | None = None
+    duration_s: float | None = None
 
 
-class Disturbance:
-    """What breaks when: a worker, and once training is back a node; then it is enough.
-
-    Args:
-        iterations: About how many the run shall have in all.
-        ranks: Training processes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A run beside another one.
 
     Attributes:
-        recovered: The failures that training has come back from.
-        is_over: Whether training came back from both and enough iterations followed.
+        twice: What they computed.
+        states: What they came to.
+        values: By name, the largest difference of what differs in `states`, at the runs' end; of
+            what is no number, or of another shape, infinite.
     """
 
-    def __init__(self, *, iterations: int, ranks: int) -> None:
-        self.recovered: list[Recovered] = []
-        self.is_over = False
-        self._iterations = iterations
-        self._coming: list[tuple[int, Failure]] = [
-            (iterations // 3, WorkerCrash(f"rank-{min(1, ranks - 1)}")),
-            (2 * iterations // 3, NodeLoss(f"rank-{ranks - 1}")),
-        ]
-        self._struck: tuple[int, Failure] | None = None
-        self._not_before = 1
+    twice: Twice
+    states: StatesCompared
+    values: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def is_survived(self) -> bool:
-        """Whether training came back from both."""
-        return not self._coming and self._struck is None
+    def is_same(self) -> bool:
+        """Whether nothing differs; batches and random numbers without effect aside."""
+        return self.twice.first is None and self.states.first is None
 
-    def take(self, event: AnyEvent, *, iteration: int) -> Failure | None:
-        """What breaks now, if anything does.
+    @property
+    def has_any(self) -> bool:
+        """Whether there was anything to compare."""
+        return bool(self.twice.with_values or self.states.states)
 
-        Args:
-            event: What has just happened.
-            iteration: The newest that every rank has done.
-        """
-        if self._struck is not None:
-            if isinstance(event, RecoveryFinished):
-                self._note(event)
-            return None
-        due = self._coming[0][0] if self._coming else self._iterations
-        if iteration < max(due, self._not_before):
-            return None
-        if not self._coming:
-            self.is_over = True
-            return None
-        _, failure = self._coming.pop(0)
-        self._struck = iteration, failure
-        return failure
-
-    def _note(self, event: RecoveryFinished) -> None:
-        assert self._struck is not None
-        iteration, failure = self._struck
-        self._struck, self._not_before = None, event.iteration + AFTER
-        self.recovered.append(
-            Recovered(
-                failure=str(failure),
-                iteration=iteration,
-                version=event.version,
-                duration_s=event.duration_s,
-            )
-        )
+    @property
+    def first(self) -> FirstDifference | StateDifference | None:
+        """What differs first: an iteration begins and computes before its state is there."""
+        number, state = self.twice.first, self.states.first
+        if number is None or state is None:
+            return number or state
+        return number if number.iteration <= state.version else state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,38 +118,74 @@ class Checked:
         script: What was run.
         nodes: On how many.
         ranks: By how many processes.
-        iterations: How many both runs have.
-        recovered: The failures that training came back from.
-        twice: What both runs computed, compared.
+        iterations: How many all runs have.
+        recovered: The kills that were struck.
+        missed: Those of which the script did not come to the place.
+        disturbed: The run with kills beside the undisturbed one.
+        plain: The undisturbed one beside plain torchrun; `None`: that was not to be had.
+        plain_failed: Why not.
+        is_repeatable: Whether two runs of plain torchrun are the same, where that was tried.
+        failure: Why the run with kills ended, if it failed.
+        unsteady: What of the script's own differs in each run, also in undisturbed ones.
         remarks: What was said on the way.
+        duration_s: Of all runs.
     """
 
     script: str
     nodes: int
     ranks: int
     iterations: int
-    recovered: tuple[Recovered, ...]
-    twice: Twice
-    remarks: tuple[str, ...]
+    recovered: tuple[Recovered, ...] = ()
+    missed: tuple[Kill, ...] = ()
+    disturbed: Compared | None = None
+    plain: Compared | None = None
+    plain_failed: str = ""
+    is_repeatable: bool = True
+    failure: str = ""
+    unsteady: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    duration_s: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
-        """In a word or two."""
-        if self.twice.first is not None:
-            is_early = self.twice.first.iteration <= self.recovered[0].version
-            return "not repeatable" if is_early else "differs"
-        return "bit-identical" if self.twice.is_same else "nothing to compare"
+        """In a few words."""
+        if not self.is_repeatable:
+            return "not repeatable"
+        if self.plain is not None and not self.plain.is_same:
+            return "differs without a failure"
+        if self.failure:
+            return "does not come back"
+        if self.disturbed is None or not self.disturbed.has_any:
+            return "nothing to compare"
+        return "bit-identical" if self.disturbed.is_same else "differs"
+
+    @property
+    def shown(self) -> Compared | None:
+        """The comparison that the verdict is about."""
+        is_plain = self.verdict in {"not repeatable", "differs without a failure"}
+        return self.plain if is_plain else self.disturbed
 
     @property
     def after(self) -> Recovered | None:
-        """The failure after which the runs part."""
-        first = self.twice.first
-        before = [one for one in self.recovered if first and one.version < first.iteration]
+        """The kill after which the runs part, or the last one where training did not come back."""
+        if self.verdict == "does not come back":
+            return self.recovered[-1] if self.recovered else None
+        first = None if self.verdict != "differs" or self.shown is None else self.shown.first
+        if first is None:
+            return None
+        if isinstance(first, StateDifference):
+            before = [one for one in self.recovered if one.epoch < first.epoch]
+        else:
+            known = [one for one in self.recovered if one.version is not None]
+            before = [one for one in known if (one.version or 0) < first.iteration]
         return before[-1] if before else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for programs."""
-        return {"verdict": self.verdict, **asdict(self), "twice": self.twice.to_json()}
+        told = asdict(self)
+        told["recovered"] = [{**asdict(one), "kill": str(one.kill)} for one in self.recovered]
+        told["missed"] = [str(kill) for kill in self.missed]
+        return {"verdict": self.verdict, **told}
 
 
 def require_room(*, nodes: int, iterations: int) -> None:
@@ -170,112 +204,305 @@ def require_room(*, nodes: int, iterations: int) -> None:
 
 
 def check_script(
-    lab: Lab, job: Job, *, iterations: int, limit_s: float, tell: Callable[[str], None]
+    lab: Lab,
+    job: Job,
+    *,
+    iterations: int,
+    kills: int,
+    limit_s: float,
+    tell: Callable[[str], None],
 ) -> Checked:
-    """Train `job` on `lab` with failures and without, and compare.
+    """Train `job` undisturbed, under plain torchrun and with kills, and compare.
 
     Args:
         lab: With a standby, and nothing under way.
-        job: The script; it runs twice for real, so what it writes is written.
-        iterations: About how many to train each time.
+        job: The script; it runs three or four times for real, so what it writes is written.
+        iterations: How many to train each time, where the script does not end before.
+        kills: How often it is killed, at most.
         limit_s: How long each run may take.
         tell: Is told what happens, a line at a time.
 
     Raises:
         ConfigError: There are too few iterations or nodes, or the script never calls `protect`.
-        RunFailedError: The script failed, took too long, or ended before both failures.
+        RunFailedError: The script failed without a failure of ours, or took too long.
     """
     require_room(nodes=lab.nodes, iterations=iterations)
-    ranks = lab.nodes * lab.workers_per_node
-    disturbance = Disturbance(iterations=iterations, ranks=ranks)
-    tell("with failures")
-    disturbed = _train(lab, job, "with-failures")
-    _follow(disturbed, disturbance, limit_s=limit_s, tell=tell)
-    reached = disturbed.iteration
-    tell("undisturbed")
-    undisturbed = _train(lab, job, "undisturbed")
-    _wait_until(undisturbed, lambda: undisturbed.iteration >= reached, limit_s=limit_s)
-    tell(f"  iteration {undisturbed.iteration}: enough")
-    logs = [list(read_log(run.log)) for run in (undisturbed, disturbed)]
-    return Checked(
-        script=job.script,
-        nodes=lab.nodes,
-        ranks=ranks,
-        iterations=min(reached, undisturbed.iteration),
-        recovered=tuple(disturbance.recovered),
-        twice=compare(*(accounts(log, until=reached) for log in logs)),
-        remarks=tuple(dict.fromkeys(e.event.text for e in logs[1] if isinstance(e.event, Note))),
-    )
+    return _Check(lab, job, iterations=iterations, limit_s=limit_s, tell=tell).run(kills)
 
 
-def _train(lab: Lab, job: Job, how: str) -> Run:
-    """Start it; the script's persistent tier is left alone."""
-    name = f"check-{job.word}-{how}"
-    return lab.train(job, name=name, persistent_url=None, on_divergence="warn")
+class _Check:
+    """The runs of a check, one after the other."""
 
+    def __init__(
+        self, lab: Lab, job: Job, *, iterations: int, limit_s: float, tell: Callable[[str], None]
+    ) -> None:
+        self._lab, self._job, self._iterations = lab, job, iterations
+        self._limit_s, self._tell = limit_s, tell
+        self._ranks = lab.nodes * lab.workers_per_node
+        self._struck: list[Recovered] = []
+        self._logs: list[Entry] = []
 
-def _follow(
-    run: Run, disturbance: Disturbance, *, limit_s: float, tell: Callable[[str], None]
-) -> None:
-    """Break what is to be broken, until it is enough.
+    def run(self, most: int) -> Checked:
+        """All of them, as far as they are needed."""
+        began_s = time.monotonic()
+        undisturbed, _ = self._in_lab("undisturbed")
+        plain, failed, is_repeatable = self._beside_torchrun(undisturbed)
+        found = Checked(
+            script=self._job.script,
+            nodes=self._lab.nodes,
+            ranks=self._ranks,
+            iterations=min(self._iterations, _reached(undisturbed)),
+            plain=plain,
+            plain_failed=failed,
+            is_repeatable=is_repeatable,
+        )
+        if plain is None or plain.is_same:
+            kills = choose_kills(undisturbed.all, iterations=self._iterations, most=most)
+            self._tell(f"with {len(kills)} kills")
+            disturbed, failure = self._in_lab("with-failures", kills)
+            done = {one.kill.number for one in self._struck}
+            found = replace(
+                found,
+                iterations=min(found.iterations, _reached(disturbed)),
+                recovered=tuple(self._struck),
+                missed=tuple(kill for kill in kills if kill.number not in done),
+                disturbed=self._compared(undisturbed, disturbed),
+                failure=failure,
+            )
+            found = self._without_unsteady(found, undisturbed, disturbed)
+        self._forget_values()
+        notes = (e.event.text for e in self._logs if isinstance(e.event, Note))
+        return replace(
+            found, remarks=tuple(dict.fromkeys(notes)), duration_s=time.monotonic() - began_s
+        )
 
-    Raises:
-        RunFailedError: The script ended before, or failed.
-    """
-    told = 0
+    def _beside_torchrun(self, undisturbed: Records) -> tuple[Compared | None, str, bool]:
+        """The undisturbed run beside plain torchrun; where they differ, beside itself, too."""
+        plain, failed = self._under_torchrun("torchrun")
+        if failed:
+            return None, failed, True
+        compared = self._compared(plain, undisturbed)
+        if compared.is_same:
+            return compared, "", True
+        self._tell("  it differs from the lab's: once more")
+        again, failed = self._under_torchrun("torchrun-again")
+        if failed:
+            return compared, "", True
+        beside_itself = self._compared(plain, again)
+        return (compared, "", True) if beside_itself.is_same else (beside_itself, "", False)
 
-    def watch(entry: Entry) -> None:
-        """On the lab's thread."""
-        nonlocal told
-        failure = disturbance.take(entry.event, iteration=run.iteration)
-        for one in disturbance.recovered[told:]:
-            took = format_seconds(one.duration_s)
-            tell(f"    training again after {took}, from version {one.version}")
-        told = len(disturbance.recovered)
-        if failure is not None:
-            tell(f"  iteration {run.iteration}: {failure}")
-            run.inject(failure)
+    def _without_unsteady(
+        self, found: Checked, undisturbed: Records, disturbed: Records
+    ) -> Checked:
+        """Leave out what differs in each run by itself, such as times that a Trainer's log has.
 
-    forget = run.watch(watch)
-    try:
-        _wait_until(run, lambda: disturbance.is_over, limit_s=limit_s)
-    finally:
+        Asked only if nothing but what was handed over differs: nothing was computed with it.
+        """
+        compared = found.disturbed
+        state = None if compared is None else compared.states.first
+        if compared is None or state is None or compared.twice.first is not None:
+            return found
+        if not all(name.startswith(HANDED_OVER) for name in state.pieces):
+            return found
+        self._tell("  only what `protect` was handed differs: undisturbed once more")
+        again, failure = self._in_lab("undisturbed-again")
+        apart = differing_anywhere(undisturbed.all, again.all)
+        unsteady = tuple(sorted(name for name in apart if name.startswith(HANDED_OVER)))
+        if failure or not unsteady:
+            return found
+        return replace(
+            found,
+            disturbed=self._compared(undisturbed, disturbed, unsteady=unsteady),
+            unsteady=unsteady,
+        )
+
+    # -- a run -------------------------------------------------------------------------------------
+
+    def _order(self, how: str, kills: Sequence[Kill] = ()) -> tuple[Records, Job]:
+        folder = self._lab.folder.absolute() / f"check-{self._job.word}-{time.time_ns()}-{how}"
+        folder.mkdir(parents=True, mode=0o700)
+        order = Order(folder=str(folder), iterations=self._iterations, kills=tuple(kills))
+        job = replace(self._job, env={**self._job.env, **order.to_variable()})
+        return Records(folder, self._ranks), job
+
+    def _under_torchrun(self, how: str) -> tuple[Records, str]:
+        """The script under plain torchrun, and why it failed there, if it did."""
+        self._tell("under plain torchrun")
+        records, job = self._order(how)
+        began_s, heard_s = time.monotonic(), time.monotonic()
+        with UnderTorchrun(
+            job,
+            nodes=self._lab.nodes,
+            workers_per_node=self._lab.workers_per_node,
+            folder=records.folder,
+        ) as run:
+            while not run.is_over_within(GLANCE_S):
+                now_s = time.monotonic()
+                heard_s = now_s if records.news() else heard_s
+                if self._is_enough(records):
+                    break
+                still_s = STILL_S if records.all else BEGIN_S
+                if now_s - began_s > self._limit_s or now_s - heard_s > still_s:
+                    still, last = format_seconds(now_s - heard_s), run.last_lines[-1:]
+                    told = f"it said nothing for {still} after {_place(records)}"
+                    return records, "; the last that it printed: ".join([told, *last])
+            failed = "; ".join(run.last_lines[-3:]) if run.has_failed else ""
+        records.news()
+        if not failed and not any(records.of(StateSeen)):
+            failed = "it has not called `protect` there, or trained nothing"
+        self._tell(f"  {failed or f'iteration {_reached(records)}: enough'}")
+        return records, failed
+
+    def _in_lab(self, how: str, kills: Sequence[Kill] = ()) -> tuple[Records, str]:
+        """The script in the lab, and why it failed after a kill, if it did.
+
+        Raises:
+            ConfigError: The script never called `protect`.
+            RunFailedError: The run failed by itself, or it took too long.
+        """
+        if not kills:
+            self._tell(how)
+        records, job = self._order(how, kills)
+        name = f"check-{self._job.word}-{how}"
+        run = self._lab.train(job, name=name, persistent_url=None, on_divergence="warn")
+        follower = _Follower(run, records, kills, self._struck, self._tell)
+        forget = run.watch(follower.hear)
+        end_s = time.monotonic() + self._limit_s
+        while not run.is_over_within(GLANCE_S) and time.monotonic() < end_s:
+            follower.look()
+            if self._is_enough(records):
+                break
+        follower.look()
+        was_over = run.is_over
+        if not was_over:
+            run.stop()
+        with suppress(RunFailedError):
+            run.wait(60)
         forget()
-    if not disturbance.is_survived:
-        raise RunFailedError(
-            f"the script ended after iteration {run.iteration}, before a worker and a node could "
-            "be killed and training had come back twice; give it more iterations, or ask for fewer "
-            "with --iterations"
+        follower.look()
+        self._logs += read_log(run.log)
+        if follower.unprotected.is_set():
+            raise ConfigError(
+                "the script never calls gemini_lab.protect, so there is nothing to check"
+            )
+        if was_over and run.failure is not None:
+            if not kills:
+                run.wait()  # says why, with the worker's last lines
+            self._tell(f"  {run.failure}")
+            return records, run.failure
+        if not was_over and not self._is_enough(records):
+            told = f"after {format_seconds(self._limit_s)} the run was at {_place(records)}"
+            if kills:
+                return records, told
+            raise RunFailedError(
+                f"{told}; ask for fewer iterations, or allow more time with --limit"
+            )
+        self._tell(f"  iteration {_reached(records)}: enough")
+        return records, ""
+
+    def _is_enough(self, records: Records) -> bool:
+        """Whether every rank has begun an iteration after the last one that is compared."""
+        begun = {
+            one.rank
+            for one in records.all
+            if isinstance(one, PlaceSeen)
+            and one.place == "forward"
+            and one.version >= self._iterations
+        }
+        return len(begun) == self._ranks
+
+    # -- two runs ----------------------------------------------------------------------------------
+
+    def _compared(self, one: Records, other: Records, *, unsteady: Sequence[str] = ()) -> Compared:
+        until = self._iterations
+        left, right = (
+            [r for r in records.all if not isinstance(r, StateSeen) or r.version <= until]
+            for records in (one, other)
         )
-    tell(f"  iteration {run.iteration}: enough")
+        states = compare_states(left, right, unsteady=unsteady)
+        values = {} if states.first is None else _differences(one, other, states.first)
+        pair = (accounts(records.entries, until=until) for records in (one, other))
+        return Compared(twice=compare(*pair), states=states, values=values)
+
+    def _forget_values(self) -> None:
+        """Remove what may be large; the records stay."""
+        for file in self._lab.folder.glob(f"check-{self._job.word}-*/rank-*.pt"):
+            file.unlink(missing_ok=True)
 
 
-def _wait_until(run: Run, is_enough: Callable[[], bool], *, limit_s: float) -> None:
-    """Wait for it or for the run's end, and end the run.
+class _Follower:
+    """Kills what stands still to be killed, and tells how training comes back."""
 
-    Raises:
-        ConfigError: The script never called `protect`.
-        RunFailedError: The run failed by itself, or it took too long.
-    """
-    unprotected = threading.Event()
-    forget = run.watch(
-        lambda entry: unprotected.set() if isinstance(entry.event, Unprotected) else None
-    )
-    give_up_s = time.monotonic() + limit_s
-    while not (is_enough() or run.is_over_within(GLANCE_S)) and time.monotonic() < give_up_s:
-        pass
-    forget()
-    has_enough, was_over = is_enough(), run.is_over
-    if not was_over:
-        run.stop()
-    with suppress(RunFailedError):
-        run.wait(60)
-    if unprotected.is_set():
-        raise ConfigError("the script never calls gemini_lab.protect, so there is nothing to check")
-    if was_over and run.failure is not None:
-        run.wait()  # says why, with the worker's last lines
-    if not was_over and not has_enough:
-        raise RunFailedError(
-            f"after {format_seconds(limit_s)} the run was {run.phase} at iteration "
-            f"{run.iteration}; ask for fewer iterations, or allow more time with --limit"
-        )
+    def __init__(
+        self,
+        run: Run,
+        records: Records,
+        kills: Sequence[Kill],
+        struck: list[Recovered],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.unprotected = threading.Event()
+        self._run, self._records, self._tell = run, records, tell
+        self._kills = {kill.number: kill for kill in kills}
+        self._struck = struck
+        self._back: list[RecoveryFinished] = []
+
+    def hear(self, entry: Entry) -> None:
+        """Keep what the log says, on the lab's thread."""
+        if isinstance(entry.event, Unprotected):
+            self.unprotected.set()
+        if isinstance(entry.event, RecoveryFinished) and entry.event.recovery:
+            self._back.append(entry.event)
+
+    def look(self) -> None:
+        """Strike what is due, and tell."""
+        for record in self._records.news():
+            if isinstance(record, Struck):
+                kill = self._kills[record.number]
+                self._struck.append(Recovered(kill=kill, epoch=record.epoch))
+                self._tell(f"  {kill}")
+                place = f"rank-{kill.rank}"
+                with suppress(ConfigError):  # it may be over
+                    self._run.inject(NodeLoss(place) if kill.loses_node else WorkerCrash(place))
+        while self._back:
+            event = self._back.pop(0)
+            took = format_seconds(event.duration_s)
+            self._tell(f"    training again after {took}, from version {event.version}")
+            for number, one in enumerate(self._struck):
+                if one.duration_s is None and one.epoch < event.epoch:
+                    self._struck[number] = replace(
+                        one, version=event.version, duration_s=event.duration_s
+                    )
+
+
+def _reached(records: Records) -> int:
+    """The newest version that every rank has come to."""
+    newest = dict.fromkeys(range(records.ranks), 0)
+    for one in records.all:
+        if isinstance(one, StateSeen):
+            newest[one.rank] = max(newest[one.rank], one.version)
+    return min(newest.values())
+
+
+def _place(records: Records) -> str:
+    return f"iteration {_reached(records)}"
+
+
+def _differences(one: Records, other: Records, first: StateDifference) -> dict[str, float]:
+    """How far what differs is apart at the end, by name."""
+    files = [values_file(records.folder, first.rank) for records in (one, other)]
+    if not all(file.exists() for file in files):
+        return {}
+    import torch  # noqa: PLC0415 - nothing else here needs it
+
+    left, right = (torch.load(file, weights_only=True, mmap=True) for file in files)
+    found = {}
+    for name in first.pieces:
+        was, is_now = left.get(name), right.get(name)
+        if isinstance(was, torch.Tensor) and isinstance(is_now, torch.Tensor):
+            is_alike = was.shape == is_now.shape
+            apart = (was.double() - is_now.double()).abs() if is_alike else None
+            found[name] = (
+                float("inf") if apart is None else float(apart.max()) if apart.numel() else 0.0
+            )
+    return found

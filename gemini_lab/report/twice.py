@@ -1,8 +1,7 @@
 """Two runs of one script, iteration by iteration and rank by rank: what differs first."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import DIFFERENCES, Iteration, IterationBegun, Rewound
@@ -29,7 +28,6 @@ class FirstDifference:
         what: `"batch"`, `"random"`, `"learning_rate"` or the name of a value, such as `"loss"`.
         undisturbed: What it is in the run that never failed, to the bit.
         disturbed: What it is in the other one.
-        cause: What is likely behind it, for people.
     """
 
     iteration: int
@@ -37,7 +35,6 @@ class FirstDifference:
     what: str
     undisturbed: str
     disturbed: str
-    cause: str
 
     def __str__(self) -> str:
         return f"{DIFFERENCES.get(self.what, self.what)} of rank {self.rank} in iteration " + str(
@@ -61,15 +58,6 @@ class Twice:
     with_values: int
     first: FirstDifference | None
     silent: FirstDifference | None
-
-    @property
-    def is_same(self) -> bool:
-        """Whether there was something to compare, and all of it is the same to the bit."""
-        return self.with_values > 0 and self.first is None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"is_same": self.is_same, **asdict(self)}
 
 
 def accounts(log: Iterable[Entry], *, until: int | None = None) -> Accounts:
@@ -146,7 +134,6 @@ def _differences(
                 what=found.what,
                 undisturbed=found.before,
                 disturbed=found.after,
-                cause=found.cause,
             )
 
 

@@ -62,6 +62,8 @@ WAITS = {
     "what ranks that were kept": ["engine.standing.RECORD_S"],
     "training's thread": ["engine.session.IDLE_S"],
     "threads of its script": ["node.script_end.LIMIT_S"],
+    "`gemini-lab check`, to kill": ["engine.witness.KILLED_S"],
+    "any rank under plain torchrun": ["experiments.check.BEGIN_S", "experiments.check.STILL_S"],
     "a process that makes": ["engine.gradients.version_maker.IDLE_S"],
     "MPI to start": ["launch.mpi.LAUNCH_S"],
     "its etcd's members": ["launch.members.END_S"],

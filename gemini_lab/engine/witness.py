@@ -1,0 +1,424 @@
+"""What a process says of itself while `gemini-lab check` looks: places, inputs, results, state.
+
+It reads what trains and changes nothing, so it is the same in a lab and under plain torchrun, where
+`protect` does nothing else. It looks at what the script has, and not at what a version keeps of it:
+what a version lacks is to be found.
+"""
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+import xxhash
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gemini_lab.engine.contract import Engine, Protected
+from gemini_lab.engine.digests import feed
+from gemini_lab.engine.frameworks.optimizer_state import local_part
+from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer
+from gemini_lab.engine.frameworks.zero import partitions_of
+from gemini_lab.engine.inputs import gradient_norm, random_checksums, watch_inputs
+from gemini_lab.engine.iterations import IterationLog
+from gemini_lab.engine.state.keepsakes import keepsakes
+from gemini_lab.errors import GeminiError
+from gemini_lab.log.events import AnyEvent, Iteration, IterationBegun, OfWorker
+from gemini_lab.report.witnessed import (
+    GENERATOR,
+    Order,
+    PlaceName,
+    PlaceSeen,
+    StateSeen,
+    Struck,
+    append,
+    read,
+    records_file,
+    values_file,
+)
+
+KILLED_S: Final = 60.0
+"""For a process that stands still at its place to be killed."""
+_DEEPEST: Final = 8
+_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+_LEAVES: Final = (torch.Tensor, *_PLAIN)
+
+
+class Witness:
+    """Writes down where a rank's script comes to, and its state where an iteration ends.
+
+    Args:
+        order: What a check asks of this process.
+        engine: What trains.
+        epoch: Gives the number of this start.
+        client_state: What `protect` was given.
+        also: The same.
+
+    Attributes:
+        is_early: Whether the script has yet to come to the loop that made the restored version,
+            where all is put back: what it is and does before leaves no trace.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        engine: Engine,
+        *,
+        epoch: Callable[[], int],
+        client_state: Mapping[str, Any] | None = None,
+        also: Mapping[str, object] | None = None,
+    ) -> None:
+        self._order, self._engine, self._epoch = order, engine, epoch
+        self._rank = int(engine.global_rank)
+        self._folder = Path(order.folder)
+        self._client_state = client_state
+        self._also = keepsakes(also or {})
+        self._seen: set[tuple[PlaceName, int]] = set()
+        self._is_to_be_read = True  # the state, where this iteration ends
+        self._loops = 0
+        self.is_early: Callable[[], bool] = lambda: False
+
+    @property
+    def version(self) -> int:
+        """Updates that are done."""
+        return int(self._engine.global_steps)
+
+    def hear(self, event: AnyEvent) -> None:
+        """Write down what is said of an iteration."""
+        if isinstance(event, Iteration | IterationBegun):
+            self._write(event)
+
+    def reach(self, place: PlaceName) -> None:
+        """Write down that the script is there, and stand still if it is to be killed there.
+
+        Raises:
+            GeminiError: Nobody killed it.
+        """
+        version = self.version
+        if (place, version) in self._seen or self.is_early():
+            return
+        self._seen.add((place, version))
+        self._write(PlaceSeen(place=place, version=version))
+        for kill in self._order.kills:
+            if (kill.place, kill.version, kill.rank) == (place, version, self._rank):
+                self._stand(kill.number)
+
+    def _stand(self, number: int) -> None:
+        """Stand still to be killed, unless that was done; kills of one version keep their order."""
+        ranks = {kill.rank for kill in self._order.kills}
+        told = (one for rank in ranks for one in read(records_file(self._folder, rank)))
+        struck = {one.number for one in told if isinstance(one, Struck)}
+        here = [k.number for k in self._order.kills if k.version == self.version]
+        if number in struck or any(one not in struck for one in here if one < number):
+            return
+        self._write(Struck(number=number))
+        time.sleep(KILLED_S)
+        raise GeminiError(
+            f"`gemini-lab check` was to kill rank {self._rank} here, and has not done so within "
+            f"{KILLED_S:.0f} s; is it still there?"
+        )
+
+    def end_iteration(self, *, is_end: bool = False) -> None:
+        """Write down the state, once after each update, where the script is at its loop's top."""
+        if not (self._is_to_be_read or is_end) or self.is_early():
+            return
+        self._is_to_be_read = False
+        pieces = dict(self._pieces())
+        digests = {name: digest_of(value) for name, value in pieces.items()}
+        self._write(StateSeen(version=self.version, is_end=is_end, digests=digests))
+        if is_end or self.version == self._order.iterations:
+            self._keep_values(pieces)
+
+    def end_update(self) -> None:
+        """An update was made."""
+        self._is_to_be_read = True
+
+    def begin_loop(self) -> None:
+        """One of the script's loops begins."""
+        self._loops += 1
+        if self._loops > 1:
+            self.reach("loop begins")
+
+    def end_script(self) -> None:
+        """The script is over."""
+        self.end_iteration(is_end=True)
+        self.reach("script over")
+
+    def watch_evaluations(self) -> None:
+        """Notice passes of the model without gradients; it is called as a whole, or inside DDP."""
+        module = self._engine.module
+        inside = module.module if isinstance(module, DistributedDataParallel) else module
+
+        def before_forward(*_: object) -> None:
+            if not torch.is_grad_enabled() and self.version:
+                self.reach("evaluation")
+
+        for one in {module, inside} if not hasattr(inside, "_orig_mod") else {module}:
+            one.register_forward_pre_hook(before_forward, prepend=True)
+
+    # -- the state ---------------------------------------------------------------------------------
+
+    def _pieces(self) -> Iterator[tuple[str, object]]:
+        engine: Any = self._engine
+        is_torch = isinstance(engine, TorchEngine)
+        module: nn.Module = engine.bare if is_torch else engine.module
+        for name, weight in module.named_parameters():
+            yield f"weight {name}", getattr(weight, "ds_tensor", weight)
+        for name, buffer in module.named_buffers():
+            yield f"buffer {name}", buffer
+        yield "modes of the model's parts", [part.training for part in module.modules()]
+        yield "which weights are trained", [one.requires_grad for one in module.parameters()]
+        if is_torch:
+            names = {id(one): name for name, one in module.named_parameters()}
+            yield from _of_optimizer(engine.optimizer, names)
+        else:
+            partitions = partitions_of(engine)
+            names = {}
+            for number, master in enumerate(partitions.masters()):
+                names[id(master)] = f"partition {number}"
+                yield f"master weights of partition {number}", master
+            yield from _of_optimizer(partitions.base, names)
+            counters = ("micro_steps", "skipped_steps", "global_samples")
+            yield "counters", [getattr(engine, name, None) for name in counters]
+        for name, state in random_checksums().items():
+            yield f"{GENERATOR}{name}", state
+        yield from _leaves("client_state", dict(self._client_state or {}))
+        for name, one in self._also.items():
+            yield from _leaves(f"also[{name!r}]", one.read())
+
+    def _keep_values(self, pieces: Mapping[str, object]) -> None:
+        file = values_file(self._folder, self._rank)
+        draft = file.with_suffix(f".{os.getpid()}")
+        kept = {
+            name: local_part(value).cpu() if isinstance(value, torch.Tensor) else repr(value)[:200]
+            for name, value in pieces.items()
+        }
+        torch.save(kept, draft)
+        draft.replace(file)
+
+    def _write(self, record: OfWorker) -> None:
+        whose = msgspec.structs.replace(record, rank=self._rank, epoch=self._epoch())
+        append(records_file(self._folder, self._rank), whose)  # type: ignore[arg-type]
+
+
+class WitnessedSteps:
+    """A hook in an engine's step with a witness beside it.
+
+    Args:
+        witness: It.
+        inner: The hook; `None`: there is none.
+    """
+
+    def __init__(self, witness: Witness, inner: StepHook) -> None:
+        self._witness, self._inner = witness, inner
+
+    @property
+    def counts(self) -> bool:
+        """As the hook says."""
+        return self._inner.counts
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """As the hook says."""
+        return self._inner.remarks
+
+    def begin_forward(self) -> None:
+        """The next iteration computes, so the one before has ended."""
+        self._inner.begin_forward()
+        self._witness.end_iteration()
+        self._witness.reach("forward")
+
+    def before_update(self) -> float:
+        """All gradients are there, and the version before is whole."""
+        waited_s = self._inner.before_update()
+        self._witness.reach("update")
+        return waited_s
+
+    def before_writing(self) -> None:
+        """As the hook does."""
+        self._inner.before_writing()
+
+    def after_update(self, waited_s: float) -> None:
+        """As the hook does; the state is another one now."""
+        self._inner.after_update(waited_s)
+        self._witness.end_update()
+
+
+class WitnessedLoops:
+    """What `protect` returns, with a witness in its loops.
+
+    Args:
+        witness: It.
+        inner: What would be returned without.
+    """
+
+    def __init__(self, witness: Witness, inner: Protected) -> None:
+        self._witness, self._inner = witness, inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def steps(self, total: int, /) -> Iterator[int]:
+        """As without; an iteration ends at the top."""
+        return self._told(self._inner.steps(total), ends_iterations=True)
+
+    def epochs(self, total: int, /) -> Iterator[int]:
+        """As without."""
+        return self._told(self._inner.epochs(total), ends_iterations=False)
+
+    def _told(self, numbers: Iterator[int], *, ends_iterations: bool) -> Iterator[int]:
+        self._witness.begin_loop()
+        for number in numbers:
+            if ends_iterations:
+                self._witness.end_iteration()
+            yield number
+        if ends_iterations:
+            self._witness.end_iteration()
+        self._witness.reach("loop over")
+
+
+class _PlainSteps:
+    """The hook where there is no lab: says what iterations begin with, and what comes out."""
+
+    counts = True
+    remarks: Sequence[str] = ()
+
+    def __init__(self, engine: Engine, witness: Witness, before: Any, after: Any) -> None:
+        self.iterations = IterationLog(witness.hear, measure=lambda: gradient_norm(engine))
+        watch_inputs(engine, self.iterations)
+        self._engine, self._before, self._after = engine, before, after
+
+    def begin_forward(self) -> None:
+        """What is logged from here on is of the next iteration."""
+        self.iterations.begin_forward()
+
+    def before_update(self) -> float:
+        """Nothing is waited for."""
+        self._before()
+        return 0.0
+
+    def before_writing(self) -> None:
+        """Nobody minds."""
+
+    def after_update(self, waited_s: float) -> None:
+        """Say the iteration."""
+        self._after()
+        self.iterations.end(int(self._engine.global_steps), waited_s=waited_s)
+
+
+class _PlainProtected:
+    """What `protect` gives without a lab, with what is logged written down."""
+
+    def __init__(self, inner: Protected, iterations: IterationLog) -> None:
+        self._inner, self._iterations = inner, iterations
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def log(self, **values: float) -> None:
+        """Attach values to the iteration."""
+        self._inner.log(**values)
+        self._iterations.add(values)
+
+
+def is_looked_at() -> bool:
+    """Whether this process is one of a check's."""
+    return Order.of(os.environ) is not None
+
+
+def beside_unprotected(
+    unprotected: Protected,
+    engine: Engine,
+    *,
+    client_state: Mapping[str, Any] | None,
+    also: Mapping[str, object] | None,
+) -> Protected:
+    """What `protect` gives without a lab; with a witness, if a check looks at this process."""
+    found = look_without_lab(engine, client_state=client_state, also=also)
+    if found is None:
+        return unprotected
+    witness, iterations = found
+    return WitnessedLoops(witness, _PlainProtected(unprotected, iterations))
+
+
+def look_without_lab(
+    engine: Any,
+    *,
+    client_state: Mapping[str, Any] | None = None,
+    also: Mapping[str, object] | None = None,
+) -> tuple[Witness, IterationLog] | None:
+    """Look at what trains without a lab, if a check looks at this process."""
+    order = Order.of(os.environ)
+    if order is None:
+        return None
+    witness = Witness(order, engine, epoch=lambda: 0, client_state=client_state, also=also)
+    there = getattr(engine, "before_update", _nothing), getattr(engine, "after_update", _nothing)
+    plain = _PlainSteps(engine, witness, *there)
+    hooked = WitnessedSteps(witness, plain)
+    if isinstance(engine, TorchEngine):
+        hook_optimizer(engine, hooked)
+    else:
+        hook_step(engine, hooked)
+
+    def end() -> None:
+        if getattr(sys, "last_value", None) is None:  # else the script has failed
+            witness.end_script()
+
+    atexit.register(end)
+    return witness, plain.iterations
+
+
+def digest_of(value: object) -> str:
+    """Sixteen hexadecimal digits of a piece of state."""
+    digest = xxhash.xxh3_64()
+    if isinstance(value, torch.Tensor):
+        part = local_part(value)
+        digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+        if part.numel() and part.layout == torch.strided and not part.is_meta:
+            feed(digest, part)
+    else:
+        digest.update(repr(value).encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def _of_optimizer(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+) -> Iterator[tuple[str, object]]:
+    """An optimizer's state and options, by the names of its weights."""
+    number = 0
+    for place, group in enumerate(optimizer.param_groups):
+        options = {name: value for name, value in group.items() if name != "params"}
+        yield from _leaves(f"optimizer's group {place}", options)
+        for weight in group["params"]:
+            name = names.get(id(weight), f"parameter {number}")
+            yield from _leaves(f"optimizer's state of {name}", optimizer.state.get(weight, {}))
+            number += 1
+
+
+def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, object]]:
+    """The tensors and plain values in containers, by where they are."""
+    if isinstance(value, _LEAVES) or depth >= _DEEPEST:
+        yield name, value if isinstance(value, _LEAVES) else type(value).__name__
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}", inner, depth + 1)
+    elif isinstance(value, list | tuple):
+        if all(isinstance(inner, _PLAIN) for inner in value):
+            yield name, value
+            return
+        for place, inner in enumerate(value):
+            yield from _leaves(f"{name}.{place}", inner, depth + 1)
+    elif hasattr(value, "tobytes"):  # an array
+        yield name, value.tobytes().hex()[:4096]
+    else:
+        yield name, type(value).__name__
+
+
+def _nothing() -> None:
+    """Nobody listens."""

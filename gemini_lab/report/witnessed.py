@@ -1,0 +1,366 @@
+"""What a script's runs say of themselves while `gemini-lab check` looks, and whether they agree.
+
+Each rank appends lines to a file of its own, with a lab and without one. They tell the places that
+its script comes to, with what each iteration began and what came out, and a digest of each named
+piece of its state; `gemini_lab.engine.witness` writes them. A rank that is to be killed says so and
+stands still at its place, because a kill from outside strikes at no exact place.
+"""
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Iteration, IterationBegun, OfWorker
+
+ORDER_VARIABLE: Final = "GEMINI_LAB_CHECK"
+"""The variable by which a check tells its script's processes what to do."""
+GENERATOR: Final = "generator "
+"""How the names of the shared random generators begin."""
+HANDED_OVER: Final = ("client_state", "also[")
+"""How the names begin of what a script hands over to `protect`."""
+PlaceName = Literal[
+    "update", "forward", "batches over", "evaluation", "loop begins", "loop over", "script over"
+]
+PLACES: Final[Mapping[PlaceName, str]] = {
+    "update": "at the update of iteration {next}",
+    "forward": "in iteration {next}",
+    "batches over": "after iteration {done}, when the epoch had no batch left",
+    "evaluation": "in an evaluation after iteration {done}",
+    "loop begins": "before the next loop, after iteration {done}",
+    "loop over": "when a loop was over, after iteration {done}",
+    "script over": "at the script's end, after iteration {done}",
+}
+"""A place in a script, for people."""
+_TURN: Final[Sequence[PlaceName]] = (
+    "batches over",
+    "evaluation",
+    "loop over",
+    "loop begins",
+    "script over",
+    "forward",
+    "update",
+)
+"""The places of one version in the order in which a script comes to them."""
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
+    """A place at which a rank is to stand still until it is killed.
+
+    Attributes:
+        number: Which of a run's kills, from 1.
+        place: What the script does there.
+        version: Updates that are done there.
+        rank: Whose script.
+        loses_node: Whether its whole node is killed.
+    """
+
+    number: int
+    place: PlaceName
+    version: int
+    rank: int
+    loses_node: bool = False
+
+    def __str__(self) -> str:
+        what = "node of rank" if self.loses_node else "rank"
+        where = PLACES[self.place].format(done=self.version, next=self.version + 1)
+        return f"{what} {self.rank} killed {where}"
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the processes of a run under a check are to do.
+
+    Attributes:
+        folder: Where they write.
+        iterations: After how many they write down the values of their state.
+        kills: Where they are to be killed.
+    """
+
+    folder: str
+    iterations: int
+    kills: tuple[Kill, ...] = ()
+
+    def to_variable(self) -> dict[str, str]:
+        """The order as a variable of the environment."""
+        return {ORDER_VARIABLE: msgspec.json.encode(self).decode()}
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> "Order | None":
+        """The order that this process was given; `None`: nobody checks it.
+
+        Raises:
+            ConfigError: The variable has no order in it.
+        """
+        told = environment.get(ORDER_VARIABLE)
+        if not told:
+            return None
+        try:
+            return msgspec.json.decode(told, type=Order)
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                f"{ORDER_VARIABLE} is no order of `gemini-lab check`, which alone sets it "
+                f"({error}); unset it"
+            ) from error
+
+
+class PlaceSeen(OfWorker, frozen=True, kw_only=True):
+    """A rank's script has come to a place, for the first time since its process began.
+
+    Attributes:
+        place: Which.
+        version: Updates that are done there.
+    """
+
+    place: PlaceName
+    version: int
+
+
+class Struck(OfWorker, frozen=True, kw_only=True):
+    """A rank stands still where it is to be killed.
+
+    Attributes:
+        number: That of the kill.
+    """
+
+    number: int
+
+
+class StateSeen(OfWorker, frozen=True, kw_only=True):
+    """A rank's state where an iteration ends.
+
+    Attributes:
+        version: Updates that are done.
+        is_end: Whether the script is over.
+        digests: Of each piece, by name.
+    """
+
+    version: int
+    is_end: bool = False
+    digests: dict[str, str]
+
+
+Record = PlaceSeen | Struck | StateSeen | IterationBegun | Iteration
+_RECORD: Final = msgspec.json.Decoder(Record)
+
+
+def records_file(folder: Path, rank: int) -> Path:
+    """Where a rank writes its records."""
+    return folder / f"rank-{rank}.jsonl"
+
+
+def values_file(folder: Path, rank: int) -> Path:
+    """Where a rank writes the values of its state, at the end."""
+    return folder / f"rank-{rank}.pt"
+
+
+def append(file: Path, record: Record) -> None:
+    """Add a record to a rank's file: a process that is killed leaves whole lines."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, msgspec.json.encode(record) + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def read(file: Path) -> list[Record]:
+    """A rank's records so far, in their order."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [_RECORD.decode(line) for line in lines[:-1]]  # what follows the last is not whole
+
+
+class Records:
+    """What all ranks of a run have written, read as it grows.
+
+    Args:
+        folder: Where they write.
+        ranks: How many they are.
+
+    Attributes:
+        all: Their records, each rank's in its order.
+    """
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self.folder, self.ranks = folder, ranks
+        self.all: list[Record] = []
+        self._read = [0] * ranks
+
+    def news(self) -> list[Record]:
+        """What they have written since the last call."""
+        new: list[Record] = []
+        for rank in range(self.ranks):
+            try:
+                with records_file(self.folder, rank).open("rb") as file:
+                    file.seek(self._read[rank])
+                    told = file.read()
+            except FileNotFoundError:
+                continue
+            whole = told[: told.rfind(b"\n") + 1]
+            self._read[rank] += len(whole)
+            new += (_RECORD.decode(line) for line in whole.splitlines())
+        self.all += new
+        return new
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """What they said of iterations, as a log has it."""
+        for one in self.all:
+            if isinstance(one, IterationBegun | Iteration):
+                yield Entry(at_s=0.0, node="", event=one)
+
+    def of(self, *kinds: type[Record]) -> Iterator[Record]:
+        """The records of these kinds."""
+        return (one for one in self.all if isinstance(one, kinds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDifference:
+    """Where the states of two runs part.
+
+    Attributes:
+        version: The first that differs.
+        is_end: Whether only what the script did afterwards differs.
+        rank: The first rank in it.
+        epoch: The start of the second run that made it.
+        pieces: What differs, by name.
+    """
+
+    version: int
+    is_end: bool
+    rank: int
+    epoch: int
+    pieces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatesCompared:
+    """Whether two runs came to the same states.
+
+    Attributes:
+        states: How many states of ranks both have.
+        pieces: How many pieces each of these has at most.
+        first: Where they part; `None`: nowhere.
+    """
+
+    states: int
+    pieces: int
+    first: StateDifference | None
+
+
+def compare_states(
+    one: Iterable[Record], other: Iterable[Record], *, unsteady: Collection[str] = ()
+) -> StatesCompared:
+    """Compare the states that two runs came to, each by its newest try.
+
+    A random generator that differs from the first state on was never seeded: it counts for nothing.
+    So does a piece that one of the runs never has, as a library's adapter has in a lab alone, and
+    one of `unsteady`.
+    """
+    left, right = _states(one), _states(other)
+    known, also_known = ({n for s in run.values() for n in s.digests} for run in (left, right))
+    both = sorted(left.keys() & right.keys())
+    unseeded = {
+        name
+        for key in both
+        if key[:2] == both[0][:2]
+        for name in differing(left[key].digests, right[key].digests)
+        if name.startswith(GENERATOR)
+    }
+    first = None
+    for key in both:
+        found = differing(left[key].digests, right[key].digests)
+        ignored = unseeded | (known ^ also_known) | {*unsteady}
+        pieces = tuple(name for name in found if name not in ignored)
+        if pieces:
+            version, is_end, rank = key
+            first = StateDifference(
+                version=version, is_end=is_end, rank=rank, epoch=right[key].epoch, pieces=pieces
+            )
+            break
+    most = max((len(left[key].digests) for key in both), default=0)
+    return StatesCompared(states=len(both), pieces=most, first=first)
+
+
+def differing_anywhere(one: Iterable[Record], other: Iterable[Record]) -> set[str]:
+    """The names of the pieces that are not the same in any state that both runs came to."""
+    left, right = _states(one), _states(other)
+    both = left.keys() & right.keys()
+    return {name for key in both for name in differing(left[key].digests, right[key].digests)}
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The names of the pieces that are not the same, in order; also of those that one lacks."""
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+
+
+def _states(records: Iterable[Record]) -> dict[tuple[int, bool, int], StateSeen]:
+    return {
+        (one.version, one.is_end, one.rank): one for one in records if isinstance(one, StateSeen)
+    }
+
+
+def choose_kills(records: Sequence[Record], *, iterations: int, most: int) -> tuple[Kill, ...]:
+    """Where to kill in the next run, drawn from the places that an undisturbed one came to.
+
+    Each kind of place has one kill, in different epochs where there are several, for a place that
+    is done again with another one proves less. What comes first in the list below is kept where
+    there are more kinds than kills.
+
+    Args:
+        records: Those of the undisturbed run.
+        iterations: At which iteration the runs end, at the latest.
+        most: Kills.
+    """
+    seen = [one for one in records if isinstance(one, PlaceSeen) and one.version <= iterations]
+    steps = sorted({one.version for one in seen if one.place == "update"} - {iterations})
+    ends = sorted({one.version for one in seen if one.place == "batches over"})
+    if not steps:
+        return ()
+    taken: set[int] = set()
+    chosen: list[tuple[PlaceName, int, bool]] = []
+
+    def take(place: PlaceName, versions: Iterable[int], *, loses_node: bool = False) -> None:
+        there = [one for one in versions if any((s.place, s.version) == (place, one) for s in seen)]
+        apart = [one for one in there if one not in taken] or there
+        if apart:
+            version = apart[0]
+            taken.add(version)
+            chosen.append((place, version, loses_node))
+
+    def around(version: int) -> list[int]:
+        return sorted(steps, key=lambda one: abs(one - version))
+
+    later = sorted({one.version for one in seen if one.version > 0})
+    take("update", steps[:1])
+    middle = (ends[0] + ends[1]) // 2 if len(ends) > 1 else (steps[-1] + steps[0]) // 3
+    take("forward", around(middle))
+    take("evaluation", later)
+    take("batches over", later)
+    take("loop begins", later)
+    take("forward", around(2 * steps[-1] // 3), loses_node=True)
+    take("update", steps[::-1])
+    take("script over", later[::-1])
+    take("loop over", later[::-1])
+    kept = chosen[:most]
+    order = list(PLACES)
+    kept.sort(key=lambda one: (one[1], _TURN.index(one[0]), order.index(one[0])))
+    kills = []
+    for number, (place, version, loses_node) in enumerate(kept, 1):
+        ranks = [s.rank for s in seen if (s.place, s.version) == (place, version)]
+        kills.append(
+            Kill(
+                number=number,
+                place=place,
+                version=version,
+                rank=max(ranks),
+                loses_node=loses_node,
+            )
+        )
+    return tuple(kills)
