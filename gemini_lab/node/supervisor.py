@@ -38,13 +38,12 @@ from gemini_lab.recovery.messages import (
     GoOn,
     Hold,
     HoldPort,
-    ImportAhead,
     Joined,
     NodeLeaves,
     OrderFailed,
     Persist,
     PortHeld,
-    Prepare,
+    Preload,
     ReadyToStart,
     Release,
     RootOrder,
@@ -263,8 +262,8 @@ class Supervisor:
                 self._tasks.begin(self._answered(order, self._hold_port(order)))
             case StartWorkers():
                 self._start_workers(order)
-            case Prepare() if self._is_warm:
-                self.host.prepare(ImportAhead(modules=order.modules, environment=order.environment))
+            case Preload() if self._is_warm:
+                self.host.preload(order)
             case Persist() | Commit():
                 self.writer.obey(order)
             case Disown():

@@ -1,4 +1,4 @@
-"""Importing ahead: what may be forked afterwards, and what may not."""
+"""What is preloaded: what may be forked afterwards, and what may not."""
 
 import gc
 import os
@@ -8,8 +8,8 @@ import numpy as np  # noqa: F401 - there, as in a warm parent
 import pytest
 import torch  # noqa: F401
 
-from gemini_lab.node.ahead import import_ahead
-from gemini_lab.recovery.messages import ImportAhead
+from gemini_lab.node.preload import preload
+from gemini_lab.recovery.messages import Preload
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def ahead(*modules, **environment):
-    return import_ahead(ImportAhead(modules=[*modules], environment=environment))
+    return preload(Preload(epoch=1, modules=[*modules], environment=environment))
 
 
 def test_modules_are_imported_in_the_scripts_environment_which_does_not_stay(mine, monkeypatch):
