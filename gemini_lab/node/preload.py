@@ -19,6 +19,8 @@ from typing import Final
 from gemini_lab.engine.imports import foreign_modules, installed_places
 from gemini_lab.recovery.messages import Preload, Preloaded
 
+_OURS: Final = f"{Path(__file__).parents[1]}/"
+"""Our own code counts as installed, also where a developer's checkout is."""
 _TASKS: Final = Path("/proc/self/task")
 _SURVIVE_A_FORK: Final = {"jemalloc_bg_thd"}
 """Threads whose libraries see to forks by themselves: of the allocator that PyArrow brings."""
@@ -32,7 +34,7 @@ def preload(order: Preload) -> Preloaded:
         _import_all(order.modules)
     gc.collect()
     gc.freeze()
-    foreign = foreign_modules(known, sys.modules, installed_places())
+    foreign = foreign_modules(known, sys.modules, (*installed_places(), _OURS))
     problem = f"they import {foreign[0]}, which is not installed" if foreign else ""
     for name, value in _state().items():
         if value != before[name]:

@@ -4,7 +4,7 @@
                     of a real run's failures; scenario, of the injector's
     what is given   workload, with traffic, by the names of the catalog; policy, and as policies
                     peers, auto and selecting; times, which logs teach
-    what breaks     failures, laws (not all alike), ailing (slow, wrong); traces, of one's own cluster
+    what breaks     failures, laws (not all alike), ailing (slow, wrong); traces, of an own cluster
     one run         training, by recovering and striking, on a run_state: cluster (who sits where),
                     progress (without failures), durations (of recoveries), following (of the risk)
     what comes out  outcome; recorder tells it in a real run's events

@@ -51,6 +51,12 @@ def test_what_python_brings_may_be_forked_and_what_cannot_be_imported_is_left_ou
     assert "sched" in sys.modules
 
 
+@pytest.mark.usefixtures("mine")
+def test_our_own_modules_may_be_named_also_those_of_a_checkout():
+    sys.modules.pop("gemini_lab.cli.exits", None)
+    assert ahead("gemini_lab.cli.exits").problem == ""
+
+
 A_THREAD = (
     "import threading; STOP = threading.Event(); "
     "THREAD = threading.Thread(target=STOP.wait, daemon=True); THREAD.start()"
