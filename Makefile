@@ -1,7 +1,7 @@
 # make quickstart   set everything up and run the main job
 # make test         set everything up and run the tests
 # make test-long    the long ones, too
-# make lint         formatter, linter, types and import contracts
+# make lint         formatter, linter, types, import contracts and sizes
 # make docs         the site, into build/docs
 # make notebooks    make the labs from notebooks/src, without solutions
 # make solutions    the labs with solutions, as a course for nbgrader in build/course
@@ -25,6 +25,7 @@ lint: set-up
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python .ci/size
 
 docs: set-up
 	@echo "building the site: a minute, or some on a busy machine"

@@ -120,6 +120,24 @@ def named(default: str, known: tuple[str, ...]) -> str:
     )
 
 
+def module_names(default: str | None) -> str | None:
+    """Names of modules, with commas between them, or none at all."""
+    return _limited(
+        default,
+        lambda name, value: (
+            None
+            if value is None
+            or all(part.isidentifier() for one in split_names(value) for part in one.split("."))
+            else f"{name} must be names of modules with commas between them (got {shown(value)})"
+        ),
+    )
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in a text that has commas between them."""
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
 def _limited(default: Value, refuse: Refuse) -> Value:
     return field(default=default, metadata={"refuse": refuse})
 

@@ -9,6 +9,7 @@ from gemini_lab.errors import SHOWN, ConfigError, shown
 from gemini_lab.limits import (
     above_zero,
     above_zero_or_none,
+    module_names,
     named,
     one_of,
     require_limits,
@@ -155,8 +156,9 @@ class Settings:
         log_collectives: Whether the log has every training collective, for the traffic timeline:
             two thirds of a log. `None`: where at most `LOGGED_RANKS` train. On CUDA only the
             schemes that profile the job can say them.
-        import_ahead: Whether warm parents import what the script's libraries were seen to be, so
-            that a later start does not wait for that.
+        preload: Modules of installed packages that a restart finds imported, with commas between
+            them, such as "transformers,gemini_lab.adapters.transformers". It is for the launcher to
+            set (`--set preload=...`): they are imported before the script sets its environment.
         keep_processes: Whether ranks that are not lost keep their process through a recovery: they
             bring their iteration to an end with what numbers there are, throw it away, and go on
             from the version that is chosen, with new process groups; the lost ranks alone start
@@ -213,7 +215,7 @@ class Settings:
     link_bytes_per_s: float | None = above_zero_or_none(None)
     copy_bytes_per_s: float | None = above_zero_or_none(None)
     log_collectives: bool | None = None
-    import_ahead: bool = True
+    preload: str | None = module_names(None)
     keep_processes: bool = False
 
     def __post_init__(self) -> None:

@@ -31,6 +31,9 @@ Each mostly waits, for imports, leases and pages: two turns at a time keep two p
 YIELDING = 10
 """By how much a process that runs other tests beside those is nicer than they are."""
 
+DURATIONS = "gemini_lab/durations"
+"""In pytest's cache: for each test the seconds that it took, the longest first."""
+
 BUILD = """
 from deepspeed.ops.op_builder import CPUAdamBuilder, ShareMemCommBuilder
 for builder in (CPUAdamBuilder(), ShareMemCommBuilder()):
@@ -47,6 +50,8 @@ def pytest_configure(config):
         folder = tempfile.TemporaryDirectory(prefix="gemini_lab-tests-")
         os.environ[MPI_SHARED] = folder.name
         config.add_cleanup(folder.cleanup)
+    if "PYTEST_XDIST_WORKER" not in os.environ and getattr(config, "cache", None) is not None:
+        config.pluginmanager.register(Durations(config))
 
 
 def pytest_addoption(parser):
@@ -62,6 +67,22 @@ def pytest_collection_modifyitems(config, items):
     left_out = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+class Durations:
+    """Keeps how long each test took when it last ran: setting up and taking down included."""
+
+    def __init__(self, config):
+        self.cache, self.took_s = config.cache, {}
+
+    def pytest_runtest_logreport(self, report):
+        before_s = self.took_s.get(report.nodeid, 0.0)
+        self.took_s[report.nodeid] = round(before_s + report.duration, 2)
+
+    def pytest_sessionfinish(self):
+        told_s = self.cache.get(DURATIONS, {}) | self.took_s
+        ranked = sorted(told_s.items(), key=lambda one: -one[1])
+        self.cache.set(DURATIONS, dict(ranked))
 
 
 def room_of(nodeid: str) -> str:

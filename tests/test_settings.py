@@ -21,6 +21,8 @@ def test_sizes_and_rates_may_be_written_as_people_write_them() -> None:
         ({"profile_iterations": 0}, "profile_iterations must be above zero"),
         ({"link_bytes_per_s": 0}, "above zero"),
         ({"max_overhead": -0.1}, "max_overhead must be above zero"),
+        ({"preload": "numpy, os.system('x')"}, "preload must be names of modules with commas"),
+        ({"preload": "torch..nn"}, "preload must be names of modules with commas"),
     ],
 )
 def test_an_impossible_setting_is_refused(block, message) -> None:
@@ -34,7 +36,7 @@ def test_an_impossible_setting_is_refused(block, message) -> None:
         ("replicas", 2.5, "a whole number"),
         ("replicas", "two", "a whole number"),
         ("replicas", True, "a whole number"),
-        ("import_ahead", "no", "true or false"),
+        ("keep_processes", "no", "true or false"),
         ("log_collectives", "no", "true or false or null"),
         ("persist_every_s", "soon", "a number or null"),
         ("strategy", None, "text"),

@@ -29,11 +29,12 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
     settings = Settings.layered(order.defaults, framework.settings(), order.settings)
     if (url := settings.persistent_url) is not None:  # the script may be in another folder by now
         settings = replace(settings, persistent_url=absolute_url(url, cwd=order.job.cwd))
-    if settings.risk_from is not None and "risk_from" not in order.settings:
-        remark(
-            "risk_from is read by the launcher, which does not see the script's configuration; "
-            "nothing was learned. Give it there: --set risk_from=..."
-        )
+    for name in ("risk_from", "preload"):
+        if name in framework.settings() and name not in order.settings:
+            remark(
+                f"{name} is read by the launcher, which does not see the script's configuration, "
+                f"so it does nothing there. Give it to the launcher: --set {name}=..."
+            )
     if settings.keep_gradients and framework.settings().get("keep_gradients") is not True:
         raise ConfigError(
             "keep_gradients changes what a version is made of, which is settled before launchers "

@@ -212,8 +212,6 @@ def _begin(
         made.send_version()
     session.pulse.enter("between steps")
     session.listen()
-    if ready.settings.import_ahead:
-        session.tell_imports()
 
 
 def _witness(

@@ -13,7 +13,6 @@ import msgspec
 from torch.distributed import DistStoreError
 
 from gemini_lab.engine.cut_link import cut_link
-from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.restore import UnusableCopyError
 from gemini_lab.engine.same_code import SameCode
@@ -30,7 +29,6 @@ from gemini_lab.recovery.messages import (
     GoOn,
     Held,
     Hold,
-    Learned,
     Message,
     OldSlabsGiven,
     OldSlabsWanted,
@@ -90,7 +88,6 @@ class WorkerSession:
         channel: LocalChannel,
         store: Any,
         pulse: Pulse,
-        imports: Imports | None = None,
         standing: Standing | None = None,
         why_not_kept: str = NOT_ASKED,
     ) -> None:
@@ -102,7 +99,7 @@ class WorkerSession:
         self.wants_hold = False
         self.order_back: GoBack | None = None
         self.flaws: list[Flawed] = []
-        self._channel, self._imports = channel, imports
+        self._channel = channel
         self._why_not_kept = why_not_kept
         self._held: Held | None = None  # what was said of the version after which training stands
         self._listener: threading.Thread | None = None
@@ -124,17 +121,6 @@ class WorkerSession:
     def say(self, message: Message) -> None:
         """Tell the node's agent."""
         self._channel.send(message)
-
-    def tell_imports(self) -> None:
-        """Tell what the script has imported by now; one rank does, and only where it is much."""
-        if self._imports is None or self.start.rank != 0:
-            return
-        modules, environment = self._imports.learned(os.environ)
-        if modules:
-            rank, epoch = self.start.rank, self.start.epoch
-            self._channel.send(
-                Learned(rank=rank, epoch=epoch, modules=modules, environment=environment)
-            )
 
     def restore_failed(self, error: UnusableCopyError) -> None:
         """Tell the root agent that a copy could not be used, so that it plans again."""

@@ -37,7 +37,7 @@ BENCHES: Final[dict[str, tuple[str, str]]] = {
     ),
     "imports": (
         "gemini_lab.experiments.benches.imports:bench",
-        "recoveries of a Trainer's job, its imports learned and not, in turn",
+        "recoveries of a Trainer's job, its imports preloaded and not, in turn",
     ),
     "wasted": (
         "gemini_lab.experiments.benches.wasted:bench",

@@ -14,7 +14,7 @@ from gemini_lab.lab.followed import FollowedRun
 from gemini_lab.lab.runs import said
 from gemini_lab.limits import require_text
 from gemini_lab.log.events import RunFailed
-from gemini_lab.log.file import LOG_FILE, LineReader
+from gemini_lab.log.file import LOG_FILE, read_line
 from gemini_lab.recovery.messages import (
     ControlHello,
     DrainNode,
@@ -61,7 +61,6 @@ class AttachedRun(FollowedRun):
         super().__init__(name)
         self.folder = folder
         self._find = find
-        self._reader = LineReader()
         self._read_bytes = 0
         self._caught_up = threading.Event()
         self._is_leaving = False
@@ -190,7 +189,7 @@ class AttachedRun(FollowedRun):
     def _take(self, lines: bytes) -> None:
         self._read_bytes += len(lines)
         for line in lines.splitlines():
-            if (entry := self._reader.read(line)) is not None:
+            if (entry := read_line(line)) is not None:
                 self.follow(entry)
         if not lines:
             self._caught_up.set()

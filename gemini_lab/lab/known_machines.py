@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.file import LineReader, find_log
+from gemini_lab.log.file import find_log, read_line
 from gemini_lab.placement import Risk
 from gemini_lab.recovery.learning import READ, learn_risk
 
@@ -33,16 +33,16 @@ def learn_from(runs: Sequence[str]) -> Risk:
 def _lines_of_machines(path: Path) -> Iterator[Entry]:
     """The entries that tell of machines, and the last one, which tells how long it was."""
     kinds = tuple(f'"kind":"{kind.__struct_config__.tag}"'.encode() for kind in READ)
-    reader, last = LineReader(), b""
+    last = b""
     with path.open("rb") as lines:
         for number, line in enumerate(lines):
             if not line.endswith(b"\n"):
                 break
             last = line
             if number == 0 or any(kind in line for kind in kinds):
-                entry = reader.read(line)
+                entry = read_line(line)
                 if entry is not None:
                     yield entry
                 last = b""
-    if last and (entry := reader.read(last)) is not None:
+    if last and (entry := read_line(last)) is not None:
         yield entry

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.log import schema_1
 from gemini_lab.log.entry import (
     Entry,
     EventError,
     decode_entry,
     encode_entry,
     is_odd,
-    read_record,
     readable_entry,
 )
 from gemini_lab.log.events import SCHEMA, LogOpened
@@ -200,35 +198,22 @@ class SchemaError(ConfigError):
     """A log was written by a version of this package that is newer than the one that reads it."""
 
 
-class LineReader:
-    """Reads the lines of one log in order, of any schema there has been."""
+def read_line(line: bytes) -> Entry | None:
+    """Return the entry on a line; `None` for what only tells how the log is written.
 
-    def __init__(self) -> None:
-        self._schema: int | None = None
-
-    @property
-    def is_of_today(self) -> bool:
-        """Whether the log is known to be of today's schema."""
-        return self._schema == SCHEMA
-
-    def read(self, line: bytes) -> Entry | None:
-        """The entry on the next line; `None` for what only tells how the log is written.
-
-        Raises:
-            EventError: The line is not an event.
-            SchemaError: The log is of a newer schema.
-        """
-        if self._schema is None:
-            self._schema = 1 if schema_1.is_record(read_record(line)) else SCHEMA
-        entry = schema_1.read_entry(line) if self._schema == 1 else decode_entry(line)
-        if not isinstance(entry.event, LogOpened):
-            return readable_entry(entry) if is_odd(line) else entry
-        if entry.event.schema != SCHEMA:
-            raise SchemaError(
-                f"this log has schema {entry.event.schema}, this gemini_lab reads 1 to {SCHEMA}; "
-                "read it with the version that wrote it, or a newer one"
-            )
-        return None
+    Raises:
+        EventError: The line is not an event.
+        SchemaError: The log is of another schema.
+    """
+    entry = decode_entry(line)
+    if not isinstance(entry.event, LogOpened):
+        return readable_entry(entry) if is_odd(line) else entry
+    if entry.event.schema != SCHEMA:
+        raise SchemaError(
+            f"this log has schema {entry.event.schema}, this gemini_lab reads {SCHEMA}; "
+            "read it with the version that wrote it, or a newer one"
+        )
+    return None
 
 
 def read_log(path: Path, *, seen: Callable[[int], object] | None = None) -> Iterator[Entry]:
@@ -242,7 +227,6 @@ def read_log(path: Path, *, seen: Callable[[int], object] | None = None) -> Iter
         EventError: A line is not an event; the message has its number.
         SchemaError: The log is of a newer schema.
     """
-    reader = LineReader()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
@@ -250,7 +234,7 @@ def read_log(path: Path, *, seen: Callable[[int], object] | None = None) -> Iter
             if seen is not None:
                 seen(len(line))
             try:
-                entry = reader.read(line)
+                entry = read_line(line)
             except EventError as error:
                 raise EventError(f"{path}, line {number}: {error}") from error
             if entry is not None:
@@ -288,7 +272,7 @@ def require_log(path: Path) -> Path:
 
 def _is_event(line: bytes) -> bool:
     try:
-        LineReader().read(line)
+        read_line(line)
     except EventError:
         return False
     return True

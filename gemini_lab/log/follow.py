@@ -6,7 +6,7 @@ from typing import Final
 
 from gemini_lab.display import readable
 from gemini_lab.log.entry import Entry, EventError
-from gemini_lab.log.file import LOG_FILE, LineReader
+from gemini_lab.log.file import LOG_FILE, read_line
 
 BLOCK_BYTES: Final = 1 << 20
 LONGEST_LINE_BYTES: Final = 1 << 26
@@ -36,7 +36,6 @@ class LogFeed:
     def __init__(self, path: Path) -> None:
         self.path = log_of(Path(path))
         self.bad_lines = 0
-        self._reader = LineReader()
         self._read_bytes = 0
         self._rest = b""
         self._lines: list[bytes] = []
@@ -85,16 +84,11 @@ class LogFeed:
         entries = []
         for line in lines:
             try:
-                if (entry := self._reader.read(line)) is not None:
+                if (entry := read_line(line)) is not None:
                     entries.append(entry)
             except EventError:
                 self.bad_lines += bool(line.strip())
         return entries
-
-    @property
-    def has_stretches(self) -> bool:
-        """Whether what comes next may be read as `gemini_lab.log.stretch` reads it."""
-        return self._reader.is_of_today
 
     def _size(self) -> int:
         try:
@@ -105,7 +99,7 @@ class LogFeed:
     def _read(self) -> bool:
         """Read on until there are whole lines; false if the log has none now."""
         if self._size() < self._read_bytes:
-            self._read_bytes, self._rest, self._reader = 0, b"", LineReader()
+            self._read_bytes, self._rest = 0, b""
         try:
             with self.path.open("rb") as log:
                 log.seek(self._read_bytes)

@@ -23,13 +23,13 @@ from gemini_lab.node.processes import end_orphans, is_alive, is_workers, signal_
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
-    ImportAhead,
     Kill,
     Killed,
     Listen,
     Listening,
     Message,
     ParentReady,
+    Preload,
     Reaped,
     ScriptError,
     ScriptFinished,
@@ -122,7 +122,8 @@ class WorkerHost:
         self._lost_port: int | None = None  # that of a port that went with the last parent
         self._no_parent = ""  # why none could be started, as long as there is none
         self._is_closed = False
-        self._next: NextParent | None = None  # which imports what the script does
+        self._next: NextParent | None = None  # which imports more than this one
+        self._preloaded: list[str] = []  # what this one has imported of the job's
         self._retired: list[subprocess.Popen[bytes]] = []
         self._scratch = HeldFolder(SCRATCH)
         self._hash_seed = hash_seed_in(os.environ) or 0  # of the newest warm parent
@@ -170,35 +171,38 @@ class WorkerHost:
             await asyncio.sleep(GONE_LOOK_S if self._dying else 0)
         self._take_next_parent()
 
-    def prepare(self, order: ImportAhead) -> None:
-        """Have another warm parent import these, for the workers after the next fence."""
-        if self._next is not None and not self._next.knows_script:
-            self._next.close()
-            self._next = None
-        if self._next is None:
-            # Of many nodes that import the same, one says how it went.
-            on_note = self._on_note if 0 in self.workers else bool
-            self._begin_next(order, on_note)
+    def preload(self, order: Preload) -> None:
+        """Have another warm parent import these, for the workers after the next fence.
 
-    def _begin_next(self, order: ImportAhead, on_note: Callable[[str], object]) -> None:
+        One that has been told to, also one that must not be forked, is not asked again.
+        """
+        if order.modules in (self._preloaded, self._next and self._next.modules):
+            return
+        if self._next is not None:
+            self._next.close()
+        # Of many nodes that import the same, one says how it went.
+        self._begin_next(order, self._on_note if 0 in self.workers else bool)
+
+    def _begin_next(self, order: Preload, on_note: Callable[[str], object]) -> None:
         with suppress(OSError):  # without it the next start imports by itself
             self._next = NextParent(
                 order, warm=self._warm, hash_seed=self._hash_seed, on_note=on_note
             )
 
-    def _follow_seed(self, hash_seed: int) -> None:
+    def _follow_seed(self, start: WorkerStart) -> None:
         """Have later workers forked from a parent with the job's hash seed.
 
         Until there is one, the parent of now has each worker begin as a new interpreter.
         """
-        if hash_seed == self._hash_seed:
+        if start.order.hash_seed == self._hash_seed:
             return
-        self._hash_seed = hash_seed
+        self._hash_seed = start.order.hash_seed
         if self._next is not None:
             self._next.close()
             self._next = None
         if self._warm:
-            self._begin_next(ImportAhead(modules=[], environment={}), self._on_note)
+            order = Preload(epoch=start.epoch, modules=[], environment={})
+            self._begin_next(order, self._on_note)
 
     def start(self, start: WorkerStart) -> None:
         """Start one worker; of one that cannot be started it is said how it ended.
@@ -206,7 +210,7 @@ class WorkerHost:
         Raises:
             OSError: The agent itself has no descriptor left for it.
         """
-        self._follow_seed(start.order.hash_seed)
+        self._follow_seed(start)
         with ExitStack() as undo:
             channel, theirs = LocalChannel.pair()
             undo.callback(channel.close)
@@ -276,6 +280,7 @@ class WorkerHost:
             signal_tree(parent.pid, signal_number)
 
     def _start_parent(self) -> None:
+        self._preloaded = []
         self._process, self._parent = start_parent(warm=self._warm, hash_seed=self._hash_seed)
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
@@ -302,6 +307,7 @@ class WorkerHost:
         asyncio.get_running_loop().remove_reader(self._parent)
         self._parent.close()  # it ends by that
         self._retired.append(self._process)
+        self._preloaded = self._next.modules
         self._process, self._parent = self._next.hand_over()
         self._next, self._holds = None, None
         self._is_ready.set()

@@ -18,7 +18,6 @@ from gemini_lab.recovery.messages import (
     EndReached,
     EventSaid,
     Held,
-    Learned,
     Message,
     OldSlabsGiven,
     OldSlabsWanted,
@@ -93,7 +92,6 @@ class WorkerListener:
                 | Severed()
                 | ReadyToJoin()
                 | RestoreFailed()
-                | Learned()
             ):
                 self._root.send(message)
 

@@ -1,4 +1,4 @@
-"""The next warm parent: beside the present one it imports what the job's scripts import."""
+"""The next warm parent: beside the present one it imports what the job's launcher has named."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gemini_lab.job import HASH_SEED, python_command
-from gemini_lab.recovery.messages import ImportAhead, ImportedAhead, ParentReady
+from gemini_lab.recovery.messages import ParentReady, Preload, Preloaded
 from gemini_lab.wire.local import LocalChannel
 
 CLOSE_S: Final = 5.0
@@ -52,19 +52,19 @@ class NextParent:
     Attributes:
         process, channel: It.
         is_ready: Whether workers can be forked from it.
-        knows_script: Whether it imports what the script does.
+        modules: What it imports beside what all workers need.
     """
 
     def __init__(
         self,
-        order: ImportAhead,
+        order: Preload,
         *,
         warm: bool,
         hash_seed: int,
         on_note: Callable[[str], object],
     ) -> None:
         self.process, self.channel = start_parent(warm=warm, hash_seed=hash_seed)
-        self.knows_script = bool(order.modules)
+        self.modules = order.modules
         self.is_ready = False
         self._order, self._on_note = order, on_note
         asyncio.get_running_loop().add_reader(self.channel, self._read)
@@ -89,23 +89,21 @@ class NextParent:
         for message, _ in messages:
             if isinstance(message, ParentReady):
                 self.channel.send(self._order)
-            elif isinstance(message, ImportedAhead):
+            elif isinstance(message, Preloaded):
                 self._hear(message)
         if not is_open and self.process.returncode is None:
             self._on_note("the process that imports for the next start ended; it starts as before")
             self.close()
 
-    def _hear(self, said: ImportedAhead) -> None:
+    def _hear(self, said: Preloaded) -> None:
         if said.problem:
-            self._on_note(
-                f"what the script imports is not imported ahead of the next start: {said.problem}"
-            )
+            self._on_note(f"preload={','.join(self.modules)} is left to each start: {said.problem}")
             self.close()
             return
         self.is_ready = True
-        if not self.knows_script:
+        if not self.modules:
             return
         self._on_note(
-            f"the next start finds {said.modules} modules of the script's libraries imported "
-            f"already, which took {said.seconds:.1f} s"
+            f"the next start finds {said.modules} modules of preload imported already, which took "
+            f"{said.seconds:.1f} s"
         )

@@ -12,7 +12,6 @@ from typing import Final
 from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.log import events
 from gemini_lab.memory.free import free_memory, kernel_kills
-from gemini_lab.node.build_locks import BuildLocks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.inventory import take_inventory
@@ -38,13 +37,12 @@ from gemini_lab.recovery.messages import (
     GoOn,
     Hold,
     HoldPort,
-    ImportAhead,
     Joined,
     NodeLeaves,
     OrderFailed,
     Persist,
     PortHeld,
-    Prepare,
+    Preload,
     ReadyToStart,
     Release,
     RootOrder,
@@ -118,7 +116,6 @@ class Supervisor:
             on_exit=self._on_exit,
             on_note=lab.note,
         )
-        self._build_locks = BuildLocks.here(name, say=lab.note)
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
         self._kernel_kills = kernel_kills()  # at the last look
@@ -175,11 +172,8 @@ class Supervisor:
         self._kernel_kills = kernel_kills()
         for worker in self._seated.values():
             worker.held_bytes = held_bytes(worker.pid) or worker.held_bytes
-        watch = self._listener.watch
-        for pulse in watch.look(self._seated.values()):
+        for pulse in self._listener.watch.look(self._seated.values()):
             self.root.send(pulse)
-        if self._build_locks is not None:
-            self._build_locks.look(held=watch.held, waited_for=watch.waited_for)
 
     async def end_workers(self, *, before: int | None = None) -> None:
         """End all of this node's workers.
@@ -263,8 +257,8 @@ class Supervisor:
                 self._tasks.begin(self._answered(order, self._hold_port(order)))
             case StartWorkers():
                 self._start_workers(order)
-            case Prepare() if self._is_warm:
-                self.host.prepare(ImportAhead(modules=order.modules, environment=order.environment))
+            case Preload() if self._is_warm:
+                self.host.preload(order)
             case Persist() | Commit():
                 self.writer.obey(order)
             case Disown():
@@ -312,8 +306,6 @@ class Supervisor:
 
     async def _take_inventory(self, order: TakeInventory) -> None:
         """Say what this node has."""
-        if self._build_locks is not None:
-            self._build_locks.clear()
         remembered = self._listener.remembered
         inventory = await take_inventory(
             order, keeper=self.keeper, bulk=self.bulk, remembered=remembered

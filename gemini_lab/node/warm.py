@@ -34,13 +34,13 @@ from gemini_lab.node.semaphores import remove_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
-    ImportAhead,
     Kill,
     Killed,
     Listen,
     Listening,
     Message,
     ParentReady,
+    Preload,
     Reaped,
     WorkerStart,
 )
@@ -125,10 +125,10 @@ class WarmParent:
                 self._fork(message.start, fds)
             case Listen():
                 self._listen(message)
-            case ImportAhead():
-                from gemini_lab.node.ahead import import_ahead  # noqa: PLC0415 - imports much
+            case Preload():
+                from gemini_lab.node.preload import preload  # noqa: PLC0415 - imports much
 
-                self._channel.send(import_ahead(message))
+                self._channel.send(preload(message))
             case Kill():
                 self._kill_all(spare=message.spare)
                 self._channel.send(Killed(epoch=message.epoch))

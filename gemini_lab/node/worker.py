@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from gemini_lab.display import readable
 from gemini_lab.engine import session
 from gemini_lab.engine.executed_code import process_code
-from gemini_lab.engine.imports import Imports
 from gemini_lab.engine.made_objects import follow_constructors
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.process_exit import leave as end_process
@@ -215,7 +214,6 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     """The worker's life; returns its exit status."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
-    imports = Imports(os.environ)
     settle_in(start)
     channel = LocalChannel.adopt(channel_fd)
     pulse = Pulse(channel.send, rank=start.rank, epoch=start.epoch)
@@ -228,7 +226,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
         give_way_soon()
         follow_constructors()
         store = join_rendezvous(start.rendezvous, listen_fd)
-        session.current = open_session(start, channel, store, pulse, imports)
+        session.current = open_session(start, channel, store, pulse)
         run_to_its_end(start, channel)
     except SystemExit as leave:
         say_left(leave, channel)
@@ -280,7 +278,7 @@ def settle_in(start: WorkerStart) -> None:
 
 
 def open_session(
-    start: WorkerStart, channel: LocalChannel, store: "TCPStore", pulse: Pulse, imports: Imports
+    start: WorkerStart, channel: LocalChannel, store: "TCPStore", pulse: Pulse
 ) -> session.WorkerSession:
     """What `gemini_lab.protect` finds of the job in the script that runs next."""
     why_not = why_not_kept(start)
@@ -289,7 +287,6 @@ def open_session(
         channel=channel,
         store=store,
         pulse=pulse,
-        imports=imports,
         standing=None if why_not else Standing.of(start, store),
         why_not_kept=why_not,
     )

@@ -18,16 +18,13 @@ from gemini_lab.placement.probability import (
     sampled_probability,
     theorem_gap,
 )
-from gemini_lab.placement.rare import Domain, RareEstimate, rare_loss_probability
 from gemini_lab.placement.risk import Exposure, Risk
 
 __all__ = [
-    "Domain",
     "Estimate",
     "Exposure",
     "Placement",
     "Proposal",
-    "RareEstimate",
     "Risk",
     "Trial",
     "best_possible",
@@ -37,7 +34,6 @@ __all__ = [
     "plan_placement",
     "propose_placement",
     "rack_recovery_probability",
-    "rare_loss_probability",
     "recovery_bound",
     "recovery_probability",
     "sampled_loss_probability",

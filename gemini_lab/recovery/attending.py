@@ -14,9 +14,7 @@ from gemini_lab.recovery.messages import (
     AllLive,
     Fence,
     Inventory,
-    Learned,
     OrderFailed,
-    Prepare,
     Release,
     RestoreFailed,
     Severed,
@@ -103,8 +101,8 @@ class AttendedRun(WatchedRun):
         yield Emit(event=events.NodeJoined(name=joined.node))
         if self.state.phase in ACTIVE:
             yield from self._learn_left([joined])
-        if self._learned is not None:
-            yield self._prepare(joined.node, self._learned)
+        if self.state.phase == "running":
+            yield from self._preload([joined.node])
         yield from self._let_leave(joined.at_s)
         yield from self._ask_again(joined)
         phase = self.state.phase
@@ -257,10 +255,3 @@ class AttendedRun(WatchedRun):
             yield from self._avoid(node, told)
             yield HangUp(node=node)
             yield from self._on_lost(NodeLost(at_s=at_s, node=node, cause="no answer"))
-
-    def _prepare(self, node: str, learned: Learned) -> Send:
-        """Also standbys: they are who starts without having seen the script."""
-        order = Prepare(
-            epoch=self.state.epoch, modules=learned.modules, environment=learned.environment
-        )
-        return Send(to=node, order=order)

@@ -521,8 +521,8 @@ class Drained(RootOrder, frozen=True, kw_only=True):
     """Your node's ranks train elsewhere now: whoever waits for that may take the machine."""
 
 
-class Prepare(RootOrder, frozen=True, kw_only=True):
-    """Have a warm parent import what the job's scripts import, for the next start."""
+class Preload(RootOrder, frozen=True, kw_only=True):
+    """Have a warm parent import these, in this environment, for the next start."""
 
     modules: list[str]
     environment: dict[str, str]
@@ -740,15 +740,8 @@ class Kill(Message, frozen=True, kw_only=True):
     spare: list[Rank] = []
 
 
-class ImportAhead(Message, frozen=True, kw_only=True):
-    """To a warm parent without workers: import these modules, in this environment."""
-
-    modules: list[str]
-    environment: dict[str, str]
-
-
-class ImportedAhead(Message, frozen=True, kw_only=True):
-    """It has.
+class Preloaded(Message, frozen=True, kw_only=True):
+    """A warm parent has imported what it was told to.
 
     Attributes:
         modules: How many are new.
@@ -1101,20 +1094,6 @@ class ScriptFinished(Message, frozen=True, kw_only=True):
     epoch: Epoch
 
 
-class Learned(Message, frozen=True, kw_only=True):
-    """What a worker's script has imported, for those that start it anew.
-
-    Attributes:
-        modules: Of installed packages, in the order of their imports.
-        environment: Variables that were set by then, which they may have read.
-    """
-
-    rank: Rank
-    epoch: Epoch
-    modules: list[str]
-    environment: dict[str, str]
-
-
 class WorkerPulse(Message, frozen=True, kw_only=True):
     """What a worker's training thread does: once a second to its agent, and on when it matters.
 
@@ -1170,7 +1149,6 @@ FromAgentMessage = (
     | ReadyToJoin
     | RestoreFailed
     | WorkerPulse
-    | Learned
     | EventSaid
 )
 """What the root agent hears from an agent that has joined."""

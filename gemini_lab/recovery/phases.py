@@ -9,12 +9,13 @@ run waits for machines, and for memory that may come back rather than throw prog
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
+from gemini_lab.limits import split_names
 from gemini_lab.log import events
 from gemini_lab.recovery.drains import moving
 from gemini_lab.recovery.ending import EndingRun
@@ -31,6 +32,7 @@ from gemini_lab.recovery.messages import (
     HoldPort,
     Inventory,
     PortHeld,
+    Preload,
     StartWorkers,
     TakeInventory,
 )
@@ -50,6 +52,7 @@ from gemini_lab.recovery.rewinds import skipped_again
 from gemini_lab.recovery.stakes import reason_to_wait
 from gemini_lab.recovery.steps import FIRST_RETRY_S
 from gemini_lab.seats import in_order, listed
+from gemini_lab.settings import Settings
 
 NO_FAILURES: Final = frozenset(
     {"start", "not_kept", "resize_refused", "restore_failed", *events.PLANNED}
@@ -422,6 +425,16 @@ class PhasedRun(EndingRun):
         ended = self._resizes.end(at_s, self.state, self.living)
         yield from self._adopt(ended)
         yield from self._let_leave(at_s)
+        yield from self._preload(self.living)
+
+    def _preload(self, nodes: Collection[str]) -> Iterator[Send]:
+        """Have nodes, standbys too, import for the next start what the launcher has named."""
+        job = self.state.order
+        assert job is not None
+        if told := Settings.layered(job.defaults, job.settings).preload:
+            modules, environment = split_names(told), dict(job.job.env)
+            order = Preload(epoch=self.state.epoch, modules=modules, environment=environment)
+            yield from (Send(to=node, order=order) for node in in_order(nodes))
 
     def _finish_if_all_did(self, at_s: float) -> Iterator[Instruction]:
         if self.state.phase not in {"starting", "running"}:

@@ -28,7 +28,6 @@ from gemini_lab.recovery.messages import (
     Fenced,
     Held,
     Inventory,
-    Learned,
     NodeLeaves,
     OrderFailed,
     Persisted,
@@ -145,10 +144,6 @@ class RootAgent(AttendedRun):
                 yield from self._on_trouble(said.at_s, said.node, message)
             case WorkerPulse():
                 self._pulses.hear(message, at_s=said.at_s)
-            case Learned():
-                self._learned = message
-                for node in in_order(self.living):
-                    yield self._prepare(node, message)
             case Persisted() | PersistFailed() | Committed() | Disowned():
                 yield from self._on_persistence(said.at_s, said.node, message)
 
@@ -201,7 +196,6 @@ class RootAgent(AttendedRun):
         members = (*present, *[None] * (seats.nodes - len(present)))
         self._saver = Saver(last_s=submitted.at_s)
         self._repeats, self._losses = Repeats(), LossWatch()
-        self._learned = None
         self.state = RootState(
             epoch=self.state.epoch,
             order=submitted.order,

@@ -14,7 +14,7 @@ from gemini_lab.recovery.ends import Ends
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
-from gemini_lab.recovery.messages import Inventory, Learned, RootOrder
+from gemini_lab.recovery.messages import Inventory, RootOrder
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.progress import Progress
@@ -76,7 +76,6 @@ class KnownRun:
         self._ends = Ends()
         self._repeats = Repeats()
         self._losses = LossWatch()
-        self._learned: Learned | None = None  # what the job's scripts import
         self._protected: set[int] = set()
         self._is_unprotected_told = False
         self._restored: set[int] = set()

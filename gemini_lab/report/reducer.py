@@ -251,11 +251,8 @@ class RunReducer:
             SchemaError: The log is of a version that this package cannot read.
         """
         lines, bad_lines = feed.lines(limit=limit), feed.bad_lines
-        begun = 0 if feed.has_stretches else 1  # the first line says of which schema it is
-        self.extend(feed.entries(lines[:begun]))
-        rest = lines[begun:]
-        is_long = self._stretches and feed.has_stretches and len(rest) >= FEWEST_LINES
-        for piece in pieces(rest) if is_long else [rest]:
+        is_long = self._stretches and len(lines) >= FEWEST_LINES
+        for piece in pieces(lines) if is_long else [lines]:
             if not isinstance(piece, Stretch):
                 self.extend(feed.entries(piece))
             elif not self._take_stretch(piece):

@@ -4,7 +4,7 @@
                     of a real run's failures; scenario, of the injector's
     what is given   workload, with traffic, by the names of the catalog; policy, and as policies
                     peers, auto and selecting; times, which logs teach
-    what breaks     failures, laws (not all alike), ailing (slow, wrong); traces by trace_files
+    what breaks     failures, laws (not all alike), ailing (slow, wrong); traces, of an own cluster
     one run         training, by recovering and striking, on a run_state: cluster (who sits where),
                     progress (without failures), durations (of recoveries), following (of the risk)
     what comes out  outcome; recorder tells it in a real run's events
@@ -40,7 +40,7 @@ from gemini_lab.simulator.scenario import outages_of
 from gemini_lab.simulator.sensitivity import Sensitivity, tornado
 from gemini_lab.simulator.simulate import compare, simulate
 from gemini_lab.simulator.times import Measured, Spread, Steps, Times
-from gemini_lab.simulator.traces import Trace, read_acme, read_lanl, read_philly, read_trace
+from gemini_lab.simulator.traces import read_trace
 from gemini_lab.simulator.what_if import WhatIf, plan
 from gemini_lab.simulator.workload import Workload, paper_workload
 
@@ -68,7 +68,6 @@ __all__ = [
     "Steps",
     "Stream",
     "Times",
-    "Trace",
     "WhatIf",
     "Workload",
     "bill",
@@ -82,9 +81,6 @@ __all__ = [
     "paper_workload",
     "plan",
     "poisson_failures",
-    "read_acme",
-    "read_lanl",
-    "read_philly",
     "read_trace",
     "replay",
     "simulate",

@@ -14,7 +14,7 @@ import pytest
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import COMMANDS, main
 
-LOG = Path(__file__).parents[1] / "log" / "schema_1_run.jsonl"
+LOG = Path(__file__).parents[1] / "log" / "run.jsonl"
 
 
 def test_a_reader_that_has_left_ends_a_command_quietly(tmp_path):

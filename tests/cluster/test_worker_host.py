@@ -30,10 +30,10 @@ from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
     HoldPort,
-    ImportAhead,
     Inventory,
     JobOrder,
     Message,
+    Preload,
     ScriptFinished,
     SlabRequest,
     SlotWanted,
@@ -374,7 +374,7 @@ def test_a_script_that_ends_has_its_threads_and_exit_handlers_end_first(tmp_path
     assert ("paused", "the script's threads and exit handlers") in doing
 
 
-def test_the_parent_that_imported_ahead_takes_over_at_a_fence_and_the_last_one_ends():
+def test_the_parent_that_has_preloaded_takes_over_at_a_fence_and_the_last_one_ends():
     notes: list[str] = []
 
     async def take_over() -> int:
@@ -383,14 +383,18 @@ def test_the_parent_that_imported_ahead_takes_over_at_a_fence_and_the_last_one_e
         try:
             await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=7), PATIENCE_S)
             (last,) = {*psutil.Process().children()} - others
-            host.prepare(ImportAhead(modules=["sched"], environment={}))
+            order = Preload(epoch=7, modules=["sched"], environment={})
+            host.preload(order)
             (ahead,) = {*psutil.Process().children()} - others - {last}
+            host.preload(order)  # once more, as in the next recovery
             epoch = 7
             while last.is_running() and last.status() != psutil.STATUS_ZOMBIE:
                 epoch += 1
                 await asyncio.wait_for(host.kill_all(epoch=epoch), PATIENCE_S)
                 await asyncio.sleep(0.01)
             port = await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=epoch), PATIENCE_S)
+            host.preload(order)
+            assert {*psutil.Process().children()} - others - {last} == {ahead}
             assert ahead.status() != psutil.STATUS_ZOMBIE
             return port
         finally:

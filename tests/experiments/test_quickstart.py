@@ -11,7 +11,7 @@ from gemini_lab.experiments.quickstart import Result, summary
 from gemini_lab.log.file import read_log
 from gemini_lab.report import build_report
 
-LOG = Path(__file__).parent.parent / "log" / "schema_1_run.jsonl"
+LOG = Path(__file__).parent.parent / "log" / "run.jsonl"
 
 
 def test_the_end_shows_recoveries_step_by_step_losses_side_by_side_and_the_verdict():

@@ -17,8 +17,8 @@ from gemini_lab.log.file import EventLog, LogTakenError, SchemaError, read_log, 
 from gemini_lab.log.follow import LogFeed
 
 HERE = Path(__file__).parent
-OLD_RUN = HERE / "schema_1_run.jsonl"
-OLD_SIMULATION = HERE / "schema_1_simulated.jsonl"
+RUN = HERE / "run.jsonl"
+SIMULATION = HERE / "simulated.jsonl"
 
 
 def note(number, at_s=1.0):
@@ -181,89 +181,13 @@ def test_a_log_is_one_before_its_first_event_and_with_a_line_that_was_damaged(pa
     write(path, note(1), note(2))
     path.write_bytes(b"#" + path.read_bytes()[1:])
     assert require_log(path) == path
-    for old in (OLD_RUN, OLD_SIMULATION):
-        assert require_log(old) == old
+    for log in (RUN, SIMULATION):
+        assert require_log(log) == log
 
 
 def test_a_log_that_cannot_be_read_is_refused_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         require_log(tmp_path)
-
-
-# -- the first schema ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("old", [OLD_RUN, OLD_SIMULATION])
-def test_every_line_of_the_first_schema_is_read(old):
-    entries = list(read_log(old))
-    lines = [json.loads(line) for line in old.read_text().splitlines()]
-    assert [(e.at_s, e.node, e.kind) for e in entries] == [
-        (line["at_s"], line["node"], line["kind"]) for line in lines
-    ]
-
-
-@pytest.mark.parametrize("old", [OLD_RUN, OLD_SIMULATION])
-def test_an_old_log_written_anew_says_the_same(old, path):
-    entries = list(read_log(old))
-    write(path, *entries)
-    assert list(read_log(path)) == entries
-
-
-def of(kind, path=OLD_RUN):
-    return [entry.event for entry in read_log(path) if isinstance(entry.event, kind)]
-
-
-def test_an_old_log_keeps_its_losses_to_the_bit():
-    lines = map(json.loads, OLD_RUN.read_text().splitlines())
-    losses = [line["data"]["values"]["loss"] for line in lines if line["kind"] == "iteration"]
-    assert [iteration.value("loss").hex() for iteration in of(events.Iteration)] == [
-        loss.hex() for loss in losses
-    ]
-
-
-def test_an_old_logs_failures_are_told_in_todays_words():
-    crash, loss = of(events.Injected)
-    assert (crash.failure, crash.rank, loss.failure) == ("worker_crash", 1, "node_loss")
-    (exited,) = of(events.WorkerExited)
-    assert (exited.signal, exited.pid) == ("SIGKILL", crash.pid)
-    assert [started.cause for started in of(events.RecoveryStarted)] == [
-        "worker_exited",
-        "node_lost",
-    ]
-    planned = of(events.RecoveryPlanned)[-1]
-    assert planned.members == ("node-2", "node-1")
-    assert planned.transfers[0] == events.ShardMove(shard=0, sender="node-1", receiver="node-2")
-
-
-def test_an_old_simulation_says_that_it_is_one():
-    (started,) = of(events.RunStarted, OLD_SIMULATION)
-    assert started.simulated is not None
-    assert started.simulated.gpus_per_node == 8
-    assert started.settings == {"replicas": 2}
-    assert started.placement is not None
-    assert of(events.RunStarted)[0].simulated is None
-
-
-def test_a_loss_of_the_first_schema_that_was_no_number_is_read(path):
-    path.parent.mkdir()
-    data = (
-        '{"rank":0,"epoch":1,"iteration":1,"duration_s":1.0,"waited_s":0.0,"values":{"loss":NaN}}'
-    )
-    run = OLD_RUN.read_text().splitlines()[0]
-    path.write_text(f'{run}\n{{"kind":"iteration","at_s":1.0,"node":"n","data":{data}}}\n')
-    (iteration,) = of(events.Iteration, path)
-    assert repr(iteration.value("loss")) == "nan"
-
-
-@pytest.mark.parametrize("line", ['{"kind":"note","at_s":1,"node":"n","data":{}}', "{}", "[]", "x"])
-def test_a_bad_line_of_the_first_schema_is_refused(path, line):
-    path.parent.mkdir()
-    path.write_text(OLD_RUN.read_text().splitlines()[0] + f"\n{line}\n")
-    with pytest.raises(EventError, match="line 2"):
-        list(read_log(path))
-
-
-# -- a log that grows ------------------------------------------------------------------------------
 
 
 def test_a_feed_gives_each_entry_once_and_waits_for_a_whole_line(path):
@@ -302,9 +226,9 @@ def test_a_feed_counts_lines_that_are_no_events_and_goes_on(path):
 
 
 def test_a_feed_begins_anew_with_a_log_that_was_begun_anew(path):
-    shutil.copyfile(OLD_SIMULATION, (path.parent.mkdir(), path)[1])
+    shutil.copyfile(SIMULATION, (path.parent.mkdir(), path)[1])
     feed = LogFeed(path)
-    assert len(feed.poll()) == len(OLD_SIMULATION.read_text().splitlines())
+    assert feed.poll() == [*read_log(SIMULATION)]
     path.unlink()
     write(path, note(1))
     assert feed.poll() == [note(1)]

@@ -17,7 +17,6 @@ from full_disk import full_at
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from gemini_lab.engine import session
-from gemini_lab.engine.imports import changed_environment
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job, find_module
 from gemini_lab.node.worker import (
@@ -268,10 +267,6 @@ def test_a_workers_ranks_are_those_of_its_position():
     assert [told[name] for name in ranks] == ["3", "1", "1", "3"]
     assert [told[name] for name in sizes] == ["4", "2", "2", "4"]
     assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("10.0.0.1", "4711")
-
-
-def test_what_is_imported_ahead_is_so_without_a_rank():
-    assert changed_environment({}, distributed_environment(start_of(3))) == {}
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

@@ -12,7 +12,7 @@ from told_runs import ToldRun, with_a_drain, with_a_root_loss, with_one_loss
 
 from gemini_lab.exercises.recorded import FOLDER
 from gemini_lab.log import events
-from gemini_lab.log.file import LineReader
+from gemini_lab.log.file import read_line
 from gemini_lab.report import build_report
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.past import Spent
@@ -185,8 +185,8 @@ def test_no_moment_counts_twice_and_a_later_layer_hides_an_earlier_one(layers) -
 def test_a_recorded_run_is_explained_within_1_percent(name) -> None:
     """Real logs: the parts add up to the wall time, and nearly nothing is left unexplained."""
     lines = gzip.decompress((FOLDER / f"{name}.jsonl.gz").read_bytes()).splitlines()
-    reader, run = LineReader(), RunReducer()
-    run.extend(entry for line in lines if (entry := reader.read(line)) is not None)
+    run = RunReducer()
+    run.extend(entry for line in lines if (entry := read_line(line)) is not None)
     table = spent(run)
     told = [entry["at_s"] for entry in map(json.loads, lines) if entry["kind"] in ENDS]
     assert table.wall_s == pytest.approx(told[1] - told[0])

@@ -1,6 +1,6 @@
-"""What it saves to import ahead what a job's script imports: recoveries of a Trainer's job.
+"""What `preload` saves: recoveries of a Trainer's job.
 
-Labs whose next parents have learned the imports, and labs that leave them to every start, take
+Labs whose next parents have preloaded the imports, and labs that leave them to every start, take
 turns. In each, one worker and then one node is killed.
 """
 
@@ -23,7 +23,8 @@ FAILURES: Final[dict[str, Failure]] = {
     "worker crash": WorkerCrash("rank-1"),
     "node loss": NodeLoss("rank-1"),
 }
-HOW: Final = {"learned": True, "at each start": False}
+PRELOAD: Final = "gemini_lab.adapters.transformers"
+HOW: Final = {"preloaded": PRELOAD, "at each start": None}
 BETWEEN: Final = 20  # iterations
 SETTLE_S: Final = 10.0
 """After rank 0's node has said that it has imported, for the other nodes to come so far."""
@@ -49,7 +50,7 @@ trainer.train()
 
 
 def bench(repeats: int) -> list[Row]:
-    """Measure each failure `repeats` times, with imports learned and without, in turn.
+    """Measure each failure `repeats` times, with imports preloaded and without, in turn.
 
     Raises:
         ConfigError: transformers is not installed.
@@ -62,8 +63,8 @@ def bench(repeats: int) -> list[Row]:
     measured: dict[tuple[str, str], list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder:
         for number in range(repeats):
-            for how, is_ahead in HOW.items():
-                took = one_round(Path(folder) / f"{number}-{how}", is_ahead=is_ahead)
+            for how, preload in HOW.items():
+                took = one_round(Path(folder) / f"{number}-{how}", preload=preload)
                 say(f"imports {how}, {number + 1} of {repeats}")
                 for failure, duration_s in took.items():
                     measured.setdefault((failure, how), []).append(duration_s)
@@ -74,7 +75,7 @@ def bench(repeats: int) -> list[Row]:
     ]
 
 
-def one_round(folder: Path, *, is_ahead: bool) -> dict[str, float]:
+def one_round(folder: Path, *, preload: str | None) -> dict[str, float]:
     """Seconds without training for each kind of failure, on one lab of two nodes."""
     folder.mkdir(parents=True)
     script = folder / "train.py"
@@ -83,10 +84,10 @@ def one_round(folder: Path, *, is_ahead: bool) -> dict[str, float]:
     with Lab(2, 1, folder=folder / "runs") as lab:
         lab.wait_until_ready()
         job = Job(script=str(script), args=[str(folder / "out")])
-        run = lab.train(job, persistent_url=None, import_ahead=is_ahead)
+        run = lab.train(job, persistent_url=None, preload=preload)
         wait_for(run, iteration=BETWEEN)
-        if is_ahead:
-            _wait_until_learned(run)
+        if preload:
+            _wait_until_preloaded(run)
         for number, (name, failure) in enumerate(FAILURES.items(), start=1):
             lab.wait_until_ready()
             wait_for(run, iteration=run.iteration + BETWEEN)
@@ -96,15 +97,15 @@ def one_round(folder: Path, *, is_ahead: bool) -> dict[str, float]:
     return took
 
 
-def _wait_until_learned(run: Run) -> None:
+def _wait_until_preloaded(run: Run) -> None:
     """Until the next parents have imported what the script does.
 
     Raises:
         GeminiError: They do not.
     """
     give_up_s = time.monotonic() + LIMIT_S
-    while not any("modules of the script's" in note for note in run.report().notes):
+    while not any("modules of preload" in note for note in run.report().notes):
         if time.monotonic() > give_up_s or run.is_over:
-            raise GeminiError(f"{run} has not imported ahead: {'; '.join(run.report().notes)}")
+            raise GeminiError(f"{run} has not preloaded: {'; '.join(run.report().notes)}")
         time.sleep(0.5)
     time.sleep(SETTLE_S)

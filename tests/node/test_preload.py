@@ -1,4 +1,4 @@
-"""Importing ahead: what may be forked afterwards, and what may not."""
+"""What is preloaded: what may be forked afterwards, and what may not."""
 
 import gc
 import os
@@ -8,8 +8,8 @@ import numpy as np  # noqa: F401 - there, as in a warm parent
 import pytest
 import torch  # noqa: F401
 
-from gemini_lab.node.ahead import import_ahead
-from gemini_lab.recovery.messages import ImportAhead
+from gemini_lab.node.preload import preload
+from gemini_lab.recovery.messages import Preload
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def ahead(*modules, **environment):
-    return import_ahead(ImportAhead(modules=[*modules], environment=environment))
+    return preload(Preload(epoch=1, modules=[*modules], environment=environment))
 
 
 def test_modules_are_imported_in_the_scripts_environment_which_does_not_stay(mine, monkeypatch):
@@ -49,6 +49,12 @@ def test_what_python_brings_may_be_forked_and_what_cannot_be_imported_is_left_ou
     said = ahead("sched", "no_such_module_anywhere", "sched.no")
     assert said.problem == ""
     assert "sched" in sys.modules
+
+
+@pytest.mark.usefixtures("mine")
+def test_our_own_modules_may_be_named_also_those_of_a_checkout():
+    sys.modules.pop("gemini_lab.cli.exits", None)
+    assert ahead("gemini_lab.cli.exits").problem == ""
 
 
 A_THREAD = (

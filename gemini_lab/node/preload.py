@@ -1,4 +1,4 @@
-"""Importing ahead, in a warm parent, what a job's scripts were seen to import.
+"""Imports in a warm parent what a job's launcher has named, for the next start.
 
 A process may be forked as long as it has one thread and no device. So whoever imports for others
 looks at itself afterwards, and says why it must not be forked, if it must not.
@@ -17,27 +17,29 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.engine.imports import foreign_modules, installed_places
-from gemini_lab.recovery.messages import ImportAhead, ImportedAhead
+from gemini_lab.recovery.messages import Preload, Preloaded
 
+_OURS: Final = f"{Path(__file__).parents[1]}/"
+"""Our own code counts as installed, also where a developer's checkout is."""
 _TASKS: Final = Path("/proc/self/task")
 _SURVIVE_A_FORK: Final = {"jemalloc_bg_thd"}
 """Threads whose libraries see to forks by themselves: of the allocator that PyArrow brings."""
 
 
-def import_ahead(order: ImportAhead) -> ImportedAhead:
-    """Import all that can be; says how long it took, and what stands against forking."""
+def preload(order: Preload) -> Preloaded:
+    """Import all that can be; return how long it took, and what stands against forking."""
     began_s = time.monotonic()
     before, known = _state(), frozenset(sys.modules)
     with _environment(order.environment):
         _import_all(order.modules)
     gc.collect()
     gc.freeze()
-    foreign = foreign_modules(known, sys.modules, installed_places())
+    foreign = foreign_modules(known, sys.modules, (*installed_places(), _OURS))
     problem = f"they import {foreign[0]}, which is not installed" if foreign else ""
     for name, value in _state().items():
         if value != before[name]:
             problem = f"importing them changes {name}"
-    return ImportedAhead(
+    return Preloaded(
         modules=len(frozenset(sys.modules) - known),
         seconds=time.monotonic() - began_s,
         problem=problem,
