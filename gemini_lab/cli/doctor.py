@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,8 +33,6 @@ NEEDED_BYTES: Final = 7 * GIB
 NEEDED_PYTHON: Final = (3, 11)
 EMBED: Final = "pip install 'gemini-lab[embedded]'"
 PROBE_S: Final = 20.0
-QUIET_S: Final = 300.0
-"""Nothing was written beside a lock for so long: nobody compiles there, as far as is seen."""
 WIDTH: Final = 80
 State = Literal["ok", "note", "missing"]
 
@@ -65,7 +62,6 @@ def examine() -> list[Finding]:
         torch,
         deepspeed,
         kept_processes,
-        left_locks,
         lambda: package("mpi4py", module="mpi4py"),
         mpi,
         etcd,
@@ -156,34 +152,6 @@ def kept_processes(obstacle: Callable[[], str] = _obstacle) -> Finding:
         return Finding(name="keep_processes", state="ok", found="this torch can")
     remedy = "without that setting all goes on as ever; for it, install a newer torch"
     return Finding(name="keep_processes", state="note", found=found, remedy=remedy)
-
-
-def left_locks(torch: Path | None = None, environment: Mapping[str, str] = os.environ) -> Finding:
-    """Locks of compilations that were killed, for which every later start waits.
-
-    Before PyTorch 2.14 the file stays when its process is killed; since then the kernel frees it.
-    """
-    if torch is None:
-        spec = importlib.util.find_spec("torch")
-        torch = Path(spec.origin).parent if spec and spec.origin else Path()
-    source = torch / "utils" / "cpp_extension.py"
-    if not source.exists() or "FileBaton(" not in source.read_text(encoding="utf-8"):
-        return Finding(name="compilations", state="ok", found="a killed one leaves no lock")
-    cache = environment.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    root = Path(environment.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
-    found = [
-        lock
-        for lock in (*root.glob("*/lock"), *root.glob("*/*/lock"))
-        if time.time() - max(one.stat().st_mtime for one in (lock, lock.parent)) > QUIET_S
-    ]
-    if not found:
-        return Finding(name="compilations", state="ok", found=f"no lock is left below {root}")
-    return Finding(
-        name="compilations",
-        state="note",
-        found=f"starts may wait for {', '.join(map(str, found))}",
-        remedy=f"if nobody compiles there, rm {' '.join(map(str, found))}",
-    )
 
 
 def mpi(find: Callable[[], str] = find_mpiexec) -> Finding:

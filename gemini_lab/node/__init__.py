@@ -6,8 +6,8 @@
     workers         host starts and ends them, through warm, next_parent and preload, or cold;
                     worker is one, with a held_folder and semaphores, and script_end, what it
                     does at its end; kept_workers keep their process; listener hears them,
-                    watch has what is seen of them, remembered, what they said; cpu_facts,
-                    what a library would have them wait for
+                    watch has what is seen of them, remembered, what they said; build_locks and
+                    cpu_facts, what a library would have them wait for
     memory          keeper and shard_writer, by bulk: bulk_process touches every byte
     root agent      reign, while this node is it: root_shell acts, by agent_links, unless it is
                     cut_off; own_root, a function of the user's in its

@@ -12,6 +12,7 @@ from typing import Final
 from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.log import events
 from gemini_lab.memory.free import free_memory, kernel_kills
+from gemini_lab.node.build_locks import BuildLocks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.inventory import take_inventory
@@ -116,6 +117,7 @@ class Supervisor:
             on_exit=self._on_exit,
             on_note=lab.note,
         )
+        self._build_locks = BuildLocks.here(name, say=lab.note)
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
         self._kernel_kills = kernel_kills()  # at the last look
@@ -172,8 +174,11 @@ class Supervisor:
         self._kernel_kills = kernel_kills()
         for worker in self._seated.values():
             worker.held_bytes = held_bytes(worker.pid) or worker.held_bytes
-        for pulse in self._listener.watch.look(self._seated.values()):
+        watch = self._listener.watch
+        for pulse in watch.look(self._seated.values()):
             self.root.send(pulse)
+        if self._build_locks is not None:
+            self._build_locks.look(held=watch.held, waited_for=watch.waited_for)
 
     async def end_workers(self, *, before: int | None = None) -> None:
         """End all of this node's workers.
@@ -306,6 +311,8 @@ class Supervisor:
 
     async def _take_inventory(self, order: TakeInventory) -> None:
         """Say what this node has."""
+        if self._build_locks is not None:
+            self._build_locks.clear()
         remembered = self._listener.remembered
         inventory = await take_inventory(
             order, keeper=self.keeper, bulk=self.bulk, remembered=remembered

@@ -1,7 +1,6 @@
 """Claims about the doctor: each finding with something that is there and something that is not."""
 
 import json
-import os
 import stat
 import sys
 from pathlib import Path
@@ -116,32 +115,6 @@ def no_torch():
 def test_whether_processes_can_be_kept_is_told_and_is_no_obstacle(obstacle, state, found):
     finding = doctor.kept_processes(obstacle)
     assert (finding.state, finding.found) == (state, found)
-
-
-@pytest.fixture
-def extensions(tmp_path):
-    """An older PyTorch, and a folder of extensions with a lock in it."""
-    source = tmp_path / "torch/utils/cpp_extension.py"
-    source.parent.mkdir(parents=True)
-    source.write_text("baton = FileBaton(os.path.join(build_directory, 'lock'))")
-    lock = tmp_path / "extensions/py311_cpu/cpu_adam/lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    return {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}, lock
-
-
-def test_a_lock_that_a_killed_compilation_has_left_comes_with_the_command_that_removes_it(
-    tmp_path, extensions
-):
-    environment, lock = extensions
-    found = doctor.left_locks(tmp_path / "torch", environment)
-    assert (found.state, found.remedy) == ("ok", "")  # somebody may compile there now
-    for path in (lock, lock.parent):
-        os.utime(path, (1, 1))
-    found = doctor.left_locks(tmp_path / "torch", environment)
-    assert (found.state, found.remedy) == ("note", f"if nobody compiles there, rm {lock}")
-    (tmp_path / "torch/utils/cpp_extension.py").write_text("with FileLock('lock'):")
-    assert doctor.left_locks(tmp_path / "torch", environment).state == "ok"
 
 
 def test_an_allocation_is_told_by_its_job():

@@ -90,6 +90,7 @@ IN_WORDS = {
     "the word that a rank is lost": "far below a second",
     "a worker that the kernel": "no end",
     "a store that does not return": "a number of tries, engine.restore.ASK_AGAIN_S",
+    "the lock of a compilation": "two looks of node.build_locks.LOOK_S",
     "other ranks, its agent": "what the root sees",
     "its lab | 10 min": "gemini-lab node's option, launch.join.WAIT_S by default",
 }
@@ -102,6 +103,7 @@ NO_WAITS = {
     "launch.join.SAY_AGAIN_S": "how often",
     "launch.join.WAIT_S": "an option",
     "node.agent_links.STEADY_S": "what counts as steady",
+    "node.build_locks.QUIET_S": "what counts as quiet",
     "node.membership.ABSTAINS_S": "how long one stays away",
     "node.news.REREAD_S": "how often",
     "node.owner_process.LONGEST_PAUSE_S": "a pause",
