@@ -118,6 +118,7 @@ class AttendedRun(WatchedRun):
 
     def _on_relinked(self, joined: NodeJoined) -> Iterator[Instruction]:
         """A connection broke and came back: what was said in between is in what joined."""
+        self._repeats.skip(self.state.seats.ranks_on(joined.node))
         if self.state.phase in ACTIVE:
             yield from self._learn_left([joined])
         if said := list(self._on_unheard(joined.at_s, [joined])):
