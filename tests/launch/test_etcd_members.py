@@ -153,7 +153,12 @@ def test_an_agent_that_only_cannot_reach_its_lab_ends_no_member(prefix):
     patiently(lambda: store.put(LAB_KEY, "here"))
     with real_agent(members.address, prefix) as agent:
         asyncio.run(cut_off(agent))
+        etcds = [etcd for keeper in keepers(prefix).values() for etcd in keeper.children()]
+        for etcd in etcds:  # it reaches the store no more, either
+            etcd.suspend()
         assert agent.wait(PATIENCE_S) == 0
+        for etcd in etcds:
+            etcd.resume()
     time.sleep(2 * LEAVE_S)
     assert len(keepers(prefix)) == 3
     assert set(patiently(store.items)) >= {LAB_KEY}
