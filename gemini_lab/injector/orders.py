@@ -55,13 +55,21 @@ class Cast:
             return self.root
         rank = rank_of(place)
         if rank is not None:
-            ranks = len(self.members) * self.workers_per_node
-            if rank >= ranks:
-                raise ConfigError(f"no rank {rank} runs; ranks go from 0 to {ranks - 1}")
+            self.check_rank(rank, "rank")
             return self.members[rank // self.workers_per_node]
         if place not in self.nodes:
             raise ConfigError(f"no node {place!r} is there; there are {', '.join(self.nodes)}")
         return place
+
+    def check_rank(self, number: int, what: str) -> None:
+        """Refuse a rank that does not run, or a shard that is no rank's.
+
+        Raises:
+            ConfigError: It is one.
+        """
+        ranks = len(self.members) * self.workers_per_node
+        if number >= ranks:
+            raise ConfigError(f"no {what} {number} is there; {what}s go from 0 to {ranks - 1}")
 
     def ranks_on(self, node: str) -> tuple[int, ...]:
         """The ranks that a node runs.
@@ -128,9 +136,11 @@ def orders(failure: Failure, cast: Cast, *, seed: int = 0) -> list[Order]:
         seed: Decides what the failure leaves open.
 
     Raises:
-        ConfigError: It names a node, rank or rack that is not there.
+        ConfigError: It names a node, rank, shard or rack that is not there.
     """
     match failure:
+        case BitFlip(shard=int() as shard):
+            cast.check_rank(shard, "shard")
         case RootLoss() | NodesLoss():
             return _losses(cast.node_at(place) for place in failure.places)
         case RackLoss(rack=rack):

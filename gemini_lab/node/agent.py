@@ -84,7 +84,7 @@ class Agent:
         self.name = config.name
         self._ip = address_towards(config.etcd.endpoints[0])
         self._stop = asyncio.Event()
-        self._is_lab_over = False
+        self._is_lab_over = self._is_end_known = False
         self._tasks = Tasks(self._say_failure)
         self.lab, self.root = LabLink(config.name), RootLink(self._say_failure)
         self.supervisor = Supervisor(
@@ -113,7 +113,7 @@ class Agent:
         """Join the lab, serve until it ends, and leave nothing behind.
 
         Returns:
-            Whether the lab has ended; else this agent was told to.
+            Whether the lab has ended, or cannot be reached any more; else this agent was told to.
         """
         server, port = await serve(self._ip, self.config.token, self._welcome)
         self.address = f"{self._ip}:{port}"
@@ -137,10 +137,11 @@ class Agent:
         finally:  # also where who started it, or the store, is gone before it has joined
             server.close()
             await self._leave()
-        if self._is_lab_over:
-            if self.config.etcd.is_followed:
-                release_store(self.config.prefix)
-            await asyncio.to_thread(end_left_stores, STORE_LEFT_S, self.config.prefix)
+        if self._is_end_known and self.config.etcd.is_followed:
+            release_store(self.config.prefix)
+        if self._is_lab_over:  # or this machine is cut off: then others here may still be in it
+            over = self.config.prefix if self._is_end_known else ""
+            await asyncio.to_thread(end_left_stores, STORE_LEFT_S, over)
         return self._is_lab_over
 
     async def _join(self) -> None:
@@ -301,10 +302,15 @@ class Agent:
         may_come = is_coming and reading is not None and self.config.detached is None
         grace_s = KEY_GRACE_S if self.lab.is_open or may_come else LAB_GRACE_S
         if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else grace_s):
-            self._end_with_lab()
+            self._end_with_lab(is_known=reading is not None and LAB_KEY not in reading.items)
 
-    def _end_with_lab(self) -> None:
-        self._is_lab_over = True
+    def _end_with_lab(self, *, is_known: bool) -> None:
+        """End, as the lab is over.
+
+        Args:
+            is_known: Whether the lab or the store says so; else this agent only cannot reach them.
+        """
+        self._is_lab_over, self._is_end_known = True, is_known
         self._stop.set()
 
     def _ring(self) -> None:
@@ -330,7 +336,7 @@ class Agent:
             while (message := await channel.receive()) is not None:
                 match message:
                     case CloseLab():
-                        self._end_with_lab()
+                        self._end_with_lab(is_known=True)
                     case Heard():
                         self.lab.heard(message.messages)
                     case Flush():

@@ -85,14 +85,10 @@ class WorkerListener:
                 slabs, layouts = self._keeper.set_aside(message.ranks)
                 given = OldSlabsGiven(layouts=layouts)
                 worker.channel.send(given, tuple(slab.fd for slab in slabs))
-            case (
-                EndReached()
-                | ScriptFinished()
-                | Held()
-                | Severed()
-                | ReadyToJoin()
-                | RestoreFailed()
-            ):
+            case EndReached() | ScriptFinished():
+                self.remembered.end(message)
+                self._root.send(message)
+            case Held() | Severed() | ReadyToJoin() | RestoreFailed():
                 self._root.send(message)
 
     def hear_output(self, worker: Worker, lines: list[str]) -> None:
@@ -111,8 +107,10 @@ class WorkerListener:
 
     def say_again(self, epoch: int) -> None:
         """Repeat to a root agent that has greeted what it waits for and may have missed."""
-        for entry in self.remembered.decisive(epoch):
-            _, to_root = told_of(entry, is_placed=self.is_placed)
+        for said in self.remembered.decisive(epoch):
+            to_root = (
+                told_of(said, is_placed=self.is_placed)[1] if isinstance(said, Entry) else said
+            )
             if to_root is not None:
                 self._root.send(to_root)
 

@@ -16,15 +16,26 @@ from gemini_lab.log.events import (
     WrongSums,
 )
 from gemini_lab.recovery.distrust import left_by
+from gemini_lab.recovery.messages import EndReached, ScriptFinished
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.rewinds import joined, left_of
 
 REMEMBERED: Final = 32  # words of a worker on its iterations, two of each
 
 
-_DECISIVE: Final = (Protected, CodeSeen, ShardRestored, VersionComplete, RewindFailed)
+_DECISIVE: Final = (
+    Protected,
+    CodeSeen,
+    ShardRestored,
+    IterationBegun,
+    VersionComplete,
+    RewindFailed,
+)
 """Of these the newest of each rank is said again when a connection to a root agent broke: the last
-version of a run, say, is saved when all ranks have said that it is whole."""
+version of a run, say, is saved when all ranks have said that it is whole. So are the ends that a
+rank has come to since its last iteration: another rank that has begun one waits in vain."""
+
+Word = Entry | EndReached | ScriptFinished
 
 
 class Remembered:
@@ -40,7 +51,7 @@ class Remembered:
         self.protected: Protected | None = None
         self.left: tuple[VersionId, ...] = ()
         self.wrong_sums: WrongSums | None = None
-        self._decisive: dict[tuple[type, int], tuple[int, Entry]] = {}  # and its epoch
+        self._decisive: dict[tuple[int, type, str], tuple[int, Word]] = {}  # in order; its epoch
         self._code: dict[str, str] = {}
         self._run: int | None = None  # whose all of this is
         self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
@@ -55,9 +66,14 @@ class Remembered:
         self.wrong_sums = None
         self._decisive.clear()
 
-    def decisive(self, epoch: int) -> list[Entry]:
+    def decisive(self, epoch: int) -> list[Word]:
         """Return what workers of an epoch said once, and the root agent waits for, in order."""
-        return [entry for made_in, entry in self._decisive.values() if made_in == epoch]
+        return [word for made_in, word in self._decisive.values() if made_in == epoch]
+
+    def end(self, said: EndReached | ScriptFinished) -> None:
+        """Keep that something of a rank is over, until the rank does another iteration."""
+        what = said.what if isinstance(said, EndReached) else ""
+        self._keep(said.rank, type(said), said.epoch, said, what=what)
 
     def code(self, run: int) -> dict[str, str]:
         """Return the digests of a run's script's files, by name, as they were executed last."""
@@ -71,10 +87,13 @@ class Remembered:
         """A worker said something."""
         event = entry.event
         if isinstance(event, _DECISIVE):
-            self._decisive[type(event), event.rank] = event.epoch, entry
+            self._keep(event.rank, type(event), event.epoch, entry)
         match event:
-            case IterationBegun() | Iteration(restored=False):
+            case IterationBegun():
                 self._said[event.rank].append(event)
+            case Iteration(restored=False):
+                self._said[event.rank].append(event)
+                self._forget(event.rank, EndReached)
             case Protected():
                 self.protected = event
             case CodeSeen():
@@ -90,4 +109,14 @@ class Remembered:
         """A worker goes back to a version: what it did after that counts no more."""
         kept = [one for one in self._said[event.rank] if one.iteration <= event.version]
         self._said[event.rank] = deque(kept, maxlen=REMEMBERED)
+        self._forget(event.rank, EndReached, IterationBegun)
         self.left = joined(self.left, [left])
+
+    def _keep(self, rank: int, kind: type, epoch: int, word: Word, *, what: str = "") -> None:
+        """Keep a word as the newest of its kind."""
+        self._decisive.pop((rank, kind, what), None)
+        self._decisive[rank, kind, what] = epoch, word
+
+    def _forget(self, rank: int, *kinds: type) -> None:
+        for key in [key for key in self._decisive if key[0] == rank and key[1] in kinds]:
+            del self._decisive[key]

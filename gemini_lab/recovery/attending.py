@@ -128,6 +128,7 @@ class AttendedRun(WatchedRun):
         if phase in {"fencing", "inventory", "rendezvous"}:
             yield from self._ask_question_again(joined)
         elif phase in {"starting", "running"} and joined.node in self.state.members:
+            self._repeats.skip(self.state.seats.ranks_on(joined.node))
             self._finished |= {r for r, status in joined.workers.items() if status == "finished"}
             if not joined.workers.keys() >= set(self.state.seats.ranks_on(joined.node)):
                 reason = f"workers on {joined.node} ended while the connection to it was broken"

@@ -193,7 +193,8 @@ class Repeats:
         self.compared: dict[int, int] = {}
         self._newest = newest
         self._told: dict[int, dict[int, Account]] = {}  # by rank and number
-        self._last: dict[int, tuple[int, int]] = {}  # of each rank: epoch, newest that ended
+        # Of each rank: its epoch, and the newest that ended; `None` if its words may be lost.
+        self._last: dict[int, tuple[int, int | None]] = {}
         self._before: dict[int, tuple[int, Account]] = {}  # of each rank: the one done again now
         self._diverged: dict[int, set[int]] = {}  # ranks, by epoch
         self._unfelt: set[str] = set()  # generators that differed, and nothing else did
@@ -246,6 +247,12 @@ class Repeats:
         self._forget(said.rank, after=said.version)
         self._last[said.rank] = said.epoch, said.version
 
+    def skip(self, ranks: Iterable[int]) -> None:
+        """Expect no certain iteration next of ranks whose newest words may be lost."""
+        for rank in ranks:
+            if (last := self._last.get(rank)) is not None:
+                self._last[rank] = last[0], None
+
     def restart(self, version: int | None, *, epoch: int, rewinds: int) -> None:
         """All ranks go on from a version that was made in that epoch, after so many rewinds.
 
@@ -283,7 +290,7 @@ class Repeats:
 
     def _out_of_order(self, said: Said) -> Difference | None:
         epoch, ended = self._last.get(said.rank, (said.epoch, said.iteration))
-        if epoch != said.epoch or said.iteration in {ended, ended + 1}:
+        if epoch != said.epoch or ended is None or said.iteration in {ended, ended + 1}:
             return None  # the same one is said again where more was logged afterwards
         return Difference(
             what="order", before=f"{ended + 1}", after=f"{said.iteration}", cause=CAUSES["order"]

@@ -146,17 +146,21 @@ class KnownRun:
         """Workers execute these files of the script, by their digests."""
         self.state = replace(self.state, code={**self.state.code, **files})
 
-    def _leave_behind(self, left: Iterable[VersionId]) -> None:
-        """Training went back: versions after that, and iterations, count no more."""
+    def _leave_behind(self, left: Iterable[VersionId]) -> int | None:
+        """Training went back: versions after that, and iterations, count no more.
+
+        Returns:
+            To which version the last start went back; `None` if it did not, or that was known.
+        """
         run, trained = self.state.job.run, self.state.trained
         after = joined(self.state.left, (one for one in left if one.lineage.run == run))
         if after == self.state.left:
-            return
+            return None
         # What the root knows is of the last start: what was left before that has been gone past.
         new = {one for one in {*after} - {*self.state.left} if one.lineage.epoch == trained}
         self.state = replace(self.state, left=after)
         if not new:
-            return
+            return None
         to = min(one.version for one in new)
         self._saver.leave(to)
         self.state = replace(
@@ -167,6 +171,7 @@ class KnownRun:
             saved=self._saver.last[0],
             is_behind=self._saver.is_behind,
         )
+        return to
 
     def _tell_tier(self) -> Iterator[Instruction]:
         """Tell the persistent tier again what was left: whoever was told before may be lost."""

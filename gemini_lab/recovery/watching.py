@@ -165,21 +165,22 @@ class WatchedRun(PhasedRun):
         self._pulses.note_iteration(rank, version)
         self._ends.end(rank, version)
         self._repeats.go_back(said)
-        before = self.state.left
-        self._leave_behind([left_of(said, run=self.state.job.run)])
-        if self.state.left != before:
-            yield from self._saver.forget_left(version, state=self.state)
-            yield WriteState(state=self.state)
-            yield from disown(self.state, self.living)
+        yield from self._leave([left_of(said, run=self.state.job.run)])
         if self.state.phase == "running":
             yield from self._saver.begin_if_due(at_s, state=self.state)
 
     def _learn_left(self, agents: Iterable[NodeJoined]) -> Iterator[Instruction]:
         """Act on rewinds that agents know of, and this root agent has not heard of."""
-        before, run = self.state.left, self.state.job.run
+        run = self.state.job.run
         told = [one for agent in agents for one in agent.left if one.lineage.run == run]
         self._repeats.learn((), told)
-        self._leave_behind(told)
+        yield from self._leave(told)
+
+    def _leave(self, told: Sequence[VersionId]) -> Iterator[Instruction]:
+        """Act on what rewinds left behind: nothing of it is saved, and the tier is told."""
+        before = self.state.left
+        if (version := self._leave_behind(told)) is not None:
+            yield from self._saver.forget_left(version, state=self.state)
         if self.state.left != before:
             yield WriteState(state=self.state)
             yield from disown(self.state, self.living)

@@ -56,8 +56,13 @@ def test_an_owner_that_takes_all_memory_is_ended_and_told_of(tmp_path):
         (1, "Traceback (most recent call last):\n ...\nOverflowError: no", "OverflowError: no"),
         (-9, "waiting", "did not end within"),
         (-11, "", "status -11"),
+        (-2, "", "status -2"),
     ],
 )
 def test_what_is_wrong_with_how_a_command_ends(status, said, problem):
     found = problem_of(("resize", "RUN", "0"), status, said)
     assert (found is None) if problem is None else (problem in found)
+
+
+def test_who_follows_a_run_may_end_by_the_ctrl_c_that_ends_it():
+    assert problem_of(("attach", "RUN"), -2, "gemini-lab attach: interrupted") is None

@@ -17,7 +17,9 @@ from gemini_lab.experiments.chaos.oracles import (
 )
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    Diverged,
     Iteration,
+    NodeLost,
     Note,
     PersistFinished,
     ProcessesKept,
@@ -139,6 +141,11 @@ def test_a_run_that_held_has_no_problem():
     assert problems(HELD) == []
 
 
+OTHER = entry(
+    Diverged(rank=1, epoch=2, iteration=4, differs="order", before="3", after="4", cause="")
+)
+
+
 def without(*gone):
     return tuple(one for one in LOG if one not in gone)
 
@@ -160,6 +167,7 @@ def after(place, *more):
         (after(OVER, loaded(1, 1)), "shard 1 of version 1 was loaded where 2 was planned"),
         (without(LOG[-5]), "rank 1 did iteration 4 after 2"),
         (after(LOG[10], whole(3, 0), whole(3, 1)), "from version 2, though 3 was whole"),
+        (after(OVER, OTHER), "it was said: rank 1, iteration 4: iteration number 4 now"),
         (without(OVER), r"the end of the recoveries \[1\]"),
         (without(LOG[-1]), "does not say that the run finished"),
         ((*LOG[:-1], entry(RunFailed(reason="no luck"))), "given up: no luck"),
@@ -357,6 +365,9 @@ def test_a_recovery_that_goes_back_to_the_start_and_says_that_nothing_was_lost_l
     elected = entry(RootElected(name="node-2", term=3))
     assert says(0, elected)
     assert says(1, elected) == []  # it knows that something was, and not all of it
+    lost_nodes = [entry(NodeLost(name=f"node-{one}", cause="connection")) for one in RANKS]
+    assert says(0, elected, lost_nodes[0])
+    assert says(0, elected, *lost_nodes) == []  # nobody who knew of it is left
 
 
 # -- people ----------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import pytest
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.chaos.faults import Fault
 from gemini_lab.experiments.chaos.turn import NEVER_CAME, StoodStillError, Turn
+from gemini_lab.recovery.plan import RecoveryPlan, Unclear
+from gemini_lab.recovery.stakes import Hopes, reason_to_wait
 
 
 class PlayedRun:
@@ -188,6 +190,21 @@ def soon(after_s):
 
 GONE = "no copy of version 7 is left anywhere; going on from the start would lose 7 iterations"
 UNREAD = "version 16 in the persistent tier did not load (damaged); it is tried again after 2 s"
+FROM_START = RecoveryPlan(
+    version=None, tier="start", members=(), sources=(), transfers=(), reason=""
+)
+TORN = Unclear(version=16, seen="version 16 cannot be read from webhdfs://store/runs: cut short")
+OF_TIER = [
+    UNREAD,
+    *(
+        str(reason_to_wait(FROM_START, hopes))
+        for hopes in (
+            Hopes(newest=22, unclear=[TORN]),
+            Hopes(newest=22, saved=16, stored=[8]),
+            Hopes(newest=22, unread="503 Service Unavailable"),
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -195,8 +212,8 @@ UNREAD = "version 16 in the persistent tier did not load (damaged); it is tried 
     [
         (GONE, (0, 0), True),
         (GONE, (16, 0), False),  # the run is wrong: a version is whole
-        (UNREAD, (16, 0), False),
-        (UNREAD, (8, 16), True),  # the campaign itself has spoilt it
+        *((of_tier, (16, 0), False) for of_tier in OF_TIER),
+        *((of_tier, (8, 16), True) for of_tier in OF_TIER),  # the campaign itself has spoilt it
         ("node-1 fell silent and may come back; going on would lose 3 iterations", (0, 0), True),
         ("no machine for position 2", (0, 0), False),
     ],

@@ -72,6 +72,11 @@ def test_a_flipped_bit_follows_the_scenarios_seed():
     assert _told(BitFlip("node-0", 1)) == [("node-0", Action(kind="bit_flip", shard=1, seed=9))]
 
 
+def test_a_shard_that_no_rank_has_is_refused_and_not_reported_later():
+    with pytest.raises(ConfigError, match="no shard 1000000000 is there; shards go from 0 to 5"):
+        _told(BitFlip("rank-0", 10**9))
+
+
 def test_a_full_store_is_full_for_every_node():
     assert [node for node, _ in _told(StoreFull())] == ["node-0", "node-4", "node-2", "node-5"]
 

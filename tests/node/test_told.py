@@ -1,5 +1,6 @@
 """An agent tells the log all, the root agent what it decides on, and nobody a thing twice."""
 
+import msgspec
 import pytest
 
 from gemini_lab.log import events
@@ -7,7 +8,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.node.listener import told_of
 from gemini_lab.node.remembered import Remembered
 from gemini_lab.placement import plan_placement
-from gemini_lab.recovery.messages import EventSaid
+from gemini_lab.recovery.messages import EndReached, EventSaid, ScriptFinished
 from gemini_lab.settings import Settings
 
 
@@ -78,6 +79,38 @@ def test_what_a_root_agent_waits_for_is_kept_to_be_said_again_after_a_cut_link()
     assert remembered.decisive(1) == [whole(0, 1, epoch=1), protected(1)]
     remembered.begin(7)
     assert remembered.decisive(2) == []
+
+
+def test_ends_are_said_again_in_order_until_the_rank_does_another_iteration_or_goes_back():
+    remembered = Remembered()
+    remembered.begin(7)
+    inputs = events.Inputs(batch="", random={}, learning_rate=None)
+    begun, done = (
+        events.IterationBegun(rank=1, epoch=1, iteration=1, inputs=inputs),
+        msgspec.structs.replace(ITERATION, iteration=1),
+    )
+    loop, script = (EndReached(rank=1, epoch=1, iteration=0, what=w) for w in ("loop", "script"))
+    finished = ScriptFinished(rank=1, epoch=1)
+    remembered.end(loop)
+    remembered.take(entry(begun))
+    assert remembered.decisive(1) == [loop, entry(begun)]
+    remembered.take(entry(done))
+    assert remembered.decisive(1) == [entry(begun)]
+    for said in (loop, script, loop, finished):
+        remembered.end(said)
+    assert remembered.decisive(1) == [entry(begun), script, loop, finished]
+    back = events.Rewound(
+        rank=1,
+        epoch=1,
+        iteration=1,
+        version=0,
+        rewinds=1,
+        skips=False,
+        cause="script",
+        duration_s=0.1,
+    )
+    remembered.take(entry(back))
+    assert remembered.decisive(1) == [finished]
 
 
 def test_what_another_run_executed_is_nothing_that_this_one_did():

@@ -142,6 +142,15 @@ def test_a_number_that_is_not_the_next_one_is_a_difference():
     assert (found.differs, found.before, found.after) == ("order", "4", "1")
 
 
+def test_words_that_a_broken_connection_lost_are_no_iterations_that_were_left_out():
+    repeats = Repeats()
+    told(repeats, *whole(1, rank=0), *whole(1, rank=1))
+    repeats.skip([1, 7])
+    assert told(repeats, *whole(5, rank=1), *whole(6, rank=1)) == [None] * 4
+    assert told(repeats, done(8, rank=1))[0].differs == "order"
+    assert told(repeats, done(5, rank=0))[0].differs == "order"
+
+
 def test_of_each_rank_the_first_difference_of_a_start_is_said_and_of_a_few_ranks_only():
     repeats = Repeats()
     found = []

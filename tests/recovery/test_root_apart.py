@@ -3,9 +3,11 @@
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import EndReached, ScriptError
+from gemini_lab.log.entry import Entry
+from gemini_lab.node.remembered import Remembered
+from gemini_lab.recovery.messages import EndReached, EventSaid, ScriptError, ScriptFinished
 
-from .story import Story
+from .story import RUN, Story
 
 PEER = ScriptError(error="RuntimeError", text="Connection closed by peer [127.0.0.1]:4510")
 
@@ -47,6 +49,37 @@ def test_a_rank_that_ends_too_early_is_named_at_once_with_its_iteration_and_thos
     assert said.seen.startswith("rank 1 on node-1 has ended its script after iteration 3, while ")
     assert "rank 0 is in iteration 4 (in a step, at train.py:9 in <module>)" in said.seen
     assert story.of(events.RecoveryStarted)[-1].cause == "ranks_apart"
+    assert "worker_hung" not in story.kinds()
+
+
+@pytest.mark.parametrize("who", ["the same root agent", "the next one"])
+def test_a_rank_that_ended_while_the_root_agent_heard_nothing_is_named_all_the_same(who):
+    """Its agent says it again, and of the others which iteration they have begun."""
+    story = Story().start(iterations=3)
+    if who == "the next one":
+        story.next_root()
+    members = story.members()
+    loop, script = (
+        EndReached(rank=1, epoch=story.epoch, iteration=3, what=w) for w in ("loop", "script")
+    )
+    inputs = events.Inputs(batch="", random={}, learning_rate=None)
+    for rank, node in enumerate(members):
+        agent = Remembered()
+        agent.begin(RUN)
+        if rank == 1:
+            for said in (loop, script, ScriptFinished(rank=1, epoch=story.epoch)):
+                agent.end(said)
+        else:
+            begun = events.IterationBegun(rank=rank, epoch=story.epoch, iteration=4, inputs=inputs)
+            agent.take(Entry(at_s=story.now_s, node=node, event=begun))
+        for word in agent.decisive(story.epoch):
+            story.say(node, EventSaid(entry=word) if isinstance(word, Entry) else word)
+        if rank != 1:
+            story.pulse(rank, doing="step", still_s=4.0, idle_s=4.0)
+    story.tick(story.now_s + 1.0)
+    (told,) = story.of(events.RanksApart)
+    assert told.seen.startswith("rank 1 on node-1 has ended its script after iteration 3, while ")
+    assert "rank 0 is in iteration 4" in told.seen
     assert "worker_hung" not in story.kinds()
 
 

@@ -4,8 +4,8 @@ import msgspec
 
 from gemini_lab.log import events
 from gemini_lab.recovery.log_events import last_done
-from gemini_lab.recovery.messages import Inventory
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.messages import Inventory, WorkerStatus
+from gemini_lab.recovery.protocol import NodeJoined, RootState
 from gemini_lab.recovery.root import RootAgent
 
 from .story import Story
@@ -54,6 +54,18 @@ def test_a_run_that_is_told_to_stop_at_a_divergence_ends_with_the_reason():
     assert "rank 2, iteration 4: loss 2.25 now, 2.5 before" in ending.reason
     assert '"on_divergence": "stop"' in ending.reason
     assert len(story.of(events.Diverged)) == 1
+
+
+def test_iterations_that_nobody_told_while_a_connection_was_broken_are_no_divergence():
+    story = Story().start(iterations=3, on_divergence="stop")
+    node = story.members()[2]
+    workers: dict[int, WorkerStatus] = {2: "running"}  # it has done iterations 4 and 5 meanwhile
+    again = NodeJoined(at_s=story.now_s, node=node, epoch=story.epoch, workers=workers)
+    story.do(story.root.handle(again))
+    for iteration in (6, 7):
+        story.event(node, done(story, iteration, 2.5, rank=2))
+    assert story.of(events.Diverged) == []
+    assert story.root.state.phase == "running"
 
 
 def succeed() -> Story:

@@ -19,6 +19,7 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.protocol import (
     JobSubmitted,
+    NodeJoined,
     ProgressGivenUp,
     RewindWanted,
     RootState,
@@ -164,11 +165,21 @@ def test_what_is_done_again_after_it_is_compared_as_ever():
     assert [one.iteration for one in story.of(events.Diverged)] == [6] * 4
 
 
-def test_a_version_that_is_being_saved_is_given_up_when_training_goes_back_to_before_it():
+@pytest.mark.parametrize("is_heard", [True, False], ids=["root heard of it", "connections broke"])
+def test_a_version_that_is_being_saved_is_given_up_when_training_goes_back_to_before_it(is_heard):
     story = Story().start(4, **{**TIER, "persist_every_iterations": 5})
     story.tick(story.now_s + 0.1)
     assert [one.version for one in story.of(events.PersistStarted)] == [5]
-    story.go_back(3, from_iteration=4)
+    story.go_back(3, from_iteration=4, is_heard=is_heard)
+    if not is_heard:
+        again = NodeJoined(
+            at_s=story.now_s,
+            node="node-0",
+            epoch=story.epoch,
+            workers={0: "running"},
+            left=tuple(story.left["node-0"]),
+        )
+        story.do(story.root.handle(again))
     (given_up,) = story.of(events.PersistFailed)
     assert (given_up.version, given_up.reason) == (5, "training went back to before it")
 

@@ -37,7 +37,7 @@ VERBS: Final[tuple[tuple[str, ...], ...]] = (
     ("attach", "RUN"),
 )
 """With a number in place of `N`; `99N` and `-9N` are out of bounds with each."""
-ATTACHED_S: Final = 5.0
+ATTACHED_S: Final = 20.0  # on a busy machine it has only just begun to follow
 ENDS_S: Final = 100.0
 """For a command to end on a busy machine: it may wait for an owner that is being replaced."""
 LOOK_S: Final = 0.1
@@ -141,4 +141,6 @@ def problem_of(words: tuple[str, ...], status: int, said: str) -> str | None:
         return f"{how} and a traceback: {said.strip().splitlines()[-1]}"
     if status == -signal.SIGKILL:
         return f"`{' '.join(words)}` did not end within {ENDS_S:.0f} s: {said.strip()[-300:]}"
-    return f"{how}: {said.strip()[-300:]}" if status < 0 else None
+    # A Ctrl-C that a library met as it was imported ends Python by that signal: 130 for a shell.
+    ends_well = status >= 0 or (status == -signal.SIGINT and words[0] == "attach")
+    return None if ends_well else f"{how}: {said.strip()[-300:]}"

@@ -207,22 +207,31 @@ def unsaved(run: Aftermath) -> Iterator[str]:
 def untrue(run: Aftermath) -> Iterator[str]:
     """What a recovery says to have cost is what the ranks had done, and do again.
 
-    A root agent that was elected meanwhile knows at least that something was lost.
+    A root agent that was elected meanwhile knows at least that something was lost, if any of the
+    nodes that trained until then is left to tell.
     """
     reached, since, is_new = Reached(), 0, False
+    trained, members, gone = set[str | None](), set[str | None](), set[str | None]()
     for entry in run.entries:
         reached.take(entry)
         match event := entry.event:
             case events.RootElected():
                 is_new = True
+            case events.NodeLost():
+                gone.add(event.name)
+            case events.RecoveryPlanned():
+                members = {*event.members}
+                trained = trained or members
             case events.RecoveryFinished():
                 before = reached.between(since, event.epoch)
                 fewest = max(0, before.by_all - event.version) - 1  # last words may be lost
                 most = max(0, before.by_any - event.version) + 1
-                if not (min(fewest, 1) if is_new else fewest) <= event.lost_iterations <= most:
+                if is_new:
+                    fewest = 0 if trained <= gone else min(fewest, 1)
+                if not fewest <= event.lost_iterations <= most:
                     yield (
                         f"recovery {event.recovery} says that {event.lost_iterations} iterations "
                         f"were lost: ranks had done {before.by_all} to {before.by_any}, and went "
                         f"on from version {event.version}"
                     )
-                since, is_new = event.epoch, False
+                since, is_new, trained, gone = event.epoch, False, members, set()

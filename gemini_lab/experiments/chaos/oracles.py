@@ -29,6 +29,7 @@ def problems(run: Aftermath) -> list[str]:
     found = [run.hang] if run.hang else []
     for oracle in (
         other_losses,
+        misjudged,
         two_roots,
         two_lineages,
         lost.thrown_away,
@@ -77,6 +78,13 @@ def other_losses(run: Aftermath) -> Iterator[str]:
     if missing and run.has_finished:
         told = ", ".join(f"iteration {i} of rank {rank}" for i, rank in missing[:5])
         yield f"{len(missing)} losses are not in the log: {told}"
+
+
+def misjudged(run: Aftermath) -> Iterator[str]:
+    """Nothing that is done again is said to differ: it does not, but where sums are wrong."""
+    told = [entry.event for entry in run.entries]
+    if not any(isinstance(event, events.WrongSums) for event in told):
+        yield from (f"it was said: {event}" for event in told if isinstance(event, events.Diverged))
 
 
 def _resized(run: Aftermath) -> int | None:

@@ -268,8 +268,9 @@ class Turn:
         waits = self._told.waits_for
         good, spoilt = self._tier()
         is_gone = "left anywhere" in waits and not good
-        is_spoilt = "persistent tier" in waits and spoilt > good
-        if self._mends or not (is_gone or is_spoilt or "may come back" in waits):
+        is_silent = "may come back" in waits
+        is_of_tier = bool(waits) and not is_silent and "no machine" not in waits
+        if self._mends or not (is_gone or is_silent or (is_of_tier and spoilt > good)):
             self._waits_since_s = None
             return
         self._waits_since_s = self._waits_since_s or now
