@@ -15,6 +15,7 @@ at once as the end of the stream: it is how a dead process is noticed in millise
 """
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import secrets
@@ -45,6 +46,8 @@ ROOM_BYTES: Final = 2**20
 """What waits here for the other end before whoever can wait does."""
 HANDSHAKE_S: Final = 5.0
 PROBES: Final = 6  # that would fit in the time in which the other machine has to answer one
+OWN_LACKS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+"""With these a connection fails for want of something on this machine: the other one may be well."""
 _BROKEN: Final = (ConnectionError, OSError, EOFError, ValueError)
 
 
@@ -240,6 +243,9 @@ async def answers(address: str, *, timeout_s: float) -> bool:
     """Whether the machine of `address` (`host:port`) answers at all, if only that nobody listens.
 
     The kernels do: a process that is stopped or busy does not keep them from it.
+
+    Raises:
+        OSError: This machine lacks what a connection needs, so nobody was asked.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -247,7 +253,9 @@ async def answers(address: str, *, timeout_s: float) -> bool:
             _, writer = await asyncio.open_connection(host, int(port))
     except ConnectionError:
         return True
-    except OSError:  # a timeout is one, too
+    except OSError as error:  # a timeout is one, too
+        if error.errno in OWN_LACKS:
+            raise
         return False
     writer.close()
     return True
