@@ -151,13 +151,17 @@ class AgentCluster:
             await asyncio.to_thread(self._announcement.withdraw, spare=spare)
 
     async def _watch(self) -> None:
-        """Say when what a run cannot do without is away, and end the wait when all is lost."""
-        alone, away_since_s = Alone(), None
+        """Say when what a run cannot do without is away, and end the wait when all is lost.
+
+        Agents whose connections broke are connected to again, also while the store is away: they
+        still listen at the same addresses.
+        """
+        alone, away_since_s, known = Alone(), None, dict[str, str]()
         while not self._is_closing:
             await asyncio.sleep(LOOK_S)
             addresses = None
             try:
-                addresses = node_addresses(await asyncio.to_thread(self._store.items))
+                addresses = known = node_addresses(await asyncio.to_thread(self._store.items))
             except StoreUnavailableError as error:
                 if away_since_s is None:
                     away_since_s = time.monotonic()
@@ -167,7 +171,7 @@ class AgentCluster:
                     away_s = time.monotonic() - away_since_s
                     self._audience.take_note(f"etcd is back after {away_s:.0f} s")
                 away_since_s = None
-                await self._meet(addresses)
+            await self._meet(known)
             verdict = alone.look(
                 is_connected=bool(self.members),
                 is_coming=self._bringing.is_under_way,
