@@ -85,7 +85,7 @@ class Agent:
         self.name = config.name
         self._ip = address_towards(config.etcd.endpoints[0])
         self._stop = asyncio.Event()
-        self._is_lab_over = False
+        self._is_lab_over = self._is_end_known = False
         self._tasks = Tasks(self._say_failure)
         self.lab, self.root = LabLink(config.name), RootLink(self._say_failure)
         self.supervisor = Supervisor(
@@ -115,7 +115,7 @@ class Agent:
         """Join the lab, serve until it ends, and leave nothing behind.
 
         Returns:
-            Whether the lab has ended; else this agent was told to.
+            Whether the lab has ended, or cannot be reached any more; else this agent was told to.
         """
         server, port = await serve(self._ip, self.config.token, self._welcome)
         self.address = f"{self._ip}:{port}"
@@ -139,10 +139,11 @@ class Agent:
         finally:  # also where who started it, or the store, is gone before it has joined
             server.close()
             await self._leave()
-        if self._is_lab_over:
-            if self.config.etcd.is_followed:
-                release_store(self.config.prefix)
-            await asyncio.to_thread(end_left_stores, STORE_LEFT_S, self.config.prefix)
+        if self._is_end_known and self.config.etcd.is_followed:
+            release_store(self.config.prefix)
+        if self._is_lab_over:  # or this machine is cut off: then others here may still be in it
+            over = self.config.prefix if self._is_end_known else ""
+            await asyncio.to_thread(end_left_stores, STORE_LEFT_S, over)
         return self._is_lab_over
 
     async def _join(self) -> None:
@@ -294,9 +295,11 @@ class Agent:
         works = bool(self.supervisor.host.workers) if is_detached else self.lab.is_open
         if LAB_KEY in reading.items if reading is not None else works:
             self._lab_seen_s = time.monotonic()
-        is_over = time.monotonic() - self._lab_seen_s > self._lab_grace_s()
-        if is_over or (not is_detached and has_ended(self._lab_process)):
-            self._end_with_lab()
+        has_key_gone = reading is not None and LAB_KEY not in reading.items
+        is_killed = not is_detached and has_ended(self._lab_process)
+        is_away = time.monotonic() - self._lab_seen_s > self._lab_grace_s()
+        if is_away or is_killed:
+            self._end_with_lab(is_known=has_key_gone or is_killed)
 
     def _lab_grace_s(self) -> float:
         """How long a lab may be away, by what is known of it.
@@ -310,8 +313,13 @@ class Agent:
         may_come = not self.lab.was_opened and not is_detached
         return KEY_GRACE_S if self.lab.is_open or may_come else LAB_GRACE_S
 
-    def _end_with_lab(self) -> None:
-        self._is_lab_over = True
+    def _end_with_lab(self, *, is_known: bool) -> None:
+        """End, as the lab is over.
+
+        Args:
+            is_known: Whether the lab or the store says so; else this agent only cannot reach them.
+        """
+        self._is_lab_over, self._is_end_known = True, is_known
         self._stop.set()
 
     def _ring(self) -> None:
@@ -338,7 +346,7 @@ class Agent:
             while (message := await channel.receive()) is not None:
                 match message:
                     case CloseLab():
-                        self._end_with_lab()
+                        self._end_with_lab(is_known=True)
                     case Heard():
                         self.lab.heard(message.messages)
                     case Flush():

@@ -75,15 +75,19 @@ def end_store(folder: str) -> None:
 def end_left_stores(wait_s: float = 0.0, over: str = "") -> None:
     """End this user's etcds here that nobody keeps and nobody uses, and remove their folders.
 
-    Those of launchers that were killed go, too.
+    Those of launchers that were killed go, too. An agent that calls this is about to end: it is
+    nobody who uses one.
 
     Args:
         wait_s: For those that are still used, as a lab's last processes leave one after the other.
         over: The prefix of a lab that is over: its agents do not count.
     """
     give_up_s = time.monotonic() + wait_s
+    own = psutil.Process()
     while unkept := [store for store in _stores() if not _is_kept(store)]:
         none = {*_of(AGENT, over), *_of(STORE_KEEPER)}
+        if AGENT in own.cmdline():
+            none |= {here for here, _ in _links(own)}
         left = [s for s in unkept if not _has_agent(s, over) and not _has_client(s, none)]
         folders = [folder for folder in map(_folder_of, left) if folder is not None]
         _end(left)
@@ -126,7 +130,8 @@ def _has_agent(store: psutil.Process, over: str) -> bool:
     folder = _folder_of(store)
     with suppress(OSError):
         prefix = (folder / LAB).read_text(encoding="utf-8") if folder is not None else over
-        return prefix != over and any(map(is_alive, processes_of(AGENT, prefix)))
+        agents = (one for one in processes_of(AGENT, prefix) if one.pid != os.getpid())
+        return prefix != over and any(map(is_alive, agents))
     return False
 
 

@@ -1,10 +1,12 @@
 """An embedded etcd of three members: what is stored outlives any of them, and any is replaced."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +17,14 @@ import pytest
 from test_etcd import PATIENCE_S, until
 
 from gemini_lab.errors import LaunchError
+from gemini_lab.job import python_command
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import find_etcd, own_address
+from gemini_lab.launch.etcd_end import LEAVE_S
 from gemini_lab.launch.etcd_members import MemberPlace, begin, take_place
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.members import start_members
-from gemini_lab.node.config import LAB_KEY
+from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.own_stores import end_left_stores
@@ -31,8 +35,12 @@ from gemini_lab.node.processes import (
     processes_of,
     release_store,
 )
+from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.recovery.messages import LabHello
+from gemini_lab.wire.tcp import connect
 
 HERE = "127.0.0.1:9"
+TOKEN = "secret"
 
 
 def keepers(prefix) -> dict[str, psutil.Process]:
@@ -138,6 +146,22 @@ def test_members_end_when_an_agent_here_says_so_and_all_agents_here_have_ended(p
     until(lambda: not keepers(prefix))
 
 
+def test_an_agent_that_only_cannot_reach_its_lab_ends_no_member(prefix):
+    """The lab may be well: all members end with its key, or when it says so."""
+    members = start_members(["a", "b", "c"], prefix, reach=HERE, run=run_here)
+    store = SealedStore(members.address, prefix, token=TOKEN)
+    patiently(lambda: store.put(LAB_KEY, "here"))
+    with real_agent(members.address, prefix) as agent:
+        asyncio.run(cut_off(agent))
+        assert agent.wait(PATIENCE_S) == 0
+    time.sleep(2 * LEAVE_S)
+    assert len(keepers(prefix)) == 3
+    assert set(patiently(store.items)) >= {LAB_KEY}
+    patiently(lambda: store.delete(LAB_KEY))
+    store.close()
+    until(lambda: not keepers(prefix))
+
+
 def test_keepers_end_where_many_agents_say_so_at_once(prefix):
     """Each says it to all: a signal comes while another one is heeded."""
     start_members(["a", "b", "c"], prefix, reach=HERE, run=run_here)
@@ -188,6 +212,32 @@ def stand_in_agent(prefix) -> subprocess.Popen[bytes]:
     """A process that looks like an agent of the lab."""
     code = "import sys; sys.stdin.read()"
     return subprocess.Popen([sys.executable, "-c", code, AGENT, prefix], stdin=subprocess.PIPE)
+
+
+def real_agent(etcd, prefix) -> subprocess.Popen[bytes]:
+    """An agent of the lab that starts no worker."""
+    config = AgentConfig(
+        name="node-0",
+        token=TOKEN,
+        etcd=etcd,
+        prefix=prefix,
+        lease_s=2.0,
+        warm=False,
+        threads=None,
+    )
+    agent = subprocess.Popen(
+        python_command(AGENT, prefix), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    agent.stdin.write(msgspec.json.encode(config) + b"\n")
+    agent.stdin.flush()
+    return agent
+
+
+async def cut_off(agent) -> None:
+    """Connect to an agent as its lab, and close the connection without a word."""
+    up = msgspec.json.decode(agent.stdout.readline(), type=AgentUp)
+    hello = LabHello(at_s=0.0, owner="lab", taken=0)
+    (await connect(up.address, TOKEN, hello, timeout_s=PATIENCE_S)).close()
 
 
 def stand_in_keeper(endpoint) -> subprocess.Popen[bytes]:
