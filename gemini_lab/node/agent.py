@@ -26,6 +26,7 @@ from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_streams import EtcdStreams
+from gemini_lab.node.frozen import end_stopped
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.machine import has_ended, machine_identity
@@ -139,8 +140,10 @@ class Agent:
         finally:  # also where who started it, or the store, is gone before it has joined
             server.close()
             await self._leave()
-        if self._is_end_known and self.config.etcd.is_followed:
-            release_store(self.config.prefix)
+        if self._is_end_known:
+            await asyncio.to_thread(end_stopped, self.config.prefix)
+            if self.config.etcd.is_followed:
+                release_store(self.config.prefix)
         if self._is_lab_over:  # or this machine is cut off: then others here may still be in it
             over = self.config.prefix if self._is_end_known else ""
             await asyncio.to_thread(end_left_stores, STORE_LEFT_S, over)
