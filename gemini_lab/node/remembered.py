@@ -3,6 +3,8 @@
 from collections import defaultdict, deque
 from typing import Final
 
+from msgspec.structs import replace
+
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     CodeSeen,
@@ -16,6 +18,7 @@ from gemini_lab.log.events import (
     WrongSums,
 )
 from gemini_lab.recovery.distrust import left_by
+from gemini_lab.recovery.messages import ExecutedAs
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.rewinds import joined, left_of
 
@@ -41,7 +44,7 @@ class Remembered:
         self.left: tuple[VersionId, ...] = ()
         self.wrong_sums: WrongSums | None = None
         self._decisive: dict[tuple[type, int], tuple[int, Entry]] = {}  # and its epoch
-        self._code: dict[str, str] = {}
+        self._code: dict[str, ExecutedAs] = {}
         self._run: int | None = None  # whose all of this is
         self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED)
@@ -59,8 +62,8 @@ class Remembered:
         """Return what workers of an epoch said once, and the root agent waits for, in order."""
         return [entry for made_in, entry in self._decisive.values() if made_in == epoch]
 
-    def code(self, run: int) -> dict[str, str]:
-        """Return the digests of a run's script's files, by name, as they were executed last."""
+    def code(self, run: int) -> dict[str, ExecutedAs]:
+        """Return how a run's workers executed the script's files last, by name."""
         return self._code if run == self._run else {}
 
     def iterations(self, run: int) -> list[IterationBegun | Iteration]:
@@ -70,6 +73,10 @@ class Remembered:
     def take(self, entry: Entry) -> None:
         """A worker said something."""
         event = entry.event
+        if isinstance(event, CodeSeen):  # a rank that imports while it trains says several
+            self._code |= {name: (event.epoch, one) for name, one in event.files.items()}
+            of_epoch = {n: one for n, (epoch, one) in self._code.items() if epoch == event.epoch}
+            entry = replace(entry, event=replace(event, files=of_epoch))
         if isinstance(event, _DECISIVE):
             self._decisive[type(event), event.rank] = event.epoch, entry
         match event:
@@ -77,8 +84,6 @@ class Remembered:
                 self._said[event.rank].append(event)
             case Protected():
                 self.protected = event
-            case CodeSeen():
-                self._code |= event.files
             case Rewound():
                 self._go_back(event, left_of(event, run=self._run or 0))
             case WrongSums():

@@ -46,6 +46,8 @@ Doing = Literal[
 End = Literal["break", "data", "epoch", "loop", "script"]
 """What may be over on a rank; see `EndReached`."""
 Epoch = Count
+ExecutedAs = tuple[Epoch, str]
+"""The epoch in which workers said that they execute a file, and its digest."""
 Rank = Count
 Rising = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """What numbers words that people say, one after another: nanoseconds, which all 64 bits hold."""
@@ -355,7 +357,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     world_size: Count
     settings: dict[str, SettingValue]
     left: list[VersionId] = []
-    code: dict[str, str] = {}
+    code: dict[str, ExecutedAs] = {}
 
 
 # -- root agent to agent ---------------------------------------------------------------------------
@@ -622,7 +624,7 @@ class Inventory(Message, frozen=True, kw_only=True):
         iterations: What the node's workers said of their newest ones, so that this root too can
             compare with that what is done again.
         left: What rewinds left behind, as this node's workers said; see `recovery.rewinds`.
-        code: Digests of the script's files, as they said.
+        code: How they execute the script's files, by name, as they said last.
     """
 
     epoch: Epoch

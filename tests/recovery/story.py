@@ -17,6 +17,7 @@ from gemini_lab.recovery.messages import (
     Disown,
     Disowned,
     EventSaid,
+    ExecutedAs,
     Fence,
     Fenced,
     FromAgentMessage,
@@ -100,6 +101,7 @@ class Story:
         self.ahead: dict[str, list[int]] = {}  # ranks whose processes wait on a node for a place
         self.remembered: dict[str, list[events.Iteration]] = {}  # what agents know of iterations
         self.left: dict[str, list[VersionId]] = {}  # what agents know of rewinds
+        self.code: dict[str, dict[str, ExecutedAs]] = {}  # what agents know of the script's files
         self.rewinds: dict[int, int] = {}  # how many there were, by epoch
         self.persistent: list[int] = []
         self.disowned: list[VersionId] = []  # what the tier says that runs went back behind
@@ -203,6 +205,7 @@ class Story:
                     disowned=self.disowned if is_read else [],
                     iterations=self.remembered.get(sent.to, []),
                     left=self.left.get(sent.to, []),
+                    code=self.code.get(sent.to, {}),
                 )
                 self.say(sent.to, said)
             case CallRoll():
