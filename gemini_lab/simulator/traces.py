@@ -18,6 +18,8 @@ from gemini_lab.simulator.failures import DAY_S, KINDS, Kind, Outage
 from gemini_lab.simulator.trace_files import Row, moment, number, opened, rows, table
 from gemini_lab.units import check_number
 
+MOST_CHARACTERS: Final = 1 << 30
+"""Of a list of jobs, which is read as a whole."""
 ONE_MACHINE: Final[tuple[Kind, ...]] = ("software", "gpu", "hardware")
 """Kinds of failures that a machine's name alone tells all of."""
 
@@ -226,10 +228,15 @@ def read_philly(
 
 def _jobs(path: Path | str) -> Sequence[Mapping[str, Any]]:
     with opened(path) as file:
-        text = file.read()
+        text = file.read(MOST_CHARACTERS + 1)
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(
+            f"{path} has more than {MOST_CHARACTERS:,} characters, which is too long for a list "
+            "of jobs; name another file, or a part of it"
+        )
     try:
         jobs = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no JSON: {error}") from None
     if not isinstance(jobs, list):
         raise ConfigError(f"{path} holds no list of jobs but a {type(jobs).__name__}")

@@ -47,7 +47,7 @@ ROOM_BYTES: Final = 2**20
 HANDSHAKE_S: Final = 5.0
 PROBES: Final = 6  # that would fit in the time in which the other machine has to answer one
 OWN_LACKS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
-"""With these a connection fails for want of something on this machine: the other one may be well."""
+"""Errors of a connection for want of something on this machine: the other one may be well."""
 _BROKEN: Final = (ConnectionError, OSError, EOFError, ValueError)
 
 

@@ -156,8 +156,7 @@ def test_a_start_tries_an_agent_again_whose_port_refuses_for_a_moment(meet):
     loop.call(late.server.close)
     there = loop.finish(prompt.open(), timeout_s=10)
     ups = [
-        AgentUp(name=one.name, address=at, pid=1)
-        for one, at in ((late, address), (prompt, there))
+        AgentUp(name=one.name, address=at, pid=1) for one, at in ((late, address), (prompt, there))
     ]
     started = loop.spawn(lab._connect(ups))
     wait_for(loop, lambda: "node-1" in lab.members or started.done())

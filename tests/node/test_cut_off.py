@@ -125,7 +125,7 @@ def test_a_root_agent_that_is_cut_off_ends_no_epoch_before_it_leaves_its_place()
     assert any(isinstance(event, Note) for event in said)
 
 
-def test_a_root_agent_that_can_open_nothing_says_so_and_leaves_its_place_before_it_begins_an_epoch():
+def test_a_root_agent_that_can_open_nothing_says_so_and_leaves_before_it_begins_an_epoch():
     """It has asked nobody, so that it must not say that nobody answers."""
     store, said = StoreStandIn(), []
 

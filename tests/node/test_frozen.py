@@ -112,7 +112,7 @@ def test_a_node_that_goes_on_is_left_alone(store: EtcdStore, node: list[psutil.P
 @pytest.fixture
 def agents(prefix: str) -> Iterator[list[subprocess.Popen[str]]]:
     """Two that look like agents of a lab, with a child each, and one of another lab."""
-    text = "import subprocess as s; p = s.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+    text = "import subprocess as s; p = s.Popen(['sleep', '600']); print(p.pid, flush=1); p.wait()"
     started = [
         subprocess.Popen(
             [sys.executable, "-c", text, AGENT, lab],
