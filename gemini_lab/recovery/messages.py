@@ -357,7 +357,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     world_size: Count
     settings: dict[str, SettingValue]
     left: list[VersionId] = []
-    code: dict[str, ExecutedAs] = {}
+    code: dict[str, str] = {}
 
 
 # -- root agent to agent ---------------------------------------------------------------------------
@@ -637,7 +637,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     protected: Protected | None = None
     iterations: list[IterationBegun | Iteration] = []
     left: list[VersionId] = []
-    code: dict[str, str] = {}
+    code: dict[str, ExecutedAs] = {}
 
 
 class PortHeld(Message, frozen=True, kw_only=True):

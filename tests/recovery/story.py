@@ -37,6 +37,8 @@ from gemini_lab.recovery.messages import (
     TakeInventory,
     WorkerExited,
     WorkerPulse,
+    decode,
+    encode,
 )
 from gemini_lab.recovery.plan import (
     CopyTransfer,
@@ -125,7 +127,10 @@ class Story:
         self.do(self.root.handle(NodeLost(at_s=self.now_s, node=node, cause=cause)))
 
     def say(self, node: str, message: FromAgentMessage) -> None:
-        self.do(self.root.handle(FromAgent(at_s=self.now_s, node=node, message=message)))
+        """An agent says something, which comes as a connection brings it."""
+        heard = decode(encode(message))
+        assert isinstance(heard, FromAgentMessage)
+        self.do(self.root.handle(FromAgent(at_s=self.now_s, node=node, message=heard)))
 
     def event(self, node: str, event: events.AnyEvent) -> None:
         self.say(node, EventSaid(entry=Entry(at_s=self.now_s, node=node, event=event)))
