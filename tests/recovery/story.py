@@ -182,6 +182,7 @@ class Story:
                 case RequestNodes():
                     self.requests.append(instruction)
                 case Send():
+                    assert decode(encode(instruction.order)) == instruction.order
                     self.orders.append(instruction)
                     self.answer(instruction)
 

@@ -46,3 +46,13 @@ def test_a_word_that_was_lost_with_its_connection_comes_with_the_nodes_inventory
     story.code[story.members()[0]] = remembered
     story.exit(1, -9)
     assert told(story) == {"train.py": expected}
+
+
+def test_processes_that_start_ahead_are_told_what_the_others_execute():
+    story = Story().start(iterations=5, keep_processes=True)
+    see(story, "a")
+    story.slow = {2}
+    story.drain("node-2")
+    starts = [sent.order for sent in story.orders if isinstance(sent.order, StartWorkers)]
+    (ahead,) = [order for order in starts if order.joins]
+    assert ahead.code == {"train.py": "a"}
