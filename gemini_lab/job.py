@@ -15,7 +15,7 @@ from typing import Final
 from zipfile import is_zipfile
 
 from gemini_lab.errors import ConfigError, kind_of, shortened, shown
-from gemini_lab.limits import MOST_CHARACTERS, require_text, require_utf8
+from gemini_lab.limits import MOST_CHARACTERS, read_bytes, require_text, require_utf8
 
 LONGEST_WORD: Final = 60
 """With the time before it, it is a name that a store takes, which are 100 characters."""
@@ -197,13 +197,15 @@ def _require_python(file: Path) -> None:
         ConfigError: It cannot.
     """
     try:
-        source = file.read_bytes()
+        if is_zipfile(file):  # Python runs these, too, and they may be large
+            return
+        source = read_bytes(file)
     except OSError as error:
         raise ConfigError(
             f"the script {file} cannot be read: {error.strerror}; mend its permissions, or name "
             "another one"
         ) from error
-    if is_zipfile(file) or source.startswith(MAGIC_NUMBER):  # which Python runs, too
+    if source.startswith(MAGIC_NUMBER):  # compiled
         return
     try:
         with warnings.catch_warnings():

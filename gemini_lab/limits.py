@@ -4,6 +4,7 @@ How large a number may be `units.most_of` says by its name, for settings and for
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, fields
@@ -29,6 +30,8 @@ MOST_CHARACTERS: Final = 1 << 16
 """Of a text from outside that is a setting, a name or a path."""
 MOST_FILE_BYTES: Final = 16 << 20
 """Of a file that a person wrote by hand, or that a program wrote for one."""
+END_BYTES: Final = 1 << 20
+"""Of a log, what is looked at for its last lines."""
 MOST_LINES: Final = 120
 """Of what a worker printed last, which are kept for the report of its end."""
 LINE: Final = 1_000
@@ -215,12 +218,11 @@ def require_text(name: str, value: object, *, most: int = MOST_CHARACTERS) -> No
         raise ConfigError(said)
 
 
-def read_file(path: Path) -> str:
-    """Return what a file says that a person named.
+def read_bytes(path: Path) -> bytes:
+    """Return what is in a file that a person named, or that others can write to.
 
     Raises:
         OSError: It cannot be read.
-        UnicodeDecodeError: It is no text.
         ConfigError: It is so large that it is another file than was meant.
     """
     with path.open("rb") as file:
@@ -229,7 +231,31 @@ def read_file(path: Path) -> str:
         raise ConfigError(
             f"{path} has more than {MOST_FILE_BYTES:,} bytes, which no such file has; name another"
         )
-    return data.decode()
+    return data
+
+
+def read_file(path: Path) -> str:
+    """Return what a file says, as `read_bytes` reads it.
+
+    Raises:
+        UnicodeDecodeError: It is no text.
+    """
+    return read_bytes(path).decode()
+
+
+def read_end(path: Path, begin: int = 0) -> str:
+    """Return the end of a log, which may have grown to any size.
+
+    Args:
+        path: The log.
+        begin: What stands before this place is left out in any case.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        file.seek(max(begin, file.seek(0, os.SEEK_END) - END_BYTES))
+        return file.read(END_BYTES).decode(errors="replace")
 
 
 def seconds(text: str) -> float:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import resource
 from collections.abc import Callable
 from dataclasses import fields
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gemini_lab.cli.dry_run import find_block
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import COMMANDS, main
 from gemini_lab.engine.arguments import MOST_VALUES
@@ -20,9 +22,13 @@ from gemini_lab.errors import LONGEST, ConfigError, GeminiError, UnsupportedErro
 from gemini_lab.injector.failures import FAILURES, BitFlip, Failure, NodesLoss, RackLoss, WrongSums
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
+from gemini_lab.lab.access import access_in
 from gemini_lab.lab.config import config_of
+from gemini_lab.lab.control import way_in
 from gemini_lab.lab.submission import Submission
-from gemini_lab.limits import MOST_FILE_BYTES
+from gemini_lab.launch.join import find_token
+from gemini_lab.limits import END_BYTES, MOST_FILE_BYTES, read_end
+from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.pipeliner import plan_chunks
 from gemini_lab.placement import plan_placement, propose_placement, sampled_probability
 from gemini_lab.profiler.profile import IdleSpan, Profile
@@ -32,6 +38,8 @@ from gemini_lab.settings import Settings
 from gemini_lab.simulator import FailureRate, plan, poisson_failures, simulate
 from gemini_lab.simulator.policy import gemini
 from gemini_lab.simulator.workload import paper_workload
+from gemini_lab.storage.manifest import MANIFEST
+from gemini_lab.storage.persistent import PersistentTier, _folder
 from gemini_lab.units import check_number, parse_bandwidth, parse_bytes
 
 MOST_TAKEN_BYTES = 256 * 2**20
@@ -210,6 +218,48 @@ def test_a_file_that_never_ends_is_not_read_to_its_end(tmp_path):
     deep = tmp_path / "deep.json"
     deep.write_text("[" * 1_000_000)
     assert "cannot read a scenario" in refused(lambda: Scenario.load(deep))
+
+
+ENDLESS = 1 << 42  # bytes, of which the disk has none
+
+READERS = {
+    "a script": lambda path: Job(script=str(path), cwd="/").check(),
+    "a configuration": lambda path: find_block(Job(script="a.py", args=[str(path)], cwd="/")),
+    "a token": find_token,
+    "a certificate": lambda path: EtcdAddress.parse("127.0.0.1:1", {"ETCDCTL_CACERT": str(path)}),
+    "access.json": lambda path: access_in(path.parent),
+    "control.json": lambda path: way_in(path.parent),
+}
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_of_what_is_read_from_outside_no_file_is_too_large_for_memory(what, tmp_path):
+    path = tmp_path / (what if what.endswith(".json") else "endless.json")
+    path.touch(mode=0o600)
+    os.truncate(path, ENDLESS)
+    assert "more than" in refused(lambda: READERS[what](path))
+
+
+@pytest.mark.parametrize("text", [b"", b"[" * 100_000])
+def test_a_manifest_without_end_is_one_that_cannot_be_parsed(text, tmp_path):
+    tier = PersistentTier(str(tmp_path))
+    manifest = tmp_path / _folder(7) / MANIFEST
+    manifest.parent.mkdir()
+    manifest.write_bytes(text)
+    if not text:
+        os.truncate(manifest, ENDLESS)
+    assert "cannot be parsed" in refused(lambda: tier.manifest(7))
+
+
+def test_of_a_log_of_any_size_its_end_is_read(tmp_path):
+    log = tmp_path / "agent.log"
+    log.touch()
+    os.truncate(log, ENDLESS)
+    with log.open("ab") as file:
+        file.write(b"\nthe last line\n")
+    assert read_end(log).splitlines()[-1] == "the last line"
+    assert len(read_end(log)) == END_BYTES
+    assert read_end(log, ENDLESS + 5) == "last line\n"
 
 
 # -- the lab, its runs and its jobs ----------------------------------------------------------------

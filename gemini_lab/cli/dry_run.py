@@ -14,6 +14,7 @@ from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.mpi import find_mpiexec
+from gemini_lab.limits import read_file
 from gemini_lab.recovery.resizes import smaller_sizes
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import Settings, SettingValue, origins
@@ -49,7 +50,7 @@ def find_block(job: Job) -> ConfigBlock:
     in_script: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
         if not job.module:
-            in_script = _NAMED.findall((Path(job.cwd) / job.script).read_text(encoding="utf-8"))
+            in_script = _NAMED.findall(read_file(Path(job.cwd) / job.script))
     given = [value for arg in job.args for value in (arg, arg.partition("=")[2])]
     for where, names in (("its arguments name", given), (f"{job.script} names", in_script)):
         for name in names:
@@ -81,15 +82,15 @@ def _block_in(path: Path) -> dict[str, SettingValue] | None:
     """The block in a file; `None` if there is none.
 
     Raises:
-        ConfigError: Nobody can read it.
+        ConfigError: Nobody can read it, or it is too large for a configuration.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
+        text = read_file(path)
+    except (OSError, UnicodeDecodeError):
         return None
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if '"gemini"' not in text:
             return None
         raise ConfigError(f"{path} is no JSON: {error}; correct it there") from error

@@ -17,6 +17,7 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.lab.control import OwnerAwayError, RunGoneError, Way, way_in
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.join import check_name, find_token, prefix_of
+from gemini_lab.limits import read_bytes
 from gemini_lab.log.file import find_run
 from gemini_lab.node.config import LAB_KEY, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
@@ -84,7 +85,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def access_in(folder: Path) -> Access | None:
     """What opens the detached run under way in `folder`; `None` if there is none."""
     try:
-        return msgspec.json.decode((folder / ACCESS_FILE).read_bytes(), type=Access)
+        return msgspec.json.decode(read_bytes(folder / ACCESS_FILE), type=Access)
     except OSError:
         return None
 

@@ -17,7 +17,7 @@ from gemini_lab.lab.alone import ALONE_S, LOOK_S, Alone
 from gemini_lab.lab.announcement import Announcement
 from gemini_lab.lab.bringing import Bringing
 from gemini_lab.lab.cluster import Audience
-from gemini_lab.lab.connections import Connections
+from gemini_lab.lab.connections import ANSWER_S, Connections
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.roster import Roster
 from gemini_lab.launch.operator import Operator
@@ -44,7 +44,8 @@ from gemini_lab.recovery.messages import (
     OutputSaid,
 )
 
-CONNECT_S: Final = 30.0
+CONNECT_S: Final = 30.0  # for an agent that is up to be connected to
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between tries
 GOODBYE_S: Final = 5.0  # for agents to leave by themselves
 LEAVE_S: Final = 20.0
 
@@ -98,7 +99,7 @@ class AgentCluster:
         self._announcement.make()
         self._spawn(self._announcement.keep())  # from here on: to bring machines may take minutes
         agents = self._operator.bring(machines)
-        self._loop.finish(self._connect(agents), timeout_s=CONNECT_S)
+        self._loop.finish(self._connect(agents), timeout_s=CONNECT_S + 2 * ANSWER_S)
         self._go_on()
 
     def take_over(self) -> None:
@@ -151,13 +152,17 @@ class AgentCluster:
             await asyncio.to_thread(self._announcement.withdraw, spare=spare)
 
     async def _watch(self) -> None:
-        """Say when what a run cannot do without is away, and end the wait when all is lost."""
-        alone, away_since_s = Alone(), None
+        """Say when what a run cannot do without is away, and end the wait when all is lost.
+
+        Agents whose connections broke are connected to again, also while the store is away: they
+        still listen at the same addresses.
+        """
+        alone, away_since_s, known = Alone(), None, dict[str, str]()
         while not self._is_closing:
             await asyncio.sleep(LOOK_S)
             addresses = None
             try:
-                addresses = node_addresses(await asyncio.to_thread(self._store.items))
+                addresses = known = node_addresses(await asyncio.to_thread(self._store.items))
             except StoreUnavailableError as error:
                 if away_since_s is None:
                     away_since_s = time.monotonic()
@@ -167,7 +172,7 @@ class AgentCluster:
                     away_s = time.monotonic() - away_since_s
                     self._audience.take_note(f"etcd is back after {away_s:.0f} s")
                 away_since_s = None
-                await self._meet(addresses)
+            await self._meet(known)
             verdict = alone.look(
                 is_connected=bool(self.members),
                 is_coming=self._bringing.is_under_way,
@@ -249,15 +254,26 @@ class AgentCluster:
     # -- what agents say -------------------------------------------------------------------------
 
     async def _connect(self, agents: Sequence[AgentUp]) -> None:
-        for agent in agents:
+        await asyncio.gather(*(self._connect_to(agent) for agent in agents))
+
+    async def _connect_to(self, agent: AgentUp) -> None:
+        """Connect to an agent that is up; a port that refuses for a moment is tried again."""
+        give_up_s, pause_s = time.monotonic() + CONNECT_S, FIRST_PAUSE_S
+        while True:
             try:
                 await self._connections.open(agent.name, agent.address)
             except (OSError, EOFError, TimeoutError) as error:
-                raise LaunchError(
-                    f"{agent.name} has said that it listens on {agent.address}, and connecting "
-                    f"to it from this machine ends with: {str(error) or type(error).__name__}; its "
-                    f"own log is agents/{agent.name}.log in the lab's folder"
-                ) from error
+                if time.monotonic() + pause_s > give_up_s:
+                    raise LaunchError(
+                        f"{agent.name} has said that it listens on {agent.address}, and for "
+                        f"{CONNECT_S:.0f} s each try to connect to it from this machine ended "
+                        f"with: {str(error) or type(error).__name__}; its own log is "
+                        f"agents/{agent.name}.log in the lab's folder"
+                    ) from error
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                return
 
     async def _meet(self, addresses: Mapping[str, str]) -> None:
         """Connect to agents that have joined by themselves; who does not answer is tried again."""

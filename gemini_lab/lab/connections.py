@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from gemini_lab.log.events import RunFailed, RunFinished
 from gemini_lab.log.file import LogTakenError
+from gemini_lab.node.machine import process_identity
 from gemini_lab.recovery.messages import (
     EventSaid,
     Flush,
@@ -96,7 +97,9 @@ class Connections:
             channel = await connect(
                 address,
                 self._token,
-                lambda: LabHello(at_s=time.time(), owner=self._owner, taken=taken),
+                lambda: LabHello(
+                    at_s=time.time(), owner=self._owner, taken=taken, process=process_identity()
+                ),
                 timeout_s=ANSWER_S,
             )
         finally:

@@ -17,6 +17,7 @@ import msgspec
 
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.lab.loop import LoopThread
+from gemini_lab.limits import read_bytes
 from gemini_lab.recovery.messages import (
     ControlHello,
     DescribeRun,
@@ -210,7 +211,7 @@ def way_in(folder: Path) -> Way:
         RunGoneError: No live run is there, or it is another user's.
     """
     try:
-        return msgspec.json.decode((folder / CONTROL_FILE).read_bytes(), type=Way)
+        return msgspec.json.decode(read_bytes(folder / CONTROL_FILE), type=Way)
     except FileNotFoundError as error:
         raise RunGoneError(
             f"no live run is in {folder}: it is over, or whoever owned it is gone; `gemini-lab "

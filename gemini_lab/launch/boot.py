@@ -26,6 +26,7 @@ from nacl.public import PrivateKey, PublicKey, SealedBox
 from gemini_lab.errors import LaunchError
 from gemini_lab.job import python_command
 from gemini_lab.launch.mpi_order import HOME_LENT, take_order
+from gemini_lab.limits import read_end
 from gemini_lab.node.config import (
     AgentConfig,
     AgentDown,
@@ -97,9 +98,7 @@ def _answer(said: IO[bytes]) -> AgentUp | None:
 def _said_in(log: Path, begin: int) -> str:
     """What stands in an agent's log from a place on: its last lines, and where more are."""
     try:
-        with log.open("rb") as file:
-            file.seek(begin)
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = read_end(log, begin).splitlines()
     except OSError as error:
         return f"; its log {log} cannot be read ({error.strerror})"
     said = "".join(f"\n  | {line}" for line in last_lines(lines))

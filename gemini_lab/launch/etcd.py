@@ -17,6 +17,7 @@ from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd_keeper import KEEPER_LOG, Stay, start_keeper
 from gemini_lab.launch.etcd_server import LOG, Member
 from gemini_lab.launch.programs import find_program
+from gemini_lab.limits import read_end
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress, OwnCertificates
 from gemini_lab.node.etcd_store import EtcdStore
@@ -153,7 +154,7 @@ def _trouble_of(keeper: subprocess.Popen[bytes], member: Member) -> str:
     printed: list[str] = []
     for name in (KEEPER_LOG, LOG):
         with contextlib.suppress(OSError):
-            text = (Path(member.folder) / name).read_text(encoding="utf-8", errors="replace")
+            text = read_end(Path(member.folder) / name)
             printed += [line for line in text.splitlines() if not line.startswith("{")]
     code = keeper.poll()
     ended = "" if code is None else f"the process that keeps it ended with exit status {code}"

@@ -29,6 +29,7 @@ from gemini_lab.launch.etcd_server import Member
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.frozen import end_stopped
 from gemini_lab.node.own_stores import LAB
 from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
 
@@ -95,6 +96,7 @@ def keep(member: Member, prefix: str, hung_s: float = HUNG_S, *, held: Sequence[
             time.sleep(LOOK_S)
     server.end()
     shutil.rmtree(member.folder, ignore_errors=True)
+    end_stopped(prefix)
 
 
 class _Server:

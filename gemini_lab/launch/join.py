@@ -22,6 +22,7 @@ import msgspec
 from gemini_lab.display import complain
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
 from gemini_lab.launch.provider import TOKEN_VARIABLE, Joined, Supply
+from gemini_lab.limits import read_file
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import (
     ControlStore,
@@ -89,7 +90,7 @@ def find_token(file: Path | None, environment: Mapping[str, str] = os.environ) -
     else:
         where = str(file)
         try:
-            mode, token = file.stat().st_mode, file.read_text(encoding="utf-8").strip()
+            mode, token = file.stat().st_mode, read_file(file).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the token in {file}: {error}") from error
         if mode & 0o077:

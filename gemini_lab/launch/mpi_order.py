@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Final
 
+from gemini_lab.limits import END_BYTES
+
 MORE: Final = "gemini_lab: the next part"
 PART_CHARACTERS: Final = 1000  # of at most four bytes each
 ORDER_S: Final = 20.0
@@ -123,7 +125,7 @@ def run_with_order(
             raise
         finally:
             timer.cancel()
-        errors.seek(0)
+        errors.seek(max(0, os.fstat(errors.fileno()).st_size - END_BYTES))
         text = errors.read().strip() or "\n".join(said)
     answer = next((line for line in said if line.startswith("[{")), None)
     return Told(answer=answer, code=process.returncode, text=text, is_late=late.is_set())

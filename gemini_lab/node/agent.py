@@ -26,9 +26,10 @@ from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_streams import EtcdStreams
+from gemini_lab.node.frozen import end_stopped
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink
-from gemini_lab.node.machine import machine_identity
+from gemini_lab.node.machine import has_ended, machine_identity
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
 from gemini_lab.node.network import network_of
 from gemini_lab.node.news import Reading
@@ -54,10 +55,11 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.wire.tcp import Channel, connect, serve
 
 PROBES: Final = 10  # connections that may break before a silent root counts as alive
-LAB_GRACE_S: Final = 5.0  # an agent that has had no lab for this long ends
-LAB_SILENT_S: Final = 900  # as has one whose lab's machine answers nothing, idle or not
-KEY_GRACE_S: Final = 30.0  # as does one whose lab is connected or to come, but has had no key
-ALONE_S: Final = 3600.0  # as does one of a detached lab without workers and without a store
+LAB_GRACE_S: Final = 5.0  # an agent ends whose lab has had neither a connection nor a key so long
+UNHEARD_S: Final = 20.0  # so does one that hears neither lab nor store: the key would be gone
+LAB_SILENT_S: Final = 900  # its connection breaks if the lab's machine answers nothing so long
+KEY_GRACE_S: Final = 30.0  # so does one whose lab is connected or to come, but has had no key
+ALONE_S: Final = 3600.0  # so does one of a detached lab without workers and without a store
 STORE_LEFT_S: Final = 10.0  # for others to leave an etcd whose keeper was killed
 
 
@@ -106,6 +108,7 @@ class Agent:
         self._forged = ""  # what was said last of values that are not the lab's
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._lab_seen_s = time.monotonic()
+        self._lab_process = ""  # of the lab that connected last
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -137,8 +140,10 @@ class Agent:
         finally:  # also where who started it, or the store, is gone before it has joined
             server.close()
             await self._leave()
-        if self._is_end_known and self.config.etcd.is_followed:
-            release_store(self.config.prefix)
+        if self._is_end_known:
+            await asyncio.to_thread(end_stopped, self.config.prefix)
+            if self.config.etcd.is_followed:
+                release_store(self.config.prefix)
         if self._is_lab_over:  # or this machine is cut off: then others here may still be in it
             over = self.config.prefix if self._is_end_known else ""
             await asyncio.to_thread(end_left_stores, STORE_LEFT_S, over)
@@ -283,26 +288,33 @@ class Agent:
         self.supervisor.note_epoch(read_epoch(items))
 
     def _watch_lab(self) -> None:
-        """End when the lab is gone: its connection is closed, or its key has run out.
+        """End when the lab is gone: its process, or its key and its connection.
 
-        A lab whose other machines are slow to come takes its time before it connects, while its
-        store is there. A detached one lives as long as its key, or, while the store is away, as its
-        workers.
+        A broken connection alone proves nothing: the lab connects again. A lab whose other machines
+        are slow to come takes its time before it connects, while its store is there. A detached one
+        lives as long as its key, or, while the store is away, as its workers.
         """
-        reading = self._reading
-        is_coming = not self.lab.was_opened
-        is_here = self.lab.is_open or (is_coming and reading is not None)
-        if self.config.detached is not None:
-            is_here = reading is not None or bool(self.supervisor.host.workers)
-        if is_here and (reading is None or LAB_KEY in reading.items):
+        reading, is_detached = self._reading, self.config.detached is not None
+        works = bool(self.supervisor.host.workers) if is_detached else self.lab.is_open
+        if LAB_KEY in reading.items if reading is not None else works:
             self._lab_seen_s = time.monotonic()
-        is_alone = self.config.detached is not None and reading is None
-        # What is read of the key is up to some seconds old; a connection that ended is known, and a
-        # detached lab's key stands before its first agent starts.
-        may_come = is_coming and reading is not None and self.config.detached is None
-        grace_s = KEY_GRACE_S if self.lab.is_open or may_come else LAB_GRACE_S
-        if time.monotonic() - self._lab_seen_s > (ALONE_S if is_alone else grace_s):
-            self._end_with_lab(is_known=reading is not None and LAB_KEY not in reading.items)
+        has_key_gone = reading is not None and LAB_KEY not in reading.items
+        is_killed = not is_detached and has_ended(self._lab_process)
+        is_away = time.monotonic() - self._lab_seen_s > self._lab_grace_s()
+        if is_away or is_killed:
+            self._end_with_lab(is_known=has_key_gone or is_killed)
+
+    def _lab_grace_s(self) -> float:
+        """How long a lab may be away, by what is known of it.
+
+        What is read of its key is up to some seconds old; a connection that ended is known, and a
+        detached lab's key stands before its first agent starts.
+        """
+        is_detached = self.config.detached is not None
+        if self._reading is None:
+            return ALONE_S if is_detached else UNHEARD_S
+        may_come = not self.lab.was_opened and not is_detached
+        return KEY_GRACE_S if self.lab.is_open or may_come else LAB_GRACE_S
 
     def _end_with_lab(self, *, is_known: bool) -> None:
         """End, as the lab is over.
@@ -331,6 +343,7 @@ class Agent:
 
     async def _serve_lab(self, channel: Channel, hello: LabHello) -> None:
         self.lab.open(channel, hello)
+        self._lab_process = hello.process
         try:
             channel.break_after(LAB_SILENT_S)
             while (message := await channel.receive()) is not None:

@@ -9,7 +9,6 @@ follow one another are answered ever later.
 """
 
 import asyncio
-import errno
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,7 +19,7 @@ from gemini_lab.errors import LaunchError, MessageError
 from gemini_lab.log.events import LinkCut, Note
 from gemini_lab.recovery.messages import FromAgentMessage, Joined, RootHello, RootOrder
 from gemini_lab.recovery.protocol import Emit, FromAgent, Happening, NodeJoined, NodeLost
-from gemini_lab.wire.tcp import Channel, connect
+from gemini_lab.wire.tcp import OWN_LACKS, Channel, connect
 
 CONNECT_S: Final = 2.0  # for a connection to a busy agent, and for its first word; a dead one's
 # machine refuses at once
@@ -28,7 +27,6 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 SILENT_S: Final = 30
 """Without an answer from its machine an agent is lost that still has its lease: it reaches etcd."""
-OWN_LACKS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 STEADY_S: Final = 10.0  # a connection that lived so long starts the pauses anew
 
 

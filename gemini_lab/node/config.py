@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.limits import read_bytes
 from gemini_lab.node.etcd_address import EtcdAddress
 
 
@@ -90,7 +91,7 @@ def why_blind(detached: Detached | None) -> str | None:
     if detached is None:
         return None
     with suppress(OSError):
-        if (Path(detached.folder) / LAB_FILE).read_text(encoding="utf-8") == detached.identity:
+        if read_bytes(Path(detached.folder) / LAB_FILE) == detached.identity.encode():
             return None
     return (
         f"{socket.gethostname()} does not see the run's folder {detached.folder}: the log of a "

@@ -48,6 +48,9 @@ async def reaches_others(addresses: Mapping[str, str]) -> bool:
 
     Args:
         addresses: Of the other agents that are registered; with fewer than `FEWEST` nobody knows.
+
+    Raises:
+        OSError: This machine lacks what a connection needs, so nobody was asked.
     """
     if len(addresses) < FEWEST:
         return True

@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.limits import read_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ def _require_file(name: str, file: str | None) -> None:
     """
     try:
         if file is not None:
-            Path(file).read_bytes()
+            read_bytes(Path(file))
     except OSError as error:
         raise ConfigError(
             f"{name} names {file}, which cannot be read: {error.strerror}; correct it there"
@@ -132,7 +133,7 @@ def tls_credentials(address: EtcdAddress) -> Any:
     import grpc  # noqa: PLC0415  (its threads start with its import)
 
     def read(file: str | None) -> bytes | None:
-        return None if file is None else Path(file).read_bytes()
+        return None if file is None else read_bytes(Path(file))
 
     if (own := address.own) is not None:
         return grpc.ssl_channel_credentials(

@@ -20,6 +20,7 @@ from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.processes import AGENT, processes_of
 from gemini_lab.node.watch import is_process_stopped
 
 PROGRAM: Final = "gemini_lab.node.frozen"
@@ -51,10 +52,29 @@ def watch(pid: int, prefix: str, etcd: EtcdAddress) -> None:
     with suppress(psutil.NoSuchProcess):
         agent = psutil.Process(pid)
         if _stops(agent) and _outlives_its_lab(agent, EtcdStore(etcd, prefix)):
-            for process in [*agent.children(recursive=True), agent]:
-                if process.pid != os.getpid():  # the agent started this one, too
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
+            _end_node(agent)
+
+
+def end_stopped(prefix: str) -> None:
+    """End the nodes of a lab on this machine whose agents stand still, as the lab is over.
+
+    A guard stands only where the lab itself stopped a node: a person or a scheduler tells nobody.
+
+    Args:
+        prefix: Of the lab's keys.
+    """
+    for agent in processes_of(AGENT, prefix):
+        if is_process_stopped(agent.pid):
+            with suppress(psutil.Error):
+                _end_node(agent)
+
+
+def _end_node(agent: psutil.Process) -> None:
+    """End an agent, and all that it started; this process may be one of these."""
+    for process in [*agent.children(recursive=True), agent]:
+        if process.pid != os.getpid():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def _stops(agent: psutil.Process) -> bool:

@@ -3,6 +3,8 @@
 from collections import defaultdict, deque
 from typing import Final
 
+from msgspec.structs import replace
+
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
     CodeSeen,
@@ -16,7 +18,7 @@ from gemini_lab.log.events import (
     WrongSums,
 )
 from gemini_lab.recovery.distrust import left_by
-from gemini_lab.recovery.messages import EndReached, ScriptFinished
+from gemini_lab.recovery.messages import EndReached, ExecutedAs, ScriptFinished
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.rewinds import joined, left_of
 
@@ -52,7 +54,7 @@ class Remembered:
         self.left: tuple[VersionId, ...] = ()
         self.wrong_sums: WrongSums | None = None
         self._decisive: dict[tuple[int, type, str], tuple[int, Word]] = {}  # in order; its epoch
-        self._code: dict[str, str] = {}
+        self._code: dict[str, ExecutedAs] = {}
         self._run: int | None = None  # whose all of this is
         self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED)
@@ -75,8 +77,8 @@ class Remembered:
         what = said.what if isinstance(said, EndReached) else ""
         self._keep(said.rank, type(said), said.epoch, said, what=what)
 
-    def code(self, run: int) -> dict[str, str]:
-        """Return the digests of a run's script's files, by name, as they were executed last."""
+    def code(self, run: int) -> dict[str, ExecutedAs]:
+        """Return how a run's workers executed the script's files last, by name."""
         return self._code if run == self._run else {}
 
     def iterations(self, run: int) -> list[IterationBegun | Iteration]:
@@ -86,6 +88,10 @@ class Remembered:
     def take(self, entry: Entry) -> None:
         """A worker said something."""
         event = entry.event
+        if isinstance(event, CodeSeen):  # a rank that imports while it trains says several
+            self._code |= {name: (event.epoch, one) for name, one in event.files.items()}
+            of_epoch = {n: one for n, (epoch, one) in self._code.items() if epoch == event.epoch}
+            entry = replace(entry, event=replace(event, files=of_epoch))
         if isinstance(event, _DECISIVE):
             self._keep(event.rank, type(event), event.epoch, entry)
         match event:
@@ -96,8 +102,6 @@ class Remembered:
                 self._forget(event.rank, EndReached)
             case Protected():
                 self.protected = event
-            case CodeSeen():
-                self._code |= event.files
             case Rewound():
                 self._go_back(event, left_of(event, run=self._run or 0))
             case WrongSums():

@@ -190,10 +190,17 @@ class RootShell:
         the others say may still arrive.
         """
         began_s = self._clock()
-        while not await reaches_others(self._others):
+        while not await self._reaches_others():
             self._stands_down |= self._clock() - began_s > CUT_OFF_S
             await self._stand_down_if_cut_off()
             await asyncio.sleep(self._membership.poll_s)
+
+    async def _reaches_others(self) -> bool:
+        try:
+            return await reaches_others(self._others)
+        except OSError as error:
+            self._note_lack(error)
+            return False
 
     def _note_lack(self, error: OSError) -> None:
         """This machine cannot connect to anybody: who seems lost to it may train well."""

@@ -134,7 +134,7 @@ class ChunkSchedule:
             fields: Any = json.loads(text)
             chunks = tuple(Chunk(**chunk) for chunk in fields["chunks"])
             return cls(**fields | {"chunks": chunks, "notes": tuple(fields["notes"])})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"this is no chunk schedule ({error!r}); plan_chunks makes one"
             ) from (error)

@@ -208,7 +208,7 @@ class Profile:
                     "conditions": tuple(fields["conditions"]),
                 }
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"this is no profile ({error!r}); `gemini-lab profile` makes one"
             ) from error

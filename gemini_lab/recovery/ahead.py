@@ -120,7 +120,7 @@ class Ahead:
             fingerprint=state.fingerprint,
             kept=[rank for rank in seats.ranks if rank not in self.ranks],
             joins=state.rendezvous,
-            code=state.code,
+            code=state.digests,
         )
         yield Send(to=node, order=order)
 

@@ -92,6 +92,18 @@ def judge_exit(
     if reason is None and has_spare and exited.error and exited.error.error in OF_THE_MACHINE:
         told = f"rank {exited.rank} on {node}: {exited.error.text}"
         return Verdict(state=state, reason=told, cause="machines", left=node)
+    # No script ends so by itself: the kernel lacks memory, or somebody on that machine kills.
+    is_killed = reason is None and exited.code == -signal.SIGKILL
+    if (
+        is_killed
+        and state.attempts >= MAX_ATTEMPTS
+        and (left := node_to_leave(state.offences, state, spares))
+    ):
+        told = (
+            f"rank {exited.rank} on {node} (failure {state.attempts} with no iteration finished "
+            f"between): {_said_last(exited)}"
+        )
+        return Verdict(state=state, reason=told, cause="machines", left=left)
     if reason is None:
         failed = f"rank {exited.rank} on {node}, exit status {exited.code}: {_said_last(exited)}"
         return _judge_barren(state, failed, cause=cause_of(exited), spares=spares)

@@ -46,6 +46,8 @@ Doing = Literal[
 End = Literal["break", "data", "epoch", "loop", "script"]
 """What may be over on a rank; see `EndReached`."""
 Epoch = Count
+ExecutedAs = tuple[Epoch, str]
+"""The epoch in which workers said that they execute a file, and its digest."""
 Rank = Count
 Rising = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """What numbers words that people say, one after another: nanoseconds, which all 64 bits hold."""
@@ -82,11 +84,13 @@ class LabHello(Message, frozen=True, kw_only=True):
         at_s: Its clock, to which agents set their events.
         owner: Who it is; another process has another name.
         taken: Messages of this agent that it has taken before, on connections that are gone.
+        process: Its process, as `node.machine` names it; empty: not told.
     """
 
     at_s: Seconds
     owner: str
     taken: Count
+    process: str = ""
 
 
 class RootHello(Message, frozen=True, kw_only=True):
@@ -620,7 +624,7 @@ class Inventory(Message, frozen=True, kw_only=True):
         iterations: What the node's workers said of their newest ones, so that this root too can
             compare with that what is done again.
         left: What rewinds left behind, as this node's workers said; see `recovery.rewinds`.
-        code: Digests of the script's files, as they said.
+        code: How they execute the script's files, by name, as they said last.
     """
 
     epoch: Epoch
@@ -633,7 +637,7 @@ class Inventory(Message, frozen=True, kw_only=True):
     protected: Protected | None = None
     iterations: list[IterationBegun | Iteration] = []
     left: list[VersionId] = []
-    code: dict[str, str] = {}
+    code: dict[str, ExecutedAs] = {}
 
 
 class PortHeld(Message, frozen=True, kw_only=True):

@@ -138,8 +138,7 @@ class PhasedRun(EndingRun):
                 self.state = replace(self.state, silent=silent)
                 self._repeats.learn(answer.iterations, answer.left)
                 self._leave_behind(answer.left)
-                # What workers say themselves is newer than what a node remembers of earlier ones.
-                self._learn_code({**answer.code, **self.state.code})
+                self._learn_code(answer.code)
                 if self.state.settings is None and answer.protected is not None:
                     self._learn_settings(answer.protected)
                 yield from self._advance(at_s)
@@ -401,7 +400,7 @@ class PhasedRun(EndingRun):
                 rendezvous=address,
                 fingerprint=self.state.fingerprint,
                 kept=[*self._keeping.ranks],
-                code=self.state.code,
+                code=self.state.digests,
             )
             yield Send(to=node, order=order)
 

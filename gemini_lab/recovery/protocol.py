@@ -17,7 +17,13 @@ from gemini_lab.log.events import (
     RunFinished,
 )
 from gemini_lab.placement import Placement, Risk
-from gemini_lab.recovery.messages import FromAgentMessage, JobOrder, RootOrder, WorkerStatus
+from gemini_lab.recovery.messages import (
+    ExecutedAs,
+    FromAgentMessage,
+    JobOrder,
+    RootOrder,
+    WorkerStatus,
+)
 from gemini_lab.recovery.plan import Copy, VersionId
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
@@ -328,7 +334,7 @@ class RootState:
             behind nor let go.
         saved_at_s: When it was begun, or the job was submitted.
         is_behind: Whether training went back behind what is there, and nothing was saved since.
-        code: Digests of the script's files, by name, as this run executed them last.
+        code: How this run executed the script's files last, by name.
         clock_s: What the clock of the root agent that wrote this said as it did; 0 in its own.
     """
 
@@ -386,7 +392,7 @@ class RootState:
     saved: int = 0
     saved_at_s: float = 0.0
     is_behind: bool = False
-    code: dict[str, str] = field(default_factory=dict)
+    code: dict[str, ExecutedAs] = field(default_factory=dict)
     clock_s: float = 0.0
 
     def on_clock(self, at_s: float) -> "RootState":
@@ -460,6 +466,11 @@ class RootState:
         ending = self.ending
         is_wrong = isinstance(ending, RunFailed) and ending.cause == "wrong_sums"
         return is_wrong and bool(self.left)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Those of the script's files, by name, as this run executed them last."""
+        return {name: digest for name, (_, digest) in self.code.items()}
 
     def read_settings(self) -> Settings:
         """The workers' settings; before `protect` told them, what the launcher was told."""

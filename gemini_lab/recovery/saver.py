@@ -324,7 +324,7 @@ class Saver:
                 world_size=state.seats.world_size,
                 settings=settings.to_json(),
                 left=[*state.left],
-                code=state.code,
+                code=state.digests,
             ),
         )
 

@@ -14,7 +14,7 @@ from gemini_lab.recovery.ends import Ends
 from gemini_lab.recovery.finite import LossWatch
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
-from gemini_lab.recovery.messages import Inventory, RootOrder
+from gemini_lab.recovery.messages import ExecutedAs, Inventory, RootOrder
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.progress import Progress
@@ -142,9 +142,14 @@ class KnownRun:
             placed=replace(self.state.seats, placement=event.placement),
         )
 
-    def _learn_code(self, files: Mapping[str, str]) -> None:
-        """Workers execute these files of the script, by their digests."""
-        self.state = replace(self.state, code={**self.state.code, **files})
+    def _learn_code(self, files: Mapping[str, ExecutedAs]) -> None:
+        """Keep what workers said last of each file that they execute.
+
+        A word that came too late, or was lost with its connection, comes with a node's inventory.
+        """
+        known = self.state.code
+        newer = {name: said for name, said in files.items() if said >= known.get(name, said)}
+        self.state = replace(self.state, code={**known, **newer})
 
     def _leave_behind(self, left: Iterable[VersionId]) -> int | None:
         """Training went back: versions after that, and iterations, count no more.

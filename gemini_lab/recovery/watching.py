@@ -85,7 +85,7 @@ class WatchedRun(PhasedRun):
     ) -> Iterator[Instruction]:
         """The settings are known now, and with them who keeps what; or what workers execute."""
         if isinstance(event, events.CodeSeen):
-            self._learn_code(event.files)
+            self._learn_code({name: (event.epoch, one) for name, one in event.files.items()})
             yield WriteState(state=self.state)
             return
         if event.rank in self._protected:  # it is said again after a connection broke

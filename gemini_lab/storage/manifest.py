@@ -59,7 +59,7 @@ def unsealed(text: bytes) -> dict[str, Any] | None:
     try:
         content: dict[str, Any] = json.loads(text)
         return content if content.pop("checksum") == _checksum(content) else None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

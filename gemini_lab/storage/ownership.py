@@ -23,12 +23,12 @@ class Ownership:
     def owner(self) -> int | None:
         """Return the run whose store this is; `None` if it is nobody's."""
         with self._files.explained("read the owner of"):
-            text = self._files.read(_OWNER)
+            text = self._files.record(_OWNER)
         if not text:
             return None
         try:
             return int(json.loads(text)["run"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise UnreadError(
                 f"the persistent tier {self._files.url} says in {_OWNER} whose it is, and that "
                 f"cannot be read: {len(text)} bytes, {text[:40]!r}; try again, or name another "

@@ -282,7 +282,7 @@ class PersistentTier:
         found: list[VersionId] = []
         for name in filter(_LEFT.fullmatch, self._files.listing()):
             with self._files.explained("read what was left behind in"):
-                text = self._files.read(name)
+                text = self._files.record(name)
             if (left := left_in(text)) is None:
                 raise UnreadError(
                     f"{self.url} has {name}, which says which versions count no more, and it "
@@ -356,7 +356,7 @@ class PersistentTier:
             UnreadError: There is none, or what is there is none of this version.
         """
         with self._files.explained(f"read version {version} from"):
-            text = self._files.read(f"{_folder(version)}/{MANIFEST}")
+            text = self._files.record(f"{_folder(version)}/{MANIFEST}")
         content = unsealed(text)
         if content is not None and content.get("version") == version:
             return content

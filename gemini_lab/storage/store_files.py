@@ -19,6 +19,8 @@ from gemini_lab.errors import CapacityError, ConfigError, GeminiError
 from gemini_lab.units import MIB
 
 _WRITE_BYTES: Final = 16 * MIB
+MOST_RECORD_BYTES: Final = 64 * MIB
+"""Of a manifest, with a digest for each chunk of each shard, or of another small file."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _MISSING_SLASH: Final = re.compile(r"([a-z][a-z0-9+]+):/?([^/].*)", re.ASCII)
@@ -102,6 +104,13 @@ class StoreFiles:
         except (FileNotFoundError, NotADirectoryError):
             data = b""
         return data
+
+    def record(self, path: str) -> bytes:
+        """A small file, such as a manifest; of a larger one its beginning, which nobody can parse.
+
+        Whoever can write there may have put anything in its place.
+        """
+        return self.read(path, 0, MOST_RECORD_BYTES)
 
     def size_bytes(self, path: str) -> int:
         """What of a file has reached the store; 0 if it is not there."""

@@ -15,6 +15,7 @@ at once as the end of the stream: it is how a dead process is noticed in millise
 """
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import secrets
@@ -44,7 +45,11 @@ NONCE_BYTES: Final = 16
 ROOM_BYTES: Final = 2**20
 """What waits here for the other end before whoever can wait does."""
 HANDSHAKE_S: Final = 5.0
+MOST_STRANGERS: Final = 128
+"""Connections at once whose openers have not proved anything yet; more would take descriptors."""
 PROBES: Final = 6  # that would fit in the time in which the other machine has to answer one
+OWN_LACKS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+"""Errors of a connection for want of something on this machine: the other one may be well."""
 _BROKEN: Final = (ConnectionError, OSError, EOFError, ValueError)
 
 
@@ -157,21 +162,32 @@ async def serve(
 ) -> tuple[asyncio.Server, int]:
     """Listen on `port` of `host`, or a free one; each authenticated connection runs `handle`.
 
+    Of too many that have not authenticated themselves, the oldest are ended: who knows the token
+    needs a moment to say so.
+
     Returns:
         The server and its port.
     """
+    strangers: dict[asyncio.StreamWriter, None] = {}  # in order
 
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello, began_s = None, time.monotonic()
+        strangers[writer] = None
+        if len(strangers) > MOST_STRANGERS:
+            oldest = next(iter(strangers))
+            del strangers[oldest]
+            oldest.transport.abort()
         try:
             # Else it is a stranger, or a peer that died while it was introducing itself.
             with suppress(TimeoutError, MessageError, *_BROKEN):
                 async with asyncio.timeout(HANDSHAKE_S):
                     hello = await _admit(reader, writer, token, f"{host}:{port}")
+            strangers.pop(writer, None)
             if hello is not None:
                 age_s = time.monotonic() - began_s
                 await handle(Channel(reader, writer, hello, age_s=age_s))
         finally:
+            strangers.pop(writer, None)
             writer.close()
 
     server = await asyncio.start_server(welcome, host, port)
@@ -240,6 +256,9 @@ async def answers(address: str, *, timeout_s: float) -> bool:
     """Whether the machine of `address` (`host:port`) answers at all, if only that nobody listens.
 
     The kernels do: a process that is stopped or busy does not keep them from it.
+
+    Raises:
+        OSError: This machine lacks what a connection needs, so nobody was asked.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -247,7 +266,9 @@ async def answers(address: str, *, timeout_s: float) -> bool:
             _, writer = await asyncio.open_connection(host, int(port))
     except ConnectionError:
         return True
-    except OSError:  # a timeout is one, too
+    except OSError as error:  # a timeout is one, too
+        if error.errno in OWN_LACKS:
+            raise
         return False
     writer.close()
     return True

@@ -1,13 +1,16 @@
 """Each kind of failure, for real, on training nodes: the losses stay those of a quiet run."""
 
 import contextlib
+import os
 import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from gemini_lab import Lab, Run
+from gemini_lab.experiments.chaos import sockets
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import (
     BitFlip,
@@ -29,6 +32,8 @@ from gemini_lab.log.events import (
     Transfer,
 )
 from gemini_lab.log.file import read_log
+from gemini_lab.node.agent import LAB_GRACE_S
+from gemini_lab.node.processes import AGENT, processes_of
 
 from .conftest import random_seeds
 
@@ -71,6 +76,31 @@ def test_a_cut_link_that_comes_back_costs_nothing(lab, undisturbed):
     report = lab.train(job, scenario=scenario, persistent_url=None).wait(200).report()
     assert report.recoveries == ()
     assert report.losses_match(undisturbed(iterations=ITERATIONS))
+
+
+@pytest.mark.skipif(sockets.why_not() is not None, reason=str(sockets.why_not()))
+def test_agents_wait_for_a_lab_that_is_busy_as_its_connections_break(lab, undisturbed):
+    """A lab that is stopped for a moment, or that a firewall keeps away, has not ended."""
+    before = {*lab.living}
+    run = lab.train(gpt_job(size="tiny", iterations=ITERATIONS), persistent_url=None)
+    wait_until(lambda: run.iteration >= 3)
+    lab._cluster._loop.call(time.sleep, 2 * LAB_GRACE_S)
+    assert sum(sockets.cut(agent.pid, [os.getpid()]) for agent in agents_of(lab)) == len(before)
+    report = run.wait(200).report()
+    assert report.losses_match(undisturbed(iterations=ITERATIONS))
+    assert report.recoveries == ()
+    assert {*lab.living} == before
+
+
+def agents_of(lab):
+    return [*processes_of(AGENT, lab._cluster._store.prefix.rstrip("/"))]
+
+
+def wait_until(is_so, *, limit_s=100.0):
+    give_up_s = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
 
 
 def test_the_log_has_every_collective_and_the_way_of_every_version(lab):

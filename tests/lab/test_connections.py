@@ -13,7 +13,8 @@ from gemini_lab.lab.connections import Connections
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import NodeReady, Note, RunFinished
-from gemini_lab.node.config import LabRecord
+from gemini_lab.node.config import AgentUp, LabRecord
+from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.recovery.messages import CloseLab, Flush, Flushed, Heard
 from gemini_lab.wire.tcp import serve
@@ -29,8 +30,8 @@ class AgentStandIn:
         self.heard = 0
         self.has_ended = False
 
-    async def open(self):
-        self.server, port = await serve("127.0.0.1", TOKEN, self.welcome)
+    async def open(self, port=0):
+        self.server, port = await serve("127.0.0.1", TOKEN, self.welcome, port=port)
         return f"127.0.0.1:{port}"
 
     async def welcome(self, channel):
@@ -144,6 +145,43 @@ def test_an_owner_that_takes_over_hears_all_nodes_before_a_runs_end(meet):
         loop = meet(audience, root, slow)
         wait_for(loop, lambda: len(audience.texts) == 2)
     assert audience.texts == ["iteration 12", "run_finished"]
+
+
+def test_a_start_tries_an_agent_again_whose_port_refuses_for_a_moment(meet):
+    """Also beside one that answers at once."""
+    loop = meet(AudienceStandIn())
+    (lab,) = meet.started
+    late, prompt = AgentStandIn("node-0"), AgentStandIn("node-1")
+    address = loop.finish(late.open(), timeout_s=10)
+    loop.call(late.server.close)
+    there = loop.finish(prompt.open(), timeout_s=10)
+    ups = [
+        AgentUp(name=one.name, address=at, pid=1) for one, at in ((late, address), (prompt, there))
+    ]
+    started = loop.spawn(lab._connect(ups))
+    wait_for(loop, lambda: "node-1" in lab.members or started.done())
+    loop.finish(late.open(int(address.rpartition(":")[2])), timeout_s=10)
+    started.result(30)
+    assert {*lab.members} == {"node-0", "node-1"}
+
+
+def test_a_lab_connects_again_to_agents_also_while_its_store_is_away(meet):
+    """An agent that hears neither its lab nor the store for long ends."""
+    agent = AgentStandIn("node-0")
+    loop = meet(AudienceStandIn(), agent)
+    (lab,) = meet.started
+    wait_for(loop, lambda: "node-0" in lab.members)
+    there, reads = lab._store.items, []
+
+    def away():
+        raise StoreUnavailableError("away")
+
+    lab._store.items = lambda: reads.append(1) or there()
+    wait_for(loop, lambda: reads)
+    lab._store.items = away
+    last = agent.channel
+    loop.call(last.close)
+    wait_for(loop, lambda: agent.channel is not last)
 
 
 def test_a_lab_that_breaks_on_a_message_says_so_and_goes_on_listening(meet, capfd):

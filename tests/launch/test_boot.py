@@ -194,7 +194,7 @@ def test_an_agent_that_joined_as_its_launcher_was_killed_ends_soon(tmp_path):
 def ends_soon(up):
     agent = psutil.Process(up.pid)
     try:
-        agent.wait(KEY_GRACE_S / 2)
+        agent.wait(KEY_GRACE_S)
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             agent.kill()

@@ -15,7 +15,8 @@ from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.frozen import PROGRAM
+from gemini_lab.node.frozen import PROGRAM, end_stopped
+from gemini_lab.node.processes import AGENT
 
 LIMIT_S = 60.0
 NODE = """
@@ -106,3 +107,54 @@ def test_a_node_that_goes_on_is_left_alone(store: EtcdStore, node: list[psutil.P
     until(lambda: is_over(guard))
     store.delete(LAB_KEY)
     assert not any(is_over(process) for process in node)
+
+
+@pytest.fixture
+def agents(prefix: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two that look like agents of a lab, with a child each, and one of another lab."""
+    text = "import subprocess as s; p = s.Popen(['sleep', '600']); print(p.pid, flush=1); p.wait()"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", text, AGENT, lab],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for lab in (prefix, prefix, f"{prefix}-other")
+    ]
+    yield started
+    for one in started:
+        with one:
+            os.killpg(one.pid, signal.SIGKILL)
+
+
+def stop(agents: list[subprocess.Popen[str]]) -> list[list[psutil.Process]]:
+    """Stop the first and the last, as a person does; gives each with its child."""
+    nodes = []
+    for one in agents:
+        assert one.stdout is not None
+        nodes.append([psutil.Process(one.pid), psutil.Process(int(one.stdout.readline()))])
+    for node in (nodes[0], nodes[2]):
+        freeze(node)
+        until(lambda node=node: node[0].status() == psutil.STATUS_STOPPED)  # type: ignore[misc]
+    return nodes
+
+
+def test_what_a_person_stopped_ends_with_its_lab_and_nothing_else_does(
+    agents: list[subprocess.Popen[str]], prefix: str
+) -> None:
+    stopped, going, others = stop(agents)
+    end_stopped(prefix)
+    until(lambda: all(map(is_over, stopped)))
+    assert not any(map(is_over, (*going, *others)))
+
+
+def test_the_keeper_of_a_labs_etcd_ends_with_it_what_was_stopped(
+    agents: list[subprocess.Popen[str]], prefix: str
+) -> None:
+    """Where all agents of a machine stand still, none of them can."""
+    with start_etcd("127.0.0.1", prefix):
+        stopped, going, others = stop(agents)
+        assert not any(map(is_over, stopped))
+    until(lambda: all(map(is_over, stopped)))
+    assert not any(map(is_over, (*going, *others)))

@@ -113,13 +113,23 @@ def test_ends_are_said_again_in_order_until_the_rank_does_another_iteration_or_g
     assert remembered.decisive(1) == [finished]
 
 
+def test_all_that_a_rank_executes_is_said_again_also_where_it_said_so_in_several_words():
+    """As a rank does that imports while it trains."""
+    remembered = Remembered()
+    remembered.begin(7)
+    for epoch, files in ((1, {"old.py": "o"}), (2, {"train.py": "a"}), (2, {"late.py": "b"})):
+        remembered.take(entry(events.CodeSeen(rank=0, epoch=epoch, files=files)))
+    (again,) = remembered.decisive(2)
+    assert again.event.files == {"train.py": "a", "late.py": "b"}
+
+
 def test_what_another_run_executed_is_nothing_that_this_one_did():
     """A run's first inventory is taken before its workers start, when the last one's are gone."""
     remembered = Remembered()
     remembered.begin(1)
     seen = events.CodeSeen(rank=0, epoch=1, files={"train.py": "a"})
     remembered.take(Entry(at_s=0.0, node="node-0", event=seen))
-    assert remembered.code(1) == {"train.py": "a"}
+    assert remembered.code(1) == {"train.py": (1, "a")}
     assert remembered.code(2) == {}
     remembered.begin(2)
     assert (remembered.code(1), remembered.code(2)) == ({}, {})

@@ -17,6 +17,7 @@ from gemini_lab.recovery.messages import (
     Disown,
     Disowned,
     EventSaid,
+    ExecutedAs,
     Fence,
     Fenced,
     FromAgentMessage,
@@ -36,6 +37,8 @@ from gemini_lab.recovery.messages import (
     TakeInventory,
     WorkerExited,
     WorkerPulse,
+    decode,
+    encode,
 )
 from gemini_lab.recovery.plan import (
     CopyTransfer,
@@ -100,6 +103,7 @@ class Story:
         self.ahead: dict[str, list[int]] = {}  # ranks whose processes wait on a node for a place
         self.remembered: dict[str, list[events.Iteration]] = {}  # what agents know of iterations
         self.left: dict[str, list[VersionId]] = {}  # what agents know of rewinds
+        self.code: dict[str, dict[str, ExecutedAs]] = {}  # what agents know of the script's files
         self.rewinds: dict[int, int] = {}  # how many there were, by epoch
         self.persistent: list[int] = []
         self.disowned: list[VersionId] = []  # what the tier says that runs went back behind
@@ -123,7 +127,10 @@ class Story:
         self.do(self.root.handle(NodeLost(at_s=self.now_s, node=node, cause=cause)))
 
     def say(self, node: str, message: FromAgentMessage) -> None:
-        self.do(self.root.handle(FromAgent(at_s=self.now_s, node=node, message=message)))
+        """An agent says something, which comes as a connection brings it."""
+        heard = decode(encode(message))
+        assert isinstance(heard, FromAgentMessage)
+        self.do(self.root.handle(FromAgent(at_s=self.now_s, node=node, message=heard)))
 
     def event(self, node: str, event: events.AnyEvent) -> None:
         self.say(node, EventSaid(entry=Entry(at_s=self.now_s, node=node, event=event)))
@@ -175,6 +182,7 @@ class Story:
                 case RequestNodes():
                     self.requests.append(instruction)
                 case Send():
+                    assert decode(encode(instruction.order)) == instruction.order
                     self.orders.append(instruction)
                     self.answer(instruction)
 
@@ -203,6 +211,7 @@ class Story:
                     disowned=self.disowned if is_read else [],
                     iterations=self.remembered.get(sent.to, []),
                     left=self.left.get(sent.to, []),
+                    code=self.code.get(sent.to, {}),
                 )
                 self.say(sent.to, said)
             case CallRoll():

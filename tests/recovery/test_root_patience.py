@@ -1,13 +1,14 @@
 """What the root agent does not do: mix histories, throw progress away, or wait in silence."""
 
 import itertools
+import signal
 from dataclasses import replace
 
 import msgspec
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.faults import MAX_KILLS
+from gemini_lab.recovery.faults import MAX_ATTEMPTS, MAX_KILLS
 from gemini_lab.recovery.messages import Committed, Persist, PortHeld, ScriptError
 from gemini_lab.recovery.protocol import (
     JobCancelled,
@@ -260,6 +261,25 @@ def test_a_machine_that_is_too_small_is_left_at_once_when_the_run_has_trained():
     assert story.members() == ["node-0", "node-5", "node-2", "node-3"]
     assert story.of(events.NodeExcluded)[0].reason.endswith(SHORT_OF_MEMORY.text)
     assert story.plan().version == 4
+
+
+def test_a_machine_that_kills_a_worker_three_times_is_left_for_a_standby_with_the_reason():
+    """Its kernel lacks memory, say, and the standby's does not."""
+    story, killed = Story().start(iterations=4), "as the kernel's OOM killer ended 1"
+    for _ in range(MAX_ATTEMPTS):
+        assert "node-1" in story.members()
+        story.exit(1, -signal.SIGKILL, f"iteration 4\n{killed}")
+    assert story.members() == ["node-0", "node-4", "node-2", "node-3"]
+    (excluded,) = story.of(events.NodeExcluded)
+    assert (excluded.name, excluded.reason.endswith(killed)) == ("node-1", True)
+    assert story.plan().version == 4
+
+
+def test_kills_on_several_machines_are_no_single_ones():
+    story = Story().start(iterations=4)
+    for number in range(MAX_ATTEMPTS):
+        story.exit(number, -signal.SIGKILL)
+    assert story.of(events.NodeExcluded) == []
 
 
 def test_without_another_machine_a_start_is_tried_again_but_not_for_ever():

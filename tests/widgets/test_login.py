@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("bokeh")
 
-from gemini_lab_widgets.login import MOST_TRIES, Guard, page_of
+from gemini_lab_widgets.login import MOST_TRIES, Guard, page_of, whose
 from gemini_lab_widgets.signing import KEY_BYTES, kept_key
 
 PASSWORD = "correct horse"
@@ -96,3 +96,37 @@ def test_without_a_place_for_it_each_key_is_a_new_one(tmp_path):
 )
 def test_who_comes_in_gets_the_page_as_it_was_asked_for_and_no_other_server(asked, page):
     assert page_of(asked) == page
+
+
+@pytest.mark.parametrize(
+    ("address", "other", "is_same"),
+    [
+        ("127.0.0.1", "127.9.8.7", True),
+        ("127.0.0.1", "::1", True),
+        ("::ffff:127.0.0.2", "127.0.0.1", True),
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("", "127.0.0.1", False),
+    ],
+)
+def test_who_has_many_addresses_waits_as_who_has_one(address, other, is_same):
+    """Any user of this machine may come from all of 127.0.0.0/8, one guess a second from each."""
+    assert (whose(address) == whose(other)) == is_same
+
+
+def test_tries_from_many_addresses_of_one_machine_are_not_looked_at_at_once():
+    async def guess():
+        gate = asyncio.Event()
+        guard = Guard(PASSWORD, port=1, key=KEY, pause=gate.wait)
+        tries = [
+            asyncio.create_task(guard.admits("wrong", address=f"127.0.0.{number}"))
+            for number in range(1, MOST_TRIES + 1)
+        ]
+        await a_moment()
+        assert await guard.admits(PASSWORD, address="127.1.2.3") is None
+        gate.set()
+        assert await asyncio.gather(*tries) == [False] * MOST_TRIES
+
+    asyncio.run(guess())

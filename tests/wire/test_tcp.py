@@ -1,6 +1,7 @@
 """The door between processes: who knows the token comes in, and nobody in another's place."""
 
 import asyncio
+import contextlib
 import errno
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from gemini_lab.errors import LaunchError, MessageError
 from gemini_lab.experiments.namespaces import NodeNetwork, why_not
 from gemini_lab.recovery.messages import CloseLab, ControlHello, OutputSaid, ProbeHello
-from gemini_lab.wire.tcp import Channel, connect, serve
+from gemini_lab.wire.tcp import HANDSHAKE_S, MOST_STRANGERS, Channel, connect, serve
 
 TOKEN = "secret"
 HELLO = ProbeHello(name="node-1")
@@ -64,6 +65,30 @@ def test_a_stranger_is_not_let_in(token):
             await connect(await house.open(), token, HELLO, timeout_s=5)
 
     assert story(tell).guests == []
+
+
+def test_strangers_without_number_take_no_descriptors_and_keep_nobody_out():
+    """Any user of a machine reaches the ports of loopback: the oldest of too many are ended."""
+
+    async def tell(house: House) -> None:
+        host, port = (await house.open()).split(":")
+        strangers = []
+        for _ in range(MOST_STRANGERS + 1):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            await reader.readexactly(4)  # it is being asked who it is
+            strangers.append((reader, writer))
+        try:
+            async with asyncio.timeout(HANDSHAKE_S / 2):
+                with contextlib.suppress(ConnectionError):
+                    while await strangers[0][0].read(100):
+                        pass
+            assert not strangers[1][0].at_eof()
+            await connect(f"{host}:{port}", TOKEN, HELLO, timeout_s=5)
+        finally:
+            for _, writer in strangers:
+                writer.close()
+
+    assert [guest.peer for guest in story(tell).guests] == [HELLO]
 
 
 def test_a_listener_that_does_not_know_the_token_is_not_believed():

@@ -6,6 +6,7 @@ import hmac
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 from weakref import WeakValueDictionary
@@ -55,6 +56,23 @@ LOGIN_PAGE: Final = """<!DOCTYPE html>
 </form></main></body></html>
 """
 TOO_MANY: Final = "Too many tries wait to be answered. Wait some seconds, then try again."
+
+
+def whose(address: str) -> str:
+    """Return who guesses from an address: one guesser may have many, and is to wait as one does.
+
+    Anybody on this machine has all 16 million of 127.0.0.0/8, and a machine with IPv6 a /64.
+    """
+    try:
+        one = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(one, IPv6Address) and one.ipv4_mapped is not None:
+        one = one.ipv4_mapped
+    if one.is_loopback:
+        return "this machine"
+    is_v6 = isinstance(one, IPv6Address)
+    return str(IPv6Network((int(one), 64), strict=False)) if is_v6 else str(one)
 
 
 # Not Panel's own basic auth: it compares with `==`, lets a guesser try without a pause, has one
@@ -111,6 +129,7 @@ class Guard(AuthProvider):  # type: ignore[misc]
         Tries of one address are looked at one after another, a right one after the wrong ones
         before it: else who asks for many at once would learn the right one without any wait.
         """
+        address = whose(address)
         if self._tries[address] >= MOST_TRIES:
             return None
         self._tries[address] += 1
