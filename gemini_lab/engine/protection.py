@@ -38,8 +38,8 @@ from gemini_lab.engine.verify.verifying import Verifier
 from gemini_lab.engine.witness import Witness, WitnessedLoops, WitnessedSteps, beside_unprotected
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
+from gemini_lab.log.witnessed import Order
 from gemini_lab.recovery.messages import WorkerStart
-from gemini_lab.report.witnessed import Order
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket

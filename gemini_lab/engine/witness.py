@@ -30,7 +30,7 @@ from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.state.keepsakes import keepsakes
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import AnyEvent, Iteration, IterationBegun, OfWorker
-from gemini_lab.report.witnessed import (
+from gemini_lab.log.witnessed import (
     GENERATOR,
     Order,
     PlaceName,

@@ -22,8 +22,7 @@ from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Note, RecoveryFinished, Unprotected
 from gemini_lab.log.file import read_log
-from gemini_lab.report.twice import FirstDifference, Twice, accounts, compare
-from gemini_lab.report.witnessed import (
+from gemini_lab.log.witnessed import (
     HANDED_OVER,
     Kill,
     Order,
@@ -38,6 +37,7 @@ from gemini_lab.report.witnessed import (
     differing_anywhere,
     values_file,
 )
+from gemini_lab.report.twice import FirstDifference, Twice, accounts, compare
 from gemini_lab.units import format_seconds
 
 FEWEST: Final = 6

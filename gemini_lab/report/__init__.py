@@ -7,8 +7,7 @@
                     printed
     long logs       reopen goes on from an earlier reading, keeping reads while a run writes
     for others      metrics, scalars, trace
-    beside it       twice, two runs; witnessed, what a check's runs say of their state; measured,
-                    what a log teaches; predicted, by the simulator
+    beside it       twice, two runs; measured, what a log teaches; predicted, by the simulator
 
 What is told here was said in events, whose classes are in `log`.
 """

@@ -7,8 +7,8 @@ from gemini_lab import Job, Lab
 from gemini_lab.cli.check import render
 from gemini_lab.experiments.check import check_script
 from gemini_lab.experiments.under_torchrun import UnderTorchrun
+from gemini_lab.log.witnessed import PLACES, StateDifference
 from gemini_lab.report.twice import FirstDifference
-from gemini_lab.report.witnessed import PLACES, StateDifference
 
 SCRIPT = """
 import sys

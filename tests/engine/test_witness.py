@@ -13,7 +13,7 @@ from torch import nn
 from gemini_lab.engine.witness import Witness, digest_of
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import Iteration, IterationBegun
-from gemini_lab.report.witnessed import (
+from gemini_lab.log.witnessed import (
     Kill,
     Order,
     PlaceSeen,

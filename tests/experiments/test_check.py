@@ -11,8 +11,8 @@ from gemini_lab.cli.main import main
 from gemini_lab.experiments.check import Checked, Compared, Recovered
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Inputs, Iteration, IterationBegun
+from gemini_lab.log.witnessed import Kill, StateSeen, compare_states
 from gemini_lab.report.twice import accounts, compare
-from gemini_lab.report.witnessed import Kill, StateSeen, compare_states
 
 SAME = Inputs(batch="a", random={"torch": "r"}, learning_rate=0.1)
 

@@ -115,6 +115,8 @@ def _values(hint: object) -> st.SearchStrategy:
         return st.lists(_values(arguments[0]), max_size=3)
     if origin is tuple and arguments[1:] == (...,):
         return st.lists(_values(arguments[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(_values, arguments))
     if origin is dict:
         return st.dictionaries(_values(arguments[0]), _values(arguments[1]), max_size=3)
     if origin is not typing.Literal and arguments:

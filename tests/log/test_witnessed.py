@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.report.witnessed import (
+from gemini_lab.log.witnessed import (
     ORDER_VARIABLE,
     PLACES,
     Kill,
