@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -11,14 +12,18 @@ from typing import Final, Self
 
 import psutil
 
-from gemini_lab.engine.process_exit import tie_to_parent
-from gemini_lab.job import HASH_SEED, Job, python_command
+from gemini_lab.job import HASH_SEED, Job
 from gemini_lab.node.build_locks import BuildLocks
 
 LAST_LINES: Final = 12
 LAST_BYTES: Final = 16_000
 END_S: Final = 10.0
 """For processes that were killed to be gone."""
+# Not by a preexec_fn: Python would fork for it, and gRPC's threads here do not survive a fork.
+_TORCHRUN: Final = (
+    "import runpy; from gemini_lab.engine.process_exit import tie_to_parent; tie_to_parent(); "
+    "runpy.run_module('torch.distributed.run', run_name='__main__', alter_sys=True)"
+)
 
 
 class UnderTorchrun:
@@ -56,13 +61,12 @@ class UnderTorchrun:
                 ]
                 self._torchruns.append(
                     subprocess.Popen(
-                        python_command("torch.distributed.run", *words),
+                        [sys.executable, "-P", "-c", _TORCHRUN, *map(str, words)],
                         cwd=job.cwd,
                         env=environment,
                         stdin=subprocess.DEVNULL,
                         stdout=printed,
                         stderr=subprocess.STDOUT,
-                        preexec_fn=tie_to_parent,  # noqa: PLW1509 - one call of the kernel's
                     )
                 )
 

@@ -85,7 +85,8 @@ def test_agents_wait_for_a_lab_that_is_busy_as_its_connections_break(lab, undist
     run = lab.train(gpt_job(size="tiny", iterations=ITERATIONS), persistent_url=None)
     wait_until(lambda: run.iteration >= 3)
     lab._cluster._loop.call(time.sleep, 2 * LAB_GRACE_S)
-    assert sum(sockets.cut(agent.pid, [os.getpid()]) for agent in agents_of(lab)) == len(before)
+    cut = [sockets.cut(agent.pid, [os.getpid()]) for agent in agents_of(lab)]
+    assert sum(one > 0 for one in cut) == len(before)  # an earlier one may be half open
     report = run.wait(200).report()
     assert report.losses_match(undisturbed(iterations=ITERATIONS))
     assert report.recoveries == ()

@@ -178,7 +178,7 @@ class Script:
         self.number = self.position = 0
         self.loader = Loader()
         self.watches = self.sources = [self.loader]
-        self.bystanders = self.data_changes = tuple
+        self.bystanders = self.data_changes = self.late_schedules = tuple
 
     def drawn(self) -> dict:
         return {"data": [self.position], **self.others()}
