@@ -13,7 +13,7 @@ from gemini_lab_widgets.follow import SLICE, Follower
 from gemini_lab.experiments.benches import long_run
 from gemini_lab.report import reopen
 
-LINE = '{"kind":"note","at_s":1.0,"node":"lab","data":{"text":"one"}}\n'
+LINE = '{"kind":"note","at_s":1.0,"node":"lab","text":"one"}\n'
 
 
 def pulled(follower: Follower, until: Callable[[], bool]) -> None:
