@@ -31,7 +31,10 @@ def test_nothing_is_shown_before_there_is_a_run() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_long_log_is_taken_in_slices(tmp_path: Path) -> None:
+def test_a_long_log_is_taken_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        follow, "WHILE_S", 0.0
+    )  # else a pull takes more than one, if they are quick
     log = tmp_path / "long" / "events.jsonl"
     log.parent.mkdir()
     log.write_text(LINE * (SLICE + 1) + "no event\n")
