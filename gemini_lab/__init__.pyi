@@ -21,11 +21,11 @@ from .lab.attach import train_detached as train_detached
 from .lab.attached import AttachedRun as AttachedRun
 from .lab.lab import Lab as Lab
 from .lab.run import Run as Run
-from .launch.auto_scaling import AutoScaling as AutoScaling
 from .launch.provider import Fleet as Fleet
 from .launch.provider import Invitation as Invitation
 from .launch.provider import Provider as Provider
-from .launch.slurm import Slurm as Slurm
+from .launch.providers import AutoScaling as AutoScaling
+from .launch.providers import Slurm as Slurm
 from .placement import Placement as Placement
 from .placement import plan_placement as plan_placement
 from .report import RunReport as RunReport

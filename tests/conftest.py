@@ -9,7 +9,7 @@ import tempfile
 import pytest
 from hypothesis import settings
 
-from gemini_lab.node.held_folder import MPI_SHARED
+from gemini_lab.node.locked_tempdir import MPI_SHARED
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -31,10 +31,9 @@ from gemini_lab.launch.members import Members
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import LabClosed, RunFailed, RunFinished
 from gemini_lab.log.file import LOG_FILE, EventLog
-from gemini_lab.node.config import LAB_FILE, LAB_KEY, LabRecord, why_blind
+from gemini_lab.node.config import LAB_FILE, LAB_KEY, LabRecord, OwnerStart, why_blind
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.membership import RootRecord, node_addresses
-from gemini_lab.node.owner_process import OwnerStart
 from gemini_lab.node.sealed_store import SealedStore
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.recovery.protocol import RootState

@@ -22,8 +22,8 @@ from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.node.agent import address_towards
 from gemini_lab.node.config import Detached, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.held_folder import remove_left
 from gemini_lab.node.host import SCRATCH
+from gemini_lab.node.locked_tempdir import remove_left
 from gemini_lab.node.sealed_store import SealedStore
 
 LOOPBACK: Final = "127.0.0.1"

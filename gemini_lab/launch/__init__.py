@@ -1,10 +1,9 @@
 """How agents come to their machines: MPI, etcd and the operators that bring machines.
 
     operators       operator, the contract, and `mpiexec` by it: mpi, mpi_order, boot
-    who join        join; provider, the contract of what starts them; providers: slurm, auto_scaling
+    who join        join; provider, the contract of what starts them; providers, by it
     etcd            etcd, of one member; members, of three, by etcd_members; etcd_keeper keeps each
-                    running (etcd_server), etcd_end says when it ends; certificate
-    both            programs, where they are found
+                    running (etcd_server); certificate
 
 What is started is in `node`.
 """

@@ -35,7 +35,7 @@ from gemini_lab.node.config import (
     SharedMachine,
     why_blind,
 )
-from gemini_lab.node.held_folder import MPI_FILES, MPI_SHARED, HeldFolder
+from gemini_lab.node.locked_tempdir import MPI_FILES, MPI_SHARED, LockedTempdir
 from gemini_lab.node.machine import machine_identity
 from gemini_lab.node.processes import AGENT
 from gemini_lab.report.output import last_lines
@@ -172,7 +172,7 @@ class Ranks:
 @contextmanager
 def mpi_world() -> Iterator[Ranks]:
     """All ranks, until the block ends; what those of a machine share goes with them."""
-    files = HeldFolder(MPI_FILES)  # one that is killed leaves its own to the next
+    files = LockedTempdir(MPI_FILES)  # one that is killed leaves its own to the next
     try:
         if folder := files.make():
             os.environ.setdefault(MPI_SHARED, folder)

@@ -16,13 +16,13 @@ from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd_keeper import KEEPER_LOG, Stay, start_keeper
 from gemini_lab.launch.etcd_server import LOG, Member
-from gemini_lab.launch.programs import find_program
+from gemini_lab.launch.mpi import find_program
 from gemini_lab.limits import read_end
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress, OwnCertificates
 from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.held_folder import hold
-from gemini_lab.node.own_stores import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
+from gemini_lab.node.locked_tempdir import hold
+from gemini_lab.node.orphan_etcd import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
 from gemini_lab.report.output import last_lines
 from gemini_lab.units import format_bytes
 

@@ -5,9 +5,10 @@ keys, the descriptor that holds the folder, and a `Member` as JSON, it keeps etc
 it in the end, and removes its folder. The end comes when standard input closes: that happens when
 whoever started it ends, however that is. If it was told of a lab before (`Stay`), it comes as
 `etcd_end` says; an agent tells by SIGTERM. Where the keeper is killed, etcd lives on, and
-`node.own_stores` says who ends it.
+`node.orphan_etcd` says who ends it.
 """
 
+import math
 import os
 import select
 import shutil
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,13 +26,14 @@ import msgspec
 import psutil
 
 from gemini_lab.job import python_command
-from gemini_lab.launch.etcd_end import LabEnd
 from gemini_lab.launch.etcd_server import Member
+from gemini_lab.node.config import LAB_KEY, OVER_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.frozen import end_stopped
-from gemini_lab.node.own_stores import LAB
+from gemini_lab.node.freeze_guard import end_stopped
+from gemini_lab.node.membership import NODES
+from gemini_lab.node.orphan_etcd import LAB
 from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
 
 KEEPER_LOG: Final = "keeper.log"
@@ -174,6 +177,63 @@ def _read(fd: int, *, within_s: float) -> bytes | None:
         return os.read(fd, 4096)
     except OSError:
         return b""
+
+
+DEAF_S: Final = 30.0
+FORSAKEN_S: Final = 3600.0  # nobody can go on with a detached run whose nodes are all lost
+BEGIN_S: Final = 120.0  # for a lab to write its key
+LEAVE_S: Final = (
+    3.0  # for the others, which look as often, to see the end too, and to take keys out
+)
+AGENTS_END_S: Final = 30.0  # for agents here to end, when one of them says that the lab is over
+
+
+class LabEnd:
+    """What a keeper knows of its lab, told a few times a second.
+
+    Args:
+        now_s: Of a clock that nobody sets, as all its times.
+        has_begun: Whether the lab's key stands already; else it is to come.
+    """
+
+    def __init__(self, now_s: float, *, has_begun: bool) -> None:
+        self._has_begun = has_begun
+        self._seen_s = self._nodes_s = now_s
+        self._over_s = math.inf
+
+    def has_come(
+        self,
+        now_s: float,
+        *,
+        are_agents_here: bool,
+        is_told: bool = False,
+        names: AbstractSet[str] | None = None,
+    ) -> bool:
+        """Whether the keeper is to end.
+
+        Args:
+            now_s: The time.
+            are_agents_here: Whether an agent of the lab runs on this machine.
+            is_told: Whether an agent has said that the lab is over.
+            names: What the lab's part of the store has; `None`: it was not asked, or is away.
+        """
+        if is_told or (not are_agents_here and names is not None and self._is_over(now_s, names)):
+            self._over_s = min(self._over_s, now_s)
+        if now_s >= self._over_s:
+            return now_s >= self._over_s + (AGENTS_END_S if are_agents_here else LEAVE_S)
+        if are_agents_here:
+            self._seen_s = self._nodes_s = now_s
+            self._has_begun = True
+        return now_s >= self._seen_s + (DEAF_S if self._has_begun else BEGIN_S)
+
+    def _is_over(self, now_s: float, names: AbstractSet[str]) -> bool:
+        """Whether the store says so; else what it says is noted."""
+        if any(key.startswith(NODES) for key in names):
+            self._nodes_s = now_s
+        if LAB_KEY in names and now_s < self._nodes_s + FORSAKEN_S:
+            self._seen_s, self._has_begun = now_s, True
+            return OVER_KEY in names
+        return self._has_begun or OVER_KEY in names
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from gemini_lab.node.agent import address_towards
 from gemini_lab.node.control_store import patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.held_folder import hold
-from gemini_lab.node.own_stores import FOLDER, end_left_stores
+from gemini_lab.node.locked_tempdir import hold
+from gemini_lab.node.orphan_etcd import FOLDER, end_left_stores
 
 PATIENCE_S: Final = 60.0  # for members to agree on another one
 PROGRAM: Final = "gemini_lab.launch.etcd_members"

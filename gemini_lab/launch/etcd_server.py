@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gemini_lab.launch.certificate import Certificate
-from gemini_lab.node.own_stores import CLIENTS_AT, DATA
+from gemini_lab.node.orphan_etcd import CLIENTS_AT, DATA
 
 ASK_S: Final = 2.0  # for an answer to whether it is well
 LOG: Final = "etcd.log"

@@ -12,7 +12,7 @@ import msgspec
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import wait_until_ready
-from gemini_lab.launch.etcd_end import DEAF_S
+from gemini_lab.launch.etcd_keeper import DEAF_S
 from gemini_lab.launch.etcd_members import PROGRAM, MemberOrder, MemberPlace, address_of, exchanged
 from gemini_lab.launch.join import say
 from gemini_lab.launch.mpi import run_on_hosts

@@ -3,6 +3,8 @@
 import os
 import pwd
 import re
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,6 @@ import msgspec
 from gemini_lab.errors import ConfigError, LaunchError, MissingError, shortened, shown
 from gemini_lab.job import python_command
 from gemini_lab.launch.mpi_order import HOME_LENT, run_with_order
-from gemini_lab.launch.programs import find_program
 from gemini_lab.limits import read_file, require_text
 from gemini_lab.node.config import (
     AgentConfig,
@@ -22,7 +23,7 @@ from gemini_lab.node.config import (
     BootOrder,
     SharedMachine,
 )
-from gemini_lab.node.held_folder import MPI_FILES, HeldFolder
+from gemini_lab.node.locked_tempdir import MPI_FILES, LockedTempdir
 
 LAUNCH_S: Final = 120.0
 BOOT: Final = "gemini_lab.launch.boot"
@@ -168,7 +169,7 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
     """
     where = ", ".join(hosts) or "this machine"
     command = mpi_command(program, count, hosts)
-    files = HeldFolder(MPI_FILES)  # an `mpiexec` that is killed leaves its own
+    files = LockedTempdir(MPI_FILES)  # an `mpiexec` that is killed leaves its own
     try:
         environment = mpi_environment(files.make())
         told = run_with_order(command, order, env=environment, limit_s=LAUNCH_S)
@@ -231,3 +232,16 @@ def launch_agents(
     if errors:
         raise LaunchError("; ".join(errors))
     return [answer for answer in answers if isinstance(answer, AgentUp)]
+
+
+def find_program(name: str, way_out: str) -> str:
+    """The program `name` beside this Python, else the one on the PATH.
+
+    Raises:
+        MissingError: There is none; `way_out` says what to do then.
+    """
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise MissingError(f"no {name} was found beside this Python or on the PATH; {way_out}")
+    return found

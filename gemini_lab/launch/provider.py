@@ -1,7 +1,7 @@
 """What a batch system or a cloud has to offer to bring machines: two verbs and a question.
 
 A provider has `gemini-lab node` run on machines that it asks for. How many it is to ask for is
-decided here, from what it has and from who has joined; `gemini_lab/launch/slurm.py` and
+decided here, from what it has and from who has joined; `gemini_lab/launch/providers.py` and
 `auto_scaling.py` are the two that come with the package.
 """
 

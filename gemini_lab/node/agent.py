@@ -26,18 +26,16 @@ from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_streams import EtcdStreams
-from gemini_lab.node.frozen import end_stopped
+from gemini_lab.node.freeze_guard import end_stopped
 from gemini_lab.node.host import WorkerHost
-from gemini_lab.node.lab_link import LabLink
-from gemini_lab.node.machine import has_ended, machine_identity
+from gemini_lab.node.lab_link import LabLink, RootLink
+from gemini_lab.node.machine import has_ended, machine_identity, network_of
 from gemini_lab.node.membership import Membership, RootRecord, read_epoch
-from gemini_lab.node.network import network_of
-from gemini_lab.node.news import Reading
-from gemini_lab.node.own_stores import end_left_stores
+from gemini_lab.node.orphan_etcd import end_left_stores
 from gemini_lab.node.processes import release_store
-from gemini_lab.node.reign import Reign
-from gemini_lab.node.root_link import RootLink
+from gemini_lab.node.root_role import RootRole
 from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.node.store_watch import Reading
 from gemini_lab.node.strike import strike
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.node.tasks import Tasks
@@ -100,7 +98,9 @@ class Agent:
             host=host,
             bulk=bulk,
         )
-        self._reign = Reign(config=config, lab=self.lab, tasks=self._tasks, on_change=self._ring)
+        self._root_role = RootRole(
+            config=config, lab=self.lab, tasks=self._tasks, on_change=self._ring
+        )
         self._term = 0  # of the newest root that has greeted
         self._root_record: RootRecord | None = None
         self._reading: Reading | None = None  # of the store; `None` while it is away
@@ -174,7 +174,7 @@ class Agent:
         asyncio.get_running_loop().call_later(within_s, self._stop.set)
 
     async def _leave(self) -> None:
-        self._reign.resign()
+        self._root_role.resign()
         self._tasks.cancel()
         await self.supervisor.close()
         self.root.cut()
@@ -207,7 +207,7 @@ class Agent:
                 self._note_store_away()
                 # An outage of the store alone stops nothing; a node cut off from root and store
                 # alike has been replaced by now, or will be.
-                cut_off = not self.root.is_open and self._reign.shell is None
+                cut_off = not self.root.is_open and self._root_role.shell is None
                 if cut_off and self.membership.silent_s > self.config.lease_s:
                     await self.supervisor.end_workers()
 
@@ -230,18 +230,18 @@ class Agent:
         while True:
             await asyncio.sleep(self.membership.poll_s)
             # Who hears the root agent itself need not hear of it from the store at once.
-            is_urgent = not self.root.is_open or self._reign.shell is not None
+            is_urgent = not self.root.is_open or self._root_role.shell is not None
             if self.membership.silent_s > self.config.lease_s:
-                self.membership.news.ring()  # who was frozen may not be what it was
-            if self.membership.news.is_due(is_urgent=is_urgent):
+                self.membership.watch.ring()  # who was frozen may not be what it was
+            if self.membership.watch.is_due(is_urgent=is_urgent):
                 await self._read_store()
-            elif self._reign.shell is not None and self._reading is not None:
-                self._reign.shell.observe(self._reading, is_settled=True)
+            elif self._root_role.shell is not None and self._reading is not None:
+                self._root_role.shell.observe(self._reading, is_settled=True)
             self._watch_lab()
 
     async def _read_store(self) -> None:
         try:
-            reading = await self.membership.read(whole=self._reign.shell is not None)
+            reading = await self.membership.read(whole=self._root_role.shell is not None)
             if self._is_store_away:
                 self._settled_s = time.monotonic() + 2 * self.config.lease_s
             self._is_store_away, self._reading, self._forged = False, reading, ""
@@ -267,23 +267,23 @@ class Agent:
         record = RootRecord.from_text(items["root"]) if "root" in items else None
         is_settled = time.monotonic() > self._settled_s
         if record is None or not is_settled:
-            self.membership.news.ring()  # time alone may change what is to be done
-        if (shell := self._reign.shell) is not None:
+            self.membership.watch.ring()  # time alone may change what is to be done
+        if (shell := self._root_role.shell) is not None:
             is_newest = int(items.get("term", "0")) <= shell.record.term
             if record is None and not is_settled and is_newest:
                 await self.membership.reclaim(shell.record)
             elif record != shell.record:
-                self._reign.resign()
+                self._root_role.resign()
             else:
                 shell.observe(reading, is_settled=is_settled)
         elif record is None and is_settled:
             won = await self.membership.campaign(items)
             if won is not None:
-                self._reign.begin(self.membership, won)
+                self._root_role.begin(self.membership, won)
         elif record is not None and self.membership.is_own(record):
             # Won, but the answer was lost; or resigned while the store was away. Nobody else can
             # be elected while this node's key stands.
-            self._reign.begin(self.membership, record)
+            self._root_role.begin(self.membership, record)
         self._root_record = record or self._root_record
         self.supervisor.note_epoch(read_epoch(items))
 
@@ -327,7 +327,7 @@ class Agent:
 
     def _ring(self) -> None:
         """The store is to be read: a root agent follows all keys, others only some."""
-        self.membership.news.ring()
+        self.membership.watch.ring()
 
     # -- connections ---------------------------------------------------------------------------
 

@@ -136,3 +136,16 @@ class BootOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     log_folder: str
     hosts: list[str] = []
     taken: dict[str, str] = {}
+
+
+class OwnerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an owner is told at its start, as one line of JSON on its standard input.
+
+    It owns the lab for as long as that stays open, and as `root` is the root agent's record.
+    """
+
+    token: str
+    etcd: EtcdAddress
+    prefix: str
+    identity: str
+    root: str

@@ -13,7 +13,7 @@ from gemini_lab.node.etcd_address import (
     host_and_port,
     tls_credentials,
 )
-from gemini_lab.node.own_stores import lack_of_room
+from gemini_lab.node.orphan_etcd import lack_of_room
 
 Result = TypeVar("Result")
 QUOTA_REACHED: Final = "database space exceeded"

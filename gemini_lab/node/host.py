@@ -17,8 +17,8 @@ import psutil
 from gemini_lab.errors import CapacityError, shortened
 from gemini_lab.job import hash_seed_in
 from gemini_lab.limits import LINE, MOST_LINES
-from gemini_lab.node.held_folder import HeldFolder
-from gemini_lab.node.next_parent import NextParent, start_parent
+from gemini_lab.node.locked_tempdir import LockedTempdir
+from gemini_lab.node.preload import NextParent, start_parent
 from gemini_lab.node.processes import end_orphans, is_alive, is_workers, signal_tree
 from gemini_lab.recovery.messages import (
     Fork,
@@ -125,7 +125,7 @@ class WorkerHost:
         self._next: NextParent | None = None  # which imports more than this one
         self._preloaded: list[str] = []  # what this one has imported of the job's
         self._retired: list[subprocess.Popen[bytes]] = []
-        self._scratch = HeldFolder(SCRATCH)
+        self._scratch = LockedTempdir(SCRATCH)
         self._hash_seed = hash_seed_in(os.environ) or 0  # of the newest warm parent
         self._start_parent()
 

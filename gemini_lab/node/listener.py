@@ -6,14 +6,13 @@ from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Protected, VersionComplete
 from gemini_lab.node.host import Worker
-from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.kept_workers import KeptWorkers
-from gemini_lab.node.lab_link import LabLink
-from gemini_lab.node.remembered import Remembered
-from gemini_lab.node.root_link import RootLink
+from gemini_lab.node.lab_link import LabLink, RootLink
+from gemini_lab.node.memory_manager import MemoryManager
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.node.watch import WorkerWatch
+from gemini_lab.node.worker_history import WorkerHistory
 from gemini_lab.recovery.messages import (
     EndReached,
     EventSaid,
@@ -43,13 +42,13 @@ class WorkerListener:
         lab: The way to the log.
         root: The way to the root agent.
         tasks: Where work beside a message runs.
-        keeper: Has the memory that they ask for.
+        memory: Has the memory that they ask for.
         writer: Saves versions; is told when one may be whole.
         kept: Waits for those that are to stand still.
 
     Attributes:
         watch: Hears their pulses.
-        remembered: What they said, for a root agent that asks later.
+        history: What they said, for a root agent that asks later.
         is_placed: Whether the root agent knows the placement.
     """
 
@@ -59,15 +58,15 @@ class WorkerListener:
         lab: LabLink,
         root: RootLink,
         tasks: Tasks,
-        keeper: MemoryKeeper,
+        memory: MemoryManager,
         writer: ShardWriter,
         kept: KeptWorkers,
     ) -> None:
         self.watch = WorkerWatch()
-        self.remembered = Remembered()
+        self.history = WorkerHistory()
         self.is_placed = False
         self._lab, self._root, self._tasks = lab, root, tasks
-        self._keeper, self._writer, self._kept = keeper, writer, kept
+        self._memory, self._writer, self._kept = memory, writer, kept
 
     def hear(self, worker: Worker, message: Message, fds: list[int]) -> None:
         """A worker says something."""
@@ -82,11 +81,11 @@ class WorkerListener:
             case SlabRequest():
                 self._tasks.begin(self._give_slab(worker, message))
             case OldSlabsWanted():
-                slabs, layouts = self._keeper.set_aside(message.ranks)
+                slabs, layouts = self._memory.set_aside(message.ranks)
                 given = OldSlabsGiven(layouts=layouts)
                 worker.channel.send(given, tuple(slab.fd for slab in slabs))
             case EndReached() | ScriptFinished():
-                self.remembered.end(message)
+                self.history.end(message)
                 self._root.send(message)
             case Held() | Severed() | ReadyToJoin() | RestoreFailed():
                 self._root.send(message)
@@ -103,11 +102,11 @@ class WorkerListener:
             self._root.send(to_root)
         if isinstance(entry.event, VersionComplete):
             self._writer.begin_if_whole()
-        self.remembered.take(entry)
+        self.history.take(entry)
 
     def say_again(self, epoch: int) -> None:
         """Repeat to a root agent that has greeted what it waits for and may have missed."""
-        for said in self.remembered.decisive(epoch):
+        for said in self.history.decisive(epoch):
             to_root = (
                 told_of(said, is_placed=self.is_placed)[1] if isinstance(said, Entry) else said
             )
@@ -116,7 +115,7 @@ class WorkerListener:
 
     async def _give_slab(self, worker: Worker, wanted: SlabRequest) -> None:
         try:
-            slab = await self._keeper.slab(worker.local_rank, wanted)
+            slab = await self._memory.slab(worker.local_rank, wanted)
         except OSError as error:
             text = f"the node's agent cannot make memory for copies: {error}"
             worker.channel.send(Refused.of(CapacityError(text)))

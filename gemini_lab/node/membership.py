@@ -9,7 +9,7 @@ from typing import Final
 
 from gemini_lab.node.control_store import ControlStore, patiently
 from gemini_lab.node.etcd_streams import StoreStreams
-from gemini_lab.node.news import Reading, StoreNews
+from gemini_lab.node.store_watch import Reading, StoreWatch
 
 NODES: Final = "nodes/"
 """Before the name of each node that is registered."""
@@ -37,7 +37,7 @@ class RootRecord:
 class Membership:
     """Keeps one node registered, and elects a root agent.
 
-    A watch rings when the small state has changed, and then it is read; see `StoreNews`. Nothing
+    A watch rings when the small state has changed, and then it is read; see `StoreWatch`. Nothing
     urgent waits for that: deaths are noticed on connections first.
 
     Args:
@@ -48,7 +48,7 @@ class Membership:
         lease_s: How long the node counts as alive without a sign of life.
 
     Attributes:
-        news: Whether there is something to read.
+        watch: Whether there is something to read.
         poll_s: How often an agent looks whether there is.
     """
 
@@ -63,7 +63,7 @@ class Membership:
     ) -> None:
         self.store = store
         self.streams = streams
-        self.news = StoreNews(store, streams)
+        self.watch = StoreWatch(store, streams)
         self.name = name
         self.address = address
         self.lease_s = lease_s
@@ -114,7 +114,7 @@ class Membership:
 
     async def read(self, *, whole: bool = False) -> Reading:
         """What every agent is to know of the store, or all that is in the lab's part of it."""
-        return await self.news.read(whole=whole)
+        return await self.watch.read(whole=whole)
 
     async def campaign(self, items: Mapping[str, str]) -> RootRecord | None:
         """Become root agent if there is none; returns the record when this node won."""

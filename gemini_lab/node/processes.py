@@ -1,10 +1,14 @@
 """A lab's own processes on this machine: whoever runs them is found by module and lab."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -97,3 +101,27 @@ def held_bytes(pid: int | None) -> int:
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return 0
+
+
+# ---- semaphores of workers ----
+
+_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps them
+
+
+def semaphore_prefix(run: int, pid: int) -> str:
+    """How the semaphores of a run's worker begin, and of nobody else."""
+    return f"gemini-{run:08x}-{pid}"
+
+
+def name_semaphores(prefix: str) -> None:
+    """Have those of this process, and of all that it starts, begin so."""
+    # Python has no other way in than this.
+    multiprocessing.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def remove_semaphores(prefix: str) -> None:
+    """Remove those of processes that are gone; only Linux says which there are."""
+    if sys.platform == "linux":
+        for path in _FOLDER.glob(f"sem.{prefix}-*"):
+            with suppress(OSError):
+                path.unlink()

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -17,11 +19,10 @@ from gemini_lab.node.control_store import (
     StoreFullError,
     StoreUnavailableError,
 )
-from gemini_lab.node.cut_off import CUT_OFF_S, CutOff, reaches_others
 from gemini_lab.node.lab_link import CLOCK_TRUST_S
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
-from gemini_lab.node.news import Reading
 from gemini_lab.node.own_root import end_process, root_agent, successor
+from gemini_lab.node.store_watch import Reading
 from gemini_lab.node.words import Words
 from gemini_lab.recovery.guided import GuidedRoot
 from gemini_lab.recovery.messages import JobOrder, RootHello
@@ -38,6 +39,7 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.root import RootAgent
+from gemini_lab.wire.tcp import answers
 
 Asked = TypeVar("Asked")
 ADDRESSES_KEY: Final = "addresses"
@@ -304,3 +306,57 @@ async def _decided(
     if isinstance(root, GuidedRoot):
         return await asyncio.to_thread(decide, about)
     return decide(about)
+
+
+CUT_OFF_S: Final = 15.0  # after its connections have broken; also a busy machine answers by then
+FEWEST: Final = 2  # others; of one alone nobody knows whose network is broken
+ASKED: Final = 8  # of them at once: a rack may be gone
+ANSWER_S: Final = 2.0  # for a machine's kernel
+
+
+class CutOff:
+    """How long a root agent has reached none of several others that the store has.
+
+    Args:
+        now_s: The moment, by a clock that nobody sets.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._reached_s = now_s
+
+    def is_certain(
+        self, now_s: float, *, others: AbstractSet[str], connected: AbstractSet[str]
+    ) -> bool:
+        """Whether one of the others is to be root agent.
+
+        Args:
+            now_s: The moment; this is asked a few times a second, while the store is reached.
+            others: The other agents that are registered.
+            connected: Those that are connected.
+        """
+        if len(others) < FEWEST or others & connected:
+            self._reached_s = now_s
+        return now_s - self._reached_s > CUT_OFF_S
+
+
+async def reaches_others(addresses: Mapping[str, str]) -> bool:
+    """Whether the machine of any other agent answers this one.
+
+    Args:
+        addresses: Of the other agents that are registered; with fewer than `FEWEST` nobody knows.
+
+    Raises:
+        OSError: This machine lacks what a connection needs, so nobody was asked.
+    """
+    if len(addresses) < FEWEST:
+        return True
+    asked = random.sample(sorted(addresses.values()), min(ASKED, len(addresses)))
+    tries = [asyncio.create_task(answers(address, timeout_s=ANSWER_S)) for address in asked]
+    try:
+        for answer in asyncio.as_completed(tries):
+            if await answer:
+                return True
+    finally:
+        for one in tries:
+            one.cancel()
+    return False

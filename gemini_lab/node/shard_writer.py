@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.node.bulk import BulkProcesses
-from gemini_lab.node.keeper import MemoryKeeper
+from gemini_lab.node.memory_manager import MemoryManager
 from gemini_lab.recovery.messages import (
     Commit,
     Committed,
@@ -28,7 +28,7 @@ class ShardWriter:
     for the answer may have been lost: what is done is answered again, and not done again.
 
     Args:
-        keeper: This node's memory.
+        memory: This node's memory.
         bulk: This node's bulk processes.
         answer: Tells the root agent how it went.
         background: Runs something beside what the agent does.
@@ -40,13 +40,13 @@ class ShardWriter:
     def __init__(
         self,
         *,
-        keeper: MemoryKeeper,
+        memory: MemoryManager,
         bulk: BulkProcesses,
         answer: Callable[[Message], None],
         background: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
     ) -> None:
         self.is_full = False
-        self._keeper, self._bulk = keeper, bulk
+        self._memory, self._bulk = memory, bulk
         self._answer, self._background = answer, background
         self._order: Persist | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -79,10 +79,10 @@ class ShardWriter:
         order = self._order
         if order is None:
             return
-        if self._keeper.has(order):
+        if self._memory.has(order):
             self._order = None
-            self._begin(order, lambda: self._keeper.persist(order, is_full=self.is_full))
-        elif self._keeper.has_passed(order.version):
+            self._begin(order, lambda: self._memory.persist(order, is_full=self.is_full))
+        elif self._memory.has_passed(order.version):
             self._order = None
             reason = "training has passed it already; save more rarely, or wait for the next"
             self._say(order, _failed(order, reason))

@@ -14,11 +14,10 @@ from gemini_lab.injector.orders import Action
 from gemini_lab.log.events import Injected
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import AgentConfig
-from gemini_lab.node.frozen import stand_guard
+from gemini_lab.node.freeze_guard import stand_guard
 from gemini_lab.node.host import WorkerHost
-from gemini_lab.node.keeper import MemoryKeeper
-from gemini_lab.node.lab_link import LabLink
-from gemini_lab.node.root_link import RootLink
+from gemini_lab.node.lab_link import LabLink, RootLink
+from gemini_lab.node.memory_manager import MemoryManager
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.recovery.messages import Cut, Flawed
 
@@ -30,7 +29,7 @@ class Victim(Protocol):
     lab: LabLink
     host: WorkerHost
     bulk: BulkProcesses
-    keeper: MemoryKeeper
+    memory: MemoryManager
     writer: ShardWriter
     root: RootLink
 
@@ -90,7 +89,7 @@ def _signal_worker(node: Victim, action: Action, signal_number: int) -> None:
 async def _flip_bit(node: Victim, action: Action) -> None:
     bit = random.Random(action.seed).getrandbits(52)
     try:
-        hit = await node.keeper.flip_bit(shard=action.shard, bit=bit)
+        hit = await node.memory.flip_bit(shard=action.shard, bit=bit)
     except GeminiError as error:
         node.lab.note(f"no bit was flipped: {error}")
     else:

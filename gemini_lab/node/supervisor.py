@@ -15,16 +15,15 @@ from gemini_lab.memory.free import free_memory, kernel_kills
 from gemini_lab.node.build_locks import BuildLocks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
-from gemini_lab.node.inventory import take_inventory
-from gemini_lab.node.keeper import MemoryKeeper
 from gemini_lab.node.kept_workers import KeptWorkers
-from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.listener import WorkerListener
-from gemini_lab.node.network import network_of
+from gemini_lab.node.machine import network_of
+from gemini_lab.node.memory_manager import MemoryManager
 from gemini_lab.node.processes import held_bytes
-from gemini_lab.node.root_link import RootLink
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.tasks import Tasks
+from gemini_lab.node.worker_history import WorkerHistory
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
@@ -38,7 +37,9 @@ from gemini_lab.recovery.messages import (
     GoOn,
     Hold,
     HoldPort,
+    Inventory,
     Joined,
+    ListVersions,
     NodeLeaves,
     OrderFailed,
     Persist,
@@ -51,6 +52,7 @@ from gemini_lab.recovery.messages import (
     Settle,
     StartWorkers,
     TakeInventory,
+    VersionsListed,
     WorkerExited,
     WorkerStart,
 )
@@ -97,16 +99,16 @@ class Supervisor:
         self._ip, self._is_warm = ip, warm
         self._tasks, self._leave = tasks, leave
         self.bulk = bulk or BulkProcesses()
-        self.keeper = MemoryKeeper(self.bulk)
+        self.memory = MemoryManager(self.bulk)
         self.writer = ShardWriter(
-            keeper=self.keeper, bulk=self.bulk, answer=root.send, background=tasks.begin
+            memory=self.memory, bulk=self.bulk, answer=root.send, background=tasks.begin
         )
         self._kept = KeptWorkers(say=lab.note)
         self._listener = WorkerListener(
             lab=lab,
             root=root,
             tasks=tasks,
-            keeper=self.keeper,
+            memory=self.memory,
             writer=self.writer,
             kept=self._kept,
         )
@@ -137,9 +139,9 @@ class Supervisor:
             epoch=self.epoch,
             workers=workers,
             is_ready=self.host.is_ready,
-            memory_bytes=free_memory().size_bytes + self.keeper.size_bytes,
-            wrong_sums=self._listener.remembered.wrong_sums,
-            left=[*self._listener.remembered.left],
+            memory_bytes=free_memory().size_bytes + self.memory.size_bytes,
+            wrong_sums=self._listener.history.wrong_sums,
+            left=[*self._listener.history.left],
         )
 
     def say_again(self) -> None:
@@ -221,7 +223,7 @@ class Supervisor:
         """End all that was started here, and let the memory go."""
         self.host.close()
         await self.bulk.close()
-        self.keeper.close()
+        self.memory.close()
 
     # -- what the root says ----------------------------------------------------------------------
 
@@ -255,7 +257,7 @@ class Supervisor:
             case Hold() | GoBack() | CallRoll():
                 self._ask_workers(order)
             case Settle():
-                self._tasks.begin(self.keeper.settle(order.ranks))
+                self._tasks.begin(self.memory.settle(order.ranks))
             case Drained() if self._leaves_at_s is not None:
                 self._leave()
             case HoldPort():
@@ -283,7 +285,7 @@ class Supervisor:
         self._give_up_work()
         self.writer.is_full = False
         await self.host.kill_all(epoch=self.epoch)
-        await self.keeper.free()
+        await self.memory.free()
 
     def _ask_workers(self, order: Hold | GoBack | CallRoll) -> None:
         """Hand an order on to the workers; whether they live is seen without them."""
@@ -313,18 +315,16 @@ class Supervisor:
         """Say what this node has."""
         if self._build_locks is not None:
             self._build_locks.clear()
-        remembered = self._listener.remembered
-        inventory = await take_inventory(
-            order, keeper=self.keeper, bulk=self.bulk, remembered=remembered
-        )
+        history = self._listener.history
+        inventory = await take_inventory(order, memory=self.memory, bulk=self.bulk, history=history)
         if inventory.unread:
             self.lab.note(f"the persistent tier cannot be read: {inventory.unread}")
         self.root.send(inventory)
 
     def _start_workers(self, order: StartWorkers) -> None:
-        self._listener.remembered.begin(order.order.run)
+        self._listener.history.begin(order.order.run)
         self._listener.is_placed = order.seats.placement is not None
-        self.keeper.turn_to(order.seats.world_size)
+        self.memory.turn_to(order.seats.world_size)
         interface = network_of(self._ip).interface
         for rank in order.seats.ranks_on(self.name):
             start = WorkerStart(
@@ -410,3 +410,53 @@ class Supervisor:
                 error=worker.error,
             )
         )
+
+
+STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
+
+
+async def take_inventory(
+    order: TakeInventory, *, memory: MemoryManager, bulk: BulkProcesses, history: WorkerHistory
+) -> Inventory:
+    """What this node has of the run that `order` names.
+
+    Args:
+        order: The root agent's.
+        memory: Has the node's memory.
+        bulk: Asks the persistent tier.
+        history: What the node's workers said.
+
+    Raises:
+        GeminiError: The memory cannot be read.
+        OSError: The same.
+    """
+    found = await memory.inventory(order.run)
+    stored, unread = VersionsListed(), ""
+    if order.persistent_url is not None:
+        stored, unread = await _stored_versions(bulk, order.persistent_url)
+    is_asked = order.asks_settings and (found.copies or found.damaged)
+    return Inventory(
+        epoch=order.epoch,
+        copies=found.copies,
+        damaged=found.damaged,
+        persistent=stored.versions,
+        unclear=stored.unclear,
+        unread=unread,
+        disowned=stored.disowned,
+        left=[*history.left],
+        iterations=history.iterations(order.run),
+        protected=history.protected if is_asked else None,
+        code=history.code(order.run),
+    )
+
+
+async def _stored_versions(bulk: BulkProcesses, url: str) -> tuple[VersionsListed, str]:
+    """What the persistent tier has, or why it cannot be read: that is not the same as empty."""
+    try:
+        async with asyncio.timeout(STORAGE_S):
+            answer, _ = await bulk.ask(ListVersions(url=url), VersionsListed)
+    except TimeoutError:
+        return VersionsListed(), f"it did not answer within {STORAGE_S:.0f} s"
+    except (GeminiError, OSError) as error:
+        return VersionsListed(), str(error)
+    return answer, ""

@@ -10,27 +10,29 @@ imports nothing and starts every worker as a new interpreter (for comparison). S
 an import has failed.
 """
 
+import copy
 import gc
 import importlib
+import json
 import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
+import cpuinfo
 import msgspec
 import psutil
 
 from gemini_lab.engine.executed_code import process_code
 from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_from_parent
 from gemini_lab.job import HASH_SEED, hash_seed_in, python_command
-from gemini_lab.node.cpu_facts import CpuFacts
-from gemini_lab.node.processes import end_orphans, worker_of
-from gemini_lab.node.semaphores import remove_semaphores, semaphore_prefix
+from gemini_lab.node.processes import end_orphans, remove_semaphores, semaphore_prefix, worker_of
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
@@ -270,6 +272,37 @@ def main() -> None:
         gc.freeze()
         untie_from_parent()  # it ends workers first
     WarmParent(channel, warm=warm).serve()
+
+
+ANSWER_S: Final = 30.0
+
+
+class CpuFacts:
+    """A question to py-cpuinfo, on its way."""
+
+    def __init__(self) -> None:
+        self._asked = subprocess.Popen(
+            [sys.executable, cpuinfo.cpuinfo.__file__, "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def remember(self) -> None:
+        """Have py-cpuinfo know the answer from now on, in this process and those forked from it.
+
+        Without an answer it asks each time, as it does.
+        """
+        try:
+            answer, _ = self._asked.communicate(timeout=ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self._asked.kill()
+            answer, _ = self._asked.communicate()
+        facts: dict[str, Any] = {}
+        with suppress(ValueError):
+            facts = json.loads(answer)
+        if facts:
+            cpuinfo.get_cpu_info = lambda: copy.deepcopy(facts)
 
 
 if __name__ == "__main__":

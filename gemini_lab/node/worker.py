@@ -1,5 +1,6 @@
 """A worker: one training process, from its start by the warm parent to the end of its script."""
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -10,27 +11,26 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from gemini_lab.display import readable
 from gemini_lab.engine import session
 from gemini_lab.engine.executed_code import process_code
 from gemini_lab.engine.made_objects import follow_constructors
-from gemini_lab.engine.process_exit import die_with_parent
+from gemini_lab.engine.process_exit import die_with_parent, leave
 from gemini_lab.engine.process_exit import leave as end_process
 from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.errors import CannotGoOnError, shortened
 from gemini_lab.job import HASH_SEED, Job, find_module
-from gemini_lab.node.held_folder import MPI_SHARED
-from gemini_lab.node.processes import WORKER
-from gemini_lab.node.script_end import end_as_python_does, keep_parents_things
-from gemini_lab.node.semaphores import name_semaphores, semaphore_prefix
+from gemini_lab.node.locked_tempdir import MPI_SHARED
+from gemini_lab.node.processes import WORKER, name_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.sockets import can_be_found
@@ -376,3 +376,42 @@ def finish() -> None:
     if session.current is not None:
         session.current.pulse.enter("finishing")
         session.current.finish()
+
+
+LIMIT_S: Final = 60.0
+"""For the script's threads and handlers, all together."""
+
+
+def keep_parents_things() -> None:
+    """What the warm parent is to tidy up at its own end is not this process's to tidy up."""
+    registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]  # noqa: SLF001
+    for info in registry.values():
+        info.atexit = False
+
+
+def end_as_python_does(go_on: Callable[[], object], *, limit_s: float = LIMIT_S) -> None:
+    """Wait for the script's threads and call what it registered with `atexit`, last first.
+
+    Args:
+        go_on: What this process does afterwards. It is called by another thread, and this process
+            ends then, where that takes longer than the limit.
+        limit_s: For all of them.
+    """
+
+    def give_up() -> None:
+        print(  # noqa: T201 - in the script's output, where its author looks
+            f"gemini_lab: threads of the script, or what it registered with atexit, still ran "
+            f"{limit_s:.0f} s after its end; it ends without them",
+            file=sys.stderr,
+            flush=True,
+        )
+        go_on()
+        leave(0)
+
+    late = threading.Timer(limit_s, give_up)
+    late.daemon = True
+    late.start()
+    # Python has no other way in to either; it calls both at an interpreter's end.
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
+    late.cancel()

@@ -140,7 +140,7 @@ class AttendedRun(WatchedRun):
     def _ask_again(self, joined: NodeJoined) -> Iterator[Instruction]:
         """Repeat what was said once and is waited for: it, or the answer, may have been lost.
 
-        What workers said is repeated by their agent, see `node.remembered`.
+        What workers said is repeated by their agent, see `node.worker_history`.
         """
         yield from self._saver.ask_again(joined.node)
         if (back := self._asked_back) is not None and back.epoch == self.state.epoch:

@@ -20,7 +20,7 @@ from gemini_lab.injector.failures import NodeLoss, RootLoss
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.launch.etcd import find_etcd, free_port
 from gemini_lab.node.agent_links import SILENT_S
-from gemini_lab.node.cut_off import CUT_OFF_S
+from gemini_lab.node.root_shell import CUT_OFF_S
 
 COUNT = 4
 SUBNET = "10.213.77"

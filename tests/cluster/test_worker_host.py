@@ -19,10 +19,9 @@ import pytest
 
 from gemini_lab.engine.process_exit import PR_SET_CHILD_SUBREAPER
 from gemini_lab.job import Job
-from gemini_lab.node.held_folder import MPI_SHARED
 from gemini_lab.node.host import ANSWER_S, LINE_BYTES, SCRATCH, Worker, WorkerHost
-from gemini_lab.node.lab_link import LabLink
-from gemini_lab.node.root_link import RootLink
+from gemini_lab.node.lab_link import LabLink, RootLink
+from gemini_lab.node.locked_tempdir import MPI_SHARED
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.node.worker import SOCKETS_FOLDER_BYTES
@@ -628,7 +627,7 @@ def test_a_fence_is_answered_while_memory_is_read():
         node = a_supervisor(said)
         try:
             await node.bulk.warm_up()
-            await node.keeper.slab(0, a_slab())
+            await node.memory.slab(0, a_slab())
             node.bulk.signal_all(signal.SIGSTOP)
             for order in (TakeInventory(epoch=1, run=1), Fence(epoch=2)):
                 await asyncio.wait_for(node.obey(order), PATIENCE_S / 10)

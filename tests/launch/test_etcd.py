@@ -37,7 +37,7 @@ from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.etcd_streams import EtcdStreams
-from gemini_lab.node.own_stores import CLIENTS_AT, FOLDER, end_left_stores, lack_of_room
+from gemini_lab.node.orphan_etcd import CLIENTS_AT, FOLDER, end_left_stores, lack_of_room
 from gemini_lab.node.processes import STORE_KEEPER
 
 PATIENCE_S = 60.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemini_lab.launch.etcd_end import (
+from gemini_lab.launch.etcd_keeper import (
     AGENTS_END_S,
     BEGIN_S,
     DEAF_S,

@@ -20,14 +20,14 @@ from gemini_lab.errors import LaunchError
 from gemini_lab.job import python_command
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import find_etcd, own_address
-from gemini_lab.launch.etcd_end import LEAVE_S
+from gemini_lab.launch.etcd_keeper import LEAVE_S
 from gemini_lab.launch.etcd_members import MemberPlace, begin, take_place
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.launch.members import start_members
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.own_stores import end_left_stores
+from gemini_lab.node.orphan_etcd import end_left_stores
 from gemini_lab.node.processes import (
     AGENT,
     STORE_KEEPER,

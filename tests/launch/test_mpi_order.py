@@ -21,8 +21,8 @@ from gemini_lab.launch.mpi import (
     run_on_hosts,
 )
 from gemini_lab.launch.mpi_order import parts_of, run_with_order
-from gemini_lab.node.held_folder import MPI_FILES, MPI_SHARED
-from gemini_lab.node.own_stores import end_left_stores
+from gemini_lab.node.locked_tempdir import MPI_FILES, MPI_SHARED
+from gemini_lab.node.orphan_etcd import end_left_stores
 
 ECHO = """
 import json, os, sys

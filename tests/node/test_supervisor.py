@@ -138,11 +138,11 @@ def test_an_agent_that_no_process_can_be_started_for_says_so_and_keeps_its_memor
 
     agent = Agent(Bulk())
     slab = Slab.create([SlotSpec(0, 64)], chunk_bytes=64)
-    agent.node.keeper._slabs[0] = slab
+    agent.node.memory._slabs[0] = slab
     agent.obey(TakeInventory(epoch=1, run=7))
     (inventory,) = agent.begun
     asyncio.run(inventory)
-    assert agent.node.keeper.size_bytes == slab.memory.nbytes
+    assert agent.node.memory.size_bytes == slab.memory.nbytes
     slab.close()
     reason = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
     assert agent.to_root == [OrderFailed(epoch=1, order="TakeInventory", reason=reason)]

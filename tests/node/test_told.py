@@ -6,7 +6,7 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.node.listener import told_of
-from gemini_lab.node.remembered import Remembered
+from gemini_lab.node.worker_history import WorkerHistory
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import EndReached, EventSaid, ScriptFinished
 from gemini_lab.settings import Settings
@@ -57,8 +57,8 @@ def test_a_root_that_does_not_know_the_placement_hears_it_from_every_rank():
 
 def test_what_a_root_agent_waits_for_is_kept_to_be_said_again_after_a_cut_link():
     """Of each rank the newest; of the epoch in hand alone."""
-    remembered = Remembered()
-    remembered.begin(7)
+    history = WorkerHistory()
+    history.begin(7)
 
     def whole(rank: int, version: int, epoch: int = 2) -> Entry:
         return entry(
@@ -74,16 +74,16 @@ def test_what_a_root_agent_waits_for_is_kept_to_be_said_again_after_a_cut_link()
         )
 
     for said in (whole(0, 1, epoch=1), whole(1, 8), whole(1, 9), protected(1), entry(ITERATION)):
-        remembered.take(said)
-    assert remembered.decisive(2) == [whole(1, 9)]
-    assert remembered.decisive(1) == [whole(0, 1, epoch=1), protected(1)]
-    remembered.begin(7)
-    assert remembered.decisive(2) == []
+        history.take(said)
+    assert history.decisive(2) == [whole(1, 9)]
+    assert history.decisive(1) == [whole(0, 1, epoch=1), protected(1)]
+    history.begin(7)
+    assert history.decisive(2) == []
 
 
 def test_ends_are_said_again_in_order_until_the_rank_does_another_iteration_or_goes_back():
-    remembered = Remembered()
-    remembered.begin(7)
+    history = WorkerHistory()
+    history.begin(7)
     inputs = events.Inputs(batch="", random={}, learning_rate=None)
     begun, done = (
         events.IterationBegun(rank=1, epoch=1, iteration=1, inputs=inputs),
@@ -91,14 +91,14 @@ def test_ends_are_said_again_in_order_until_the_rank_does_another_iteration_or_g
     )
     loop, script = (EndReached(rank=1, epoch=1, iteration=0, what=w) for w in ("loop", "script"))
     finished = ScriptFinished(rank=1, epoch=1)
-    remembered.end(loop)
-    remembered.take(entry(begun))
-    assert remembered.decisive(1) == [loop, entry(begun)]
-    remembered.take(entry(done))
-    assert remembered.decisive(1) == [entry(begun)]
+    history.end(loop)
+    history.take(entry(begun))
+    assert history.decisive(1) == [loop, entry(begun)]
+    history.take(entry(done))
+    assert history.decisive(1) == [entry(begun)]
     for said in (loop, script, loop, finished):
-        remembered.end(said)
-    assert remembered.decisive(1) == [entry(begun), script, loop, finished]
+        history.end(said)
+    assert history.decisive(1) == [entry(begun), script, loop, finished]
     back = events.Rewound(
         rank=1,
         epoch=1,
@@ -109,27 +109,27 @@ def test_ends_are_said_again_in_order_until_the_rank_does_another_iteration_or_g
         cause="script",
         duration_s=0.1,
     )
-    remembered.take(entry(back))
-    assert remembered.decisive(1) == [finished]
+    history.take(entry(back))
+    assert history.decisive(1) == [finished]
 
 
 def test_all_that_a_rank_executes_is_said_again_also_where_it_said_so_in_several_words():
     """As a rank does that imports while it trains."""
-    remembered = Remembered()
-    remembered.begin(7)
+    history = WorkerHistory()
+    history.begin(7)
     for epoch, files in ((1, {"old.py": "o"}), (2, {"train.py": "a"}), (2, {"late.py": "b"})):
-        remembered.take(entry(events.CodeSeen(rank=0, epoch=epoch, files=files)))
-    (again,) = remembered.decisive(2)
+        history.take(entry(events.CodeSeen(rank=0, epoch=epoch, files=files)))
+    (again,) = history.decisive(2)
     assert again.event.files == {"train.py": "a", "late.py": "b"}
 
 
 def test_what_another_run_executed_is_nothing_that_this_one_did():
     """A run's first inventory is taken before its workers start, when the last one's are gone."""
-    remembered = Remembered()
-    remembered.begin(1)
+    history = WorkerHistory()
+    history.begin(1)
     seen = events.CodeSeen(rank=0, epoch=1, files={"train.py": "a"})
-    remembered.take(Entry(at_s=0.0, node="node-0", event=seen))
-    assert remembered.code(1) == {"train.py": (1, "a")}
-    assert remembered.code(2) == {}
-    remembered.begin(2)
-    assert (remembered.code(1), remembered.code(2)) == ({}, {})
+    history.take(Entry(at_s=0.0, node="node-0", event=seen))
+    assert history.code(1) == {"train.py": (1, "a")}
+    assert history.code(2) == {}
+    history.begin(2)
+    assert (history.code(1), history.code(2)) == ({}, {})

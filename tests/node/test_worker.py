@@ -349,7 +349,7 @@ def test_threads_take_turns_sooner_unless_they_do_already():
 
 HANGING = """
     import atexit, sys, threading, time, weakref
-    from gemini_lab.node.script_end import end_as_python_does, keep_parents_things
+    from gemini_lab.node.worker import end_as_python_does, keep_parents_things
 
     class Owner: pass
     owner = Owner()

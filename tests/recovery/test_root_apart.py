@@ -4,7 +4,7 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.node.remembered import Remembered
+from gemini_lab.node.worker_history import WorkerHistory
 from gemini_lab.recovery.messages import EndReached, EventSaid, ScriptError, ScriptFinished
 
 from .story import RUN, Story
@@ -64,7 +64,7 @@ def test_a_rank_that_ended_while_the_root_agent_heard_nothing_is_named_all_the_s
     )
     inputs = events.Inputs(batch="", random={}, learning_rate=None)
     for rank, node in enumerate(members):
-        agent = Remembered()
+        agent = WorkerHistory()
         agent.begin(RUN)
         if rank == 1:
             for said in (loop, script, ScriptFinished(rank=1, epoch=story.epoch)):

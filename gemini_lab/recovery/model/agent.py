@@ -91,7 +91,7 @@ class AgentNode:
         return [] if self.slab is None else list(self.slab.copies())
 
     def turn_to(self, ranks: int) -> None:
-        """Workers of so many ranks start, as `MemoryKeeper.turn_to` has it."""
+        """Workers of so many ranks start, as `MemoryManager.turn_to` has it."""
         if self.slab is not None and self.slab.ranks != ranks:
             self.aside[self.slab.ranks] = self.slab
             self.slab = None

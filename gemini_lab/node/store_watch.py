@@ -35,7 +35,7 @@ class Reading:
     is_whole: bool
 
 
-class StoreNews:
+class StoreWatch:
     """What one agent knows of the store, and whether that may be old.
 
     Args:

@@ -1,19 +1,26 @@
 """A node's time as root agent: the root's shell, and the owner of a detached lab beside it."""
 
 import asyncio
+import sys
 from collections.abc import Callable
+from typing import Final
 
-from gemini_lab.node.config import AgentConfig
+import msgspec
+
+from gemini_lab.job import python_command
+from gemini_lab.node.config import AgentConfig, OwnerStart
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.membership import Membership, RootRecord
-from gemini_lab.node.owner_process import run_owner
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.recovery.messages import NeedNodes
 
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 30.0
 
-class Reign:
+
+class RootRole:
     """Whether this node is the root agent, and all that runs only while it is.
 
     Args:
@@ -70,3 +77,37 @@ class Reign:
         if self._owner_task is not None:
             self._owner_task.cancel()
         self._owner_task = None
+
+
+async def run_owner(config: AgentConfig, root: RootRecord, note: Callable[[str], None]) -> None:
+    """Run the lab's owner until it has ended the lab; one that fails is started again.
+
+    Cancelled, it ends the owner at once: it writes nothing more.
+    """
+    assert config.detached is not None
+    start = OwnerStart(
+        token=config.token,
+        etcd=config.etcd,
+        prefix=config.prefix,
+        identity=config.identity,
+        root=root.to_text(),
+    )
+    pause_s = FIRST_PAUSE_S
+    while True:
+        process = await asyncio.create_subprocess_exec(
+            *python_command(config.detached.owner),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=sys.stderr,
+        )
+        assert process.stdin is not None
+        try:
+            process.stdin.write(msgspec.json.encode(start) + b"\n")
+            code = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if code == 0:
+            return
+        note(f"the lab's owner on {root.name} ended (exit code {code}) and is started again")
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -1,7 +1,7 @@
 """Ends a node that was frozen once its lab is over: what is stopped cannot end itself.
 
-Run as `python -m gemini_lab.node.frozen PREFIX PID`, with the prefix of the lab's keys and the
-agent that is to be stopped. It reads the store's `EtcdAddress` as JSON from standard input, and
+Run as `python -m gemini_lab.node.freeze_guard PREFIX PID`, with the prefix of the lab's keys and
+the agent that is to be stopped. It reads the store's `EtcdAddress` as JSON from standard input, and
 ends by itself when the agent goes on, or is gone.
 """
 
@@ -23,7 +23,7 @@ from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.processes import AGENT, processes_of
 from gemini_lab.node.watch import is_process_stopped
 
-PROGRAM: Final = "gemini_lab.node.frozen"
+PROGRAM: Final = "gemini_lab.node.freeze_guard"
 LOOK_S: Final = 1.0
 STOP_S: Final = 60.0
 DEAF_S: Final = 20.0

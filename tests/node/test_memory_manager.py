@@ -19,7 +19,7 @@ from gemini_lab.errors import CapacityError, ConfigError, IntegrityError
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.node.bulk import IDLE_S, BulkEndedError, BulkProcesses
 from gemini_lab.node.bulk_process import do
-from gemini_lab.node.keeper import MemoryKeeper
+from gemini_lab.node.memory_manager import MemoryManager
 from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.recovery.messages import (
     FreeSlabs,
@@ -81,25 +81,25 @@ def fill(slab: Slab, shard: int, version: int) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def a_node(idle_s: float = IDLE_S) -> AsyncIterator[tuple[BulkProcesses, MemoryKeeper]]:
+async def a_node(idle_s: float = IDLE_S) -> AsyncIterator[tuple[BulkProcesses, MemoryManager]]:
     bulk = BulkProcesses(idle_s=idle_s)
-    keeper = MemoryKeeper(bulk)
+    memory = MemoryManager(bulk)
     await bulk.warm_up()
     try:
-        yield bulk, keeper
+        yield bulk, memory
     finally:
         await bulk.close()
-        keeper.close()
+        memory.close()
 
 
 def on_a_node(
-    story: Callable[[BulkProcesses, MemoryKeeper], Awaitable[None]], *, idle_s: float = IDLE_S
+    story: Callable[[BulkProcesses, MemoryManager], Awaitable[None]], *, idle_s: float = IDLE_S
 ) -> None:
     """Tell a story on a node of its own; no process may be left of it."""
 
     async def tell() -> None:
-        async with a_node(idle_s) as (bulk, keeper):
-            await asyncio.wait_for(story(bulk, keeper), PATIENCE_S)
+        async with a_node(idle_s) as (bulk, memory):
+            await asyncio.wait_for(story(bulk, memory), PATIENCE_S)
 
     asyncio.run(tell())
     assert bulk_processes() == []
@@ -145,9 +145,9 @@ def hang_writes(url: str, version: int, file: str) -> None:
     os.mkfifo(folder / f"{file}.part")
 
 
-async def file_of(keeper: MemoryKeeper, version: int, url: str) -> str:
+async def file_of(memory: MemoryManager, version: int, url: str) -> str:
     """The name of the only shard's file, by saving it somewhere."""
-    said = await keeper.persist(Persist(epoch=1, version=version, url=url), is_full=False)
+    said = await memory.persist(Persist(epoch=1, version=version, url=url), is_full=False)
     return said.records[0].file
 
 
@@ -155,36 +155,36 @@ async def file_of(keeper: MemoryKeeper, version: int, url: str) -> str:
 
 
 def test_the_loop_beats_on_while_slabs_are_made_read_saved_damaged_and_freed(tmp_path):
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
-        slab = await beats_on_during(keeper.slab(0, wanted(0, 1)), bulk)
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
+        slab = await beats_on_during(memory.slab(0, wanted(0, 1)), bulk)
         payload = fill(slab, 0, version=3)
-        found = await beats_on_during(keeper.inventory(RUN), bulk)
+        found = await beats_on_during(memory.inventory(RUN), bulk)
         assert found.copies == [KeptCopy(0, 3, MADE_IN)]
         order = Persist(epoch=1, version=3, url=str(tmp_path))
-        said = await beats_on_during(keeper.persist(order, is_full=False), bulk)
+        said = await beats_on_during(memory.persist(order, is_full=False), bulk)
         assert (said.version, said.lineage) == (3, MADE_IN)
         [record] = said.records
         assert (tmp_path / "version-000000000003" / record.file).read_bytes().endswith(payload)
-        hit = await beats_on_during(keeper.flip_bit(shard=None, bit=12345), bulk)
+        hit = await beats_on_during(memory.flip_bit(shard=None, bit=12345), bulk)
         assert (hit.shard, hit.version) == (0, 3)
-        assert [damaged.chunk for damaged in (await keeper.inventory(RUN)).damaged] == [
+        assert [damaged.chunk for damaged in (await memory.inventory(RUN)).damaged] == [
             hit.byte // CHUNK_BYTES
         ]
-        await beats_on_during(keeper.free(), bulk)
-        assert keeper.own_shards() == []
+        await beats_on_during(memory.free(), bulk)
+        assert memory.own_shards() == []
 
     on_a_node(story)
 
 
 def test_a_replica_is_saved_in_its_lost_owners_place(tmp_path):
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
         del bulk
-        slab = await keeper.slab(0, msgspec.structs.replace(wanted(0, 1), replicas=[layout_of(1)]))
+        slab = await memory.slab(0, msgspec.structs.replace(wanted(0, 1), replicas=[layout_of(1)]))
         payloads = {shard: fill(slab, shard, version=3) for shard in (0, 1)}
         order = Persist(epoch=2, version=3, url=str(tmp_path), shards=[1, 0], lineage=MADE_IN)
-        assert keeper.has(order)
-        assert not keeper.has(msgspec.structs.replace(order, version=4))
-        said = await keeper.persist(order, is_full=False)
+        assert memory.has(order)
+        assert not memory.has(msgspec.structs.replace(order, version=4))
+        said = await memory.persist(order, is_full=False)
         assert (said.lineage, [one.shard for one in said.records]) == (MADE_IN, [1, 0])
         tier = PersistentTier(str(tmp_path))
         tier.commit(3, said.records, {})
@@ -198,15 +198,15 @@ def test_a_replica_is_saved_in_its_lost_owners_place(tmp_path):
 
 
 def test_an_inventory_is_taken_while_a_save_hangs(tmp_path):
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
-        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
+        fill(await memory.slab(0, wanted(0)), 0, version=3)
         url = str(tmp_path / "hangs")
-        hang_writes(url, 3, await file_of(keeper, 3, str(tmp_path / "works")))
+        hang_writes(url, 3, await file_of(memory, 3, str(tmp_path / "works")))
         save = asyncio.create_task(
-            keeper.persist(Persist(epoch=1, version=3, url=url), is_full=False)
+            memory.persist(Persist(epoch=1, version=3, url=url), is_full=False)
         )
         for _ in range(3):
-            assert (await keeper.inventory(RUN)).copies == [KeptCopy(0, 3, MADE_IN)]
+            assert (await memory.inventory(RUN)).copies == [KeptCopy(0, 3, MADE_IN)]
         assert not save.done()
         assert len(bulk_processes()) == 2
         await bulk.close()
@@ -221,8 +221,8 @@ def test_a_listing_that_hangs_ends_when_nobody_waits_for_it_any_more(tmp_path):
     folder.mkdir()
     os.mkfifo(folder / "manifest.json")
 
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
-        del keeper
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
+        del memory
         listing = bulk.ask(ListVersions(url=str(tmp_path)), VersionsListed)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(listing, 0.5)
@@ -237,14 +237,14 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def test_the_next_version_is_saved_after_one_that_hangs(tmp_path):
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
-        slab = await keeper.slab(0, wanted(0))
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
+        slab = await memory.slab(0, wanted(0))
         fill(slab, 0, version=3)
         hangs, works = str(tmp_path / "hangs"), str(tmp_path / "works")
-        hang_writes(hangs, 3, await file_of(keeper, 3, works))
+        hang_writes(hangs, 3, await file_of(memory, 3, works))
         answers: asyncio.Queue[Message] = asyncio.Queue()
         writer = ShardWriter(
-            keeper=keeper, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
+            memory=memory, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
         )
         writer.obey(Persist(epoch=1, version=3, url=hangs))
         await until(lambda: len(bulk_processes()) == 1)
@@ -261,11 +261,11 @@ def test_the_next_version_is_saved_after_one_that_hangs(tmp_path):
 
 
 def test_a_full_store_is_told_and_later_writes_succeed(tmp_path):
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
-        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
+        fill(await memory.slab(0, wanted(0)), 0, version=3)
         answers: asyncio.Queue[Message] = asyncio.Queue()
         writer = ShardWriter(
-            keeper=keeper, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
+            memory=memory, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
         )
         writer.is_full = True
         writer.obey(Persist(epoch=1, version=3, url=str(tmp_path)))
@@ -273,8 +273,8 @@ def test_a_full_store_is_told_and_later_writes_succeed(tmp_path):
         assert isinstance(said, PersistFailed)
         assert "it is full" in said.reason
         writer.is_full = False
-        await keeper.slab(1, wanted(1))  # memory is no file on that disk
-        fill(await keeper.slab(1, wanted(1)), 1, version=3)
+        await memory.slab(1, wanted(1))  # memory is no file on that disk
+        fill(await memory.slab(1, wanted(1)), 1, version=3)
         writer.obey(Persist(epoch=1, version=3, url=str(tmp_path), number=1))
         said = await answers.get()
         assert isinstance(said, Persisted)
@@ -286,11 +286,11 @@ def test_a_full_store_is_told_and_later_writes_succeed(tmp_path):
 def test_an_order_that_is_repeated_is_answered_again_and_not_done_again(tmp_path):
     """The connection to the root agent broke as the answer was sent, or while it is written."""
 
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
-        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
+        fill(await memory.slab(0, wanted(0)), 0, version=3)
         answers: asyncio.Queue[Message] = asyncio.Queue()
         writer = ShardWriter(
-            keeper=keeper, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
+            memory=memory, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
         )
         order = Persist(epoch=1, version=3, url=str(tmp_path), number=1)
         writer.obey(order)
@@ -314,19 +314,19 @@ def test_an_order_that_is_repeated_is_answered_again_and_not_done_again(tmp_path
 
 
 def test_a_standby_answers_an_inventory_at_once_though_its_bulk_process_stands_still():
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
         bulk.signal_all(signal.SIGSTOP)
-        found = await asyncio.wait_for(keeper.inventory(RUN), PATIENCE_S / 2)
+        found = await asyncio.wait_for(memory.inventory(RUN), PATIENCE_S / 2)
         assert (found.copies, found.damaged) == ([], [])
 
     on_a_node(story)
 
 
 def test_a_bulk_process_killed_in_an_inventory_costs_no_copy():
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
-        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
+        fill(await memory.slab(0, wanted(0)), 0, version=3)
         bulk.signal_all(signal.SIGSTOP)
-        inventory = asyncio.create_task(keeper.inventory(RUN))
+        inventory = asyncio.create_task(memory.inventory(RUN))
         await asyncio.sleep(0.1)
         bulk.signal_all(signal.SIGKILL)
         assert (await inventory).copies == [KeptCopy(0, 3, MADE_IN)]
@@ -335,36 +335,36 @@ def test_a_bulk_process_killed_in_an_inventory_costs_no_copy():
 
 
 def test_a_bulk_process_that_stands_still_in_an_inventory_is_ended_and_costs_no_copy():
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
-        fill(await keeper.slab(0, wanted(0)), 0, version=4)
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
+        fill(await memory.slab(0, wanted(0)), 0, version=4)
         bulk.signal_all(signal.SIGSTOP)
-        found = await keeper.inventory(RUN)
+        found = await memory.inventory(RUN)
         assert found.copies == [KeptCopy(0, 4, MADE_IN)]
 
     on_a_node(story, idle_s=2.0)
 
 
 def test_a_bulk_process_killed_while_idle_is_replaced_before_anyone_notices():
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
-        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
+        fill(await memory.slab(0, wanted(0)), 0, version=3)
         bulk.signal_all(signal.SIGKILL)
         await until(lambda: bulk_processes() == [])
-        assert (await keeper.inventory(RUN)).copies == [KeptCopy(0, 3, MADE_IN)]
+        assert (await memory.inventory(RUN)).copies == [KeptCopy(0, 3, MADE_IN)]
 
     on_a_node(story)
 
 
 def test_a_bulk_process_killed_in_a_save_fails_that_save_alone(tmp_path):
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
-        fill(await keeper.slab(0, wanted(0)), 0, version=3)
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
+        fill(await memory.slab(0, wanted(0)), 0, version=3)
         bulk.signal_all(signal.SIGSTOP)
         order = Persist(epoch=1, version=3, url=str(tmp_path))
-        save = asyncio.create_task(keeper.persist(order, is_full=False))
+        save = asyncio.create_task(memory.persist(order, is_full=False))
         await asyncio.sleep(0.1)
         bulk.signal_all(signal.SIGKILL)
         with pytest.raises(BulkEndedError, match=r"ended \(9\)"):
             await save
-        assert (await keeper.persist(order, is_full=False)).version == 3
+        assert (await memory.persist(order, is_full=False)).version == 3
 
     on_a_node(story)
 
@@ -374,16 +374,16 @@ def test_nothing_is_left_of_an_owner_that_is_killed_while_its_save_hangs(tmp_pat
     code = f"""
         import asyncio, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_keeper import *
+        from test_memory_manager import *
 
         async def tell():
-            async with a_node() as (bulk, keeper):
-                fill(await keeper.slab(0, wanted(0)), 0, version=3)
+            async with a_node() as (bulk, memory):
+                fill(await memory.slab(0, wanted(0)), 0, version=3)
                 hangs = {str(tmp_path / "hangs")!r}
-                hang_writes(hangs, 3, await file_of(keeper, 3, {str(tmp_path / "works")!r}))
+                hang_writes(hangs, 3, await file_of(memory, 3, {str(tmp_path / "works")!r}))
                 order = Persist(epoch=1, version=3, url=hangs)
-                save = asyncio.create_task(keeper.persist(order, is_full=False))
-                await keeper.inventory(RUN)
+                save = asyncio.create_task(memory.persist(order, is_full=False))
+                await memory.inventory(RUN)
                 print("hangs", flush=True)
                 await save
 
@@ -405,85 +405,85 @@ def test_nothing_is_left_of_an_owner_that_is_killed_while_its_save_hangs(tmp_pat
 
 
 def test_a_slab_stays_what_it_is_for_the_same_place_and_comes_along_to_another():
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
         del bulk
-        slab = await keeper.slab(0, wanted(0, 1))
+        slab = await memory.slab(0, wanted(0, 1))
         own, replica = fill(slab, 0, version=3), fill(slab, 1, version=3)
-        assert await keeper.slab(0, wanted(0, 1)) is slab
-        anew = await keeper.slab(0, wanted(1, 2))
+        assert await memory.slab(0, wanted(0, 1)) is slab
+        anew = await memory.slab(0, wanted(1, 2))
         assert bytes(anew.read(1, 3, MADE_IN).data) == replica != own
-        assert (await keeper.inventory(RUN)).copies == [KeptCopy(1, 3, MADE_IN)]
-        assert keeper.own_shards() == [1]
+        assert (await memory.inventory(RUN)).copies == [KeptCopy(1, 3, MADE_IN)]
+        assert memory.own_shards() == [1]
 
     on_a_node(story)
 
 
 def test_slabs_of_another_number_of_ranks_are_set_aside_until_they_are_let_go():
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
         del bulk
-        keeper.turn_to(4)
-        old = fill(await keeper.slab(0, wanted(0, 1)), 0, version=3)
-        keeper.turn_to(3)
-        fill(await keeper.slab(0, wanted(0, 2)), 0, version=4)
-        (slab,), layouts = keeper.set_aside(4)
+        memory.turn_to(4)
+        old = fill(await memory.slab(0, wanted(0, 1)), 0, version=3)
+        memory.turn_to(3)
+        fill(await memory.slab(0, wanted(0, 2)), 0, version=4)
+        (slab,), layouts = memory.set_aside(4)
         assert bytes(slab.read(0, 3, MADE_IN).data) == old
         assert [layout.rank for layout in layouts] == [0]
-        found = await keeper.inventory(RUN)
+        found = await memory.inventory(RUN)
         assert found.copies == [KeptCopy(0, 4, MADE_IN, 3), KeptCopy(0, 3, MADE_IN, 4)]
-        await keeper.settle(3)
-        assert keeper.set_aside(4) == ([], [])
-        assert (await keeper.inventory(RUN)).copies == [KeptCopy(0, 4, MADE_IN, 3)]
+        await memory.settle(3)
+        assert memory.set_aside(4) == ([], [])
+        assert (await memory.inventory(RUN)).copies == [KeptCopy(0, 4, MADE_IN, 3)]
 
     on_a_node(story)
 
 
 def test_a_run_that_goes_back_to_its_size_finds_the_slabs_that_it_had():
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
         del bulk
-        keeper.turn_to(4)
-        slab = await keeper.slab(0, wanted(0, 1))
-        keeper.turn_to(3)  # which its script refuses
-        await keeper.slab(0, wanted(0, 2))
-        keeper.turn_to(4)
-        assert await keeper.slab(0, wanted(0, 1)) is slab
+        memory.turn_to(4)
+        slab = await memory.slab(0, wanted(0, 1))
+        memory.turn_to(3)  # which its script refuses
+        await memory.slab(0, wanted(0, 2))
+        memory.turn_to(4)
+        assert await memory.slab(0, wanted(0, 1)) is slab
 
     on_a_node(story)
 
 
 def test_a_node_that_trains_no_more_lets_its_slabs_go_with_the_others():
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
         del bulk
-        keeper.turn_to(4)
-        fill(await keeper.slab(0, wanted(0, 1)), 0, version=3)
-        await keeper.settle(3)
-        assert (await keeper.inventory(RUN)).copies == []
+        memory.turn_to(4)
+        fill(await memory.slab(0, wanted(0, 1)), 0, version=3)
+        await memory.settle(3)
+        assert (await memory.inventory(RUN)).copies == []
 
     on_a_node(story)
 
 
 def test_a_node_of_many_workers_is_read_at_once():
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
         del bulk
         for place in range(16):
-            fill(await keeper.slab(place, wanted(place, elements=100)), place, version=2)
-        found = await keeper.inventory(RUN)
+            fill(await memory.slab(place, wanted(place, elements=100)), place, version=2)
+        found = await memory.inventory(RUN)
         assert sorted(copy.shard for copy in found.copies) == list(range(16))
-        assert (await keeper.inventory(RUN + 1)).copies == []
+        assert (await memory.inventory(RUN + 1)).copies == []
 
     on_a_node(story)
 
 
 def test_what_is_refused_keeps_its_kind():
-    async def story(bulk: BulkProcesses, keeper: MemoryKeeper) -> None:
+    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
         del bulk
         with pytest.raises(CapacityError, match="checkpoint slab"):
-            await keeper.slab(0, wanted(0, elements=2**44))
+            await memory.slab(0, wanted(0, elements=2**44))
         with pytest.raises(IntegrityError, match="no complete copy of shard 5"):
-            await keeper.flip_bit(shard=5, bit=0)
-        await keeper.slab(0, wanted(0))
+            await memory.flip_bit(shard=5, bit=0)
+        await memory.slab(0, wanted(0))
         with pytest.raises(ConfigError, match="changed since"):
-            await keeper.slab(0, wanted(0, elements=70))
+            await memory.slab(0, wanted(0, elements=70))
         with pytest.raises(IntegrityError, match="version 1 of shard 0 is not complete"):
-            await keeper.persist(Persist(epoch=1, version=1, url="/nowhere"), is_full=False)
+            await memory.persist(Persist(epoch=1, version=1, url="/nowhere"), is_full=False)
 
     on_a_node(story)

@@ -15,7 +15,7 @@ from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.frozen import PROGRAM, end_stopped
+from gemini_lab.node.freeze_guard import PROGRAM, end_stopped
 from gemini_lab.node.processes import AGENT
 
 LIMIT_S = 60.0
@@ -23,7 +23,7 @@ NODE = """
 import os, subprocess, sys, time
 import msgspec
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.frozen import stand_guard
+from gemini_lab.node.freeze_guard import stand_guard
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)
 stand_guard(os.getpid(), sys.argv[1], msgspec.json.decode(sys.argv[2], type=EtcdAddress))

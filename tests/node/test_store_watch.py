@@ -14,10 +14,10 @@ from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.etcd_streams import EtcdStreams
-from gemini_lab.node.news import REREAD_S, SPREAD_S, StoreNews
+from gemini_lab.node.store_watch import REREAD_S, SPREAD_S, StoreWatch
 
 LIMIT_S = 20.0
-Trial = Callable[[EtcdStore, StoreNews], Awaitable[None]]
+Trial = Callable[[EtcdStore, StoreWatch], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def follow(etcd: EtcdAddress, request: pytest.FixtureRequest) -> Callable[[Trial
         writer, reader = EtcdStore(etcd, prefix), EtcdStore(etcd, prefix)
         streams = EtcdStreams(etcd, prefix)
         try:
-            await trial(writer, StoreNews(reader, streams))
+            await trial(writer, StoreWatch(reader, streams))
         finally:
             await streams.close()
             writer.close()
@@ -44,73 +44,73 @@ def follow(etcd: EtcdAddress, request: pytest.FixtureRequest) -> Callable[[Trial
     return lambda trial: asyncio.run(run(trial))
 
 
-async def due(news: StoreNews) -> None:
+async def due(watch: StoreWatch) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while not news.is_due():
+        while not watch.is_due():
             await asyncio.sleep(0.01)
 
 
 def test_a_quiet_store_is_left_alone_and_a_change_rings(follow):
-    async def trial(writer: EtcdStore, news: StoreNews) -> None:
-        assert news.is_due()
-        assert (await news.read(whole=False)).items == {}
+    async def trial(writer: EtcdStore, watch: StoreWatch) -> None:
+        assert watch.is_due()
+        assert (await watch.read(whole=False)).items == {}
         await asyncio.sleep(0.2)
-        assert not news.is_due()
+        assert not watch.is_due()
         writer.put("root", "somebody")
-        await due(news)
-        assert (await news.read(whole=False)).items == {"root": "somebody"}
+        await due(watch)
+        assert (await watch.read(whole=False)).items == {"root": "somebody"}
         writer.delete("root")
-        await due(news)
-        assert (await news.read(whole=False)).items == {}
+        await due(watch)
+        assert (await watch.read(whole=False)).items == {}
 
     follow(trial)
 
 
 def test_only_the_root_agent_hears_of_other_nodes(follow):
-    async def trial(writer: EtcdStore, news: StoreNews) -> None:
-        await news.read(whole=False)
+    async def trial(writer: EtcdStore, watch: StoreWatch) -> None:
+        await watch.read(whole=False)
         writer.put("nodes/node-1", "{}")
         await asyncio.sleep(0.2)
-        assert not news.is_due()
-        assert (await news.read(whole=True)).items == {"nodes/node-1": "{}"}
+        assert not watch.is_due()
+        assert (await watch.read(whole=True)).items == {"nodes/node-1": "{}"}
         await asyncio.sleep(0.2)
-        if news.is_due():  # the other watch's end rang
-            await news.read(whole=True)
+        if watch.is_due():  # the other watch's end rang
+            await watch.read(whole=True)
         writer.delete("nodes/node-1")
-        await due(news)
-        assert (await news.read(whole=True)).items == {}
+        await due(watch)
+        assert (await watch.read(whole=True)).items == {}
 
     follow(trial)
 
 
 def test_a_lease_that_runs_out_rings(follow):
-    async def trial(writer: EtcdStore, news: StoreNews) -> None:
+    async def trial(writer: EtcdStore, watch: StoreWatch) -> None:
         writer.put("root", "mortal", lease=writer.grant(1))
-        await news.read(whole=False)
-        await due(news)
-        assert (await news.read(whole=False)).items == {}
+        await watch.read(whole=False)
+        await due(watch)
+        assert (await watch.read(whole=False)).items == {}
 
     follow(trial)
 
 
 def test_a_store_that_was_away_is_read_again_and_watched_again(follow):
-    async def trial(writer: EtcdStore, news: StoreNews) -> None:
+    async def trial(writer: EtcdStore, watch: StoreWatch) -> None:
         writer.put("root", "first")
-        await news.read(whole=False)
+        await watch.read(whole=False)
         (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
         os.kill(server.pid, signal.SIGKILL)
-        await due(news)
+        await due(watch)
         async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
-                    assert (await news.read(whole=False)).items == {"root": "first"}
+                    assert (await watch.read(whole=False)).items == {"root": "first"}
                     break
                 except StoreUnavailableError:
-                    assert news.is_due()
+                    assert watch.is_due()
                     await asyncio.sleep(0.1)
         await asyncio.to_thread(patiently, lambda: writer.put("root", "second"))
-        await due(news)
-        assert (await news.read(whole=False)).items == {"root": "second"}
+        await due(watch)
+        assert (await watch.read(whole=False)).items == {"root": "second"}
 
     follow(trial)
 
@@ -140,7 +140,7 @@ def test_a_heartbeat_goes_on_while_the_watch_is_changed_and_survives_a_closed_co
         store = EtcdStore(etcd, "gemini_lab/both")
         streams = EtcdStreams(etcd, "gemini_lab/both")
         lease = store.grant(30)
-        news = StoreNews(store, streams)
+        watch = StoreWatch(store, streams)
 
         async def renew() -> int:
             renewed = 0
@@ -151,7 +151,7 @@ def test_a_heartbeat_goes_on_while_the_watch_is_changed_and_survives_a_closed_co
 
         beating = asyncio.create_task(renew())
         for number in range(12):
-            await news.read(whole=number % 2 == 0)
+            await watch.read(whole=number % 2 == 0)
         assert await beating == 60
         beating = asyncio.create_task(renew())
         for _ in range(10):
@@ -213,25 +213,25 @@ class Clock:
         return self.now_s
 
 
-def news_of(store: DeafStore, clock: Clock) -> StoreNews:
-    return StoreNews(store, store, clock=clock)  # type: ignore[arg-type]
+def news_of(store: DeafStore, clock: Clock) -> StoreWatch:
+    return StoreWatch(store, store, clock=clock)  # type: ignore[arg-type]
 
 
 def test_what_a_watch_missed_is_found_later_and_another_watch_begins():
     store, clock = DeafStore(), Clock()
-    news = news_of(store, clock)
+    watch = news_of(store, clock)
 
     async def trial() -> None:
-        await news.read(whole=False)
+        await watch.read(whole=False)
         store.kept["root"] = "unheard"
         clock.now_s = REREAD_S - 1
-        assert not news.is_due()
+        assert not watch.is_due()
         clock.now_s = REREAD_S + 1
-        assert news.is_due()
-        assert (await news.read(whole=False)).items == {"root": "unheard"}
+        assert watch.is_due()
+        assert (await watch.read(whole=False)).items == {"root": "unheard"}
         assert store.watches == 1
-        assert news.is_due()
-        await news.read(whole=False)
+        assert watch.is_due()
+        await watch.read(whole=False)
         assert store.watches == 2
 
     asyncio.run(trial())
@@ -239,11 +239,11 @@ def test_what_a_watch_missed_is_found_later_and_another_watch_begins():
 
 def test_a_look_that_failed_is_due_again_at_once():
     store = DeafStore()
-    news = news_of(store, Clock())
+    watch = news_of(store, Clock())
     store.is_away = True
     with pytest.raises(StoreUnavailableError):
-        asyncio.run(news.read(whole=False))
-    assert news.is_due()
+        asyncio.run(watch.read(whole=False))
+    assert watch.is_due()
 
 
 def test_who_has_time_looks_within_a_while_and_not_all_at_the_same_moment():
@@ -251,14 +251,14 @@ def test_who_has_time_looks_within_a_while_and_not_all_at_the_same_moment():
     many = [news_of(DeafStore(), clock) for _ in range(200)]
 
     async def look() -> None:
-        for news in many:
-            await news.read(whole=False)
-            news.ring()
+        for watch in many:
+            await watch.read(whole=False)
+            watch.ring()
 
     asyncio.run(look())
-    assert all(news.is_due() for news in many)
+    assert all(watch.is_due() for watch in many)
     clock.now_s = SPREAD_S / 2
-    due_now = sum(news.is_due(is_urgent=False) for news in many)
+    due_now = sum(watch.is_due(is_urgent=False) for watch in many)
     assert 0 < due_now < len(many)
     clock.now_s = SPREAD_S
-    assert all(news.is_due(is_urgent=False) for news in many)
+    assert all(watch.is_due(is_urgent=False) for watch in many)

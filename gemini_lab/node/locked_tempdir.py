@@ -20,7 +20,7 @@ MPI_SHARED: Final = "OMPI_MCA_btl_sm_backing_directory"
 default /dev/shm, in which one that is killed leaves 16 MiB."""
 
 
-class HeldFolder:
+class LockedTempdir:
     """A folder of this process's own; made when it is first needed.
 
     Args:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gemini_lab.node.held_folder import HeldFolder, remove_left
+from gemini_lab.node.locked_tempdir import LockedTempdir, remove_left
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from gemini_lab.node.held_folder import HeldFolder
-print(HeldFolder("kind-", Path(sys.argv[1])).make(), flush=True)
+from gemini_lab.node.locked_tempdir import LockedTempdir
+print(LockedTempdir("kind-", Path(sys.argv[1])).make(), flush=True)
 time.sleep(600)
 """
 
@@ -43,7 +43,7 @@ def test_what_a_killed_maker_leaves_goes_with_the_next_and_what_is_held_stays(pl
         maker.wait()
     assert (made / "socket").exists()
 
-    mine = HeldFolder("kind-", place)
+    mine = LockedTempdir("kind-", place)
     assert Path(mine.make()).parent.parent == place
     assert not made.parent.exists()
     mine.close()
@@ -51,7 +51,7 @@ def test_what_a_killed_maker_leaves_goes_with_the_next_and_what_is_held_stays(pl
 
 
 def test_each_is_a_folder_of_its_own_that_nobody_else_may_look_into(place):
-    mine = HeldFolder("kind-", place)
+    mine = LockedTempdir("kind-", place)
     first, second = Path(mine.make()), Path(mine.make())
     assert first != second
     assert {first.stat().st_mode & 0o777, first.parent.stat().st_mode & 0o777} == {0o700}
@@ -59,7 +59,7 @@ def test_each_is_a_folder_of_its_own_that_nobody_else_may_look_into(place):
 
 
 def test_none_is_made_where_there_is_no_room_for_it(place):
-    assert HeldFolder("kind-", place / "absent").make() == ""
+    assert LockedTempdir("kind-", place / "absent").make() == ""
 
 
 def test_a_link_of_that_name_is_not_followed(place):

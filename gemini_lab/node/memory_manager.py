@@ -34,7 +34,7 @@ class _Aside:
     layouts: dict[int, ShardLayout]
 
 
-class MemoryKeeper:
+class MemoryManager:
     """The slabs of one node: one for each of its workers' places.
 
     The agent holds their descriptors and reads their headers; so they live and die with it. All

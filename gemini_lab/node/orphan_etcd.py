@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from gemini_lab.node.held_folder import MPI_FILES, remove_left
+from gemini_lab.node.locked_tempdir import MPI_FILES, remove_left
 from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
 from gemini_lab.units import MIB, format_bytes
 

@@ -40,7 +40,7 @@ rank has come to since its last iteration: another rank that has begun one waits
 Word = Entry | EndReached | ScriptFinished
 
 
-class Remembered:
+class WorkerHistory:
     """What workers of one node said.
 
     Attributes:
