@@ -17,7 +17,7 @@ from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import COMMANDS, main
 from gemini_lab.engine.arguments import MOST_VALUES
 from gemini_lab.engine.iterations import IterationLog
-from gemini_lab.engine.unprotected import Unprotected
+from gemini_lab.engine.protection import Unprotected
 from gemini_lab.errors import LONGEST, ConfigError, GeminiError, UnsupportedError, shortened, shown
 from gemini_lab.injector.failures import FAILURES, BitFlip, Failure, NodesLoss, RackLoss, WrongSums
 from gemini_lab.injector.scenario import Scenario

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.state.data_values import digest
-from gemini_lab.engine.state.keepsakes import Keepsake, keepsakes
+from gemini_lab.engine.state.user_state import Keepsake, keepsakes
 from gemini_lab.errors import UnsupportedError
 
 _LOOKS: Final = frozenset({2, 4, 11, 31, 101, 301, 1001, 3001})

@@ -4,8 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from gemini_lab.adapters.callback_parts import CallbackParts, Listed
+from gemini_lab.engine.state.hidden_module_state import (
+    is_metric,
+    put_attributes,
+    read_metric,
+    share_states,
+)
 from gemini_lab.engine.state.rehearsal import named
-from gemini_lab.engine.state.unsaid import is_metric, put_attributes, read_metric, share_states
 
 _KEPT: Final = ("value", "_update_count")
 _MEAN: Final = (*_KEPT, "cumulated_batch_size")

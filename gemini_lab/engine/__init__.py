@@ -1,23 +1,21 @@
-"""What a worker protects: a DeepSpeed engine's state out and in, and the tie to its agent.
+"""`protect` in a worker: an engine's state out and in, and the tie to the node's agent.
 
-    protect         protection <- ready_engine, arguments, contract, job_settings, unprotected;
-                    surroundings, what is found that the script has not named, and
-                    made_objects, which knows what it has made
-    in the loop     live: a version is sealed, sent and waited for; script_loops: of which loop it
-                    is; update_watch: whether what is protected trains; iterations and monitor say
-                    how it goes, inputs with what an iteration begins, carried what goes along with
-                    a version, ends where its data or loop is over
-    put back        restore, from memory, peers or the persistent tier; old_shards, of another
-                    number of ranks; rewinding, without a restart
-    kept processes  standing stands still in a recovery, rejoining goes on with other ranks
-    its code        executed_code, digests of what was executed; same_code, compared among ranks
-    the agent       session; pulse says once a second what training does; shard_memory; cut_link
-    a check         witness, which places a script comes to, and what its state is there
-    small things    ranks, random_states, digests, idleness, process_exit, shared_memory;
-                    own_code, what of all code is the script's, and imports, which
-                    modules are installed; private_names, what is read of other packages
-                    and may be gone
+    protect         protection <- setup (memory, settings, restore), arguments, contract;
+                    discovery finds what the script has not named, made_objects notes what it made
+    in the loop     live seals, sends and awaits versions; script_loops knows of which loop each is;
+                    update_watch checks that the protected weights train; iterations says how it
+                    goes, also to DeepSpeed's monitor; input_fingerprints says what an iteration
+                    begins with; version_extras goes along with a version; ends says where a rank's
+                    data or loop is over
+    put back        restore, from memory, peers or the persistent tier; reshard_sources, after
+                    another world size; rewinding, without a restart
+    kept processes  standing stops in a recovery, rejoining continues with other ranks
+    script's code   executed_code digests it and finds installed packages; own_code tells it from
+                    theirs; same_code compares it among ranks
+    the agent       session; heartbeat reports once a second; shard_memory
+    a check         witness notes the places that a script reaches, and its state there
+    small things    ranks, random_states, digests, process_exit, private_names
 
-Five folders, from below: `frameworks` has ZeRO and plain PyTorch, `state` what a version has of a
-job, `unkept` looks for what none has, `verify` and `gradients` are a setting each.
+Five folders, from below: `frameworks` has ZeRO and plain PyTorch, `state` a version's content,
+`unsaved_state` warns of what no version has, `verify` and `gradients` are one setting each.
 """

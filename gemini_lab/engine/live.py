@@ -17,19 +17,19 @@ from typing import Final
 import torch
 
 from gemini_lab.engine.arguments import require_rewind, require_total
-from gemini_lab.engine.carried import carried
 from gemini_lab.engine.contract import WorldChange
 from gemini_lab.engine.ends import UNKNOWN, Ends, collectives_so_far
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
+from gemini_lab.engine.heartbeat import Pulse
 from gemini_lab.engine.iterations import IterationLog, iteration_in
-from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
 from gemini_lab.engine.script_loops import Kind, Loop, LoopPlace, ScriptLoops
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.engine.unkept.script_watch import ScriptWatch
+from gemini_lab.engine.unsaved_state.script_watch import ScriptWatch
 from gemini_lab.engine.update_watch import UpdateWatch
 from gemini_lab.engine.verify.verification import Verification
+from gemini_lab.engine.version_extras import carried
 from gemini_lab.errors import CannotGoOnError, ConfigError, GeminiError
 from gemini_lab.limits import require_text
 from gemini_lab.recovery.messages import End

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from gemini_lab.engine.imports import installed_places
+from gemini_lab.engine.executed_code import installed_places
 
 _OURS: Final = f"{Path(__file__).parents[1]}/"
 _COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"

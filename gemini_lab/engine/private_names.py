@@ -5,6 +5,7 @@ out a part of the state without a word, a training on such a version is refused 
 """
 
 from collections.abc import Collection
+from importlib import import_module
 from importlib.metadata import version
 
 from gemini_lab.errors import UnsupportedError
@@ -38,3 +39,15 @@ def require_known(missing: Collection[str], where: str, *, package: str) -> None
             "a part of the state would be left out; install a version that was tried "
             "(docs/guide/start.md)"
         )
+
+
+def avoid_shared_memory_collectives() -> None:
+    """Keep DeepSpeed's CPU collectives on the network; called before its process group is made.
+
+    Its shared-memory helper is compiled at the first start, which fails where no compiler is, and
+    carries traffic past the network that the profiler measures. To learn whether it could be,
+    DeepSpeed tries compilers for all its operators: what asks for that is left out, too.
+    """
+    collectives = import_module("deepspeed.comm.torch")  # by name: the package's `torch` is PyTorch
+    require(collectives, "build_shm_op", package="deepspeed")
+    vars(collectives)["build_shm_op"] = lambda: None

@@ -6,7 +6,8 @@ hook in the engine (`live`).
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Final, TypeVar
 
@@ -14,36 +15,41 @@ import torch
 from torch import nn
 
 from gemini_lab.engine import session as sessions
-from gemini_lab.engine.arguments import as_engine, require_parts, with_schedule
-from gemini_lab.engine.carried import newest_in
+from gemini_lab.engine.arguments import (
+    as_engine,
+    numbers_of,
+    require_parts,
+    require_rewind,
+    require_total,
+    with_schedule,
+)
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
 from gemini_lab.engine.ends import Ends
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.gradients.sent_differences import SentDifferences, recorder_of
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
-from gemini_lab.engine.inputs import gradient_norm, watch_inputs
-from gemini_lab.engine.iterations import IterationLog
+from gemini_lab.engine.input_fingerprints import gradient_norm, watch_inputs
+from gemini_lab.engine.iterations import IterationLog, with_monitor
 from gemini_lab.engine.live import LiveProtection
-from gemini_lab.engine.monitor import with_monitor
-from gemini_lab.engine.ready_engine import ReadyEngine, ready_engine
 from gemini_lab.engine.rejoining import Rejoining, follow, rewinder_of
 from gemini_lab.engine.rewinding import encode_order
 from gemini_lab.engine.script_loops import place_in
 from gemini_lab.engine.session import WorkerSession
-from gemini_lab.engine.unprotected import Unprotected
+from gemini_lab.engine.setup import ReadyEngine, ready_engine
 from gemini_lab.engine.update_watch import UpdateWatch
 from gemini_lab.engine.verify.flaws import Flaws
 from gemini_lab.engine.verify.verification import Verification, Verified, verified_in
 from gemini_lab.engine.verify.verifying import Verifier
+from gemini_lab.engine.version_extras import newest_in
 from gemini_lab.engine.witness import Witness, WitnessedLoops, WitnessedSteps, beside_unprotected
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, UnsupportedError
+from gemini_lab.limits import require_text
 from gemini_lab.log import events
 from gemini_lab.log.witnessed import Order
 from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.link import LinkBucket
-from gemini_lab.transfer.node_link import node_link
+from gemini_lab.transfer.link import LinkBucket, node_link
 from gemini_lab.transfer.traffic import CheckpointTraffic, Emit, open_traffic
 from gemini_lab.transfer.version import Asked, Peers
 
@@ -325,3 +331,56 @@ def _open_link(settings: Settings, start: WorkerStart, group: CheckpointGroup) -
         bytes_per_s=settings.link_bytes_per_s,
         barrier=group.barrier,
     )
+
+
+class Unprotected:
+    """The engine runs without a lab: nothing is kept, and loops run as they would with one."""
+
+    world_changed = None
+
+    def __init__(self, engine: Engine) -> None:
+        self.step = int(engine.global_steps)
+        self._engine = engine
+        self._watch: UpdateWatch | None = None
+        if isinstance(engine, TorchEngine):
+            self._watch = UpdateWatch(
+                engine.optimizer,
+                [weight for group in engine.optimizer.param_groups for weight in group["params"]],
+                lambda: engine.global_steps,
+                ends=engine.settings.get("on_unkept_updates") != "warn",
+            )
+            engine.before_update = self._watch.begin_update
+            engine.after_update = self._watch.end_update
+
+    def steps(self, total: int, /) -> Iterator[int]:
+        """Until so many optimizer steps are done; refused where none will be, as in a lab."""
+        require_total("steps", total)
+        return self._steps(total)
+
+    def _steps(self, total: int) -> Iterator[int]:
+        while self._engine.global_steps < total:
+            if self._watch is not None:
+                self._watch.reach_top()
+            yield int(self._engine.global_steps)
+
+    def epochs(self, total: int, /) -> Iterator[int]:
+        """All of them."""
+        require_total("epochs", total)
+        return iter(range(total))
+
+    def log(self, **values: float) -> None:
+        """Nobody listens; what would be refused in a lab is refused here."""
+        numbers_of(values)
+
+    def rewind(self, steps: int, *, skip: bool = True) -> None:
+        """There is nothing to go back to."""
+        require_rewind(steps, skip)
+        raise UnsupportedError(
+            f"protected.rewind({steps}, skip={skip}): this script was not started by "
+            "`gemini-lab run`, so no version is kept to which training could go back"
+        )
+
+    def pause(self, reason: str) -> AbstractContextManager[None]:
+        """Nobody watches."""
+        require_text("the pause's reason", reason)
+        return nullcontext()

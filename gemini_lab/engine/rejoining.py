@@ -7,11 +7,11 @@ versions and whoever uses it are made anew, and the state is that of the version
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gemini_lab.engine.carried import guard_in
-from gemini_lab.engine.ready_engine import ReadyEngine, go_on
 from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.script_loops import LoopPlace
 from gemini_lab.engine.session import WorkerSession
+from gemini_lab.engine.setup import ReadyEngine, go_on
+from gemini_lab.engine.version_extras import guard_in
 from gemini_lab.errors import CannotGoOnError
 from gemini_lab.recovery.guard import Guard
 from gemini_lab.transfer.traffic import CheckpointTraffic

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from gemini_lab.engine.old_shards import BadShardError, OldShards, OldSlabs
+from gemini_lab.engine.reshard_sources import BadShardError, OldShards, OldSlabs
 from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, WriteBuffer
 from gemini_lab.recovery.plan import PlanPart
@@ -22,7 +22,7 @@ from gemini_lab.shard.recut import Recut, plan_recut
 from gemini_lab.storage import persistent_tier
 from gemini_lab.storage.persistent import PersistentTier
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.whole_copy import receive_copy, send_copy
+from gemini_lab.transfer.route import receive_copy, send_copy
 
 SmallState = Mapping[str, object]
 ASK_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
-from gemini_lab.engine.carried import guard_in
 from gemini_lab.engine.script_loops import LoopPlace, place_in
 from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.engine.version_extras import guard_in
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import ReadBuffer, Slab

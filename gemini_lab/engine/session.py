@@ -1,5 +1,6 @@
 """The tie between a worker and its agent: who we are in the job, and whom to tell what happens."""
 
+import json
 import os
 import signal
 import threading
@@ -12,11 +13,10 @@ from typing import Any, Final, NoReturn
 import msgspec
 from torch.distributed import DistStoreError
 
-from gemini_lab.engine.cut_link import cut_link
-from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.heartbeat import Pulse
 from gemini_lab.engine.restore import UnusableCopyError
 from gemini_lab.engine.same_code import SameCode
-from gemini_lab.engine.standing import Standing
+from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.engine.witness import Witness
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log.entry import Entry
@@ -45,7 +45,39 @@ from gemini_lab.recovery.messages import (
     WorkerStart,
 )
 from gemini_lab.shard.layout import ShardLayout
+from gemini_lab.transfer.sockets import own_ends, shut_those_to
 from gemini_lab.wire.local import LocalChannel
+
+OTHER_S: Final = 10.0
+"""For the other worker to say where its connections end."""
+
+
+def cut_link(rendezvous: str, rank: int, other: int) -> int:
+    """Shut this rank's connections to another one, which calls this as well.
+
+    Args:
+        rendezvous: Address of the job's store.
+        rank: This one.
+        other: The one at the link's other end.
+
+    Returns:
+        How many it shut; the other end may have been first.
+
+    Raises:
+        RuntimeError: The other rank does not say where its connections end, or the store is gone.
+    """
+    ours, theirs = own_ends(), _key(other, rank)  # without the connection that tells of them
+    store = rendezvous_client(rendezvous)
+    store.set(_key(rank, other), json.dumps(ours))
+    store.wait([theirs], timedelta(seconds=OTHER_S))
+    ends = json.loads(store.get(theirs))
+    store.delete_key(theirs)  # another cut is told anew
+    return shut_those_to(ends)
+
+
+def _key(rank: int, other: int) -> str:
+    return f"gemini_lab/link/{rank}/{other}"
+
 
 HOLD_S: Final = 600.0
 """For a process that stands still to be ended."""

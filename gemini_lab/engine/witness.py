@@ -25,9 +25,9 @@ from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer
 from gemini_lab.engine.frameworks.zero import partitions_of
-from gemini_lab.engine.inputs import gradient_norm, random_checksums, watch_inputs
+from gemini_lab.engine.input_fingerprints import gradient_norm, random_checksums, watch_inputs
 from gemini_lab.engine.iterations import IterationLog
-from gemini_lab.engine.state.keepsakes import keepsakes
+from gemini_lab.engine.state.user_state import keepsakes
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import AnyEvent, Iteration, IterationBegun, OfWorker
 from gemini_lab.log.witnessed import (

@@ -18,14 +18,14 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.engine.frameworks.stepping import next_step_updates
+from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.process_exit import die_with_parent, leave
-from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.experiments.profile_script import too_short
 from gemini_lab.profiler.observe import Profiler
 from gemini_lab.profiler.profile import Profile
-from gemini_lab.transfer.clocks import DeviceClock, WallClock
+from gemini_lab.transfer.collective_calls import DeviceClock, WallClock
+from gemini_lab.transfer.comm_hook import CommSeam, Pace
 from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer
-from gemini_lab.transfer.seam import CommSeam, Pace
 from gemini_lab.units import format_bytes
 
 

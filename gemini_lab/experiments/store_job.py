@@ -21,8 +21,8 @@ import deepspeed
 import torch
 from deepspeed import comm
 
+from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.process_exit import leave
-from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.training import gpt_job
 from gemini_lab.training.emulate import emulate
 from gemini_lab.training.gpt import GPT, named_size

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.engine.heartbeat import BEAT_S
 from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_from_parent
-from gemini_lab.engine.pulse import BEAT_S
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import NodeReady
 from gemini_lab.node.bulk import BulkProcesses

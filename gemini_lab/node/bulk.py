@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from gemini_lab.engine.idleness import Idleness
+from gemini_lab.engine.process_exit import Idleness
 from gemini_lab.errors import GeminiError
 from gemini_lab.job import python_command
 from gemini_lab.recovery.messages import (

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from gemini_lab.engine.pulse import BEAT_S
+from gemini_lab.engine.heartbeat import BEAT_S
 from gemini_lab.node.host import Worker
 from gemini_lab.recovery.hangs import STILL_S
 from gemini_lab.recovery.messages import WorkerPulse

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from gemini_lab.display import readable
 from gemini_lab.engine import session
 from gemini_lab.engine.executed_code import process_code
+from gemini_lab.engine.heartbeat import Pulse
 from gemini_lab.engine.made_objects import follow_constructors
+from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.process_exit import die_with_parent, leave
 from gemini_lab.engine.process_exit import leave as end_process
-from gemini_lab.engine.pulse import Pulse
-from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.errors import CannotGoOnError, shortened
 from gemini_lab.job import HASH_SEED, Job, find_module

@@ -6,9 +6,8 @@ from torch import nn
 
 from gemini_lab.engine import session
 from gemini_lab.training.accelerator import SlowLayers
-from gemini_lab.transfer.link import GLOO, LinkPacer
-from gemini_lab.transfer.node_link import own_link
-from gemini_lab.transfer.seam import CommSeam
+from gemini_lab.transfer.comm_hook import CommSeam
+from gemini_lab.transfer.link import GLOO, LinkPacer, own_link
 
 
 def emulate(

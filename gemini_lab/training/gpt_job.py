@@ -21,8 +21,8 @@ from deepspeed import comm
 
 import gemini_lab
 from gemini_lab.engine import session as sessions
+from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.process_exit import leave
-from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
 from gemini_lab.training.corpus import TokenBatches, load_corpus
 from gemini_lab.training.emulate import emulate
 from gemini_lab.training.gpt import GPT, SIZES, named_size

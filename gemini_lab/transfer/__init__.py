@@ -1,16 +1,15 @@
-"""How versions travel beside training: the acting half of profiler and pipeliner.
+"""Versions on their way beside training: the acting half of profiler and pipeliner.
 
-    the whole       traffic, put together as the settings say; mover moves a version, on a thread
-                    beside training; version, what is moved; group, the connections; whole_copy, in
-                    a recovery; own_thread, for what goes on beside training
-    the way         route, in the background; scheduled_route, in idle spans on CPUs; device_route,
-                    on GPUs, by lanes; local_copy, into the own slab; differences, what made it
-    the order       conductor does what the planner orders, by calibration
-    training's      seam sees its collectives, by operations, calls and clocks; link and node_link
-                    emulate a network
+    the whole       traffic, put together from the settings; replicator moves a version on a thread
+                    beside training (own_thread); version is what it moves, group its connections
+    the way         route, in the background, and a whole copy in a recovery; scheduled_route, in
+                    idle spans on CPUs; device_route, on GPUs, by device_queues; local_copy, into
+                    the own slab; differences, what made the version in its place
+    the order       schedule_controller executes the planned schedule, by calibration
+    training's      comm_hook sees training's collectives (collective_calls); link emulates a
+                    network
     kept processes  standing_groups and standing_works outlive a lost rank, by group_calls;
-                    set_up_record, played to a rank that comes late; sockets and dead_sockets, what
-                    ends a wait
+                    set_up_record is replayed to a late rank; sockets ends waits
 
-What leaves when is decided in `pipeliner`, from what `profiler` saw.
+`pipeliner` decides when each chunk leaves, from what `profiler` saw.
 """

@@ -11,8 +11,8 @@ import torch
 from gemini_lab.errors import ConfigError
 from gemini_lab.memory.slab import chunk_digest
 from gemini_lab.pipeliner.machine import Calibration, WireFit, fit_wire
+from gemini_lab.transfer.device_queues import Lanes
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.lanes import Lanes
 from gemini_lab.units import KIB, MIB
 
 SIZES: Final = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)

@@ -34,7 +34,7 @@ from typing import Any, Final
 import torch
 
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
-from gemini_lab.transfer.lanes import Lanes, Message
+from gemini_lab.transfer.device_queues import Lanes, Message
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,

@@ -11,7 +11,7 @@ import torch
 
 from gemini_lab.memory.slab import WriteBuffer, chunk_digest
 from gemini_lab.memory.slab_form import Bytes, ChunkDigest
-from gemini_lab.transfer.lanes import Lanes
+from gemini_lab.transfer.device_queues import Lanes
 from gemini_lab.transfer.version import OutgoingVersion
 
 CACHED_BYTES: Final = 2**20

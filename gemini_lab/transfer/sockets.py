@@ -4,7 +4,9 @@ A collective of Gloo's that waits for a silent rank waits for its whole time-out
 when the connection below it is closed.
 """
 
+import ctypes
 import os
+import platform
 import re
 import socket
 import threading
@@ -13,7 +15,39 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from gemini_lab.transfer.dead_sockets import look_once_more
+_KEPT: Final = Path("/proc/self/fdinfo")
+_EPOLL: Final = "anon_inode:[eventpoll]"
+_WATCHED: Final = re.compile(r"^tfd:\s*(\d+) events:\s*\w+ data:\s*(\w+)", re.MULTILINE)
+_MODIFY: Final = 3  # EPOLL_CTL_MOD
+_ONCE: Final = 1 << 30  # EPOLLONESHOT
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class _Event(ctypes.Structure):
+    if platform.machine() == "x86_64":  # the kernel's struct has no gap there
+        _pack_ = 1
+    _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
+
+
+def look_once_more(fd: int) -> None:
+    """Have whoever watches this descriptor in this process be woken for it once, and then never.
+
+    It may still be closed as any other.
+    """
+    for watcher, data in _watchers(fd):
+        event = _Event(_ONCE, data)
+        _libc.epoll_ctl(watcher, _MODIFY, fd, ctypes.byref(event))  # it may be gone by now
+
+
+def _watchers(fd: int) -> Iterator[tuple[int, int]]:
+    """This process's epoll descriptors that watch it, and what each is given back when it wakes."""
+    for file in _OPEN.iterdir():
+        with suppress(OSError):
+            if str(file.readlink()) == _EPOLL:
+                for watched, data in _WATCHED.findall((_KEPT / file.name).read_text()):
+                    if int(watched) == fd:
+                        yield int(file.name), int(data, 16)
+
 
 _OPEN: Final = Path("/proc/self/fd")
 REST_S: Final = 0.5

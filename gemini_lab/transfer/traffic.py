@@ -13,15 +13,14 @@ from gemini_lab.memory.slab import Slab
 from gemini_lab.pipeliner.online import OnlinePlanner
 from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.settings import SCHEDULED, Settings
-from gemini_lab.transfer.clocks import DeviceClock, WallClock
-from gemini_lab.transfer.conductor import Conductor
+from gemini_lab.transfer.collective_calls import DeviceClock, WallClock
+from gemini_lab.transfer.comm_hook import CommSeam
+from gemini_lab.transfer.device_queues import CudaLanes, pin, require_current
 from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.lanes import CudaLanes, pin, require_current
-from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer
-from gemini_lab.transfer.mover import VersionMover
-from gemini_lab.transfer.node_link import own_link
-from gemini_lab.transfer.seam import CommSeam
+from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer, own_link
+from gemini_lab.transfer.replicator import VersionMover
+from gemini_lab.transfer.schedule_controller import Conductor
 from gemini_lab.transfer.version import Asked, MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab.units import to_microsecond
 

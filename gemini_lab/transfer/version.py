@@ -12,8 +12,8 @@ import torch
 from gemini_lab.errors import ConfigError, IntegrityError
 from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
+from gemini_lab.transfer.device_queues import Lanes
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.lanes import Lanes
 
 Pieces = Sequence[tuple[int, torch.Tensor]]
 """Offset in the payload, and the flat tensor whose bytes belong there; in order."""

@@ -2,7 +2,7 @@
 
 import math
 
-from gemini_lab.adapters.log_history import LogHistory
+from gemini_lab.adapters.trainer_state import LogHistory
 
 
 def entries(count, start=0):

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from gemini_lab.adapters.trainer_counts import ROOM_BYTES, OwnCounts
+from gemini_lab.adapters.trainer_state import COUNTS_BYTES, OwnCounts
 from gemini_lab.shard.codec import decode, encode
 
 
@@ -60,7 +60,7 @@ def test_what_did_not_change_and_what_is_the_librarys_is_left_as_this_start_made
 def test_what_outgrows_its_room_is_left_out_and_said_once():
     trainer, remarks = Summing(), []
     counts = OwnCounts(trainer, remarks.append)
-    trainer.train().sums["train"]["entropy"].extend([0.25] * ROOM_BYTES)
+    trainer.train().sums["train"]["entropy"].extend([0.25] * COUNTS_BYTES)
     for _ in range(2):
         assert counts.state_dict().keys() == {"tokens", "newest"}
     (said,) = remarks

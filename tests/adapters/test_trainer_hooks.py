@@ -15,9 +15,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import TrainerState as LibrarysState
 
-from gemini_lab.adapters import trainer_checks, trainer_state
+from gemini_lab.adapters import trainer_state
 from gemini_lab.adapters.trainer_state import TrainerState
-from gemini_lab.adapters.transformers import TrainerHooks, protect_trainer, require_trainer
+from gemini_lab.adapters.transformers import (
+    _GENERATING,
+    TrainerHooks,
+    protect_trainer,
+    require_trainer,
+)
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 
@@ -110,7 +115,7 @@ def test_all_of_trls_trainers_that_keep_what_they_generate_are_refused():
         if re.search(r"self\._buffered_inputs\b|rollout_queue", text):
             found |= {*re.findall(r"^class (\w+Trainer)\(\w*BaseTrainer\)", text, re.MULTILINE)}
     assert len(found) >= 3
-    assert found <= trainer_checks._GENERATING
+    assert found <= _GENERATING
 
 
 def test_outside_a_lab_a_trainer_is_left_alone_and_that_is_said():

@@ -44,7 +44,7 @@ FSDP2 = """
 TRAINING = f"""
     import gc, os, time, torch, gemini_lab
     import torch.distributed as dist
-    from gemini_lab.engine.gradients.version_maker import VersionMaker
+    from gemini_lab.engine.gradients.sent_differences import VersionMaker
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 301), torch.nn.ReLU(), torch.nn.Linear(301, 1))

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.engine.unprotected import Unprotected
+from gemini_lab.engine.protection import Unprotected
 from gemini_lab.engine.update_watch import UpdateWatch
 from gemini_lab.shard.codec import encode
 

@@ -16,14 +16,14 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from gemini_lab.engine.discovery import gather
+from gemini_lab.engine.heartbeat import Pulse
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
-from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.script_loops import place_in
 from gemini_lab.engine.state.data_rehearsal import rehearse_data
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.engine.surroundings import gather
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 STEPS = 12

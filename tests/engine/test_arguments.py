@@ -9,8 +9,8 @@ from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
 from torch.utils.data import DataLoader
 
 import gemini_lab
+from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.engine.surroundings import gather
 from gemini_lab.errors import ConfigError
 
 

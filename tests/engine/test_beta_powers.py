@@ -5,7 +5,7 @@ import pytest
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-from gemini_lab.engine.frameworks.beta_powers import BetaPowers
+from gemini_lab.engine.frameworks.zero_updates import BetaPowers
 
 
 class Library:

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torchmetrics import MeanMetric
 
-from gemini_lab.engine.state.keepsakes import keepsakes
-from gemini_lab.engine.unkept.bystanders import Bystanders
+from gemini_lab.engine.state.user_state import keepsakes
+from gemini_lab.engine.unsaved_state.bystanders import Bystanders
 
 
 def trained():

@@ -8,7 +8,7 @@ from torch import nn
 
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.frameworks.torch_framework import TorchFramework
-from gemini_lab.engine.job_settings import read_settings
+from gemini_lab.engine.setup import read_settings
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job
 from gemini_lab.recovery.messages import JobOrder

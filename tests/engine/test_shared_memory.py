@@ -7,7 +7,7 @@ import sys
 SCRIPT = """
 import sys
 import deepspeed
-from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
+from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 
 avoid_shared_memory_collectives()
 deepspeed.init_distributed("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)

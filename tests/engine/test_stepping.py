@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.frameworks.stepping import hook_step
+from gemini_lab.engine.heartbeat import Pulse
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import MOST_LEFT_OUT, LiveProtection
-from gemini_lab.engine.pulse import Pulse
 from gemini_lab.engine.script_loops import Pass
-from gemini_lab.engine.unkept.script_watch import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL
+from gemini_lab.engine.unsaved_state.script_watch import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage

@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 
 from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
 from gemini_lab.engine.gradients.repeater import Repeater
-from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
-from gemini_lab.engine.gradients.updates import TORCH_KINDS, Step, require_repeatable
-from gemini_lab.engine.gradients.version_maker import VersionMaker
+from gemini_lab.engine.gradients.sent_differences import VersionMaker
+from gemini_lab.engine.gradients.update_recorder import (
+    TORCH_KINDS,
+    Step,
+    UpdateRecorder,
+    require_repeatable,
+)
 from gemini_lab.errors import GeminiError, IntegrityError, UnsupportedError
 from gemini_lab.memory.slab import Slab, SlotSpec, bad_chunks, chunk_digest
 from gemini_lab.shard.layout import ShardLayout, lay_out

@@ -22,13 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from gemini_lab.engine.arguments import as_engine, with_schedule
+from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.frameworks.optimizer_state import local_part
+from gemini_lab.engine.heartbeat import Pulse
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
-from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.protection import Unprotected
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.engine.surroundings import gather
-from gemini_lab.engine.unprotected import Unprotected
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 STEPS = 7

@@ -30,10 +30,9 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gemini_lab.engine.gradients.repeater import Repeater
-from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
-from gemini_lab.engine.gradients.updates import Step
+from gemini_lab.engine.gradients.update_recorder import Step, UpdateRecorder
 from gemini_lab.engine.made_objects import follow_constructors
-from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
+from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.state.script_state import ScriptState
 from gemini_lab.shard.layout import framed

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.replicator import VersionMover
 from gemini_lab.transfer.set_up_record import SetUpRecord
 from gemini_lab.transfer.standing_groups import StandingGroups
 from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire

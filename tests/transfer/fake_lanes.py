@@ -99,7 +99,7 @@ class Devices:
 
 
 class FakeLanes:
-    """One rank's side of `Devices`: what `gemini_lab.transfer.lanes.Lanes` asks for."""
+    """One rank's side of `Devices`: what `gemini_lab.transfer.device_queues.Lanes` asks for."""
 
     def __init__(self, devices: Devices, rank: int) -> None:
         self.devices, self.rank = devices, rank

@@ -17,7 +17,7 @@ from gemini_lab.memory.slab import Slab, SlotSpec, WriteBuffer
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.replicator import VersionMover
 from gemini_lab.transfer.scheduled_route import ScheduledRoute
 from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 

@@ -18,7 +18,7 @@ from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.differences import MOST_DIFFERING, TRIED, Differences, Trust
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.replicator import VersionMover
 from gemini_lab.transfer.scheduled_route import ScheduledRoute
 from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 

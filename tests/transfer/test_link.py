@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.transfer.collective_calls import OPERATIONS
 from gemini_lab.transfer.link import GLOO, RING, LinkBucket, group_shape, wire_bytes
-from gemini_lab.transfer.operations import OPERATIONS
 
 
 def test_messages_wait_behind_one_another(tmp_path: Path) -> None:

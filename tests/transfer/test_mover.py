@@ -17,7 +17,7 @@ from json_lines import json_lines
 from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.replicator import VersionMover
 from gemini_lab.transfer.route import BackgroundRoute
 from gemini_lab.transfer.version import SAMPLES, Asked, OutgoingVersion, Peers, Wire, moment_of
 

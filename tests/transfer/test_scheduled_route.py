@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.pipeliner import Chunk, ChunkSchedule
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.replicator import VersionMover
 from gemini_lab.transfer.scheduled_route import ScheduledRoute, incoming_chunks
 from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 

@@ -5,7 +5,7 @@ import torch
 
 from gemini_lab.log.events import Collectives
 from gemini_lab.settings import SCHEDULED, SCHEMES, Settings
-from gemini_lab.transfer.seam import CommSeam
+from gemini_lab.transfer.comm_hook import CommSeam
 from gemini_lab.transfer.traffic import CheckpointTraffic
 from gemini_lab.transfer.version import OutgoingVersion
 

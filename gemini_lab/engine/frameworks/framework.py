@@ -13,7 +13,7 @@ from torch import nn
 
 from gemini_lab.engine.contract import Engine
 from gemini_lab.engine.frameworks.blocks import Run
-from gemini_lab.engine.frameworks.heir import Heir, Small
+from gemini_lab.engine.frameworks.resize_state import Heir, Small
 from gemini_lab.engine.frameworks.stepping import StepHook
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.settings import SettingValue

@@ -1,5 +1,7 @@
 """A torch optimizer's state: which tensors it is made of, and what is small beside them."""
 
+import copy
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
@@ -13,18 +15,53 @@ from gemini_lab.engine.frameworks.blocks import WEIGHT, Kept
 from gemini_lab.engine.frameworks.options import (
     beside,
     beside_weights,
+    copied,
     group_options,
     own_values,
     put_beside_weights,
     put_group_options,
 )
 from gemini_lab.engine.frameworks.sharding import is_dtensor
-from gemini_lab.engine.frameworks.stand_in import state_for
-from gemini_lab.engine.frameworks.weight_runs import place_of
-from gemini_lab.engine.frameworks.weights import require_apart
+from gemini_lab.engine.frameworks.weights import place_of, require_apart
 from gemini_lab.engine.own_code import is_own_type
+from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import DTYPE_BYTES
+
+
+def state_for(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: torch.Tensor
+) -> dict[str, Any]:
+    """The state that `optimizer` makes for a weight of that parameter group at its first step.
+
+    Raises:
+        UnsupportedError: It cannot take a step on a single weight with a gradient of zeros.
+    """
+    # With the weight's own values: what an optimizer keeps may depend on them.
+    twin = weight.detach().clone().requires_grad_(weight.requires_grad)
+    twin.grad = torch.zeros_like(twin)
+    options = copy.deepcopy({key: value for key, value in group.items() if key != "params"})
+    step: Any = type(optimizer).step
+    kept, random = dict(vars(optimizer)), random_states()
+    try:
+        vars(optimizer).update({name: copied(value) for name, value in kept.items()})
+        optimizer.param_groups = [{**options, "params": [twin]}]
+        optimizer.state = defaultdict(dict, copy.deepcopy(beside_weights(optimizer)))
+        vars(optimizer).update(_optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
+        getattr(step, "__wrapped__", step)(optimizer)
+        return dict(optimizer.state.get(twin, {}))
+    except Exception as error:  # whatever the optimizer of somebody else leads to
+        raise UnsupportedError(
+            f"the state of {type(optimizer).__name__} cannot be foreseen: a step on a stand-in of "
+            f"{[*weight.shape]} failed ({type(error).__name__}: {error}); use an optimizer that "
+            "needs no closure and can step on such a weight alone, or take a first step before "
+            "`protect`"
+        ) from error
+    finally:
+        vars(optimizer).clear()
+        vars(optimizer).update(kept)
+        restore_random_states(random)
+
 
 _PLAIN: Final = (bool, int, float, str, type(None))
 _DEEPEST, _OBJECTS = 6, 2  # of an attribute: containers in one another, objects among them

@@ -6,21 +6,175 @@ and a base optimizer whose state is kept per partition.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Any, ClassVar, Final
 
 import torch
+import torch.distributed as dist
+import xxhash
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from gemini_lab.engine.frameworks.gathering import gather_together
+from gemini_lab.engine.frameworks.optimizer_state import (
+    require_none_beside,
+    require_plain,
+    state_for,
+)
 from gemini_lab.engine.frameworks.weights import held_of
 from gemini_lab.engine.frameworks.zero_obstacles import obstacles
 from gemini_lab.engine.private_names import require
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import WeightPiece
+
+STAND_IN_NUMEL: Final = 61
+"""Elements of the stand-in: no partition's worth of memory is taken to look at a form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateForm:
+    """The form of one partition's state.
+
+    Attributes:
+        large: Tensors of the partition's own shape: their types by name, in order.
+        devices: Where tensors of one element are kept, by name.
+    """
+
+    large: dict[str, torch.dtype]
+    devices: dict[str, torch.device]
+
+
+def state_form(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], master: torch.Tensor
+) -> StateForm:
+    """The form of the state that `optimizer` keeps, or will keep, for a partition of that group.
+
+    Raises:
+        UnsupportedError: It keeps what is neither of the partition's shape nor small.
+    """
+    require_none_beside(optimizer, trained=(master,))
+    state, shape = optimizer.state.get(master), master.shape
+    if not state:
+        twin = master.detach()[:STAND_IN_NUMEL].requires_grad_(master.requires_grad)
+        state, shape = state_for(optimizer, group, twin), twin.shape
+    large, devices = {}, {}
+    for name in sorted(state, key=str):
+        value = state[name]
+        if not isinstance(value, torch.Tensor):
+            require_plain(optimizer, name, value)
+        elif value.shape == shape:
+            large[name] = value.dtype
+        elif value.numel() == 1:
+            devices[name] = value.device
+        else:
+            raise _of_another_shape(optimizer, name, value)
+    return StateForm(large=large, devices=devices)
+
+
+def scalars_of(
+    optimizer: torch.optim.Optimizer, master: torch.Tensor, form: StateForm
+) -> dict[str, Any]:
+    """What the optimizer keeps for a partition beside its large tensors, such as a step count.
+
+    Raises:
+        UnsupportedError: There is a large tensor that was not foreseen.
+    """
+    state: Mapping[str, Any] = optimizer.state.get(master, {})
+    scalars = {name: value for name, value in state.items() if name not in form.large}
+    for name, value in scalars.items():
+        if isinstance(value, torch.Tensor) and value.numel() > 1:
+            raise UnsupportedError(
+                f"the optimizer {type(optimizer).__name__} made a tensor {name!r} of "
+                f"{value.numel()} elements that it had not made at its first step; use one that "
+                "makes all of its state then"
+            )
+    return scalars
+
+
+def put_scalars(
+    optimizer: torch.optim.Optimizer,
+    master: torch.Tensor,
+    form: StateForm,
+    scalars: Mapping[str, Any],
+) -> None:
+    """What `scalars_of` gave, and nothing else beside the large tensors."""
+    before = optimizer.state.pop(master, {})
+    state = {name: value for name, value in before.items() if name in form.large}
+    for name, value in scalars.items():
+        is_tensor = isinstance(value, torch.Tensor)
+        state[name] = value.to(form.devices.get(name, value.device)) if is_tensor else value
+    if state:  # an optimizer begins anew where it finds none
+        optimizer.state[master] = state
+
+
+def _of_another_shape(
+    optimizer: torch.optim.Optimizer, name: str, value: torch.Tensor
+) -> UnsupportedError:
+    return UnsupportedError(
+        f"the optimizer {type(optimizer).__name__} keeps {name!r} in the shape "
+        f"{[*value.shape]} for a flat partition of ZeRO's, which is neither the partition's nor "
+        "one number; use one that keeps state element by element, or plain PyTorch with "
+        "fully_shard"
+    )
+
+
+_MODULES: Final = "_PartitionedParameterCoordinator__submodule_order"
+
+
+def order_checksum(coordinator: Any) -> int:
+    """A checksum of the order, of 63 bits; 0 before it is learned, or where DeepSpeed hides it.
+
+    Args:
+        coordinator: DeepSpeed's `PartitionedParameterCoordinator`.
+    """
+    modules = getattr(coordinator, _MODULES, ())
+    if not modules or not coordinator.is_complete_trace():
+        return 0
+    seen = repr([module.ds_id for module in modules]).encode()
+    return xxhash.xxh3_64_intdigest(seen) >> 1 or 1
+
+
+def forget_order(coordinator: Any) -> None:
+    """Have it learned anew, as by an engine that was just made."""
+    if not coordinator.is_invalid_trace():
+        coordinator._invalidate_trace()  # noqa: SLF001 - as it does itself
+
+
+def gather_together(weights: Sequence[Any]) -> list[Any]:
+    """Gather weights of which every rank has a part; all ranks call it together.
+
+    Args:
+        weights: In the same order on all ranks, none of them gathered.
+
+    Returns:
+        Those that are left to DeepSpeed: they are not sent as they are kept.
+    """
+    plain = [weight for weight in weights if _is_plain(weight)]
+    for (group, _), alike in groupby(plain, lambda w: (w.ds_process_group, w.ds_tensor.dtype)):
+        _gather_alike([*alike], group)
+    return [weight for weight in weights if not _is_plain(weight)]
+
+
+def _gather_alike(weights: Sequence[Any], group: dist.ProcessGroup) -> None:
+    device = get_accelerator().current_device_name()
+    parts = [weight.ds_tensor.detach().to(device).reshape(-1) for weight in weights]
+    ours = torch.cat(parts)
+    theirs = ours.new_empty(dist.get_world_size(group) * ours.numel())
+    dist.all_gather_into_tensor(theirs, ours, group=group)
+    columns = torch.split(theirs.view(-1, ours.numel()), [part.numel() for part in parts], dim=1)
+    for weight, column in zip(weights, columns, strict=True):
+        whole = torch.cat([*column])[: weight.ds_numel]  # behind it, the last rank's part is filled
+        weight.data = whole.view(weight.ds_shape)
+        weight.ds_status = ZeroParamStatus.AVAILABLE
+
+
+def _is_plain(weight: Any) -> bool:
+    """Whether its part is sent as it is: not quantized, and no second copy lies on each node."""
+    return not hasattr(weight.ds_tensor, "ds_quant_scale") and weight.ds_secondary_tensor is None
 
 
 class Partitions(ABC):

@@ -8,12 +8,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gemini_lab.engine.frameworks import module_order
-from gemini_lab.engine.frameworks.beta_powers import BetaPowers
 from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
 from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
-from gemini_lab.engine.frameworks.heir import Heir, Small
-from gemini_lab.engine.frameworks.narrow_gradients import ScaleWatch
 from gemini_lab.engine.frameworks.optimizer_state import require_memory
 from gemini_lab.engine.frameworks.options import (
     beside_weights,
@@ -24,9 +20,17 @@ from gemini_lab.engine.frameworks.options import (
     put_group_options,
     require_both,
 )
-from gemini_lab.engine.frameworks.partition_state import put_scalars, scalars_of, state_form
+from gemini_lab.engine.frameworks.resize_state import Heir, Small
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
-from gemini_lab.engine.frameworks.zero import partitions_of
+from gemini_lab.engine.frameworks.zero import (
+    forget_order,
+    order_checksum,
+    partitions_of,
+    put_scalars,
+    scalars_of,
+    state_form,
+)
+from gemini_lab.engine.frameworks.zero_updates import BetaPowers, ScaleWatch
 from gemini_lab.engine.ranks import Verdict
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
@@ -385,12 +389,12 @@ class ZeroFramework(Framework):
 
     def learned_order(self) -> int:
         """In which modules compute: ZeRO 3 gathers their weights by it."""
-        return module_order.checksum(self._coordinator()) if self.stage == 3 else 0
+        return order_checksum(self._coordinator()) if self.stage == 3 else 0
 
     def forget_order(self) -> None:
         """The modules'."""
         if self.stage == 3:
-            module_order.forget(self._coordinator())
+            forget_order(self._coordinator())
 
     def _coordinator(self) -> Any:
         return self._partitions.zero.parameter_offload.get_param_coordinator()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gemini_lab.engine.gradients.repeater import Repeater, rehearse
-from gemini_lab.engine.gradients.updates import Step
+from gemini_lab.engine.gradients.update_recorder import Step
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.errors import MessageError
 from gemini_lab.memory.slab_form import Bytes, chunk_digest, count_chunks

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from gemini_lab.engine.frameworks.blocks import WEIGHT
-from gemini_lab.engine.frameworks.narrow_gradients import widened
-from gemini_lab.engine.gradients.updates import LIBRARY_KINDS, TORCH_KINDS, Step, Update
+from gemini_lab.engine.frameworks.zero_updates import widened
+from gemini_lab.engine.gradients.update_recorder import LIBRARY_KINDS, TORCH_KINDS, Step, Update
 from gemini_lab.memory.slab_form import Bytes
 
 
@@ -92,7 +92,7 @@ class _Library:
 
     def catch_up(self, step: Step) -> None:
         """Have the library gone through what it has not of the steps before this one."""
-        from gemini_lab.engine.frameworks.beta_powers import BetaPowers  # noqa: PLC0415  (imports DeepSpeed)
+        from gemini_lab.engine.frameworks.zero_updates import BetaPowers  # noqa: PLC0415  (imports DeepSpeed)
 
         if _number(step) != self._next:
             stood = _StandIns(self.base, step.updates)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from torch import nn
 
 from gemini_lab.engine.own_code import is_own_type, variables_around
-from gemini_lab.engine.state.keepsakes import GENERATORS, keepsakes
+from gemini_lab.engine.state.user_state import GENERATORS, keepsakes
 
 _DEEPEST: Final = 5
 _OF_DATA: Final = ("torch.utils.data", "torchdata.nodes")

@@ -22,7 +22,7 @@ from torch.utils.data import Sampler
 
 from gemini_lab.engine.own_code import is_own_type
 from gemini_lab.engine.state.data_generators import reached
-from gemini_lab.engine.state.keepsakes import GENERATORS, keepsakes
+from gemini_lab.engine.state.user_state import GENERATORS, keepsakes
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 

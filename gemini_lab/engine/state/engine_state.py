@@ -15,20 +15,19 @@ from typing import Any
 import torch
 
 from gemini_lab.engine.contract import Engine, WorldChange
-from gemini_lab.engine.frameworks.cut_sum import sum_over_ranks
 from gemini_lab.engine.frameworks.framework import Framework, Pieces
-from gemini_lab.engine.frameworks.heir import Heir
 from gemini_lab.engine.frameworks.options import require_both
+from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.frameworks.torch_framework import TorchFramework
-from gemini_lab.engine.frameworks.weights import aliases, digest_over_ranks
+from gemini_lab.engine.frameworks.weights import aliases, digest_over_ranks, sum_over_ranks
 from gemini_lab.engine.frameworks.zero_framework import ZeroFramework
 from gemini_lab.engine.ranks import Verdict
 from gemini_lab.engine.state import small_state
-from gemini_lab.engine.state.model_parts import ModelParts
 from gemini_lab.engine.state.recast import recast
 from gemini_lab.engine.state.rehearsal import left_alone, named, require_put_back
 from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.engine.state.small_state import ModelParts
 from gemini_lab.errors import (
     CapacityError,
     GeminiError,

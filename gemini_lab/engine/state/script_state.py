@@ -15,7 +15,6 @@ from gemini_lab.engine.state.data_generators import (
     put_generators,
     read_generators,
 )
-from gemini_lab.engine.state.keepsakes import keepsakes, refill
 from gemini_lab.engine.state.loaders import (
     KINDS,
     LoaderWatch,
@@ -28,6 +27,7 @@ from gemini_lab.engine.state.loaders import (
     watch,
 )
 from gemini_lab.engine.state.rehearsal import named
+from gemini_lab.engine.state.user_state import keepsakes, refill
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
 from gemini_lab.units import MIB

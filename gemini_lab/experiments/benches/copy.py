@@ -16,7 +16,7 @@ from gemini_lab.memory.slab import Slab, SlotSpec, chunk_digest
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
 from gemini_lab.transfer.local_copy import LocalCopy
-from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.replicator import VersionMover
 from gemini_lab.transfer.route import WINDOW_CHUNKS
 from gemini_lab.transfer.version import Carry, MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab.units import MB, MIB, format_bytes

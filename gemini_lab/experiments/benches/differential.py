@@ -21,7 +21,7 @@ import torch
 from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
 from gemini_lab.engine.gradients.maker_process import make_version
 from gemini_lab.engine.gradients.repeater import Repeater, rehearse
-from gemini_lab.engine.gradients.updates import Step, Update
+from gemini_lab.engine.gradients.update_recorder import Step, Update
 from gemini_lab.experiments.benches.contention import SETTINGS, crossing, workload
 from gemini_lab.experiments.benches.timed_runs import TimedRun, Workload, in_lab
 from gemini_lab.experiments.rows import Row

@@ -23,9 +23,9 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.rows import Row
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.training.gpt import GPT, GPTConfig, named_size
+from gemini_lab.transfer.device_queues import CudaLanes, Lanes, pin
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.lanes import CudaLanes, Lanes, pin
-from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.replicator import VersionMover
 from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab.units import GIB, MIB, format_bytes
 

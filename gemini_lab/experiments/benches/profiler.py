@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gemini_lab.experiments.rows import Row, timed
-from gemini_lab.transfer.seam import CommSeam
+from gemini_lab.transfer.comm_hook import CommSeam
 
 CALLS: Final = 1000
 """Collectives of one measured iteration; the rows give the time of one."""

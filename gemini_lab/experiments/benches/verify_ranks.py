@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.engine.shared_memory import avoid_shared_memory_collectives
+from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.state.engine_state import framework_of
 from gemini_lab.engine.verify.flaws import Flaws
 from gemini_lab.engine.verify.verifying import Found, Verifier

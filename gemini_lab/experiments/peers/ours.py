@@ -12,7 +12,7 @@ from gemini_lab.experiments.peers.contract import Peer, Region, Task
 from gemini_lab.memory.slab import ReadBuffer, Slab, SlotSpec
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.mover import VersionMover
+from gemini_lab.transfer.replicator import VersionMover
 from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
 
 

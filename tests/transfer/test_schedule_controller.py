@@ -10,9 +10,9 @@ from gemini_lab.pipeliner.online import OnlinePlanner
 from gemini_lab.profiler.observe import SKIP, IterationRecord
 from gemini_lab.profiler.profile import CollectiveRecord
 from gemini_lab.settings import Settings
-from gemini_lab.transfer.conductor import Conductor
 from gemini_lab.transfer.device_route import DeviceRoute
 from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.schedule_controller import Conductor
 from gemini_lab.transfer.scheduled_route import ScheduledRoute
 from gemini_lab.transfer.version import Peers, Wire
 from gemini_lab.units import KIB

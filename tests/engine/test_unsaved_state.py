@@ -5,8 +5,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from gemini_lab.engine.made_objects import follow_constructors
 from gemini_lab.engine.state.script_state import ScriptState
-from gemini_lab.engine.unkept.script_watch import ScriptWatch
-from gemini_lab.engine.unkept.stray_loaders import StrayLoaders
+from gemini_lab.engine.unsaved_state.script_watch import ScriptWatch, StrayLoaders
 from gemini_lab.shard.codec import encode
 
 follow_constructors()

@@ -12,8 +12,8 @@ import torch
 from gemini_lab.errors import ConfigError
 from gemini_lab.profiler.observe import IterationRecord, Profiler
 from gemini_lab.profiler.profile import Profile
-from gemini_lab.transfer.clocks import DeviceClock
-from gemini_lab.transfer.seam import CommSeam
+from gemini_lab.transfer.collective_calls import DeviceClock
+from gemini_lab.transfer.comm_hook import CommSeam
 
 WORD = torch.zeros(2)  # 8 bytes
 
@@ -186,7 +186,7 @@ def test_a_chunk_leaves_when_training_stands_still(
     seam: CommSeam, *, waits_for_peers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank evaluates, and the others wait for it in a collective."""
-    monkeypatch.setattr("gemini_lab.transfer.seam._STILL_S", 0.3)
+    monkeypatch.setattr("gemini_lab.transfer.comm_hook._STILL_S", 0.3)
     seam.expect(profile_of(seam, calls=4))
     seam._backend.all_reduce(WORD, async_op=waits_for_peers)
     assert not seam.wait_to_send(None, timeout_s=0.05)

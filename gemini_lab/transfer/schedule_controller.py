@@ -19,10 +19,10 @@ from gemini_lab.profiler.observe import IterationRecord, SequenceChange
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.calibration import SIZES, calibrate, paced_sizes
+from gemini_lab.transfer.comm_hook import Gate
 from gemini_lab.transfer.device_route import DeviceRoute
 from gemini_lab.transfer.route import Route
 from gemini_lab.transfer.scheduled_route import ScheduledRoute
-from gemini_lab.transfer.seam import Gate
 from gemini_lab.transfer.version import Peers, Wire
 from gemini_lab.units import format_seconds
 

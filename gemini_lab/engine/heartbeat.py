@@ -28,8 +28,8 @@ _COLLECTS_ANYWHERE: Final = sys.version_info < (3, 12)
 _COMPILERS: Final = {"torch._dynamo.convert_frame", "torch._inductor.compile_fx"}
 """Whose functions run while `torch.compile` compiles, and not when what they made does."""
 _OWN_WAITS: Final = {
-    "gemini_lab.transfer.calls": "a collective",
-    "gemini_lab.transfer.mover": "the transfer of a version",
+    "gemini_lab.transfer.collective_calls": "a collective",
+    "gemini_lab.transfer.replicator": "the transfer of a version",
 }
 _NOT_THE_SCRIPTS: Final = (sysconfig.get_paths()["stdlib"], "<", str(Path(__file__).parents[1]))
 

@@ -15,7 +15,7 @@ from torchmetrics import CatMetric, MeanMetric, MetricCollection, MetricTracker,
 from torchmetrics.classification import BinaryPrecision, BinaryRecall
 from torchmetrics.wrappers import MinMaxMetric, Running
 
-from gemini_lab.engine.state.keepsakes import keepsakes
+from gemini_lab.engine.state.user_state import keepsakes
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 

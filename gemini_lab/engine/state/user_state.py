@@ -13,7 +13,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.engine.contract import Stateful
 from gemini_lab.engine.frameworks.sharding import to_dtensors, to_shards
-from gemini_lab.engine.state.unsaid import Numbers, put_unsaid, read_unsaid
+from gemini_lab.engine.state.hidden_module_state import Numbers, put_unsaid, read_unsaid
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
 

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine.frameworks.sharding import is_dtensor
 from gemini_lab.engine.own_code import is_own_type
+from gemini_lab.engine.state.hidden_module_state import is_metric, read_metric
 from gemini_lab.engine.state.small_state import persistent_buffers
-from gemini_lab.engine.state.unsaid import is_metric, read_metric
 
 SAMPLE: Final = 256
 """Elements of a tensor that are looked at."""

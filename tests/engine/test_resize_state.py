@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from gemini_lab.engine.frameworks.heir import Heir
+from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.random_states import random_states, seeded_random_states
-from gemini_lab.engine.state.keepsakes import keepsakes
 from gemini_lab.engine.state.loaders import watch
-from gemini_lab.engine.state.positions import reshard_positions
+from gemini_lab.engine.state.recast import reshard_positions
+from gemini_lab.engine.state.user_state import keepsakes
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import encode
 from gemini_lab.training.corpus import Corpus, TokenBatches

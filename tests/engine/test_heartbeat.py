@@ -15,7 +15,7 @@ import torch
 from torch.utils import cpp_extension
 from torch.utils.file_baton import FileBaton
 
-from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.heartbeat import Pulse
 
 IS_HELD_BY_THE_KERNEL = "baton" not in cpp_extension._jit_compile.__code__.co_varnames
 
@@ -95,7 +95,7 @@ def test_a_script_that_lists_what_holds_its_frame_does_not_hold_itself(pulse):
 
 LOOKS_AMID_COLLECTIONS = """
 import gc, os, threading, time
-from gemini_lab.engine.pulse import Pulse
+from gemini_lab.engine.heartbeat import Pulse
 
 class Left:
     def __init__(self):

@@ -5,7 +5,7 @@ import torch
 
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.memory.slab import Slab, SlotSpec
-from gemini_lab.transfer.lanes import CudaLanes, pin, require_current, require_one_device
+from gemini_lab.transfer.device_queues import CudaLanes, pin, require_current, require_one_device
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.version import OutgoingVersion
 from gemini_lab.units import KIB, MIB

@@ -15,9 +15,18 @@ from typing import Any, Final, Protocol, Self
 from gemini_lab.errors import ConfigError
 from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.profiler.profile import Profile, first_difference
-from gemini_lab.transfer.calls import Call, FollowedWork, handle_of, iteration_record, sleep_until
-from gemini_lab.transfer.clocks import Clock, DeviceClock, WallClock
-from gemini_lab.transfer.operations import OPERATIONS, Operation
+from gemini_lab.transfer.collective_calls import (
+    OPERATIONS,
+    Call,
+    Clock,
+    DeviceClock,
+    FollowedWork,
+    Operation,
+    WallClock,
+    handle_of,
+    iteration_record,
+    sleep_until,
+)
 
 Pace = Callable[[str, int, Any], float]
 """From name, bytes and process group of a collective to the time (`time.monotonic`) at which the

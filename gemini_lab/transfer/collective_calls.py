@@ -1,0 +1,186 @@
+"""Training's collectives as a seam sees them: a call's times, and a handle that tells its end."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+
+from gemini_lab.profiler.observe import IterationRecord
+from gemini_lab.profiler.profile import CollectiveRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Where a method's arguments say how much it moves, and in which group.
+
+    Attributes:
+        sized: Name of the parameter whose tensors are counted; empty for none.
+        position: Its position.
+        group: The position of the parameter `group`.
+        per_rank: Whether that tensor is one rank's part of the whole.
+    """
+
+    sized: str
+    position: int = 0
+    group: int = 2
+    per_rank: bool = False
+
+    def group_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The process group of a call; `None` is the world."""
+        return kwargs.get("group", args[self.group] if len(args) > self.group else None)
+
+    def size_bytes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """Bytes of the full tensor: of the gathered, the reduced, the broadcast one."""
+        if not self.sized:
+            return 0
+        value = kwargs.get(self.sized, args[self.position] if len(args) > self.position else None)
+        ranks = dist.get_world_size(self.group_of(args, kwargs)) if self.per_rank else 1
+        return _bytes_of(value) * ranks
+
+
+OPERATIONS: Final[dict[str, Operation]] = {
+    "all_reduce": Operation("tensor"),
+    "inference_all_reduce": Operation("tensor"),
+    "all_reduce_coalesced": Operation("tensors"),
+    "reduce": Operation("tensor", group=3),
+    "reduce_scatter": Operation("input_list", 1, group=3),
+    "reduce_scatter_tensor": Operation("input_tensor", 1, group=3),
+    "broadcast": Operation("tensor"),
+    "all_gather": Operation("tensor_list"),
+    "all_gather_into_tensor": Operation("output_tensor"),
+    "all_gather_base": Operation("output_tensor"),
+    "all_gather_coalesced": Operation("output_tensors"),
+    "all_to_all_single": Operation("input", 1, group=4),
+    "all_to_all": Operation("input_tensor_list", 1),
+    "gather": Operation("tensor", group=3, per_rank=True),
+    "scatter": Operation("tensor", group=3, per_rank=True),
+    "send": Operation("tensor"),
+    "recv": Operation("tensor"),
+    "isend": Operation("tensor"),
+    "irecv": Operation("tensor"),
+    "batch_isend_irecv": Operation("p2p_op_list", group=1),
+    "barrier": Operation("", group=0),
+}
+"""The methods of DeepSpeed's comm object that move tensors. Objects that are gathered or broadcast
+in pickled form, outside the iteration, are not counted."""
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, (list, tuple)):
+        return sum(_bytes_of(one) for one in value)
+    return _bytes_of(value.tensor) if hasattr(value, "tensor") else 0
+
+
+class Clock(Protocol):
+    """Gives stamps, whatever they are, and says later how far they are apart."""
+
+    def stamp(self) -> Any:
+        """A mark of this moment."""
+
+    def between_s(self, start: Any, end: Any) -> float:
+        """Seconds from one stamp to another."""
+
+
+class WallClock:
+    """Stamps of a CPU backend: when the calling thread, or the backend's thread, gets there."""
+
+    def stamp(self) -> float:
+        """Now."""
+        return time.monotonic()
+
+    def between_s(self, start: float, end: float) -> float:
+        """Seconds from one stamp to another."""
+        return end - start
+
+
+class DeviceClock:
+    """Stamps of a CUDA backend: events on the current stream, read when the iteration is over."""
+
+    def stamp(self) -> Any:
+        """An event, recorded on the current stream."""
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def between_s(self, start: Any, end: Any) -> float:
+        """Seconds from one event to another; waits until the device has reached the second."""
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000.0
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective under way or ended; stamps are the clock's, and none without recording."""
+
+    name: str
+    size_bytes: int
+    start: Any
+    iteration: int
+    end: Any = None
+
+
+class FollowedWork:
+    """A handle whose `wait` also waits for the emulated link, and tells the seam."""
+
+    def __init__(self, work: Any, release_s: float, done: Callable[[], None]) -> None:
+        self._work = work
+        self._release_s = release_s
+        self._done = done
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        """As the backend's handle, then until the link has carried the bytes."""
+        result = self._work.wait(*args, **kwargs)
+        sleep_until(self._release_s)
+        self._done()
+        return result
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once."""
+        return bool(self._work.is_completed()) and time.monotonic() >= self._release_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def handle_of(result: Any) -> Any:
+    """What can be waited for in what a collective returned, or `None`."""
+    last = result[-1] if isinstance(result, list) and result else result
+    return last if hasattr(last, "wait") else None
+
+
+def sleep_until(at_s: float) -> None:
+    """Return at that time of `time.monotonic`."""
+    while (left_s := at_s - time.monotonic()) > 0:
+        time.sleep(left_s)
+
+
+def iteration_record(
+    clock: Clock, *, start: Any, update: Any, end: Any, calls: Sequence[Call]
+) -> IterationRecord:
+    """An iteration of these calls.
+
+    Args:
+        clock: Gave the stamps.
+        start: When the iteration began.
+        update: When its update began; `None` if it had none.
+        end: When it ended; calls that have not ended by then end here.
+        calls: In order.
+    """
+    since = clock.between_s
+    length_s = since(start, end)
+    collectives = tuple(
+        CollectiveRecord(
+            name=call.name,
+            size_bytes=call.size_bytes,
+            start_s=since(start, call.start),
+            end_s=length_s if call.end is None else since(start, call.end),
+        )
+        for call in calls
+    )
+    update_s = length_s if update is None else since(start, update)
+    return IterationRecord(collectives=collectives, iteration_s=length_s, update_s=update_s)
