@@ -1,6 +1,7 @@
 # make quickstart   set everything up and run the main job
-# make test         set everything up and run the tests
-# make test-long    the long ones, too
+# make test         set everything up and run the tests: what is fast, and each way to recover once
+# make test-full    all tests but the long ones
+# make test-long    all tests
 # make lint         formatter, linter, types, import contracts and sizes
 # make docs         the site, into build/docs
 # make notebooks    make the labs from notebooks/src, without solutions
@@ -9,13 +10,16 @@
 VENV ?= .venv
 export VENV
 
-.PHONY: quickstart test test-long lint docs notebooks solutions set-up
+.PHONY: quickstart test test-full test-long lint docs notebooks solutions set-up
 
 quickstart: set-up
 	$(VENV)/bin/gemini-lab quickstart
 
 test: set-up
 	$(VENV)/bin/python -m pytest -n 2
+
+test-full: set-up
+	$(VENV)/bin/python -m pytest -n 2 --full
 
 test-long: set-up
 	$(VENV)/bin/python -m pytest --long

@@ -5,6 +5,8 @@ import random
 import subprocess
 import sys
 import tempfile
+import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -31,6 +33,8 @@ Each mostly waits, for imports, leases and pages: two turns at a time keep two p
 YIELDING = 10
 """By how much a process that runs other tests beside those is nicer than they are."""
 
+TIERS = tomllib.loads((Path(__file__).parent / "tiers.toml").read_text())
+
 DURATIONS = "gemini_lab/durations"
 """In pytest's cache: for each test the seconds that it took, the longest first."""
 
@@ -55,18 +59,47 @@ def pytest_configure(config):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--long", action="store_true", help="run the tests marked long, too")
+    parser.addoption("--full", action="store_true", help="run all tests but those marked long")
+    parser.addoption("--long", action="store_true", help="run all tests")
 
 
 def pytest_collection_modifyitems(config, items):
-    """The real ones first, without the long ones, unless those are asked for: all, or by name."""
+    """Sort the real ones first; leave out what the tier asked for does not run.
+
+    A file or test named on the command line runs whatever its tier, a long one if it is named.
+    """
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: room_of(item.nodeid) not in REAL)
     if config.getoption("--long") or any("::" in each for each in config.args):
         return
-    left_out = [item for item in items if item.get_closest_marker("long")]
+    is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    is_fast = is_whole and not config.getoption("--full")
+    left_out = [item for item in items if is_left_out(item, is_fast=is_fast)]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("long")]
+    gone = {*left_out}
+    items[:] = [item for item in items if item not in gone]
+
+
+def is_left_out(item: pytest.Item, *, is_fast: bool) -> bool:
+    """Return whether a tier leaves a test out: the full one the long, the fast one the slow."""
+    if item.get_closest_marker("long"):
+        return True
+    return is_fast and is_slow(item.nodeid)
+
+
+def is_slow(nodeid: str) -> bool:
+    """Return whether only the full tier runs a test, by the longest name in the map it is under."""
+    name = nodeid.removeprefix("tests/")
+    slow, fast = (
+        max((len(each) for each in TIERS[tier] if is_under(name, each)), default=0)
+        for tier in ("full", "fast")
+    )
+    return slow > fast
+
+
+def is_under(name: str, part: str) -> bool:
+    """Return whether a test is this folder's, file's or test function's, or this very case."""
+    return name == part or name.startswith((f"{part}/", f"{part}::", f"{part}["))
 
 
 class Durations:
