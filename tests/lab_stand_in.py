@@ -16,6 +16,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, Iteration, RecoveryPlanned
 from gemini_lab.log.file import EventLog
 from gemini_lab.recovery.messages import JobOrder, OutputSaid
+from gemini_lab.recovery.requests import AnyRequest
 from gemini_lab.seats import Seats, node_name
 
 NODES: Final = tuple(node_name(number) for number in range(LabConfig.nodes))
@@ -33,12 +34,7 @@ class ClusterStandIn:
         self.brought: list[int] = []
         self.jobs: list[JobOrder] = []
         self.orders: list[Order] = []
-        self.stopped: list[int] = []
-        self.rewinds: list[tuple[int, int, bool]] = []
-        self.drained: list[tuple[int, str]] = []
-        self.resized: tuple[int, int] | None = None
-        self.given_up: list[int] = []
-        self.saved: list[int] = []
+        self.asked: list[tuple[int, AnyRequest]] = []
         self.is_closed = False
 
     def start(self, _config: LabConfig, _loop: LoopThread, audience: Audience) -> Cluster:
@@ -54,23 +50,8 @@ class ClusterStandIn:
     def obey(self, order: Order) -> None:
         self.orders.append(order)
 
-    def save(self, number: int) -> None:
-        self.saved.append(number)
-
-    def rewind(self, number: int, *, steps: int, skip: bool) -> None:
-        self.rewinds.append((number, steps, skip))
-
-    def resize(self, number: int, nodes: int) -> None:
-        self.resized = (number, nodes)
-
-    def drain(self, number: int, node: str) -> None:
-        self.drained.append((number, node))
-
-    def give_up_progress(self, number: int) -> None:
-        self.given_up.append(number)
-
-    def stop(self, number: int) -> None:
-        self.stopped.append(number)
+    def ask(self, number: int, request: AnyRequest) -> None:
+        self.asked.append((number, request))
 
     def close(self) -> None:
         self.is_closed = True

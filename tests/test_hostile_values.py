@@ -32,7 +32,7 @@ from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.pipeliner import plan_chunks
 from gemini_lab.placement import plan_placement, propose_placement, sampled_probability
 from gemini_lab.profiler.profile import IdleSpan, Profile
-from gemini_lab.recovery.resizes import why_never
+from gemini_lab.recovery.requests import why_no_size
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
 from gemini_lab.simulator import FailureRate, plan, poisson_failures, simulate
@@ -323,9 +323,9 @@ def test_a_job_that_no_store_takes_is_refused_before_it_is_submitted(tmp_path):
 def test_a_size_is_judged_without_planning_it():
     """The owner of a run is asked, on the loop on which it also answers all others."""
     for nodes in (10**9, 2**63, 10**30):
-        why = why_never(scheme="background", replicas=2, nodes=nodes)
+        why = why_no_size(scheme="background", replicas=2, nodes=nodes)
         assert "`nodes` must be from 1 to 100,000" in why
-    assert why_never(scheme="background", replicas=2, nodes=100_000) == ""
+    assert why_no_size(scheme="background", replicas=2, nodes=100_000) == ""
 
 
 # -- scenarios -------------------------------------------------------------------------------------

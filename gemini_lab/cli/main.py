@@ -30,12 +30,18 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("gemini_lab.cli.runs:status_command", "say how a run is now, on one screen"),
     "top": ("gemini_lab.cli.top:command", "as status does, live, for as long as it goes on"),
     "metrics": ("gemini_lab.cli.metrics:command", "serve or send the metrics of a run"),
-    "rewind": ("gemini_lab.cli.rewind:command", "have training take back iterations"),
-    "drain": ("gemini_lab.cli.drain:command", "move a node's ranks before its machine goes"),
-    "resize": ("gemini_lab.cli.resize:command", "have a run go on with more or fewer nodes"),
+    "rewind": ("gemini_lab.cli.requests:rewind_command", "have training take back iterations"),
+    "drain": (
+        "gemini_lab.cli.requests:drain_command",
+        "move a node's ranks before its machine goes",
+    ),
+    "resize": (
+        "gemini_lab.cli.requests:resize_command",
+        "have a run go on with more or fewer nodes",
+    ),
     "stop": ("gemini_lab.cli.runs:stop_command", "end a run that is under way"),
     "check": ("gemini_lab.cli.check:command", "whether your script comes back bit-identical"),
-    "inject": ("gemini_lab.cli.inject:command", "break something in a live run"),
+    "inject": ("gemini_lab.cli.requests:inject_command", "break something in a live run"),
     "report": ("gemini_lab.cli.report:command", "tell what a run did"),
     "serve": ("gemini_lab.lab.pages:command", "show a run in the browser, live or afterwards"),
     "export": (

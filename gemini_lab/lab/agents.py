@@ -22,18 +22,10 @@ from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.roster import Roster
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import NodeReady
-from gemini_lab.node.config import DRAIN_KEY, AgentUp, LabRecord
+from gemini_lab.node.config import AgentUp, LabRecord
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.node.sealed_store import SealedStore
-from gemini_lab.node.words import (
-    CANCEL_KEY,
-    GIVE_UP_KEY,
-    RESIZE_KEY,
-    REWIND_KEY,
-    SAVE_KEY,
-    new_word,
-)
 from gemini_lab.recovery.messages import (
     CloseLab,
     EventSaid,
@@ -43,6 +35,7 @@ from gemini_lab.recovery.messages import (
     NeedNodes,
     OutputSaid,
 )
+from gemini_lab.recovery.requests import AnyRequest, StoredRequest
 
 CONNECT_S: Final = 30.0  # for an agent that is up to be connected to
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between tries
@@ -310,32 +303,11 @@ class AgentCluster:
         self._remark()
         self._put("job", msgspec.json.encode(job).decode())
 
-    def stop(self, number: int) -> None:
-        """End the run with this number."""
-        self._put(CANCEL_KEY, str(number))
-
-    def save(self, number: int) -> None:
-        """Have the next version of the run with this number go to the persistent tier."""
-        self._say(SAVE_KEY, number)
-
-    def give_up_progress(self, number: int) -> None:
-        """Have the run with this number wait no more for versions that may come back."""
-        self._say(GIVE_UP_KEY, number)
-
-    def rewind(self, number: int, *, steps: int, skip: bool) -> None:
-        """Have training of the run with this number go back."""
-        self._say(REWIND_KEY, number, steps, int(skip))
-
-    def drain(self, number: int, node: str) -> None:
-        """Have the ranks that the run with this number has on a node move to another machine."""
-        self._say(DRAIN_KEY + node, number)
-
-    def resize(self, number: int, nodes: int) -> None:
-        """Have the run with this number go on with so many nodes."""
-        self._say(RESIZE_KEY, number, nodes)
-
-    def _say(self, key: str, *numbers: int) -> None:
-        self._put(key, new_word(patiently(self._store.items), *numbers))
+    def ask(self, number: int, request: AnyRequest) -> None:
+        """Write a request to the run with this number into the store, for the root agent."""
+        items = patiently(self._store.items)
+        stored = StoredRequest.following(items, number, request, now_ns=time.time_ns())
+        self._put(request.key, stored.to_text())
 
     def _put(self, key: str, value: str) -> None:
         patiently(partial(self._store.put, key, value))

@@ -9,26 +9,19 @@ from typing import Final, Self
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import Failure
-from gemini_lab.lab.control import OwnerAwayError, Request, RunGoneError, Way, ask_by, read_lines
+from gemini_lab.lab.control import OwnerAwayError, RunGoneError, Way, ask_by, read_lines
 from gemini_lab.lab.followed import FollowedRun
 from gemini_lab.lab.runs import said
-from gemini_lab.limits import require_text
 from gemini_lab.log.events import RunFailed
 from gemini_lab.log.file import LOG_FILE, read_line
 from gemini_lab.recovery.messages import (
     ControlHello,
-    DrainNode,
     FollowLog,
-    GiveUpProgress,
     InjectFailure,
     LogSaid,
     OutputSaid,
-    ResizeRun,
-    RewindRun,
-    SaveVersion,
-    StopRun,
 )
-from gemini_lab.units import check_number
+from gemini_lab.recovery.requests import AnyRequest, Requestable
 from gemini_lab.wire.tcp import Channel, connect
 
 CONNECT_S: Final = 5.0
@@ -41,7 +34,7 @@ OWNER_S: Final = 30.0
 """The same for who asks something and waits for the answer."""
 
 
-class AttachedRun(FollowedRun):
+class AttachedRun(FollowedRun, Requestable):
     """A run whose owner is elsewhere; following it leaves it alone.
 
     Its log is followed on a thread of its own, from `start`, or from the beginning of a `with`
@@ -95,43 +88,20 @@ class AttachedRun(FollowedRun):
 
     # -- orders ----------------------------------------------------------------------------------
 
-    def stop(self) -> str:
-        """End the run; says what was done.
+    def ask(self, request: AnyRequest) -> str:
+        """Send a request to the run's owner, and return the answer.
 
         Raises:
-            ConfigError: Its owner does not answer, or refuses.
+            ConfigError: The owner does not answer, or refuses.
         """
-        return self._ask(StopRun())
-
-    def save_version(self) -> str:
-        """Have the next version go to the persistent tier; as `Run.save_version`."""
-        return self._ask(SaveVersion())
-
-    def give_up_progress(self) -> str:
-        """Go on from the best version at hand; as `Run.give_up_progress`."""
-        return self._ask(GiveUpProgress())
-
-    def drain(self, node: str) -> str:
-        """Move a node's ranks to a standby; as `Run.drain`."""
-        require_text("a node's name", node)
-        return self._ask(DrainNode(node=node))
-
-    def resize(self, nodes: int) -> str:
-        """Have the run go on with so many nodes; as `Run.resize`."""
-        check_number("nodes", nodes, least=1, is_whole=True)
-        return self._ask(ResizeRun(nodes=nodes))
-
-    def rewind(self, steps: int, *, skip: bool = True) -> str:
-        """Have training take back iterations; as `Run.rewind`."""
-        check_number("steps", steps, least=1, is_whole=True)
-        return self._ask(RewindRun(steps=steps, skip=skip))
+        return self._ask(request)
 
     def inject(self, failure: Failure) -> str:
-        """Make a failure happen now; as `Run.inject`."""
+        """Inject a failure now; as `Run.inject`."""
         return self._ask(InjectFailure(failure=failure.to_json()))
 
-    def _ask(self, request: Request) -> str:
-        """Ask its owner, who may be about to come: right after the start, or after another one."""
+    def _ask(self, request: AnyRequest | InjectFailure) -> str:
+        """Ask the owner; wait for one that is about to come."""
         give_up_s = time.monotonic() + OWNER_S
         while True:
             try:

@@ -8,6 +8,7 @@ from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.log.entry import Entry
 from gemini_lab.recovery.messages import JobOrder, OutputSaid
+from gemini_lab.recovery.requests import AnyRequest
 
 
 class RunOwner(Protocol):
@@ -28,23 +29,8 @@ class RunOwner(Protocol):
             ConfigError: No such node is there.
         """
 
-    def stop(self, number: int) -> None:
-        """End the run with this number."""
-
-    def save(self, number: int) -> None:
-        """Have the next version of the run with this number go to the persistent tier."""
-
-    def give_up_progress(self, number: int) -> None:
-        """Have the run with this number wait no more for versions that may come back."""
-
-    def rewind(self, number: int, *, steps: int, skip: bool) -> None:
-        """Have training of the run with this number go back."""
-
-    def drain(self, number: int, node: str) -> None:
-        """Have the ranks that the run with this number has on a node move to another machine."""
-
-    def resize(self, number: int, nodes: int) -> None:
-        """Have the run with this number go on with so many nodes."""
+    def ask(self, number: int, request: AnyRequest) -> None:
+        """Pass a request to the run with this number on to its root agent."""
 
 
 class Cluster(RunOwner, Protocol):

@@ -19,26 +19,20 @@ from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.limits import read_bytes
 from gemini_lab.recovery.messages import (
+    Ask,
     ControlHello,
     DescribeRun,
     Done,
-    DrainNode,
     FollowLog,
-    GiveUpProgress,
     InjectFailure,
     LogSaid,
     Message,
     OutputSaid,
     Refused,
-    ResizeRun,
-    RewindRun,
     RunDescribed,
-    SaveVersion,
-    StopRun,
 )
+from gemini_lab.recovery.requests import AnyRequest
 from gemini_lab.wire.tcp import Channel, connect, serve
-
-Request = StopRun | SaveVersion | GiveUpProgress | DrainNode | ResizeRun | RewindRun | InjectFailure
 
 CONTROL_FILE: Final = "control.json"
 """The file in a live run's folder."""
@@ -90,7 +84,7 @@ class ControlServer:
     def __init__(
         self,
         loop: LoopThread,
-        act: Callable[[Request], str],
+        act: Callable[[Ask | InjectFailure], str],
         newest: Callable[[], Told | None],
         *,
         host: str = "127.0.0.1",
@@ -166,7 +160,7 @@ class ControlServer:
 
     def _answer(self, message: Message) -> Message:
         try:
-            if isinstance(message, Request):
+            if isinstance(message, Ask | InjectFailure):
                 return Done(text=self._act(message))
             raise ConfigError(f"a lab cannot be asked for {type(message).__name__}")
         except GeminiError as error:
@@ -236,7 +230,7 @@ def owner_listens(way: Way) -> bool:
     return True
 
 
-def ask(folder: Path, request: Request) -> str:
+def ask(folder: Path, request: AnyRequest | InjectFailure) -> str:
     """Have the lab of the live run in `folder` do something; returns what it did.
 
     Raises:
@@ -245,13 +239,14 @@ def ask(folder: Path, request: Request) -> str:
     return ask_by(way_in(folder), request)
 
 
-def ask_by(way: Way, request: Request) -> str:
+def ask_by(way: Way, request: AnyRequest | InjectFailure) -> str:
     """Have the owner at the end of `way` do something; returns what it did.
 
     Raises:
         ConfigError: Nobody answers there, or the owner refuses.
     """
-    match _answer_to(way, request):
+    asked = request if isinstance(request, InjectFailure) else Ask(request=request)
+    match _answer_to(way, asked):
         case Done(text=text):
             return text
         case Refused() as refused:
@@ -269,7 +264,7 @@ def described(way: Way) -> RunDescribed | None:
     return answer if isinstance(answer, RunDescribed) else None
 
 
-def _answer_to(way: Way, request: Request | DescribeRun) -> Message | None:
+def _answer_to(way: Way, request: Message) -> Message | None:
     try:
         return asyncio.run(_ask(way, request))
     except (OSError, EOFError, TimeoutError) as error:
@@ -279,7 +274,7 @@ def _answer_to(way: Way, request: Request | DescribeRun) -> Message | None:
         ) from error
 
 
-async def _ask(way: Way, request: Request | DescribeRun) -> Message | None:
+async def _ask(way: Way, request: Message) -> Message | None:
     channel = await connect(way.address, way.token, ControlHello(), timeout_s=ANSWER_S)
     channel.send(request)
     async with asyncio.timeout(ANSWER_S):

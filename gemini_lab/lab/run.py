@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 
-from gemini_lab.errors import ConfigError, shown
+from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Cast, Order, orders
 from gemini_lab.injector.pace import Pace
@@ -26,13 +26,11 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import FailureCause, RunFailed
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
 from gemini_lab.memory.free import free_memory, too_little_for
-from gemini_lab.recovery import drains
 from gemini_lab.recovery.messages import OutputSaid, RunDescribed
-from gemini_lab.recovery.resizes import why_never
+from gemini_lab.recovery.requests import AnyRequest, Requestable, RunFacts
 from gemini_lab.report import RunReport, load_report
 from gemini_lab.report.keeping import Keeper
-from gemini_lab.seats import Seats, listed
-from gemini_lab.units import check_number
+from gemini_lab.seats import Seats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +54,7 @@ class RunOrigin:
     root: str | None = None
 
 
-class Run(FollowedRun):
+class Run(FollowedRun, Requestable):
     """A job under way, or one that is over; its log is in `folder`.
 
     Args:
@@ -91,99 +89,32 @@ class Run(FollowedRun):
 
     # -- for its owner -------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        """End the run; its log and persistent versions stay."""
-        if not self.is_over:
-            self._owner.stop(self.number)
-
-    def save_version(self) -> None:
-        """Have the next version go to the persistent tier, whenever the last one went.
-
-        Returns at once; the log says when it is there.
-        """
-        if not self.is_over:
-            self._owner.save(self.number)
-
-    def give_up_progress(self) -> None:
-        """Go on from the best version at hand: wait no more for newer ones that may come back.
-
-        A run that waits says for what, in its log and in `progress`. What it gives up is computed
-        again, or lost if training is not deterministic.
-        """
-        if not self.is_over:
-            self._owner.give_up_progress(self.number)
-
-    def drain(self, node: str) -> None:
-        """Move a node's ranks to a standby, because its machine is to go.
-
-        Returns at once. All ranks stop at an iteration's end and start again with the standby in
-        the node's place: nothing is done again. Without a standby the node trains on until there is
-        one; the log says what is waited for, and when the machine may be taken (`node_drained`).
+    def ask(self, request: AnyRequest) -> str:
+        """Pass a request on to the root agent, if this run can do it; return the answer.
 
         Raises:
-            ConfigError: The run is over, the node is not there, or nobody else has its shards.
+            ConfigError: It cannot.
         """
-        if self.is_over:
-            raise ConfigError(f"{self.name} is over: no node of it has to be drained")
-        if node not in self._owner.living:
-            raise ConfigError(
-                f"no node {shown(node)} is there; there are {listed(self._owner.living)}"
-            )
-        settings = self.course.settings
-        if node in self.members and "replicas" in settings:
-            reason = drains.why_never(scheme=settings["scheme"], replicas=settings["replicas"])
-            if reason:
-                raise ConfigError(f"{node} cannot be drained: {reason}")
-        self._owner.drain(self.number, node)
+        if not self.is_over:
+            request.check(self._facts())
+            self._owner.ask(self.number, request)
+        elif request.late:
+            raise ConfigError(f"{self.name} is over: {request.late}")
+        return request.answer(self.folder.name)
 
-    def resize(self, nodes: int) -> None:
-        """Have the run go on with another number of nodes, smaller or larger.
+    def _facts(self) -> RunFacts:
+        placement = self._seats.placement
+        return RunFacts(
+            name=self.name,
+            living=self._owner.living,
+            members=self.members,
+            settings=self.course.settings,
+            placed=None if placement is None else placement.nodes,
+            lacks_memory=self._lacks_memory,
+        )
 
-        Returns at once. All ranks stop at an iteration's end; the shards of its version are cut
-        anew from memory, and training goes on with nothing done again. Where machines are missing
-        they are asked for, and the run trains on meanwhile. The log says what is waited for, when
-        it has the size (`resized`), or why its script refuses it (`resize_refused`).
-
-        Raises:
-            ConfigError: The run is over, cannot have that size, or is all on one machine, which has
-                too little memory for so many nodes.
-        """
-        if self.is_over:
-            raise ConfigError(f"{self.name} is over: it has no size any more")
-        check_number("nodes", nodes, least=1, is_whole=True)
-        settings, placement = self.course.settings, self._seats.placement
-        if "replicas" in settings:
-            reason = why_never(
-                scheme=settings.get("scheme", ""),
-                replicas=settings.get("replicas", 1),
-                strategy=settings.get("strategy", "auto"),
-                nodes=nodes,
-                placed=None if placement is None else placement.nodes,
-            )
-            if reason:
-                raise ConfigError(f"{self.name} cannot have {nodes} nodes: {reason}")
-        more = nodes - len(self._owner.living)
-        if self._owner.is_local and (why := too_little_for(more, free_memory())):
-            raise ConfigError(f"{self.name} cannot have {nodes} nodes, {more} more: {why}")
-        self._owner.resize(self.number, nodes)
-
-    def rewind(self, steps: int, *, skip: bool = True) -> None:
-        """Have training take back iterations, without a restart of any process.
-
-        Returns at once. The ranks agree on an iteration, at whose end they go back; the log says to
-        which version (`rewound`), or why not (`rewind_failed`). See `protected.rewind`.
-
-        Args:
-            steps: How many of the iterations that are done by then.
-            skip: Whether their batches do not come again.
-
-        Raises:
-            ConfigError: The run is over, or `steps` is no number of iterations.
-        """
-        if self.is_over:
-            raise ConfigError(f"{self.name} is over: no iteration of it can be taken back")
-        check_number("steps", steps, least=1, is_whole=True)
-        self._owner.rewind(self.number, steps=steps, skip=skip)
+    def _lacks_memory(self, nodes: int) -> str:
+        return too_little_for(nodes, free_memory()) if self._owner.is_local else ""
 
     def inject(self, failure: Failure) -> list[Order]:
         """Make a failure happen now; returns which node was told to do what to itself.

@@ -12,7 +12,6 @@ from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.cluster import Cluster
 from gemini_lab.lab.config import LabConfig
-from gemini_lab.lab.control import Request
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
@@ -24,16 +23,7 @@ from gemini_lab.log.events import (
     RunStarted,
 )
 from gemini_lab.log.file import OWNERS_FOLDER
-from gemini_lab.recovery.messages import (
-    DrainNode,
-    GiveUpProgress,
-    JobOrder,
-    OutputSaid,
-    ResizeRun,
-    RewindRun,
-    SaveVersion,
-    StopRun,
-)
+from gemini_lab.recovery.messages import Ask, InjectFailure, JobOrder, OutputSaid
 from gemini_lab.seats import in_order
 from gemini_lab.storage.store_files import require_writable
 
@@ -91,34 +81,18 @@ class Runs:
         if self.newest is not None:
             self.newest.strike()
 
-    def act(self, request: Request) -> str:
-        """Do what a command asks of the run under way; says what was done.
+    def act(self, asked: Ask | InjectFailure) -> str:
+        """Do what a command asks of the run under way, and return the answer.
 
         Raises:
-            ConfigError: No run is under way, or nothing like that can fail in it.
+            ConfigError: No run is under way, or it cannot do this.
         """
         run = self.under_way
         if run is None:
             raise ConfigError("no run is under way in this lab")
-        if isinstance(request, StopRun):
-            run.stop()
-            return f"{run.folder.name} ends"
-        if isinstance(request, SaveVersion):
-            run.save_version()
-            return f"the next version of {run.folder.name} goes to the persistent tier"
-        if isinstance(request, GiveUpProgress):
-            run.give_up_progress()
-            return f"{run.folder.name} waits no more for versions that may come back"
-        if isinstance(request, RewindRun):
-            run.rewind(request.steps, skip=request.skip)
-            return f"{run.folder.name} goes back when its ranks have agreed on where"
-        if isinstance(request, ResizeRun):
-            run.resize(request.nodes)
-            return f"{run.folder.name} goes on with {request.nodes} nodes as soon as it can"
-        if isinstance(request, DrainNode):
-            run.drain(request.node)
-            return f"{request.node} leaves {run.folder.name} as soon as its ranks can move"
-        return told(run.inject(Failure.from_json(request.failure)))
+        if isinstance(asked, Ask):
+            return run.ask(asked.request)
+        return told(run.inject(Failure.from_json(asked.failure)))
 
     def give_up(self, reason: str, cause: FailureCause = "machines") -> None:
         """End the run under way, if there is one: its nodes are about to go."""

@@ -80,7 +80,6 @@ class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 LAB_KEY: Final = "lab"
 OVER_KEY: Final = "over"
 """That the lab is over, which is said to etcd's keepers alone."""
-DRAIN_KEY: Final = "drain/"
 NONE_COME_KEY: Final = "none_come"
 LAB_FILE: Final = "lab-identity"
 """In a detached run's folder: the run's random identity, which shows who sees this very folder."""

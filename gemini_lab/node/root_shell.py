@@ -14,6 +14,7 @@ import msgspec
 from gemini_lab.log.entry import shifted
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
+from gemini_lab.node.config import NONE_COME_KEY
 from gemini_lab.node.control_store import (
     StoreForgedError,
     StoreFullError,
@@ -23,7 +24,6 @@ from gemini_lab.node.lab_link import CLOCK_TRUST_S
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
 from gemini_lab.node.own_root import end_process, root_agent, successor
 from gemini_lab.node.store_watch import Reading
-from gemini_lab.node.words import Words
 from gemini_lab.recovery.guided import GuidedRoot
 from gemini_lab.recovery.messages import JobOrder, RootHello
 from gemini_lab.recovery.protocol import (
@@ -32,12 +32,15 @@ from gemini_lab.recovery.protocol import (
     Happening,
     Instruction,
     JobSubmitted,
+    NoMachineComes,
+    Requested,
     RequestNodes,
     RootState,
     Send,
     Tick,
     WriteState,
 )
+from gemini_lab.recovery.requests import NewRequests
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.wire.tcp import answers
 
@@ -95,7 +98,8 @@ class RootShell:
         self._known: dict[str, str] = {}  # addresses of nodes that count, as the store has them
         self._epoch: int | None = None  # as the store has it
         self._job_number: int | None = None
-        self._words = Words()
+        self._requests = NewRequests()
+        self._none_come: str | None = None  # that no machine comes, as the store has it
         self._cut_off = CutOff(self._clock())
         self._stands_down = False
         self._said = ""  # the newest note on what is not believed
@@ -234,8 +238,13 @@ class RootShell:
             if is_new and len(self._links.connected) >= wanted:
                 self._job_number = order.number
                 self._happenings.put_nowait(JobSubmitted(at_s=now, order=order))
-        for happening in self._words.hear(items, job=self._job_number, at_s=now):
-            self._happenings.put_nowait(happening)
+        for one in self._requests.read(items, job=self._job_number):
+            said = Requested(at_s=now, number=one.number, request=one.request)
+            self._happenings.put_nowait(said)
+        none_come = items.get(NONE_COME_KEY, "")
+        if self._none_come not in {None, none_come}:  # what was there before this root is old
+            self._happenings.put_nowait(NoMachineComes(at_s=now))
+        self._none_come = none_come
 
     async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:

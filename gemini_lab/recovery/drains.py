@@ -21,17 +21,9 @@ from gemini_lab.recovery.protocol import (
     Send,
     WriteState,
 )
+from gemini_lab.recovery.requests import why_no_drain
 from gemini_lab.recovery.stop import Living, Stop
 from gemini_lab.seats import in_order, listed
-
-
-def why_never(*, scheme: str, replicas: int) -> str:
-    """Why no node of a job with these settings can be drained; empty if they can."""
-    if scheme == "none":
-        return 'with scheme "none" there are no versions with which its ranks could go on elsewhere'
-    if replicas == 1:
-        return "with one replica nobody else has its shards; use 2 or more"
-    return ""
 
 
 def seat_to_leave(state: RootState) -> str:
@@ -51,7 +43,7 @@ def free_to_go(state: RootState) -> list[str]:
 def why_not_now(state: RootState, living: Living) -> str:
     """What stands against moving a node's ranks now; empty if nothing does."""
     settings = state.read_settings()
-    if reason := why_never(scheme=settings.scheme, replicas=settings.replicas):
+    if reason := why_no_drain(scheme=settings.scheme, replicas=settings.replicas):
         return reason
     spares = set(state.seats.spares(living)) - state.avoided - {*state.leaving}
     if not spares:

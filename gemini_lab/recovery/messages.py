@@ -31,6 +31,7 @@ from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.recovery.deciding import Action as GuideAction
 from gemini_lab.recovery.deciding import Cluster, Event
 from gemini_lab.recovery.plan import PlanPart, Stored, Unclear, VersionId
+from gemini_lab.recovery.requests import AnyRequest, Rising
 from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
@@ -49,8 +50,6 @@ Epoch = Count
 ExecutedAs = tuple[Epoch, str]
 """The epoch in which workers said that they execute a file, and its digest."""
 Rank = Count
-Rising = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""What numbers words that people say, one after another: nanoseconds, which all 64 bits hold."""
 Status = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]
 """A process's exit status; negative: the signal."""
 Seed = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
@@ -180,35 +179,10 @@ class Heard(Message, frozen=True, kw_only=True):
 # -- a command and the lab -------------------------------------------------------------------------
 
 
-class StopRun(Message, frozen=True, kw_only=True):
-    """To the lab: end the run under way."""
+class Ask(Message, frozen=True, kw_only=True):
+    """To the lab: a user's request to the run under way."""
 
-
-class GiveUpProgress(Message, frozen=True, kw_only=True):
-    """To the lab: go on from what there is rather than wait for versions that may come back."""
-
-
-class SaveVersion(Message, frozen=True, kw_only=True):
-    """To the lab: have the run's next version go to the persistent tier, as it may end soon."""
-
-
-class DrainNode(Message, frozen=True, kw_only=True):
-    """To the lab: move the ranks of `node` to another machine, as it is to go."""
-
-    node: str
-
-
-class ResizeRun(Message, frozen=True, kw_only=True):
-    """To the lab: have the run go on with so many nodes."""
-
-    nodes: Count
-
-
-class RewindRun(Message, frozen=True, kw_only=True):
-    """To the lab: have training take back so many iterations; the same data again, or not."""
-
-    steps: Count
-    skip: bool
+    request: AnyRequest
 
 
 class InjectFailure(Message, frozen=True, kw_only=True):

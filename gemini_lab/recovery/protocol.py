@@ -25,6 +25,7 @@ from gemini_lab.recovery.messages import (
     WorkerStatus,
 )
 from gemini_lab.recovery.plan import Copy, VersionId
+from gemini_lab.recovery.requests import AnyRequest
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
 from gemini_lab.shard.lineage import Lineage
@@ -103,55 +104,17 @@ class JobSubmitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobCancelled:
-    """The lab wants the run to end."""
-
-    at_s: float
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressGivenUp:
-    """A person would rather go on from what there is than wait for newer versions.
+class Requested:
+    """A user asks something of the run.
 
     Attributes:
-        number: Counts the times that this was said: each holds for one recovery.
+        number: Rises with each request: a new root agent reads the old ones again.
+        request: The wish.
     """
 
     at_s: float
     number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveWanted:
-    """The run may have to end soon: its next version is to go to the persistent tier."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainWanted:
-    """A person wants a node's ranks to move, because its machine is to go.
-
-    Attributes:
-        number: Counts the times that this was said.
-    """
-
-    at_s: float
-    node: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeWanted:
-    """A person wants the run to have another number of nodes.
-
-    Attributes:
-        number: Rises with each such word.
-        nodes: How many.
-    """
-
-    at_s: float
-    number: int
-    nodes: int
+    request: AnyRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,21 +122,6 @@ class NoMachineComes:
     """Who was asked for machines has none now."""
 
     at_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewindWanted:
-    """A person wants training to go back.
-
-    Attributes:
-        number: Rises with each such word.
-        steps: How many iterations are to be taken back.
-        skip: Whether their batches do not come again.
-    """
-
-    number: int
-    steps: int
-    skip: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,20 +144,7 @@ HeardEvent = (
 )
 """Of what workers say, the events on which the root agent decides: only these are sent to it."""
 
-Happening = (
-    NodeJoined
-    | NodeLost
-    | FromAgent
-    | JobSubmitted
-    | JobCancelled
-    | ProgressGivenUp
-    | SaveWanted
-    | DrainWanted
-    | ResizeWanted
-    | NoMachineComes
-    | RewindWanted
-    | Tick
-)
+Happening = NodeJoined | NodeLost | FromAgent | JobSubmitted | Requested | NoMachineComes | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +227,7 @@ class RootState:
             while workers ran.
         has_given_up: Whether a person let go of what the next plan waits for.
         let_go: The version from which to go on that a person has agreed to; -1 for none.
-        given_up: The last number of a `ProgressGivenUp` that was heard.
+        given_up: Number of the last request to give up progress.
         attempts: Workers that failed since an iteration was finished, one done again included.
         errors: The script's own ones in this run, the newest last.
         offences: On which node each of them did, newest last.
@@ -307,7 +242,7 @@ class RootState:
         moved: Those whose ranks have moved, or do now: they too are used again only where there is
             no other.
         wanted: How many nodes a person wanted last; 0: as many as the job was submitted with.
-        asked_size: The last number of a `ResizeWanted` that was heard.
+        asked_size: Number of the last request for a size.
         size: With how many nodes training went on last; 0 before it has.
         resizing: How many nodes it is to have when the ranks have stopped; 0 where they do not.
         refused: Numbers of nodes with which the script cannot go on.
@@ -315,8 +250,8 @@ class RootState:
         growths: How often machines that came made it larger.
         none_come: Whether it is known, in the recovery under way, that no machine comes.
         is_unsettled: Whether agents keep versions of another number of ranks.
-        asked_back: The last number of a `RewindWanted` that was heard, and how many there were.
-        drains: The last number of a `DrainWanted` that was heard.
+        asked_back: Number of the last request for a rewind, and how many there were.
+        drains: Number of the last request for a drain.
         recoveries: Failures so far, this one included.
         trouble: What the recovery under way answers.
         said: The last recovery's end and the start of the one under way, or the newest of them: a

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gemini_lab.errors import CapacityError, ConfigError
+from gemini_lab.errors import CapacityError
 from gemini_lab.log import events
-from gemini_lab.placement.planner import check_placement
 from gemini_lab.recovery.drains import ask_for_nodes, seat_to_leave
 from gemini_lab.recovery.faults import OF_THE_MACHINE, own_error
 from gemini_lab.recovery.messages import Inventory, Settle, WorkerExited
@@ -21,42 +20,17 @@ from gemini_lab.recovery.planning import good_copies
 from gemini_lab.recovery.protocol import (
     Emit,
     Instruction,
-    ResizeWanted,
     RootState,
     Send,
     WriteState,
 )
 from gemini_lab.recovery.recutting import Holders, covering, newest_whole
+from gemini_lab.recovery.requests import why_no_size
 from gemini_lab.recovery.stop import Living, Stop
 from gemini_lab.seats import in_order
 from gemini_lab.settings import Settings
 
 LONGEST_PAUSE_S: Final = 1800.0
-
-
-def why_never(
-    *, scheme: str, replicas: int, nodes: int, strategy: str = "auto", placed: int | None = None
-) -> str:
-    """Why a job with these settings cannot go on with so many nodes; empty if it can.
-
-    Args:
-        scheme: When versions leave.
-        replicas: Copies of each shard.
-        nodes: How many there are to be.
-        strategy: How copies are placed.
-        placed: Of how many nodes the placement is that came with the job, if one did.
-    """
-    if scheme == "none":
-        return 'with scheme "none" there are no versions with which another number could go on'
-    if placed not in {None, nodes}:
-        return f"the placement that came with the job is of {placed} nodes"
-    if nodes < 1:
-        return "a run needs at least one node"
-    try:
-        check_placement(nodes=nodes, replicas=replicas, strategy=strategy)
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def why_not(state: RootState, nodes: int) -> str:
@@ -70,7 +44,7 @@ def why_not(state: RootState, nodes: int) -> str:
     if nodes in state.refused:
         return f"its script was tried with {nodes} nodes and refused"
     placement, settings = state.job.seats.placement, state.settings
-    return why_never(
+    return why_no_size(
         scheme=settings.scheme,
         replicas=settings.replicas,
         nodes=nodes,
@@ -118,7 +92,7 @@ def smaller_sizes(settings: Settings, nodes: int, *, placed: int | None) -> list
     return [
         size
         for size in range(nodes - 1, 0, -1)
-        if not why_never(
+        if not why_no_size(
             scheme=settings.scheme,
             replicas=settings.replicas,
             nodes=size,
@@ -223,13 +197,12 @@ class Resizes:
         self._stop = stop
         self._waits_for = ""  # what was last said of a size that cannot be had now
 
-    def ask(self, wanted: ResizeWanted, state: RootState) -> Iterator[Instruction]:
-        """A person wants another size; a new root hears again what the last one did."""
-        if wanted.number <= state.asked_size:
+    def ask(self, number: int, nodes: int, state: RootState) -> Iterator[Instruction]:
+        """Note the size that a user wants; a new root agent reads the same request again."""
+        if number <= state.asked_size:
             return
-        nodes = wanted.nodes
         refused = tuple(n for n in state.refused if n != nodes)  # to ask again is to try again
-        state = replace(state, asked_size=wanted.number, wanted=nodes, refused=refused)
+        state = replace(state, asked_size=number, wanted=nodes, refused=refused)
         state = replace(state, resized_at_s=0.0, growths=0)  # no pause for what a person wants
         self._waits_for = ""
         yield WriteState(state=state)

@@ -19,7 +19,6 @@ from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.protocol import (
     Emit,
     Instruction,
-    RewindWanted,
     RootState,
     Send,
     WriteState,
@@ -86,17 +85,17 @@ def joined(left: Sequence[VersionId], more: Iterable[VersionId]) -> tuple[Versio
 
 
 def ask_back(
-    wanted: RewindWanted, state: RootState, living: Collection[str]
+    number: int, steps: int, state: RootState, living: Collection[str], *, skip: bool
 ) -> Iterator[Instruction]:
-    """A person asks for a rewind; a new root hears again what the last one did."""
+    """Order the rewind that a user wants; a new root agent reads the same request again."""
     before, count = state.asked_back
-    if wanted.number <= before:
+    if number <= before:
         return
-    yield WriteState(state=replace(state, asked_back=(wanted.number, count + 1)))
+    yield WriteState(state=replace(state, asked_back=(number, count + 1)))
     if state.phase != "running":
         yield Emit(event=Note(text=CANNOT_GO_BACK))
         return
-    order = GoBack(epoch=state.epoch, number=count + 1, steps=wanted.steps, skip=wanted.skip)
+    order = GoBack(epoch=state.epoch, number=count + 1, steps=steps, skip=skip)
     for node in dict.fromkeys(state.members):
         if node in living:
             yield Send(to=str(node), order=order)

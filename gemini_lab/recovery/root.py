@@ -43,29 +43,32 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.recovery.protocol import (
     ACTIVE,
-    DrainWanted,
     Emit,
     FromAgent,
     Happening,
     HeardEvent,
     Instruction,
-    JobCancelled,
     JobSubmitted,
     NodeJoined,
     NodeLost,
     NoMachineComes,
-    ProgressGivenUp,
+    Requested,
     RequestNodes,
-    ResizeWanted,
-    RewindWanted,
     RootState,
-    SaveWanted,
     Send,
     Tick,
     WriteState,
 )
 from gemini_lab.recovery.repeats import Repeats
 from gemini_lab.recovery.replicas import known_risk
+from gemini_lab.recovery.requests import (
+    DrainNode,
+    GiveUpProgress,
+    ResizeRun,
+    RewindRun,
+    SaveVersion,
+    StopRun,
+)
 from gemini_lab.recovery.resizes import patience_s
 from gemini_lab.recovery.rewinds import ask_back
 from gemini_lab.recovery.saver import Saver
@@ -97,21 +100,8 @@ class RootAgent(AttendedRun):
                 yield from self._on_lost(happening)
             case JobSubmitted():
                 yield from self._on_job(happening)
-            case JobCancelled():
-                yield from self._on_cancel(happening.at_s)
-            case ProgressGivenUp():
-                yield from self._on_given_up(happening)
-            case SaveWanted():
-                self._saver.want()
-            case RewindWanted():
-                done = [*self._adopt(ask_back(happening, self.state, self.living))]
-                orders = [one.order for one in done if isinstance(one, Send)]
-                self._asked_back = orders[-1] if orders else self._asked_back
-                yield from done
-            case DrainWanted():
-                yield from self._on_drain(happening)
-            case ResizeWanted():
-                yield from self._on_resize(happening)
+            case Requested():
+                yield from self._on_request(happening)
             case NoMachineComes():
                 yield from self._on_none_come(happening.at_s)
             case Tick():
@@ -210,24 +200,29 @@ class RootAgent(AttendedRun):
         )
         yield from self._begin(submitted.at_s, cause="start", lost=[])
 
-    def _on_cancel(self, at_s: float) -> Iterator[Instruction]:
-        if self.state.phase in ACTIVE:
-            yield from self._fail(at_s, "the run was stopped by its owner", cause="owner")
-
-    def _on_given_up(self, said: ProgressGivenUp) -> Iterator[Instruction]:
-        """A person lets go of what is waited for; a new root hears again what the last one did."""
-        if said.number <= self.state.given_up:
-            return
-        self.state = replace(self.state, has_given_up=True, given_up=said.number)
-        yield WriteState(state=self.state)
-        if self.state.phase == "waiting":
-            yield from self._decide(said.at_s)
-
-    def _on_drain(self, wanted: DrainWanted) -> Iterator[Instruction]:
-        """A person asks; a new root hears again what the last one did."""
-        if wanted.number > self.state.drains:
-            self.state = replace(self.state, drains=wanted.number)
-            yield from self._on_leaving(wanted.at_s, wanted.node)
+    def _on_request(self, said: Requested) -> Iterator[Instruction]:
+        """Start what a user asks for; a new root agent reads again what the last one has done."""
+        match said.request:
+            case StopRun() if self.state.phase in ACTIVE:
+                yield from self._fail(said.at_s, "the run was stopped by its owner", cause="owner")
+            case SaveVersion():
+                self._saver.want()
+            case GiveUpProgress() if said.number > self.state.given_up:
+                self.state = replace(self.state, has_given_up=True, given_up=said.number)
+                yield WriteState(state=self.state)
+                if self.state.phase == "waiting":
+                    yield from self._decide(said.at_s)
+            case RewindRun(steps=steps, skip=skip):
+                asked = ask_back(said.number, steps, self.state, self.living, skip=skip)
+                done = [*self._adopt(asked)]
+                orders = [one.order for one in done if isinstance(one, Send)]
+                self._asked_back = orders[-1] if orders else self._asked_back
+                yield from done
+            case DrainNode(node=node) if said.number > self.state.drains:
+                self.state = replace(self.state, drains=said.number)
+                yield from self._on_leaving(said.at_s, node)
+            case ResizeRun(nodes=nodes):
+                yield from self._on_resize(said.at_s, said.number, nodes)
 
     def _on_leaving(
         self, at_s: float, node: str, *, within_s: float | None = None
@@ -235,13 +230,13 @@ class RootAgent(AttendedRun):
         yield from self._adopt(self._drains.ask(self.state, self.living, node, within_s=within_s))
         yield from self._let_leave(at_s)
 
-    def _on_resize(self, wanted: ResizeWanted) -> Iterator[Instruction]:
+    def _on_resize(self, at_s: float, number: int, nodes: int) -> Iterator[Instruction]:
         goal = self.state.goal
-        yield from self._adopt(self._resizes.ask(wanted, self.state))
+        yield from self._adopt(self._resizes.ask(number, nodes, self.state))
         if self.state.goal < goal:  # of the machines that were asked for, some are too many
             count = nodes_wanted(self.state, self.living)
             yield RequestNodes(wanted=count, reason=f"{self.state.goal} nodes are enough")
-        yield from self._let_leave(wanted.at_s)
+        yield from self._let_leave(at_s)
 
     # -- time ----------------------------------------------------------------------------------
 

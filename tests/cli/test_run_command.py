@@ -332,7 +332,7 @@ def told_to_end(run, number, *events, after_s=0.2):
 
     def play():
         os.kill(os.getpid(), number)
-        while not run._owner.saved:
+        while not run._owner.asked:
             threading.Event().wait(0.01)
         tell(run, *events)
 
@@ -415,7 +415,7 @@ def test_without_a_persistent_tier_nothing_is_waited_for(run, capsys):
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert follow(run, 1000.0) == Exit.TERMINATED
     assert "the run has no persistent tier" in capsys.readouterr().err
-    assert run._owner.saved == []
+    assert run._owner.asked == []
 
 
 def test_before_the_script_has_told_its_tier_it_is_not_said_to_have_none(run):

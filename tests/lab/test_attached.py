@@ -26,6 +26,7 @@ from gemini_lab.lab.control import (
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.log.events import Note, RecoveryStarted, RunFinished
 from gemini_lab.log.file import EventLog
+from gemini_lab.recovery.requests import StopRun
 
 WAIT_S = 20
 TOKEN = "t" * 16
@@ -78,9 +79,9 @@ def test_leaving_leaves_the_run_alone_and_stopping_ends_it(run, cluster):
     with attached(run) as follower:
         follower.catch_up(WAIT_S)
     assert not run.is_over
-    assert cluster.stopped == []
+    assert cluster.asked == []
     assert "one ends" in follower.stop()
-    assert cluster.stopped == [run.number]
+    assert cluster.asked == [(run.number, StopRun())]
 
 
 OWNS = """
@@ -137,7 +138,7 @@ def test_what_is_asked_before_there_is_an_owner_is_asked_again(run, cluster):
         return way
 
     assert "one ends" in AttachedRun("one", find, run.folder).stop()
-    assert cluster.stopped == [run.number]
+    assert cluster.asked == [(run.number, StopRun())]
 
 
 def test_an_end_that_the_owner_could_not_tell_stands_in_the_log(run):

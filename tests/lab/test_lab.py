@@ -20,7 +20,8 @@ from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import check_name
 from gemini_lab.log.events import RunFinished
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.recovery.messages import InjectFailure, StopRun
+from gemini_lab.recovery.messages import InjectFailure
+from gemini_lab.recovery.requests import StopRun
 
 THREE_OF_ONE = Placement(
     nodes=4, replicas=2, strategy="mine", groups=(), holders=((0, 1, 2), (1, 0), (2, 3), (3, 2))
@@ -253,7 +254,7 @@ def test_another_process_has_the_lab_act_while_the_run_is_live(lab, cluster, job
     assert told == "node_loss on node-1"
     assert [order.node for order in cluster.orders] == ["node-1"]
     assert run.folder.name in ask(run.folder, StopRun())
-    assert cluster.stopped == [run.number]
+    assert cluster.asked == [(run.number, StopRun())]
 
 
 def test_a_refusal_says_why_and_a_run_that_is_over_has_no_door(lab, job):

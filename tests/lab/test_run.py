@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.lab.attached import AttachedRun
-from gemini_lab.lab.runs import Runs
 from gemini_lab.lab.said_once import Placed
 from gemini_lab.log.events import (
     Note,
@@ -26,7 +25,7 @@ from gemini_lab.log.events import (
 )
 from gemini_lab.log.file import EventLog, read_log
 from gemini_lab.placement import plan_placement
-from gemini_lab.recovery.messages import ResizeRun
+from gemini_lab.recovery.requests import ResizeRun
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.settings import Settings
 
@@ -153,31 +152,29 @@ def test_a_machine_is_not_asked_for_more_nodes_than_its_memory_has_room_for(tmp_
     run = run_in(tmp_path / "run", owner=cluster)
     begin(run)
     run.resize(10**5)
-    assert cluster.resized == (run.number, 10**5)
+    assert cluster.asked[-1] == (run.number, ResizeRun(nodes=10**5))
     cluster.is_local = True
     with pytest.raises(ConfigError, match=r"run cannot have 100000 nodes, 9999\d more: .* left"):
         run.resize(10**5)
     run.resize(len(NODES) - 1)
-    assert cluster.resized == (run.number, len(NODES) - 1)
+    assert cluster.asked[-1] == (run.number, ResizeRun(nodes=len(NODES) - 1))
 
 
 @pytest.mark.parametrize("number", [0, -1, 10**9, 2**62, 10**30, 1.5, True, "3", None])
 def test_no_impossible_number_reaches_the_nodes_whoever_asks_for_it(tmp_path, number):
     """Its owner plans for a size, and the ranks compute with what is taken back."""
-    cluster, runs = ClusterStandIn(), Runs()
+    cluster = ClusterStandIn()
     run = run_in(tmp_path / "run", owner=cluster)
     begin(run)
-    runs.begin(run)
     for ask in (run.resize, AttachedRun("run", lambda: None).resize):
         with pytest.raises(ConfigError, match="`nodes` must be from 1"):
             ask(number)
-    with pytest.raises(ConfigError, match="`nodes` must be from 1"):
-        runs.act(ResizeRun(nodes=number))
     is_possible = number == 10**9  # iterations, and not nodes
     for back in (run.rewind, AttachedRun("run", lambda: None).rewind):
         if not is_possible:
             with pytest.raises(ConfigError, match="`steps` must be from 1"):
                 back(number)
+    assert cluster.asked == []
 
 
 def protected(epoch, placement):

@@ -49,19 +49,20 @@ from gemini_lab.recovery.plan import (
     VersionId,
 )
 from gemini_lab.recovery.protocol import (
-    DrainWanted,
     Emit,
     FromAgent,
     Instruction,
     JobSubmitted,
     NodeJoined,
     NodeLost,
+    Requested,
     RequestNodes,
     RootState,
     Send,
     Tick,
     WriteState,
 )
+from gemini_lab.recovery.requests import DrainNode
 from gemini_lab.recovery.rewinds import is_left, left_of
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.seats import Seats
@@ -367,7 +368,11 @@ class Story:
 
     def drain(self, node: str, number: int = 1) -> None:
         """A person wants a node to go."""
-        self.do(self.root.handle(DrainWanted(at_s=self.now_s, node=node, number=number)))
+        self.do(
+            self.root.handle(
+                Requested(at_s=self.now_s, number=number, request=DrainNode(node=node))
+            )
+        )
 
     def hold(self, *ranks: int) -> None:
         """Ranks, or all of them, stop where a version is whole."""

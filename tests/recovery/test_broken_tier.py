@@ -4,7 +4,8 @@ from gemini_lab.lab.progress import describe
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.recovery.messages import Commit, Committed, Persist, Persisted, PersistFailed
-from gemini_lab.recovery.protocol import NodeJoined, SaveWanted
+from gemini_lab.recovery.protocol import NodeJoined, Requested
+from gemini_lab.recovery.requests import SaveVersion
 from gemini_lab.recovery.saver import LONGEST_PAUSE_S
 
 from .story import Story
@@ -83,7 +84,7 @@ def test_a_person_who_wants_a_version_saved_waits_for_no_pause():
     story = Story().start(0, persistent_url=TIER, persist_every_iterations=1)
     train(story, 40)
     tries = len(begun(story))
-    story.do(story.root.handle(SaveWanted()))
+    story.do(story.root.handle(Requested(at_s=0.0, number=1, request=SaveVersion())))
     train(story, 3)
     assert len(begun(story)) == tries + 3
 

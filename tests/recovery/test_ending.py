@@ -14,7 +14,8 @@ from gemini_lab.recovery.messages import (
     PersistFailed,
     ScriptError,
 )
-from gemini_lab.recovery.protocol import JobCancelled, JobSubmitted, SaveWanted
+from gemini_lab.recovery.protocol import JobSubmitted, Requested
+from gemini_lab.recovery.requests import SaveVersion, StopRun
 from gemini_lab.settings import Settings
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
@@ -43,7 +44,7 @@ def arrive(story: Story, version: int) -> None:
 def test_a_run_that_may_end_soon_saves_its_next_version_at_the_next_tick():
     story = Story().start(3, persistent_url=TIER)
     assert saves(story) == []
-    story.do(story.root.handle(SaveWanted()))
+    story.do(story.root.handle(Requested(at_s=0.0, number=1, request=SaveVersion())))
     story.tick(story.now_s)
     assert saves(story) == [4]
 
@@ -51,7 +52,7 @@ def test_a_run_that_may_end_soon_saves_its_next_version_at_the_next_tick():
 def test_a_version_that_is_wanted_during_a_recovery_is_saved_when_training_goes_on():
     story = Story().start(3, persistent_url=TIER)
     story.lose("node-1")
-    story.do(story.root.handle(SaveWanted()))
+    story.do(story.root.handle(Requested(at_s=0.0, number=1, request=SaveVersion())))
     story.tick(story.now_s)
     assert saves(story) == []
     story.protect()
@@ -61,7 +62,7 @@ def test_a_version_that_is_wanted_during_a_recovery_is_saved_when_training_goes_
 
 def test_a_wanted_version_that_fails_is_tried_again_with_the_next_one():
     story = Story().start(3, persistent_url=TIER)
-    story.do(story.root.handle(SaveWanted()))
+    story.do(story.root.handle(Requested(at_s=0.0, number=1, request=SaveVersion())))
     story.tick(story.now_s)
     story.say("node-2", PersistFailed(epoch=story.epoch, version=4, reason="no space left"))
     story.iterate(4)
@@ -194,7 +195,7 @@ def test_workers_that_are_killed_over_and_over_are_no_fault_of_the_script():
 
 def test_a_run_that_its_owner_stops_says_so():
     story = Story().start(1)
-    story.do(story.root.handle(JobCancelled(at_s=story.now_s, number=1)))
+    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=StopRun())))
     assert cause(story) == "owner"
 
 
@@ -258,5 +259,5 @@ def test_a_run_that_is_given_up_is_saved_whatever_befalls_it_meanwhile(befalls):
 def test_an_owner_who_ends_a_run_that_is_given_up_waits_for_nothing():
     story = Story().start(3, persistent_url=TIER)
     give_up(story)
-    story.do(story.root.handle(JobCancelled(at_s=story.now_s, number=1)))
+    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=StopRun())))
     assert [one.cause for one in story.of(events.RunFailed)] == ["owner"]

@@ -7,7 +7,8 @@ import pytest
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.recovery.finite import LossWatch
-from gemini_lab.recovery.protocol import SaveWanted
+from gemini_lab.recovery.protocol import Requested
+from gemini_lab.recovery.requests import SaveVersion
 from gemini_lab.settings import Settings
 
 from .story import Story
@@ -86,7 +87,7 @@ def test_a_run_that_is_only_told_to_warn_saves_as_before():
 
 def test_a_person_who_asks_for_a_version_gets_it():
     story = say(Story().start(0, persistent_url="memory://runs"), 1, loss=math.nan)
-    story.do(story.root.handle(SaveWanted()))
+    story.do(story.root.handle(Requested(at_s=0.0, number=1, request=SaveVersion())))
     story.tick(story.now_s + 0.1)
     assert saved(story) == [2]
 

@@ -12,10 +12,11 @@ from gemini_lab.recovery.protocol import (
     JobSubmitted,
     NodeJoined,
     NodeLost,
-    ProgressGivenUp,
+    Requested,
     RootState,
     WriteState,
 )
+from gemini_lab.recovery.requests import GiveUpProgress
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.recovery.stakes import newest_seen
 from gemini_lab.settings import Settings
@@ -202,7 +203,7 @@ def test_nobody_starts_anew_because_all_who_knew_of_progress_are_dead():
     reason = second.of(events.RecoveryWaiting)[-1].reason
     assert "no copy of version 1 is left anywhere" in reason
     assert "1 iterations at least" in reason
-    second.do(second.root.handle(ProgressGivenUp(at_s=second.now_s, number=1)))
+    second.do(second.root.handle(Requested(at_s=second.now_s, number=1, request=GiveUpProgress())))
     assert second.plan().tier == "start"
 
 
@@ -236,7 +237,7 @@ def test_a_persons_word_holds_for_one_recovery_whoever_is_root():
     story = Story(nodes=8).start(iterations=5)
     story.lose("node-0", "lease")
     story.lose("node-1", "lease")
-    word = ProgressGivenUp(at_s=story.now_s, number=1)
+    word = Requested(at_s=story.now_s, number=1, request=GiveUpProgress())
     story.do(story.root.handle(word))
     assert story.plan().tier == "start"
     story.protect()
@@ -247,7 +248,7 @@ def test_a_persons_word_holds_for_one_recovery_whoever_is_root():
     assert story.root.state.phase == "waiting"
     story.do(story.root.handle(word))
     assert story.root.state.phase == "waiting"
-    story.do(story.root.handle(ProgressGivenUp(at_s=story.now_s, number=2)))
+    story.do(story.root.handle(Requested(at_s=story.now_s, number=2, request=GiveUpProgress())))
     assert story.root.state.phase == "starting"
 
 
@@ -295,7 +296,7 @@ def test_a_version_that_was_given_up_is_not_waited_for_again():
     story.persistent = [2]
     story.lose("node-0", "lease")
     story.lose("node-1", "lease")
-    story.do(story.root.handle(ProgressGivenUp(at_s=story.now_s, number=1)))
+    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=GiveUpProgress())))
     story.protect()
     story.iterate(3)
     story.exit(2, -9)

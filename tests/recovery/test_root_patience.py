@@ -10,14 +10,8 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.recovery.faults import MAX_ATTEMPTS, MAX_KILLS
 from gemini_lab.recovery.messages import Committed, Persist, PortHeld, ScriptError
-from gemini_lab.recovery.protocol import (
-    JobCancelled,
-    JobSubmitted,
-    NodeJoined,
-    NodeLost,
-    ProgressGivenUp,
-    RootState,
-)
+from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, NodeLost, Requested, RootState
+from gemini_lab.recovery.requests import GiveUpProgress, StopRun
 from gemini_lab.recovery.root import RootAgent
 
 from .story import JOB, Story, job
@@ -35,7 +29,7 @@ def test_a_node_that_thaws_with_a_left_history_does_not_mix_it_into_the_new_one(
     frozen = list(story.copies["node-1"])  # shards 0 and 1 of version 6
     story.lose("node-0")
     story.lose("node-1", "lease")
-    story.do(story.root.handle(ProgressGivenUp(at_s=story.now_s, number=1)))
+    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=GiveUpProgress())))
     assert story.plan().version == 3
     story.protect()
     for iteration in (4, 5, 6):
@@ -151,7 +145,7 @@ def test_starting_anew_is_left_to_a_person():
     story.lose("node-1")
     assert story.root.state.phase == "waiting"
     assert "no copy of version" in story.of(events.RecoveryWaiting)[-1].reason
-    story.do(story.root.handle(ProgressGivenUp(at_s=story.now_s, number=1)))
+    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=GiveUpProgress())))
     assert story.plan().tier == "start"
 
 
@@ -459,7 +453,7 @@ def test_stop_ends_a_run_that_saves_its_last_version():
     for rank in range(4):
         story.finish(rank)
     assert isinstance(story.orders[-1].order, Persist)
-    story.do(story.root.handle(JobCancelled(at_s=story.now_s, number=1)))
+    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=StopRun())))
     assert story.root.state.phase == "failed"
     assert "stopped by its owner" in story.of(events.RunFailed)[0].reason
 

@@ -4,7 +4,8 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import ScriptError, Settle
-from gemini_lab.recovery.protocol import NoMachineComes, ResizeWanted
+from gemini_lab.recovery.protocol import NoMachineComes, Requested
+from gemini_lab.recovery.requests import ResizeRun
 
 from .story import Story
 
@@ -12,7 +13,7 @@ SHORT = {"when_short": "shrink", "shrink_after_s": 0.0, "grow_pause_s": 10.0}
 
 
 def resize(story: Story, nodes: int, number: int = 1) -> None:
-    wanted = ResizeWanted(at_s=story.now_s, number=number, nodes=nodes)
+    wanted = Requested(at_s=story.now_s, number=number, request=ResizeRun(nodes=nodes))
     story.do(story.root.handle(wanted))
 
 

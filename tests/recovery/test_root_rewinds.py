@@ -17,14 +17,8 @@ from gemini_lab.recovery.messages import (
     PersistFailed,
 )
 from gemini_lab.recovery.plan import VersionId
-from gemini_lab.recovery.protocol import (
-    JobSubmitted,
-    NodeJoined,
-    ProgressGivenUp,
-    RewindWanted,
-    RootState,
-    SaveWanted,
-)
+from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, Requested, RootState
+from gemini_lab.recovery.requests import GiveUpProgress, RewindRun, SaveVersion
 from gemini_lab.recovery.root import RootAgent
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.shard.layout import ShardRecord
@@ -210,7 +204,7 @@ def save(story: Story, version: int) -> None:
 def gone_behind(*, is_heard: bool = True) -> Story:
     """Version 4 was saved, and training goes back to version 3."""
     story = Story().start(3, **{**TIER, "persist_every_s": 3600.0})
-    story.do(story.root.handle(SaveWanted()))
+    story.do(story.root.handle(Requested(at_s=0.0, number=1, request=SaveVersion())))
     story.tick(story.now_s + 0.1)
     story.iterate(4)
     save(story, 4)
@@ -302,7 +296,7 @@ def test_a_run_that_resumes_where_nothing_counts_any_more_asks_before_it_begins_
     story.do(story.root.handle(JobSubmitted(at_s=0.0, order=order)))
     (waiting,) = story.of(events.RecoveryWaiting)
     assert "no copy of version 7 is left anywhere" in waiting.reason
-    story.do(story.root.handle(ProgressGivenUp(at_s=1.0, number=1)))
+    story.do(story.root.handle(Requested(at_s=1.0, number=1, request=GiveUpProgress())))
     assert story.plan().tier == "start"
 
 
@@ -352,7 +346,7 @@ def test_a_slow_rank_that_says_late_what_it_had_done_does_not_make_it_count():
 
 def test_a_persons_word_goes_to_all_members_once_whoever_is_root():
     story = Story().start(3)
-    wanted = RewindWanted(number=17, steps=2, skip=True)
+    wanted = Requested(at_s=0.0, number=17, request=RewindRun(steps=2))
     story.do(story.root.handle(wanted))
     told = [sent for sent in story.orders if isinstance(sent.order, GoBack)]
     assert [sent.to for sent in told] == story.members()
@@ -368,6 +362,6 @@ def test_what_is_not_under_way_does_not_go_back_later():
     story = Story().start(3)
     story.deaf = set(story.root.living)
     story.exit(1, -9)
-    story.do(story.root.handle(RewindWanted(number=17, steps=2, skip=True)))
+    story.do(story.root.handle(Requested(at_s=0.0, number=17, request=RewindRun(steps=2))))
     assert not any(isinstance(sent.order, GoBack) for sent in story.orders)
     assert "ask again then" in story.of(events.Note)[-1].text

@@ -2,7 +2,8 @@
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Commit, Committed, Persist, Persisted, PersistFailed
-from gemini_lab.recovery.protocol import SaveWanted
+from gemini_lab.recovery.protocol import Requested
+from gemini_lab.recovery.requests import SaveVersion
 from gemini_lab.shard.layout import ShardRecord
 from tests.recovery.story import Story
 
@@ -54,7 +55,7 @@ def test_once_is_enough_but_a_notice_saves_again():
     for _ in range(3):
         story.tick(story.now_s + 1)
     assert len(story.of(events.PersistStarted)) == 1
-    story.do(story.root.handle(SaveWanted()))
+    story.do(story.root.handle(Requested(at_s=0.0, number=1, request=SaveVersion())))
     story.tick(story.now_s + 1)
     assert len(story.of(events.PersistStarted)) == 2
     write(story)

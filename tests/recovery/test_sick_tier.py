@@ -5,7 +5,8 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Committed, Persisted, RestoreFailed, StartWorkers
 from gemini_lab.recovery.plan import Unclear
-from gemini_lab.recovery.protocol import ProgressGivenUp
+from gemini_lab.recovery.protocol import Requested
+from gemini_lab.recovery.requests import GiveUpProgress
 from gemini_lab.recovery.stakes import LONGEST_PAUSE_S
 
 from .story import Story
@@ -63,7 +64,9 @@ def wait(story: Story, seconds: float) -> None:
 
 
 def give_up(story: Story, number: int = 1) -> None:
-    story.do(story.root.handle(ProgressGivenUp(at_s=story.now_s, number=number)))
+    story.do(
+        story.root.handle(Requested(at_s=story.now_s, number=number, request=GiveUpProgress()))
+    )
 
 
 @pytest.fixture

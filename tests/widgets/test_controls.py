@@ -14,6 +14,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job
 from gemini_lab.log.events import Note, Protected, RunFailed, RunFinished, RunStarted
 from gemini_lab.placement import plan_placement
+from gemini_lab.recovery.requests import StopRun
 from gemini_lab.settings import Settings
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -187,7 +188,7 @@ def test_stop_ends_the_run_and_not_the_lab(lab, cluster, job):
     panel = Controls(lab, job)
     panel.start_button.click()
     panel.stop_button.click()
-    assert cluster.stopped == [lab.run.number]
+    assert cluster.asked == [(lab.run.number, StopRun())]
     assert not lab.is_closed
     panel.close()
 

@@ -7,6 +7,7 @@ from traitlets.config import Config
 
 import gemini_lab
 from gemini_lab.errors import ConfigError
+from gemini_lab.recovery.requests import StopRun
 
 pytest.importorskip("ipywidgets")
 
@@ -55,7 +56,7 @@ def test_the_words_do_what_their_functions_do(shell, lab, cluster):
     assert fail(lab, "worker_crash", "rank-0") == "worker_crash on node-0"
     assert [order.node for order in cluster.orders] == ["node-1", "node-0"]
     assert shell.run_line_magic("gemini", "stop") is run
-    assert cluster.stopped == [run.number]
+    assert cluster.asked == [(run.number, StopRun())]
 
 
 def test_the_report_of_a_run_is_its_report(lab):

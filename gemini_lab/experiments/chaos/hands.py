@@ -18,7 +18,7 @@ import psutil
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import python_command
 from gemini_lab.lab.control import ask
-from gemini_lab.recovery.messages import SaveVersion
+from gemini_lab.recovery.requests import SaveVersion
 from gemini_lab.units import format_bytes
 
 SHELLS: Final = 3

@@ -25,7 +25,8 @@ from gemini_lab.experiments.chaos.victims import NodeProcesses, etcd_of, marked,
 from gemini_lab.injector.failures import BitFlip, Failure, LinkCut, Where, WrongSums
 from gemini_lab.lab.control import ask
 from gemini_lab.log.file import LOG_FILE
-from gemini_lab.recovery.messages import DrainNode, InjectFailure, ResizeRun, RewindRun
+from gemini_lab.recovery.messages import InjectFailure
+from gemini_lab.recovery.requests import DrainNode, ResizeRun, RewindRun
 
 Mend = Callable[[], object]
 Way = Callable[[Fault], tuple[str, Mend | None]]

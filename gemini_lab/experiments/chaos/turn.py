@@ -16,7 +16,7 @@ from gemini_lab.experiments.chaos.kinds import KINDS, OF_SAVES
 from gemini_lab.experiments.chaos.strikes import Mend, Strikes
 from gemini_lab.experiments.chaos.told import Told
 from gemini_lab.lab.control import ask
-from gemini_lab.recovery.messages import GiveUpProgress
+from gemini_lab.recovery.requests import GiveUpProgress
 
 LOOK_S: Final = 0.01
 CALM: Final = 2  # iterations of all ranks after which a fault is over

@@ -9,23 +9,21 @@ from gemini_lab.log import events
 from gemini_lab.recovery.messages import FromAgentMessage
 from gemini_lab.recovery.model.machines import Link, Record
 from gemini_lab.recovery.protocol import (
-    DrainWanted,
     Emit,
     FromAgent,
     HangUp,
     Happening,
     Instruction,
-    JobCancelled,
     JobSubmitted,
     NodeJoined,
     NodeLost,
-    ProgressGivenUp,
-    ResizeWanted,
+    Requested,
     RootState,
     Send,
     Tick,
     WriteState,
 )
+from gemini_lab.recovery.requests import DrainNode, GiveUpProgress, ResizeRun, StopRun
 from gemini_lab.recovery.root import RootAgent
 
 if TYPE_CHECKING:
@@ -154,22 +152,22 @@ class Shell:
         if store.cancel is not None and store.cancel != self.cancelled:
             self.cancelled = store.cancel
             if self.cancelled == self.job_number:
-                self.inbox.append(JobCancelled(at_s=now, number=store.cancel))
+                self.inbox.append(Requested(at_s=now, number=store.cancel, request=StopRun()))
 
     def _see_wishes(self) -> None:
         """What people ask of the job."""
         store, now = self.world.store, self.world.now_s
         if store.give_up is not None and store.give_up != self.given_up:
             self.given_up = store.give_up
-            self.inbox.append(ProgressGivenUp(at_s=now, number=store.give_up))
+            self.inbox.append(Requested(at_s=now, number=store.give_up, request=GiveUpProgress()))
         for name, number in store.drains.items():
             if self.drains.get(name) != number:
                 self.drains[name] = number
-                self.inbox.append(DrainWanted(at_s=now, node=name, number=number))
+                self.inbox.append(Requested(at_s=now, number=number, request=DrainNode(node=name)))
         if store.resize is not None and store.resize != self.resized:
             self.resized = store.resize
             number, nodes = store.resize
-            self.inbox.append(ResizeWanted(at_s=now, number=number, nodes=nodes))
+            self.inbox.append(Requested(at_s=now, number=number, request=ResizeRun(nodes=nodes)))
 
     # -- its connections -------------------------------------------------------------------------
 

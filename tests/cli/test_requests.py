@@ -4,11 +4,8 @@ from queue import Empty
 
 import pytest
 
-from gemini_lab.cli.asked import follow
-from gemini_lab.cli.drain import Leaving
 from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.resize import Size
-from gemini_lab.cli.rewind import GoingBack
+from gemini_lab.cli.requests import AwaitedDrain, AwaitedRewind, AwaitedSize, follow
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
@@ -58,7 +55,7 @@ def followed(awaited, *events, is_over=False, wait_s=60.0):
 
 def test_a_drain_is_followed_past_other_nodes_until_its_own_has_no_ranks(capsys):
     ended = followed(
-        Leaving("node-2"),
+        AwaitedDrain("node-2"),
         NodeLost(name="node-1", cause="connection"),
         NodeDrained(name="node-1"),
         DrainWaiting(name="node-2", reason="no standby is there"),
@@ -82,13 +79,13 @@ def test_a_drain_is_followed_past_other_nodes_until_its_own_has_no_ranks(capsys)
     ],
 )
 def test_a_drain_that_comes_to_nothing_ends_at_once_and_may_be_tried_again(said):
-    assert followed(Leaving("node-2"), said) == Exit.AGAIN
+    assert followed(AwaitedDrain("node-2"), said) == Exit.AGAIN
 
 
 def test_a_size_on_the_way_that_the_script_refuses_is_said_and_the_wanted_one_ends_it(capsys):
     with pytest.raises(ConfigError, match="it cannot have 5 nodes: no sampler"):
         followed(
-            Size(5),
+            AwaitedSize(5),
             ResizeWanted(nodes=5),
             ResizeRefused(nodes=4, reason="no sampler"),
             ON,
@@ -100,26 +97,29 @@ def test_a_size_on_the_way_that_the_script_refuses_is_said_and_the_wanted_one_en
 
 
 def test_a_rewind_is_followed_until_training_went_back(capsys):
-    assert followed(GoingBack(), ON, WENT) == Exit.FINISHED
+    assert followed(AwaitedRewind(), ON, WENT) == Exit.FINISHED
     assert capsys.readouterr().out == f"{WENT}, after 0.100 s\n"
     refused = RewindFailed(rank=0, epoch=1, iteration=6, cause="person", reason="keeps no such")
     with pytest.raises(ConfigError, match="keeps no such"):
-        followed(GoingBack(), refused)
-    assert followed(GoingBack(), Note(text=CANNOT_GO_BACK)) == Exit.AGAIN
+        followed(AwaitedRewind(), refused)
+    assert followed(AwaitedRewind(), Note(text=CANNOT_GO_BACK)) == Exit.AGAIN
 
 
 def test_the_end_of_a_run_is_said():
-    assert followed(Leaving("node-2"), is_over=True) == Exit.FINISHED
+    assert followed(AwaitedDrain("node-2"), is_over=True) == Exit.FINISHED
     with pytest.raises(ConfigError, match="one is over, and did not go back"):
-        followed(GoingBack(), is_over=True)
+        followed(AwaitedRewind(), is_over=True)
 
 
 @pytest.mark.parametrize(
     ("awaited", "said"),
     [
-        (Leaving("node-2"), "node-2 still has ranks after 0 s (--wait); they move as soon as"),
-        (Size(3), "one still has 0 nodes after 0 s (--wait); it goes on with 3 as soon as it can"),
-        (GoingBack(), "one has not gone back after 0 s (--wait); it does so at the end of an"),
+        (AwaitedDrain("node-2"), "node-2 still has ranks after 0 s (--wait); they move as soon as"),
+        (
+            AwaitedSize(3),
+            "one still has 0 nodes after 0 s (--wait); it goes on with 3 as soon as it can",
+        ),
+        (AwaitedRewind(), "one has not gone back after 0 s (--wait); it does so at the end of an"),
     ],
 )
 def test_what_is_only_late_is_no_error_and_ends_in_a_way_of_its_own(awaited, said, capsys):
