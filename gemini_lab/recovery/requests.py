@@ -17,7 +17,7 @@ from gemini_lab.errors import ConfigError, shown
 from gemini_lab.limits import Count, require_text
 from gemini_lab.placement.planner import check_placement
 from gemini_lab.seats import listed
-from gemini_lab.units import check_number
+from gemini_lab.units import LARGEST, check_number, most_of
 
 REQUESTS: Final = "requests/"
 """In the store: a key for each kind of request, and for each node that is to be drained."""
@@ -116,7 +116,7 @@ class RewindRun(Request, frozen=True, kw_only=True):
         skip: Whether their batches do not come again.
     """
 
-    steps: int
+    steps: Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
     skip: bool = True
 
     late = "no iteration of it can be taken back"
@@ -131,7 +131,7 @@ class RewindRun(Request, frozen=True, kw_only=True):
 class ResizeRun(Request, frozen=True, kw_only=True):
     """Change the number of nodes."""
 
-    nodes: int
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=int(most_of("nodes")))]
 
     late = "it has no size any more"
 

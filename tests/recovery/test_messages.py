@@ -31,6 +31,7 @@ from gemini_lab.recovery.messages import (
     encode,
 )
 from gemini_lab.recovery.plan import Copy, plan_recovery
+from gemini_lab.recovery.requests import DrainNode
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
 from gemini_lab.shard.layout import ShardLayout, lay_out
@@ -81,6 +82,7 @@ WRONG_SUMS = WrongSums(
 FROM_OUTSIDE = {"reason", "text", "seen", "unread", "output", "detail", "problem"}
 """How fields are called that have what somebody else wrote."""
 KNOWN = {  # values whose fields must agree with each other: one of each is enough
+    DrainNode: DrainNode(node="node-1"),
     Entry: Entry(at_s=1.5, node="node-1", event=Note(text="x")),
     Job: Job(script="train.py", args=["--x"], cwd="/"),
     Protected: PROTECTED,
@@ -198,8 +200,8 @@ def _parts(hint: object) -> Iterator[object]:
 
 @pytest.mark.parametrize("number", [-1, 2**53 + 1, 2**63, 10**30])
 def test_a_number_that_no_process_would_say_is_refused_with_its_name(number):
-    line = b'{"op":"rewind_run","steps":%d,"skip":true}' % number
-    with pytest.raises(MessageError, match=r"cannot read a rewind_run .*`\$.steps`"):
+    line = b'{"op":"ask","request":{"ask":"rewind_run","steps":%d,"skip":true}}' % number
+    with pytest.raises(MessageError, match=r"cannot read a ask .*`\$.request.steps`"):
         decode(line)
 
 
