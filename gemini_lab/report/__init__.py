@@ -1,7 +1,7 @@
 """What a run did, from its event log and nothing else.
 
-    the reducer     reducer takes entries in, by its parts in `reducers`; the timeline's bars lie in
-                    `pyramid`; culprits, who ended on its own account
+    the reducer     reducer takes entries in, by its parts in `reducers`; the timeline's bars are in
+                    `bars`, `pyramid` and `blocks`; culprits, who ended on its own account
     a report        values and recovery are what it says, build makes it; text and columns print it
     for views       `tables` of the reducer's parts; moments, a run as it was; output, what workers
                     printed

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.follow import LogFeed
-from gemini_lab.report.pyramid.blocks import FileBlocks, MemoryBlocks
+from gemini_lab.report.blocks import FileBlocks, MemoryBlocks
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.traffic import Traffic

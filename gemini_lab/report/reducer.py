@@ -6,9 +6,8 @@ before. A part is a small class with `take` and answers that are plain values; w
 in its docstring, and `Keep` bounds what would grow with a run's length.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Final, Protocol, Self
 
@@ -23,10 +22,9 @@ from gemini_lab.log.events import (
     VersionComplete,
 )
 from gemini_lab.log.follow import LogFeed, name_of
-from gemini_lab.log.stretch import FEWEST_LINES, Stretch, pieces
-from gemini_lab.report.pyramid.bars import BATCH
-from gemini_lab.report.pyramid.blocks import Blocks, FileBlocks
-from gemini_lab.report.pyramid.pyramid import Pyramid
+from gemini_lab.report.bars import BATCH
+from gemini_lab.report.blocks import Blocks, FileBlocks
+from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers.arrivals import Arrivals
 from gemini_lab.report.reducers.checks import seconds
 from gemini_lab.report.reducers.copies import Copies
@@ -166,7 +164,7 @@ class RunReducer:
         pyramid = Pyramid(self.blocks) if keep.levels and keep.bars else None
         self.traffic = Traffic(self.nodes, limit=keep.bars, pyramid=pyramid)
         self._name = name
-        self._listen(self._in_turn(seated, keep), keep)
+        self._listen(self._in_turn(seated, keep))
 
     def _in_turn(self, seated: Seated, keep: Keep) -> list[Reducer]:
         """The parts, in the order in which they take an entry in."""
@@ -197,13 +195,8 @@ class RunReducer:
             parts.append(self.traffic)
         return parts
 
-    def _listen(self, parts: list[Reducer], keep: Keep) -> None:
-        """Settle which parts are asked of an entry, and of a stretch."""
-        self._stretches: tuple[Callable[[Stretch], None], ...] = ()
-        self._conditions: tuple[Callable[[Stretch], bool], ...] = ()
-        if not keep.ranks:
-            self._conditions = tuple(p.takes for p in parts if hasattr(p, "takes"))
-            self._stretches = tuple(p.take_stretch for p in parts if hasattr(p, "take_stretch"))
+    def _listen(self, parts: list[Reducer]) -> None:
+        """Note which parts read which kinds of events."""
         self._parts = tuple(part.take for part in parts)
         self._readers = {
             kind: tuple(part.take for part in parts if type(part) in readers)
@@ -238,8 +231,6 @@ class RunReducer:
     def read(self, feed: LogFeed, *, limit: int = 20_000) -> int:
         """Take in what a log has next, and count lines of it that were no events.
 
-        Stretches of plain training are taken in at once, which comes to the very same.
-
         Args:
             feed: The log.
             limit: At most so many lines.
@@ -251,24 +242,9 @@ class RunReducer:
             SchemaError: The log is of a version that this package cannot read.
         """
         lines, bad_lines = feed.lines(limit=limit), feed.bad_lines
-        is_long = self._stretches and len(lines) >= FEWEST_LINES
-        for piece in pieces(lines) if is_long else [lines]:
-            if not isinstance(piece, Stretch):
-                self.extend(feed.entries(piece))
-            elif not self._take_stretch(piece):
-                self.extend(feed.entries(piece.lines))
+        self.extend(feed.entries(lines))
         self.unread += feed.bad_lines - bad_lines
         return len(lines)
-
-    def _take_stretch(self, stretch: Stretch) -> bool:
-        """Take in a stretch, unless it is not as usual to some part."""
-        if not all(takes(stretch) for takes in self._conditions):
-            return False
-        for take in self._stretches:
-            take(stretch)
-        self.count += len(stretch.lines)
-        self.newest_s = max(stretch.newest_s, -inf if self.newest_s is None else self.newest_s)
-        return True
 
     def take(self, entry: Entry) -> None:
         """Take in one entry; one that makes no sense to a part is counted and left out there."""

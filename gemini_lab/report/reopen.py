@@ -22,8 +22,8 @@ import numpy as np
 
 from gemini_lab.log.file import user_cache
 from gemini_lab.log.follow import LogFeed
+from gemini_lab.report.blocks import OWNERS, FileBlocks
 from gemini_lab.report.moments import Moments
-from gemini_lab.report.pyramid.blocks import OWNERS, FileBlocks
 from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
 
 LONG: Final = 100_000

@@ -9,10 +9,9 @@ pytest.importorskip("panel", reason="panel is not installed")
 
 from gemini_lab_widgets.standalone import standalone_html
 
-from gemini_lab.report.pyramid.bars import BATCH
-from gemini_lab.report.pyramid.blocks import MemoryBlocks
-from gemini_lab.report.pyramid.pyramid import Pyramid
-from gemini_lab.report.pyramid.rows import Kind
+from gemini_lab.report.bars import BATCH, Kind
+from gemini_lab.report.blocks import MemoryBlocks
+from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.traffic import Traffic
 

@@ -5,11 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini_lab.report.pyramid.bars import Bars
-from gemini_lab.report.pyramid.blocks import MemoryBlocks
-from gemini_lab.report.pyramid.cells import BRIEFEST_S
-from gemini_lab.report.pyramid.pyramid import NO_ROWS, Pyramid
-from gemini_lab.report.pyramid.rows import LAYER, Kind
+from gemini_lab.report.bars import LAYER, Bars, Kind
+from gemini_lab.report.blocks import MemoryBlocks
+from gemini_lab.report.pyramid import BRIEFEST_S, NO_ROWS, Pyramid
 
 LANES = 3
 bars = st.tuples(

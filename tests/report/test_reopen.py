@@ -13,10 +13,9 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration
 from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.report import keeping, reopen
+from gemini_lab.report.bars import BATCH, Kind
 from gemini_lab.report.keeping import Keeper
-from gemini_lab.report.pyramid.bars import BATCH
-from gemini_lab.report.pyramid.pyramid import FULL
-from gemini_lab.report.pyramid.rows import Kind
+from gemini_lab.report.pyramid import FULL
 from gemini_lab.report.reopen import Reading, keep, opened, reopened
 
 

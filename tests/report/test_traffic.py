@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import KINDS, Call, Collectives
 from gemini_lab.placement import plan_placement
-from gemini_lab.report.pyramid.bars import Bars
-from gemini_lab.report.pyramid.rows import COLUMNS, ROW_BYTES, Kind
+from gemini_lab.report.bars import COLUMNS, ROW_BYTES, Bars, Kind
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.exposure import Busy, Sending, judge, merge
 from gemini_lab.settings import Settings

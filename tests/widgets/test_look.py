@@ -7,10 +7,9 @@ from gemini_lab_widgets.standalone import standalone_html
 from gemini_lab_widgets.timeline import Pump
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.report.pyramid.bars import BATCH
-from gemini_lab.report.pyramid.blocks import MemoryBlocks
-from gemini_lab.report.pyramid.pyramid import Pyramid
-from gemini_lab.report.pyramid.rows import LAYERS, ROW_BYTES, Kind
+from gemini_lab.report.bars import BATCH, LAYERS, ROW_BYTES, Kind
+from gemini_lab.report.blocks import MemoryBlocks
+from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.traffic import Traffic
 

@@ -10,7 +10,7 @@ from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.pictures.palette import BLUE, FELT, IDLE, ON_DARK, PINK, RED
 from gemini_lab_widgets.timeline import ENTRY
 
-from gemini_lab.report.pyramid.rows import COLUMNS, Kind
+from gemini_lab.report.bars import COLUMNS, Kind
 
 TESTS = Path(__file__).parent / "js"
 

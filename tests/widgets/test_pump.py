@@ -5,7 +5,7 @@ from gemini_lab_widgets.timeline import MAX_ROWS, MAX_UNDRAWN, Pump, Timeline
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Injected
-from gemini_lab.report.pyramid.rows import ROW_BYTES, Kind
+from gemini_lab.report.bars import ROW_BYTES, Kind
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.traffic import Traffic
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.experiments.rows import Row
-from gemini_lab.report.pyramid.rows import Kind
+from gemini_lab.report.bars import Kind
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.traffic import Traffic
 from gemini_lab_widgets.timeline import Timeline

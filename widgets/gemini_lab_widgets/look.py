@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gemini_lab.report.pyramid.pyramid import NO_ROWS, Covered, Pyramid
-from gemini_lab.report.pyramid.rows import Rows, in_columns
+from gemini_lab.report.bars import Rows, in_columns
+from gemini_lab.report.pyramid import NO_ROWS, Covered, Pyramid
+from gemini_lab.report.reducers.traffic import MAX_NAMES as MOST_NAMES
 from gemini_lab.report.reducers.traffic import Traffic
-from gemini_lab.report.reducers.traffic_state import MAX_NAMES as MOST_NAMES
 
 MOST_BARS: Final = 1 << 17
 """More are not sent one by one."""

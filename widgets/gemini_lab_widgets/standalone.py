@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.report.pyramid.rows import LAYERS, Rows, in_columns
+from gemini_lab.report.bars import LAYERS, Rows, in_columns
 from gemini_lab.report.reducers.traffic import Traffic
 from gemini_lab_widgets.look import Look, coverage_of, shades
 from gemini_lab_widgets.modules import joined

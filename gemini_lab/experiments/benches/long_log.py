@@ -13,7 +13,7 @@ import numpy as np
 from gemini_lab.experiments.benches.long_run import NODES, write
 from gemini_lab.experiments.rows import Row
 from gemini_lab.log.file import LOG_FILE
-from gemini_lab.report.pyramid.pyramid import Pyramid
+from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reopen import Reading, opened, reopened
 
 WINDOW_S: Final = 20.0

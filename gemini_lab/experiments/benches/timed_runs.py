@@ -16,8 +16,8 @@ from gemini_lab.experiments.progress import say
 from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.job import Job, python_command
 from gemini_lab.lab.lab import Lab
+from gemini_lab.report.bars import Kind
 from gemini_lab.report.build import report_of
-from gemini_lab.report.pyramid.rows import Kind
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.traffic import Traffic
 from gemini_lab.report.values import TrafficPlan

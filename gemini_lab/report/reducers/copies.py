@@ -26,7 +26,6 @@ from gemini_lab.log.events import (
     VersionComplete,
     VersionRejected,
 )
-from gemini_lab.log.stretch import Stretch
 from gemini_lab.placement import Placement, plan_placement
 from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.nodes import Nodes
@@ -158,28 +157,6 @@ class Copies:
         peers = 0 if self.placement is None else self.placement.replicas - 1
         if self.is_simulated and peers:
             self.shard_bytes[rank] = whole(event.sent_bytes) // peers
-
-    def takes(self, stretch: Stretch) -> bool:
-        """Whether it is of the newest try of a real run, and of ranks that this has."""
-        is_now = stretch.epoch >= self._epoch and not self.is_simulated
-        return is_now and int(stretch.rank.max()) < len(self.complete)
-
-    def take_stretch(self, stretch: Stretch) -> None:
-        """Take in a stretch of which `takes` says that it is as usual."""
-        whole = stretch.whole
-        ranks, versions = stretch.rank[whole.line].tolist(), whole.version.tolist()
-        for rank, version, following in zip(
-            ranks, versions, whole.next_version.tolist(), strict=True
-        ):
-            if version >= self.complete[rank]:
-                self.complete[rank], self.next_version[rank] = version, following
-        if self.missing:
-            told = {rank // self.per_node for rank in ranks}
-            self.missing = {(s, p) for s, p in self.missing if p not in told}
-        at_s = stretch.at_s[whole.line].tolist()
-        self._whole_at_s |= dict(zip(versions, at_s, strict=True))
-        for version in sorted(self._whole_at_s)[:-REMEMBERED]:
-            del self._whole_at_s[version]
 
     def _go_back(self, rank: int, version: int) -> None:
         """A rank discards what it had after a version; in the tier it counts no more."""

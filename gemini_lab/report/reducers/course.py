@@ -21,7 +21,6 @@ from gemini_lab.log.events import (
     RunFinished,
     RunStarted,
 )
-from gemini_lab.log.stretch import Stretch
 from gemini_lab.report.recovery import STEPS
 from gemini_lab.report.reducers.checks import MOST_RANKS
 from gemini_lab.report.values import Outcome
@@ -103,12 +102,6 @@ class Course:
                 self.epoch = max(self.epoch, event.epoch)
         if self.ended_at_s is None:
             self._follow(entry)
-
-    def take_stretch(self, stretch: Stretch) -> None:
-        """Take in a stretch of plain training."""
-        trains = len(stretch.done.line) > 0 and stretch.epoch >= self.epoch
-        if trains and self.phase in {"starting", "waiting for events"} and self.ended_at_s is None:
-            self.phase, self.detail = "training", ""
 
     def _start(self, at_s: float, job: RunStarted) -> None:
         if self.job is not None:

@@ -18,7 +18,6 @@ import xxhash
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.stretch import Stretch
 from gemini_lab.report.reducers.checks import whole
 
 OPEN: Final = 64
@@ -155,22 +154,6 @@ class Logged:
             case events.Iteration(values=values) as done if values:
                 if not self._is_lost(done):
                     self._add(done)
-
-    def takes(self, stretch: Stretch) -> bool:
-        """Whether it is of the newest try."""
-        return not self._plans or self._plans[-1][0] <= stretch.epoch
-
-    def take_stretch(self, stretch: Stretch) -> None:
-        """Take in a stretch of which `takes` says that it is as usual."""
-        done, epoch = stretch.done, stretch.epoch
-        numbers, ranks = done.iteration.tolist(), stretch.rank[done.line].tolist()
-        for number, rank, values in zip(numbers, ranks, done.values, strict=True):
-            for name, value in values.items():
-                column = self._column(name)
-                if column is not None and not column.add(
-                    number, rank, (epoch, False, float(value))
-                ):
-                    self.late += 1
 
     def _is_lost(self, done: events.Iteration) -> bool:
         """Whether a later epoch than its own started from before it."""

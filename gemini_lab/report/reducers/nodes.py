@@ -24,7 +24,6 @@ from gemini_lab.log.events import (
     WorkerExited,
     WorkerHung,
 )
-from gemini_lab.log.stretch import Stretch
 from gemini_lab.report.reducers.checks import MOST_RANKS, seconds
 
 MOST: Final = 100_000
@@ -91,12 +90,6 @@ class Nodes:
                 self._start(event)
             case _:
                 self._follow(entry)
-
-    def takes(self, stretch: Stretch) -> bool:
-        """Whether everybody sits where they sat, and nobody speaks of a try that is over."""
-        told = set(zip(stretch.rank.tolist(), stretch.node.tolist(), strict=True))
-        are_seated = all(self._seats.get(rank) == stretch.nodes[node] for rank, node in told)
-        return are_seated and stretch.epoch >= self._epoch
 
     def _follow(self, entry: Entry) -> None:
         """Know whom a failure took, and who came in their place."""

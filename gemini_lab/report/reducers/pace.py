@@ -1,6 +1,5 @@
 """How fast iterations are, with checkpoints on their way and without: columns that only grow."""
 
-import itertools
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,7 +10,6 @@ import numpy.typing as npt
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, VersionComplete
-from gemini_lab.log.stretch import Stretch
 from gemini_lab.report.reducers.checks import seconds, whole
 
 WINDOW: Final = 8192
@@ -91,40 +89,6 @@ class Pace:
         row = self._row(epoch, number + 1)
         if row is not None:
             self._is_sent[row] = 1
-
-    def take_stretch(self, stretch: Stretch) -> None:
-        """Take in a stretch of plain training."""
-        done, sent = stretch.done, stretch.whole
-        is_said = ~np.isnan(sent.whole_s)
-        told = [
-            *zip(sent.line.tolist(), sent.version.tolist(), is_said.tolist(), strict=True),
-            *zip(done.line.tolist(), done.iteration.tolist(), itertools.repeat(None)),
-        ]
-        made, following, ended = [], [], []
-        for _, number, is_moment in sorted(told):
-            if is_moment is None:
-                ended.append(self._row(stretch.epoch, number))
-            else:
-                made.append(self._row(stretch.epoch, number) if is_moment else -1)
-                following.append(self._row(stretch.epoch, number + 1))
-        at_s = stretch.at_s[sent.line]
-        whole_s = np.where(is_said, at_s - sent.duration_s + sent.whole_s, sent.duration_s)
-        for row, time_s in zip(made, whole_s.tolist(), strict=True):
-            if row is not None:
-                self._whole_row.append(row)
-                self._whole_s.append(time_s)
-        for row in following:
-            if row is not None:
-                self._is_sent[row] = 1
-        is_there = np.array([row is not None for row in ended], np.bool_)
-        rows = np.array([row for row in ended if row is not None], np.int64)
-        columns = (self._ended_s, self._duration_s, self._waited_s)
-        if is_there.any():
-            told_s = stretch.at_s[done.line], done.duration_s, done.waited_s
-            for column, values in zip(columns, told_s, strict=True):
-                np.maximum.at(np.frombuffer(column), rows, values[is_there])
-            number = int(done.iteration[is_there].min())
-            self._first[stretch.epoch] = min(number, self._first.get(stretch.epoch, number))
 
     # -- answers; each costs time in proportion to the run's length ------------------------------
 

@@ -8,11 +8,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, RecoveryPlanned, Rewound, RunStarted
-from gemini_lab.log.stretch import Stretch
 from gemini_lab.report.reducers.checks import MOST_KEPT, MOST_RANKS, whole
 
 TRIES: Final = 8
@@ -69,22 +66,6 @@ class Reached:
                 told = self._try(event.epoch)
                 if rank in told.newest:
                     told.newest[rank] = min(whole(version), told.newest[rank])
-
-    def takes(self, stretch: Stretch) -> bool:
-        """Whether its try is known, with all its ranks."""
-        told = self._tries.get(stretch.epoch)
-        return told is not None and int(stretch.rank.max()) < (told.ranks or MOST_RANKS)
-
-    def take_stretch(self, stretch: Stretch) -> None:
-        """Take in a stretch of which `takes` says that it is as usual."""
-        newest, told = self._tries[stretch.epoch].newest, self._tries[stretch.epoch]
-        if told.over is not None:
-            return
-        ranks, place = np.unique(stretch.rank[stretch.done.line], return_inverse=True)
-        reached = np.zeros(len(ranks), np.int64)
-        np.maximum.at(reached, place, stretch.done.iteration)
-        for rank, number in zip(ranks.tolist(), reached.tolist(), strict=True):
-            newest[rank] = max(number, newest.get(rank, 0))
 
     def _note(self, event: Iteration) -> None:
         told = self._try(event.epoch)

@@ -6,7 +6,6 @@ from collections import Counter
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Profiled, ShardRestored, VersionComplete
-from gemini_lab.log.stretch import Stretch
 from gemini_lab.report.reducers.checks import whole
 from gemini_lab.report.values import TrafficPlan
 
@@ -32,25 +31,16 @@ class Sums:
         match entry.event:
             case VersionComplete() as done:
                 version, sent_bytes = whole(done.version), whole(done.sent_bytes)
-                self._note(version)
                 self.checkpoint_bytes += sent_bytes
+                newest = self.versions[-1] if self.versions else -1
+                if version > newest:  # nearly always
+                    self.versions.append(version)
+                elif version != newest:
+                    place = bisect_left(self.versions, version)
+                    if self.versions[place] != version:
+                        self.versions.insert(place, version)
             case ShardRestored(tier=tier, size_bytes=size_bytes):
                 self.restored_bytes[tier] += whole(size_bytes)
-
-    def take_stretch(self, stretch: Stretch) -> None:
-        """Take in a stretch of plain training."""
-        for version in dict.fromkeys(stretch.whole.version.tolist()):
-            self._note(version)
-        self.checkpoint_bytes += int(stretch.whole.sent_bytes.sum())
-
-    def _note(self, version: int) -> None:
-        newest = self.versions[-1] if self.versions else -1
-        if version > newest:  # nearly always
-            self.versions.append(version)
-        elif version != newest:
-            place = bisect_left(self.versions, version)
-            if self.versions[place] != version:
-                self.versions.insert(place, version)
 
     @property
     def recovery_bytes(self) -> int:

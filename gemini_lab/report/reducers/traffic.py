@@ -6,7 +6,9 @@ while the step waited for their version to be whole; they are *hidden* the rest 
 `Traffic.basis`.
 """
 
+from dataclasses import dataclass, field
 from math import inf
+from typing import Final, Literal
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
@@ -22,19 +24,49 @@ from gemini_lab.log.events import (
     Transfer,
     VersionComplete,
 )
-from gemini_lab.log.stretch import Stretch
-from gemini_lab.report.pyramid.bars import Bars
-from gemini_lab.report.pyramid.pyramid import Pyramid
-from gemini_lab.report.pyramid.rows import Kind, Rows
-from gemini_lab.report.reducers import traffic_stretch
+from gemini_lab.report.bars import Bars, Kind, Rows
+from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers.checks import seconds, whole
-from gemini_lab.report.reducers.exposure import SHORTEST_EXPOSED_S, Busy, Judged, Sending, judge
+from gemini_lab.report.reducers.exposure import (
+    SHORTEST_EXPOSED_S,
+    Busy,
+    Interval,
+    Judged,
+    Sending,
+    judge,
+)
 from gemini_lab.report.reducers.marks import Mark, Marks
 from gemini_lab.report.reducers.nodes import LAB, Nodes
-from gemini_lab.report.reducers.traffic_state import SHORTEST_WAIT_S, Rank, TrafficState
+
+MAX_NAMES: Final = 65_535
+"""Lanes and names that a column's two bytes can tell apart."""
+
+SHORTEST_WAIT_S: Final = 0.001
+"""Shorter waits are counted like any other, but get no bar."""
 
 
-class Traffic(TrafficState):
+@dataclass(slots=True)
+class Rank:
+    """What is remembered of a rank until its traffic is judged.
+
+    Attributes:
+        lane: Where it sits.
+        done: Epoch and number of the iteration that it told last.
+        whole_s: When its newest version was whole.
+        told: The version whose transfers it told last.
+        open: What it sent, and is not judged.
+        waits: When it waited for checkpoints.
+    """
+
+    lane: int
+    done: tuple[int, int] = (-1, -1)
+    whole_s: float = -inf
+    told: int = -1
+    open: list[Sending] = field(default_factory=list)
+    waits: list[Interval] = field(default_factory=list)
+
+
+class Traffic:
     """Bars and marks of a run, in the order in which the log tells them.
 
     A sending is judged when its rank has ended the iteration after it, so that everything it may
@@ -49,6 +81,19 @@ class Traffic(TrafficState):
         pyramid: Where all of them go; `None` to let the oldest be lost.
 
     Attributes:
+        lanes: Node names; a bar's `lane` and `peer` point here.
+        costs_s: For each lane the seconds that training waited for checkpoints or shared its
+            network with them.
+        names: Names of collectives; a bar's `name` points here.
+        ranks: What is remembered of each.
+        busy: For each lane, when training used its network.
+        newest_s: The latest time told, on the log's clock; None before the first.
+        origin_s: When the run started, or its first event.
+        basis: What hidden and exposed were judged by: `"collectives"` and waits, or `"waits"`
+            alone.
+        is_blocking: Whether training waits while checkpoints are sent.
+        hidden_bytes: Sent while nobody minded.
+        exposed_bytes: Sent while training used the network or waited.
         pyramid: All but those that were not settled; `None` where none is kept.
         is_over: Whether the run ended.
         is_simulated: Whether the simulator wrote the log.
@@ -58,7 +103,23 @@ class Traffic(TrafficState):
     def __init__(
         self, nodes: Nodes, *, limit: int = 1_000_000, pyramid: Pyramid | None = None
     ) -> None:
-        super().__init__(nodes, Bars(limit, settle=None if pyramid is None else self._settle))
+        bars = Bars(limit, settle=None if pyramid is None else self._settle)
+        self.nodes = nodes
+        self.bars = bars
+        self.lanes: list[str] = []
+        self.costs_s: list[float] = []
+        self.names: list[str] = [""]
+        self.ranks: dict[int, Rank] = {}
+        self.busy: dict[int, Busy] = {}
+        self.newest_s: float | None = None
+        self.origin_s: float | None = None
+        self.basis: Literal["collectives", "waits"] = "waits"
+        self.is_blocking = False
+        self.hidden_bytes = 0.0
+        self.exposed_bytes = 0.0
+        self._lane_of: dict[str, int] = {}
+        self._name_of: dict[str, int] = {"": 0}
+        self._changes = 0
         self.pyramid = pyramid
         self.is_over = False
         self.is_simulated = False
@@ -66,6 +127,38 @@ class Traffic(TrafficState):
         self._is_placed = False  # whether a placement was told
         self._rack_of: dict[str, str] = {}
         self._failures = Marks()
+
+    @property
+    def open_bytes(self) -> float:
+        """Sent, but not judged yet."""
+        return sum(sending.size_bytes for rank in self.ranks.values() for sending in rank.open)
+
+    def sit(self, number: int, node: str) -> Rank:
+        """The rank, on the node that speaks for it."""
+        lane = self.lane(node)
+        rank = self.ranks.get(number)
+        if rank is None:
+            rank = self.ranks[number] = Rank(lane=lane)
+        elif rank.lane != lane:  # a recovery moved it
+            rank.lane = lane
+        return rank
+
+    def lane(self, node: str) -> int:
+        """The lane of a node, a new one for a new node."""
+        lane = _number(node, self._lane_of, self.lanes)
+        if lane == len(self.costs_s):
+            self.costs_s.append(0.0)
+        return lane
+
+    def name(self, name: str) -> int:
+        """The number of a collective's name, a new one for a new name."""
+        return _number(name, self._name_of, self.names)
+
+    def judge_by_collectives(self) -> None:
+        """Note that the log tells collectives."""
+        if self.basis == "waits":
+            self.basis = "collectives"
+            self._changes += 1
 
     @property
     def marks(self) -> list[Mark]:
@@ -263,14 +356,6 @@ class Traffic(TrafficState):
             peer=self.lane(receiver or node),
         )
 
-    def takes(self, stretch: Stretch) -> bool:
-        """Whether it is as usual: all are known and sit where they sat, and nothing is repeated."""
-        return traffic_stretch.takes(self, stretch)
-
-    def take_stretch(self, stretch: Stretch) -> None:
-        """Take in a stretch of which `takes` says that it is as usual."""
-        traffic_stretch.take(self, stretch)
-
     # -- hidden or exposed ---------------------------------------------------------------------
 
     def _judge(self, number: int, rank: Rank, *, until_s: float, keep_s: float) -> None:
@@ -323,3 +408,14 @@ def _end_of(event: Collectives) -> float:
         whole(size_bytes)
     latest_us = whole(sum(map(abs, event.gaps_us))) + whole(max(map(abs, event.durations_us)))
     return seconds(event.began_s) + latest_us / 1e6
+
+
+def _number(text: str, numbers: dict[str, int], texts: list[str]) -> int:
+    """The place of `text` in `texts`, where it is added if it is new."""
+    number = numbers.get(text)
+    if number is None:
+        if len(texts) >= MAX_NAMES:
+            raise OverflowError(f"more than {MAX_NAMES} different names")
+        number = numbers[text] = len(texts)
+        texts.append(text)
+    return number
