@@ -1,4 +1,4 @@
-"""What can break (paper, section 6.2, and beyond): plain values, without any means to break it.
+"""Failures (paper, section 6.2, and beyond) as plain values, without the means to cause them.
 
     Failure
     ├── WorkerCrash   a training process is killed; its node's memory stays
@@ -41,7 +41,7 @@ def check_place(place: str) -> None:
 
 
 def rank_of(place: str) -> int | None:
-    """The rank in a place like `"rank-2"`, else None."""
+    """Return the rank in a place like `"rank-2"`, else None."""
     return int(place.removeprefix("rank-")) if place.startswith("rank-") else None
 
 
@@ -53,7 +53,7 @@ class Failure:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where it strikes; empty if that is no node."""
+        """Return the nodes that it strikes; empty if that is no node."""
         return ()
 
     def to_json(self) -> dict[str, object]:
@@ -62,7 +62,7 @@ class Failure:
 
     @staticmethod
     def from_json(record: Mapping[str, object]) -> "Failure":
-        """The failure that `to_json` gave as `record`.
+        """Return the failure that `to_json` gave as `record`.
 
         Raises:
             ConfigError: It has no known kind, or other values than its kind has.
@@ -303,7 +303,7 @@ def read_failure(
     where: str | None = None,
     once: bool = False,
 ) -> Failure:
-    """The failure that a command line's words mean.
+    """Parse a failure from the words of a command line.
 
     Args:
         kind: One of `FAILURES`.
@@ -327,7 +327,7 @@ def read_failure(
 
 
 def _struck(kind: str, known: Sequence[str], places: Sequence[str]) -> dict[str, object]:
-    """Where a failure of `kind` strikes, under the names that it is `known` by.
+    """Return the place that a failure of `kind` strikes, as arguments named in `known`.
 
     Raises:
         ConfigError: It needs another number of places.

@@ -23,7 +23,7 @@ from gemini_lab.injector.failures import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
-    """Who plays which part at the moment of a failure.
+    """Nodes, ranks and roles at the moment of a failure.
 
     Attributes:
         members: The node on each position; position p runs the ranks from p x `workers_per_node`.
@@ -45,7 +45,7 @@ class Cast:
         return tuple(dict.fromkeys([*self.members, *self.standbys, self.root]))
 
     def node_at(self, place: str) -> str:
-        """The name of the node that `place` means.
+        """Return the name of the node that `place` means.
 
         Raises:
             ConfigError: No such node or rank is there.
@@ -72,7 +72,7 @@ class Cast:
             raise ConfigError(f"no {what} {number} is there; {what}s go from 0 to {ranks - 1}")
 
     def ranks_on(self, node: str) -> tuple[int, ...]:
-        """The ranks that a node runs.
+        """Return the ranks that a node runs.
 
         Raises:
             ConfigError: It runs none.
@@ -98,7 +98,7 @@ ActionKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What an agent does to its own node.
+    """Action of an agent on its own node.
 
     Attributes:
         kind: As the failures are called.
@@ -121,14 +121,14 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What the agent of one node is told to do."""
+    """Order to the agent of one node."""
 
     node: str
     action: Action
 
 
 def orders(failure: Failure, cast: Cast, *, seed: int = 0) -> list[Order]:
-    """The orders that make `failure` happen, all to be given at once.
+    """Return the orders that cause `failure`, all to be given at once.
 
     Args:
         failure: What is to break.
@@ -156,7 +156,7 @@ def orders(failure: Failure, cast: Cast, *, seed: int = 0) -> list[Order]:
 
 
 def _action(failure: Failure, seed: int) -> Action:
-    """What the one node that a failure strikes does to itself."""
+    """Return the action of the one node that a failure strikes."""
     kind, rank = typing_cast(ActionKind, failure.kind), rank_of(failure.places[0])
     match failure:
         case BitFlip(shard=shard):

@@ -1,4 +1,4 @@
-"""How far training is between the ends of its iterations, for failures that come within one."""
+"""Progress of training within an iteration, for failures that strike within one."""
 
 from collections import deque
 from statistics import median

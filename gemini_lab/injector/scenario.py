@@ -1,4 +1,4 @@
-"""Which failures come when: by iteration, by clock, or drawn from a seed and a rate.
+"""Scenario: failures by iteration, by clock, or drawn from a seed and a rate.
 
 The cluster and the simulator take the same scenario, in memory or as a file:
 
@@ -62,7 +62,7 @@ class Planned:
         return f"iteration {self.iteration:g}" if self.at_s is None else f"{self.at_s:g} s"
 
     def is_due(self, *, iteration: float, elapsed_s: float) -> bool:
-        """Whether its moment has come after `iteration` iterations and `elapsed_s` seconds."""
+        """Return whether it is due after `iteration` iterations and `elapsed_s` seconds."""
         if self.iteration is not None:
             return iteration >= self.iteration
         return self.at_s is not None and elapsed_s >= self.at_s
@@ -120,7 +120,7 @@ class Scenario:
         return self.add(WorkerCrash(f"rank-{rank}"), iteration=iteration, at_s=at_s)
 
     def due(self, *, iteration: float, elapsed_s: float) -> tuple[tuple[Failure, ...], "Scenario"]:
-        """What comes now, and the scenario that is left.
+        """Return the failures that are due now, and the remaining scenario.
 
         Args:
             iteration: Iterations done, and how much of the next one; see `Pace`.
@@ -162,7 +162,7 @@ class Scenario:
 
     @classmethod
     def from_json(cls, record: Mapping[str, object]) -> "Scenario":
-        """The scenario that `to_json` gave as `record`.
+        """Return the scenario that `to_json` gave as `record`.
 
         Raises:
             ConfigError: Something in it is wrong; the message says which entry.
@@ -190,7 +190,7 @@ class Scenario:
 
     @classmethod
     def load(cls, path: Path) -> "Scenario":
-        """The scenario in the file at `path`.
+        """Return the scenario in the file at `path`.
 
         Raises:
             ConfigError: There is no such file, or it is not a scenario.
@@ -301,7 +301,7 @@ def _planned_json(planned: Planned) -> dict[str, object]:
 
 
 def _poisson(generator: random.Random, rate: float, *, until: float) -> Iterator[float]:
-    """The moments of a Poisson process before `until`."""
+    """Yield the moments of a Poisson process before `until`."""
     moment = generator.expovariate(rate)
     while moment < until:
         yield moment
@@ -309,7 +309,7 @@ def _poisson(generator: random.Random, rate: float, *, until: float) -> Iterator
 
 
 def _drawn(generator: random.Random, kind: str, ranks: int, racks: Sequence[str]) -> Failure:
-    """A failure of `kind` somewhere among the ranks or racks."""
+    """Return a failure of `kind` somewhere among the ranks or racks."""
     if kind in {"root_loss", "store_full"}:
         return FAILURES[kind]()
     if kind == "rack_loss":

@@ -1,4 +1,4 @@
-"""How much memory may still be taken: the machine's, and that of a container or Slurm job."""
+"""Free memory of the machine, and of a container or Slurm job."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class FreeMemory:
 def free_memory(
     *, cgroups: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")
 ) -> FreeMemory:
-    """The least of what the machine and each control group above this process have left.
+    """Return the least free memory of the machine and of each control group of this process.
 
     Args:
         cgroups: Where the control groups are mounted.
@@ -65,7 +65,7 @@ def require_memory(size_bytes: int, *, purpose: str, way_out: str) -> None:
 
 
 def too_little_for(machines: int, free: FreeMemory) -> str:
-    """What to say before so many machines of a lab start on this one; empty if they fit.
+    """Return a warning if this many machines of a lab do not fit on this one; empty if they do.
 
     The next lab on the same machine, another student's for example, sees what this one has left.
     """
@@ -80,7 +80,7 @@ def too_little_for(machines: int, free: FreeMemory) -> str:
 
 
 def _groups(cgroups: Path, membership: Path) -> Iterator[FreeMemory]:
-    """What each control group with a memory limit has left, both kernel interfaces."""
+    """Yield the free memory of each control group with a limit, by both kernel interfaces."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:  # no control groups on this system

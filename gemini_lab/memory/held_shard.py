@@ -22,7 +22,7 @@ class HeldShard:
             raise IntegrityError("its table of checksums is damaged")
 
     def read(self, start: int, end: int) -> memoryview:
-        """The bytes from one to before another, in place.
+        """Return the bytes of a range, in place.
 
         Raises:
             IntegrityError: A chunk that they touch differs from its checksum.

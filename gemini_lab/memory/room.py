@@ -30,7 +30,7 @@ class Room:
 
     @classmethod
     def create(cls, size_bytes: int, *, chunk_bytes: int) -> Self:
-        """A new one, with its memory really taken.
+        """Create a room, with its memory allocated now.
 
         Raises:
             CapacityError: The machine or its control group has too little memory left.
@@ -49,11 +49,11 @@ class Room:
             raise
 
     def chunk(self, index: int) -> Bytes:
-        """The bytes of one chunk; the last one may be shorter."""
+        """Return the bytes of one chunk; the last one may be shorter."""
         return self.data[index * self.chunk_bytes : (index + 1) * self.chunk_bytes]
 
     def chunk_count(self, size_bytes: int) -> int:
-        """How many chunks cover so many bytes."""
+        """Return the number of chunks that cover this many bytes."""
         return count_chunks(size_bytes, self.chunk_bytes)
 
     def close(self) -> None:

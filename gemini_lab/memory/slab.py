@@ -69,11 +69,11 @@ class WriteBuffer:
         buffer.open(version, lineage)
 
     def chunk(self, index: int) -> Bytes:
-        """The bytes of one chunk; the last one may be shorter."""
+        """Return the bytes of one chunk; the last one may be shorter."""
         return self.data[index * self._chunk_bytes : (index + 1) * self._chunk_bytes]
 
     def chunk_count(self, payload_bytes: int) -> int:
-        """How many chunks cover a payload of that size."""
+        """Return the number of chunks that cover a payload of that size."""
         return count_chunks(payload_bytes, self._chunk_bytes)
 
     def seal_chunk(self, index: int, digest: int | None = None) -> None:
@@ -127,11 +127,11 @@ class ReadBuffer:
         self.digests = buffer.table[: count_chunks(info.payload_bytes, chunk_bytes)]
 
     def bad_chunks(self) -> list[int]:
-        """The chunks whose bytes do not match their checksums; all are read."""
+        """Return the chunks whose bytes do not match their checksums; all are read."""
         return bad_chunks(self.data, self.digests, self._chunk_bytes, self.info.digest)
 
     def is_current(self) -> bool:
-        """Whether the buffer still holds this version (nobody began to overwrite it)."""
+        """Return whether the buffer still holds this version (nobody began to overwrite it)."""
         return self._buffer.copy() == self.info
 
 
@@ -157,7 +157,7 @@ class Slab:
 
     @classmethod
     def create(cls, slots: Sequence[SlotSpec], *, chunk_bytes: int, buffers: int = BUFFERS) -> Self:
-        """A new, empty slab, with its memory really taken.
+        """Create an empty slab, with its memory allocated now.
 
         Args:
             slots: The shards that it keeps: the node's own and the replicas of others.
@@ -189,7 +189,7 @@ class Slab:
 
     @classmethod
     def attach(cls, fd: int) -> Self:
-        """The slab behind `fd`, which stays the caller's to close.
+        """Attach to the slab behind `fd`, which the caller still has to close.
 
         Raises:
             IntegrityError: What is there is no slab, or its header was damaged.
@@ -233,12 +233,12 @@ class Slab:
         return WriteBuffer(buffer, version, self.chunk_bytes, lineage or NO_LINEAGE)
 
     def copies(self) -> list[CopyInfo]:
-        """The complete versions that are here; their payloads are not read."""
+        """Return the complete versions in the slab; their payloads are not read."""
         found = [buffer.copy() for row in self._buffers.values() for buffer in row]
         return [copy for copy in found if copy is not None]
 
     def read(self, shard: int, version: int, lineage: Lineage | None = None) -> ReadBuffer:
-        """A complete version in place; without a lineage, of whichever.
+        """Return a complete version in place; without a lineage, one of any.
 
         Raises:
             IntegrityError: It is not here, or not complete.
@@ -247,7 +247,7 @@ class Slab:
         return ReadBuffer(buffer, info, self.chunk_bytes)
 
     def snapshot(self, shard: int, version: int, lineage: Lineage | None = None) -> bytearray:
-        """A private copy of a complete version's payload, verified.
+        """Copy a complete version's payload, and verify it.
 
         Raises:
             IntegrityError: It is not here, a checksum is wrong, or it was overwritten meanwhile.
@@ -294,7 +294,7 @@ class Slab:
 def bad_chunks(
     data: bytes | bytearray | memoryview, digests: Words, chunk_bytes: int, table_digest: int
 ) -> list[int]:
-    """The chunks of `data` that do not match `digests`; all if the table itself was damaged."""
+    """Return the chunks of `data` that do not match `digests`; all if the table is damaged."""
     count = len(digests)
     if chunk_digest(digests.tobytes()) != table_digest:
         return list(range(count)) or [0]
@@ -317,7 +317,7 @@ def flip_bit(slab: Slab, shard: int, version: int, byte_offset: int, bit: int) -
 
 
 def anonymous_file() -> int:
-    """A descriptor of memory without a name, gone with its last user."""
+    """Create anonymous memory, which is freed with its last user; return its descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("gemini-slab")
     fd, path = tempfile.mkstemp(prefix="gemini-slab-")

@@ -38,7 +38,7 @@ _FIRST_SLOT: Final = 5  # words of the slab's header before its table of slots
 
 
 def chunk_digest(data: Bytes | bytes | bytearray | memoryview) -> int:
-    """The checksum (xxh3_64) under which a chunk is stored and sent."""
+    """Return the checksum (xxh3_64) under which a chunk is stored and sent."""
     return xxhash.xxh3_64_intdigest(data.data if isinstance(data, np.ndarray) else data)
 
 
@@ -90,7 +90,7 @@ class Buffer:
         self.end = end
 
     def copy(self) -> CopyInfo | None:
-        """The complete version in this buffer, if its header is whole."""
+        """Return the complete version in this buffer, if its header is whole."""
         seal, *fields = (int(word) for word in self.header)
         shard, version, payload_bytes, digest, lineage = fields
         if seal != _seal(fields) or shard != self.shard or payload_bytes > self.payload.nbytes:
@@ -116,7 +116,7 @@ class Buffer:
 
 
 def slab_bytes(slots: Sequence[SlotSpec], *, chunk_bytes: int, buffers: int = BUFFERS) -> int:
-    """The memory that a slab for `slots` takes, headers and checksums included.
+    """Return the memory that a slab for `slots` takes, headers and checksums included.
 
     Raises:
         ConfigError: A shard stands twice, a size is not above zero, or there are too few buffers.
@@ -139,7 +139,7 @@ def slab_bytes(slots: Sequence[SlotSpec], *, chunk_bytes: int, buffers: int = BU
 
 
 def count_chunks(payload_bytes: int, chunk_bytes: int) -> int:
-    """How many chunks cover a payload."""
+    """Return the number of chunks that cover a payload."""
     return -(-payload_bytes // chunk_bytes)
 
 
@@ -149,14 +149,14 @@ def _pages(size_bytes: int) -> int:
 
 
 def _buffer_extent(start: int, payload_bytes: int, chunk_bytes: int) -> tuple[int, int, int]:
-    """Where a buffer at `start` has its digest table and its payload, and where it ends."""
+    """Return the offsets of a buffer's digest table, payload and end, given its start."""
     table = start + _HEADER_WORDS * _WORD
     payload = _pages(table + count_chunks(payload_bytes, chunk_bytes) * _WORD)
     return table, payload, payload + _pages(payload_bytes)
 
 
 def _seal(fields: Sequence[int]) -> int:
-    """The word that marks a header with these fields as complete; never 0."""
+    """Return the word that marks a header with these fields as complete; never 0."""
     return chunk_digest(np.array(fields, np.uint64).tobytes()) or 1
 
 

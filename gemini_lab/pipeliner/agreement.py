@@ -12,7 +12,7 @@ from gemini_lab.profiler.profile import IdleSpan, Profile
 
 
 def encode(profile: Profile) -> list[int]:
-    """The profile's times as whole nanoseconds; equally many on all ranks with its sequence."""
+    """Encode the profile's times as nanoseconds; as many on all ranks with its sequence."""
     times_s = [profile.iteration_s, profile.iteration_std_s, profile.update_s]
     for collective in profile.collectives:
         times_s += [collective.start_s, collective.end_s]
@@ -24,7 +24,7 @@ def encode(profile: Profile) -> list[int]:
 
 
 def mean_profile(profile: Profile, tables: Sequence[Sequence[int]]) -> Profile:
-    """The profile of all ranks together.
+    """Return the profile of all ranks together.
 
     Times are means; a standard deviation is the largest one. A span that only some ranks saw
     counts as empty on the others.
@@ -69,7 +69,7 @@ def mean_profile(profile: Profile, tables: Sequence[Sequence[int]]) -> Profile:
 
 
 def _gaps(profile: Profile) -> list[tuple[int, bool]]:
-    """Where spans can be, in order of time: calls before them, and whether before the update."""
+    """Return where spans can be, in order: calls before each, and if it is before the update."""
     calls, before = len(profile.collectives), profile.collectives_before_update
     earlier = [(after, True) for after in range(before + 1)]
     return earlier + [(after, False) for after in range(before, calls + 1)]

@@ -34,7 +34,7 @@ def plan(task: Task, *, one_a_span: bool = False) -> list[Send]:
 
 
 def at_the_pace_of_copies(task: Task) -> Task:
-    """The same where a chunk takes as long as its copy does, if that is slower than the wire.
+    """Return the task with chunks as slow as their copies, if a copy is slower than the wire.
 
     The printed algorithm knows no copy rate; where copying is slower, it is the pipeline's rate.
     """

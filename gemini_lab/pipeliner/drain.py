@@ -44,7 +44,7 @@ lengths to try."""
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How chunks are cut that may be smaller than a sub-buffer.
+    """Sizes of chunks that may be smaller than a sub-buffer.
 
     Attributes:
         least: The smallest, as a share of a sub-buffer.
@@ -56,7 +56,7 @@ class _Cut:
     is_first_only: bool = False
 
     def most_bytes(self, task: Task, iteration: ModelledIteration, *, is_first: bool) -> int:
-        """The largest chunk to send now."""
+        """Return the largest chunk to send now."""
         least_bytes = max(1, math.floor(self.least * task.most_bytes))
         if self.is_first_only:
             return least_bytes if is_first else task.most_bytes
@@ -99,7 +99,7 @@ def plan(task: Task) -> list[Send]:
 
 
 def _even(task: Task, whole: _Plan, nothing_s: float) -> _Plan:
-    """The least share of all spans that suffices; `whole` is what all of them take."""
+    """Return the plan with the least share of all spans that suffices; `whole` uses all of them."""
     low, high, best = task.mu, 1.0, whole
     for _ in range(BISECTIONS):
         share = (low + high) / 2
@@ -174,7 +174,7 @@ def _fill(
 
 
 def _noted(sizes_bytes: Iterator[int], noted: list[int]) -> Iterator[int]:
-    """The same sizes; `noted` gets each of them, too."""
+    """Yield the same sizes, and append each to `noted`."""
     for size_bytes in sizes_bytes:
         noted.append(size_bytes)
         yield size_bytes
@@ -183,7 +183,7 @@ def _noted(sizes_bytes: Iterator[int], noted: list[int]) -> Iterator[int]:
 def _pieces(
     task: Task, iteration: ModelledIteration, sent_bytes: int, *, until_s: float, cut: _Cut
 ) -> Iterator[int]:
-    """The next chunks of a span, each over by `until_s`; send one before asking for the next."""
+    """Yield a span's next chunks, each sent by `until_s`; send one before taking the next."""
     is_first = True
     while size_bytes := task.fitting_bytes(sent_bytes, until_s - iteration.earliest_s()):
         if cut is not WHOLE:

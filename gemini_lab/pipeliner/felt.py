@@ -1,4 +1,4 @@
-"""Whether chunks are felt: iterations that carry a version take longer than their plan says.
+"""Detection of chunks that slow training: iterations with a version take longer than planned.
 
 Then the job is profiled again. Where iterations without a version have become as long, it was the
 machine. Else it was the chunks, and what they cost beside what is modelled counts in the next plan,
@@ -22,7 +22,7 @@ SHARE: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is expected of the plan that is followed.
+    """Expected effect of the plan in use.
 
     Attributes:
         iteration_s: Of an iteration that carries a version.
@@ -38,7 +38,7 @@ class Expected:
 
 
 def expected_of(profile: Profile, schedules: Iterable[ChunkSchedule], *, felt_s: float) -> Expected:
-    """What is expected where ranks follow these schedules.
+    """Return the expected effect of these schedules.
 
     Args:
         profile: By which they were made.
@@ -77,7 +77,7 @@ class Felt:
         )
 
     def felt_s(self, profile: Profile) -> float:
-        """What chunks are counted to cost from now on, beside what is modelled.
+        """Return the cost of chunks, in seconds, that measurements add to the model from now on.
 
         Args:
             profile: Made since: it says how long iterations take now that carry none.

@@ -1,4 +1,4 @@
-"""What `plan_chunks` needs to know of the machine, and the line through measured messages."""
+"""Machine parameters of `plan_chunks`, and the line fitted through measured messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +27,7 @@ class WireFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What `plan_chunks` needs to know of the machine, under the names that it takes.
+    """Machine parameters of `plan_chunks`, under its argument names.
 
     Attributes:
         alpha_s: Start-up time of a message; the same on every rank.
@@ -55,12 +55,12 @@ class Calibration:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The calibration as plain JSON values."""
+        """Return the calibration as plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """The calibration that `to_json` gave as `record`."""
+        """Return the calibration that `to_json` gave as `record`."""
         return cls(**{**record, "conditions": tuple(record["conditions"])})
 
 

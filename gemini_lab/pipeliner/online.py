@@ -1,4 +1,4 @@
-"""Which versions of a running job leave, and when it is profiled, planned for and watched.
+"""Control of a running job's schedule: when to profile, plan, watch, and which versions to send.
 
 A job begins in the background. After some iterations it is profiled: every second iteration runs
 without checkpoint traffic and is recorded, and the version that was not sent before it is the price
@@ -92,7 +92,7 @@ class OnlinePlanner:
 
     @property
     def mark(self) -> int:
-        """What this rank tells the others with each version: which profile holds; 0 is none."""
+        """Return the number of the profile that this rank sends with each version; 0 is none."""
         profile = self._profiler.profile
         if profile is None or self._is_outdated:
             return 0
@@ -154,7 +154,7 @@ class OnlinePlanner:
 
     @property
     def _is_worth_a_look(self) -> bool:
-        """Whether the iteration shows what a profile wants, or could contradict the one there is.
+        """Return whether the iteration can build a profile, or could contradict the current one.
 
         Only iterations without a version show the idle spans as they are.
         """
@@ -164,13 +164,13 @@ class OnlinePlanner:
 
     @property
     def _stride(self) -> int:
-        """How many versions further the next one is that is sent."""
+        """Return the distance to the next version that is sent."""
         if self._planned_every is not None:
             return self._planned_every
         return 1 if self._is_over or self._age < self._settles else 2
 
     def _look_at_plan(self, record: IterationRecord) -> Drift | Felt | None:
-        """Whether an iteration of the same sequence shows, with others, what is not as planned."""
+        """Return how iterations of the same sequence differ from the plan, if they do."""
         if self._watches is None or self._profiler.profile is None:
             return None
         spans, pace = self._watches

@@ -20,7 +20,7 @@ def plan_for_ranks(
     felt_s: float,
     on_device: bool,
 ) -> dict[int, ChunkSchedule]:
-    """What each rank sends of its shard, and when; the same on whatever rank it is planned.
+    """Plan what each rank sends of its shard, and when; every rank computes the same plan.
 
     Args:
         profile: The one that all ranks agreed on.

@@ -50,7 +50,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSchedule:
-    """What one rank sends of each version, and when.
+    """Schedule of the chunks that one rank sends of each version.
 
     Attributes:
         scheme: One of `Scheme`.
@@ -116,16 +116,16 @@ class ChunkSchedule:
         return self.delay_s <= NO_DELAY * self.iteration_s
 
     def in_span(self, span: int | None) -> tuple[Chunk, ...]:
-        """The chunks planned for idle span number `span`, in order."""
+        """Return the chunks planned for idle span number `span`, in order."""
         return tuple(chunk for chunk in self.chunks if chunk.span == span)
 
     def to_json(self) -> str:
-        """The schedule as JSON text."""
+        """Return the schedule as JSON text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The schedule that `to_json` wrote.
+        """Return the schedule that `to_json` wrote.
 
         Raises:
             ConfigError: The text is not a schedule.

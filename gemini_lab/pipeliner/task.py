@@ -1,4 +1,4 @@
-"""What a planner of chunks is asked: so many bytes, through this pipeline, in these spans."""
+"""Input of a planner of chunks: bytes to send, the pipeline, and the idle spans."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -44,18 +44,18 @@ class Task:
 
     @property
     def spans(self) -> list[NumberedSpan]:
-        """Those in which the state is still the one to send: they lie before the update."""
+        """Return the spans before the update, in which the state is still the one to send."""
         spans = enumerate(self.profile.idle_spans)
         return [(number, span) for number, span in spans if span.before_update]
 
     def piece_bytes(self, sent_bytes: int) -> int:
-        """The next chunk where there is time enough; 0 when everything is sent."""
+        """Return the next chunk's bytes when time is no limit; 0 if everything is sent."""
         if sent_bytes >= self.total_bytes:
             return 0
         return min(self.most_bytes, self.checkpoint_bytes - sent_bytes % self.checkpoint_bytes)
 
     def fitting_bytes(self, sent_bytes: int, left_s: float) -> int:
-        """The next chunk where so much time is left for it; 0 where it does not suffice."""
+        """Return the next chunk's bytes that fit into the time left; 0 if none do."""
         size_bytes = self.piece_bytes(sent_bytes)
         if left_s < self.pipeline.sending_s(size_bytes):
             room_s = left_s - self.pipeline.alpha_s
@@ -63,13 +63,13 @@ class Task:
         return max(0, size_bytes)
 
     def rest(self, sent_bytes: int) -> Iterator[int]:
-        """The chunks of what is left when so many bytes are sent."""
+        """Yield the chunks of what is left when so many bytes are sent."""
         while size_bytes := self.piece_bytes(sent_bytes):
             yield size_bytes
             sent_bytes += size_bytes
 
     def chunks(self, sends: Iterable[Send]) -> Iterator[Chunk]:
-        """The chunks of a plan, in its order."""
+        """Yield the chunks of a plan, in its order."""
         at_bytes = 0
         for span, size_bytes in sends:
             remote, offset_bytes = divmod(at_bytes, self.checkpoint_bytes)
@@ -80,7 +80,7 @@ class Task:
 
 
 def long_ones_first(spans: list[NumberedSpan]) -> Iterator[list[NumberedSpan]]:
-    """The long ones of the spans, in order of time; then more of them, at last all."""
+    """Yield the longest spans in order of time, then more of them, and finally all."""
     longest_s = max((span.duration_s for _, span in spans), default=0.0)
     chosen: list[NumberedSpan] = []
     for halving in range(1, HALVINGS + 1):

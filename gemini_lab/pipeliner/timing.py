@@ -1,4 +1,4 @@
-"""What chunks do to an iteration: a model of the wire, the sub-buffers and the copies.
+"""Model of how chunks delay an iteration: the wire, the sub-buffers and the copies.
 
 The model knows one wire, shared with training, and one copy engine. A chunk takes a sub-buffer,
 crosses the wire, is copied out, and gives the sub-buffer back. With several sub-buffers the next
@@ -18,7 +18,7 @@ AT_UPDATE: Final = "update"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """What a rank's chunks go through: a wire, sub-buffers, a copy out of them.
+    """Path of a rank's chunks: the wire, sub-buffers, and the copy out of them.
 
     Attributes:
         bandwidth_bytes_per_s: What the wire carries once a message has started (B).
@@ -33,7 +33,7 @@ class Pipeline:
     sub_buffers: int = 1
 
     def sending_s(self, size_bytes: float) -> float:
-        """How long a chunk is on the wire: f(s) = alpha + s / B."""
+        """Return the seconds that a chunk takes on the wire: f(s) = alpha + s / B."""
         return self.alpha_s + size_bytes / self.bandwidth_bytes_per_s
 
 
@@ -71,7 +71,7 @@ class ModelledIteration:
         return max(self._open_s, self._wire_free_s, self._buffer_free_s[number])
 
     def feeding_bytes(self) -> int:
-        """The largest chunk that is here before the copies run dry; 0 where they are waiting."""
+        """Return the largest chunk that arrives before the copies run dry; 0 if they wait."""
         room_s = self._copy_free_s - self.earliest_s() - self._pipeline.alpha_s
         return max(0, math.floor(room_s * self._pipeline.bandwidth_bytes_per_s))
 
@@ -85,7 +85,7 @@ class ModelledIteration:
         self._sent += 1
 
     def leave(self) -> None:
-        """The span is over: training waits for a chunk that is still on the wire."""
+        """End the span: training waits for a chunk that is still on the wire."""
         self.delay_s += max(0.0, self._wire_free_s - self._span_end_s)
 
     def block(self, sizes_bytes: Sequence[int]) -> None:
@@ -113,7 +113,7 @@ def modelled_delay_s(
     *,
     leftover: str = AT_UPDATE,
 ) -> float:
-    """By how much chunks lengthen the iteration that `profile` describes; see `ModelledIteration`.
+    """Return the seconds that chunks add to the iteration of `profile`; see `ModelledIteration`.
 
     Args:
         profile: The iteration without checkpoints.
@@ -131,7 +131,7 @@ def modelled_delay_s(
 
 
 def play(iteration: ModelledIteration, sends: Sequence[tuple[int | None, int]]) -> float:
-    """The delay after these chunks, each given with its span (`None`: none) and its bytes."""
+    """Return the delay after these chunks, each given with its span (`None`: none) and bytes."""
     planned: dict[int | None, list[int]] = {}
     for span, size_bytes in sends:
         planned.setdefault(span, []).append(size_bytes)
@@ -147,7 +147,7 @@ def play(iteration: ModelledIteration, sends: Sequence[tuple[int | None, int]]) 
 def least_delay_s(
     profile: Profile, pipeline: Pipeline, *, sent_bytes: int, most_bytes: int
 ) -> float:
-    """A delay below which no schedule can come, however it is planned.
+    """Return a lower bound on the delay of any schedule.
 
     The wire is free of training only in the idle spans and between the last collective and the
     update, and each message has to start; the copies cannot begin before the first span does. So

@@ -1,4 +1,4 @@
-"""How many replicas, and which shards deserve one more: from failure rates, memory and a target."""
+"""Choice of the number of replicas a shard from failure rates, memory and a target."""
 
 import heapq
 import math
@@ -91,7 +91,7 @@ def propose_placement(
     racks: Sequence[str] | None = None,
     racks_per_day: Mapping[str, float] | None = None,
 ) -> Proposal:
-    """The fewest replicas with which memory suffices for the whole horizon, with chance `target`.
+    """Propose the fewest replicas that survive the whole horizon with probability `target`.
 
     Tries m = 1, 2, ... and before each next m whether it is enough to let the nodes that m leaves
     over be guests (strategy `"hosted"`), or to give the shards most in danger one copy more, as far
@@ -158,7 +158,7 @@ def propose_placement(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """What is tried, one thing after another.
+    """Search over candidate placements, in order.
 
     Attributes:
         plan: Makes the placement of so many replicas.
@@ -190,7 +190,7 @@ class _Search:
                 yield from ((self._judged(one), one) for one in placements)
 
     def _placements(self, replicas: int) -> list[Placement]:
-        """Those of so many replicas, plain ones first."""
+        """Return the placements with this many replicas, plain ones first."""
         plain = [self.plan(replicas=replicas)]
         if plain[0].nodes % replicas:
             plain.append(self.plan(replicas=replicas, strategy="hosted"))
@@ -264,7 +264,7 @@ def _strengthen(
 def _next_host(
     hosts: list[tuple[int, float, int]], kept: Sequence[int], room: list[int]
 ) -> int | None:
-    """The node with room outside `kept` that has taken fewest extra copies, then the safest."""
+    """Return the node with room outside `kept` with the fewest extra copies, then the safest."""
     passed = []
     while hosts:
         taken, rate, node = heapq.heappop(hosts)

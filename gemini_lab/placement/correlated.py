@@ -25,7 +25,7 @@ RACK_LIMIT: Final = 12
 def rack_recovery_probability(
     placement: Placement, racks: Sequence[str], lost_racks: int = 1
 ) -> Fraction:
-    """The exact chance that all shards outlive the loss of whole racks, chosen uniformly.
+    """Return the exact probability that all shards survive the loss of uniformly chosen racks.
 
     A shard dies with the set of racks that its holders sit in. Where no such set is smaller than
     the number of lost racks, the distinct sets are counted; else all choices are tried.
@@ -59,7 +59,7 @@ def rack_recovery_probability(
 
 
 def window_chance(failures_per_day: float, window_s: float) -> float:
-    """The chance of at least one failure in a window, failures being a Poisson process."""
+    """Return the probability of at least one failure in a window of a Poisson process."""
     if failures_per_day < 0 or window_s < 0:
         raise ConfigError(
             f"rates and windows start at 0 (got {failures_per_day} a day, {window_s} s)"
@@ -70,7 +70,7 @@ def window_chance(failures_per_day: float, window_s: float) -> float:
 def loss_probability(
     placement: Placement, *, node_chance: float, racks: Sequence[str] = (), rack_chance: float = 0.0
 ) -> float:
-    """The chance that some shard loses all copies when nodes and racks fail by themselves.
+    """Return the probability that a shard loses all copies if nodes and racks fail independently.
 
     Each node fails with `node_chance` and each rack, with all its nodes, with `rack_chance`, all
     independently, in one window (`window_chance`): the time until a lost copy is made again. Given
@@ -101,7 +101,7 @@ def loss_probability(
 def _loss_given(
     homes: Counter[tuple[str, ...]], gone: Sequence[str], node_chance: float, replicas: int
 ) -> float:
-    """The chance that a group is lost, racks `gone` being lost, by the groups' own chances."""
+    """Return the probability that a group is lost, given that racks `gone` are lost."""
     log_alive = 0.0
     for group, times in homes.items():
         loss = _ring_loss([1.0 if rack in gone else node_chance for rack in group], replicas)
@@ -112,7 +112,7 @@ def _loss_given(
 
 
 def _ring_loss(chances: Sequence[float], replicas: int) -> float:
-    """The chance that `replicas` neighbours on a ring fail, node i with `chances[i]`.
+    """Return the chance that `replicas` neighbours on a ring fail, node i with `chances[i]`.
 
     The ring is cut open at its first living node: f failures lead the list, fewer than m; behind
     that node, a run of m failures is fatal, and so is one at the end that the f join to m.
@@ -141,7 +141,7 @@ def sampled_loss_probability(
     trials: int = 10_000,
     seed: int = 0,
 ) -> Estimate:
-    """The chance of `loss_probability` from random losses; for any placement and rack count."""
+    """Estimate `loss_probability` from random losses; for any placement and rack count."""
     _check_chances(node_chance, rack_chance)
     names = _names(placement, racks) if rack_chance else ()
     draw = random.Random(seed)

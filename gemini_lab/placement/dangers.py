@@ -1,4 +1,4 @@
-"""How often memory does not suffice, from how often nodes and racks fail."""
+"""Rate at which memory fails to keep a version, from the failure rates of nodes and racks."""
 
 import math
 from collections import defaultdict
@@ -12,7 +12,7 @@ from gemini_lab.placement.risk import DAY_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dangers:
-    """What befalls the nodes on the positions of a placement.
+    """Failure rates of the nodes on a placement's positions.
 
     Attributes:
         failures_per_day: Of each position's node, by itself.
@@ -27,7 +27,7 @@ class Dangers:
     racks_per_day: Mapping[str, float] = field(default_factory=dict)
 
     def loss_rate_per_day(self, holders: Collection[int]) -> float:
-        """How often all of `holders` are without their copy at once, for the first moment of it.
+        """Return the rate at which all of `holders` lose their copy at once.
 
         Node i fails at rate f, independently, and is without its copies for T = `repair_s` on
         average: a share u = fT / (1 + fT) of the time. All n of them go down together
@@ -60,7 +60,7 @@ class Dangers:
         return math.fsum(self.loss_rate_per_day(kept) for kept in holder_sets(placement))
 
     def loss_chance(self, placement: Placement, *, horizon_days: float) -> float:
-        """The chance that memory does not suffice once in `horizon_days`; losses as Poisson's."""
+        """Return the probability of a loss within `horizon_days`, with Poisson losses."""
         return -math.expm1(-self.total_per_day(placement) * horizon_days)
 
 
@@ -69,5 +69,5 @@ def _down(load: float) -> float:
 
 
 def allowed_per_day(target: float, horizon_days: float) -> float:
-    """How often a day memory may not suffice, so that it does all the time with chance `target`."""
+    """Return the losses a day that are allowed to survive the horizon with probability `target`."""
     return -math.log(target) / horizon_days if target and horizon_days else math.inf

@@ -54,7 +54,7 @@ def _dealt(*, size: int, racks: Sequence[str]) -> tuple[tuple[int, ...], ...]:
 
 
 def _far_apart(placed: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-    """The positions in an order in which those of one rack are far from one another."""
+    """Return the positions ordered so that those of one rack are far apart."""
     sizes = Counter(rack for rack, _ in placed)
     ordered = sorted(placed, key=lambda item: (-sizes[item[0]], item))
     stride = -(-len(ordered) // max(sizes.values()))
@@ -62,7 +62,7 @@ def _far_apart(placed: Sequence[tuple[str, int]]) -> tuple[int, ...]:
 
 
 def spread_notes(holders: Sequence[Sequence[int]], racks: Sequence[str]) -> tuple[str, ...]:
-    """What the racks do not allow, in words: nothing where all copies of a shard are apart."""
+    """Describe what the racks do not allow; nothing if all copies of each shard are apart."""
     shared = [i for i, kept in enumerate(holders) if len({racks[p] for p in kept}) < len(kept)]
     fatal = Counter(
         racks[kept[0]] for kept in holders if len({racks[position] for position in kept}) == 1

@@ -77,7 +77,7 @@ class Follower:
     def change(
         self, current: Placement, *, dangers: Dangers, fits: Sequence[int], causes: str = ""
     ) -> Change | None:
-        """What to change of a placement; `None` where it may stay as it is.
+        """Return the change to make to a placement; `None` if it may stay.
 
         Args:
             current: Who keeps what now.
@@ -103,7 +103,7 @@ class Follower:
         return self._made(current, draft, why=why, causes=causes, rates=(before, after))
 
     def is_met(self, placement: Placement, dangers: Dangers) -> bool:
-        """Whether a placement reaches the target."""
+        """Return whether a placement reaches the target."""
         return dangers.total_per_day(placement) <= allowed_per_day(self.target, self.horizon_days)
 
     def _made(
@@ -163,7 +163,7 @@ class _Draft:
         self._room = [fit - load for fit, load in zip(fits, current.loads, strict=True)]
 
     def placement(self) -> Placement:
-        """As it is now."""
+        """Return the current placement."""
         return _placed(self.holders)
 
     def between(self) -> Placement:
@@ -256,7 +256,7 @@ class _Draft:
         return every and any(len({racks[one] for one in self.holders[s]}) == 1 for s in shards)
 
     def _sharing(self) -> dict[frozenset[int], list[int]]:
-        """The shards that the same nodes keep: one of them with fewer copies is lost as before."""
+        """Return the shards that the same nodes keep, by their nodes."""
         sharing: dict[frozenset[int], list[int]] = defaultdict(list)
         for shard, kept in enumerate(self.holders):
             sharing[frozenset(kept)].append(shard)
@@ -277,7 +277,7 @@ class _Draft:
         return True
 
     def _host(self, kept: Collection[int]) -> int | None:
-        """The node with room that is to keep one more: another rack's, the safest, the emptiest."""
+        """Return the node with room for one more copy: another rack's, the safest, the emptiest."""
         racks, rates = self._dangers.racks, self._dangers.failures_per_day
         near = set() if racks is None else {racks[one] for one in kept}
         able = [n for n, room in enumerate(self._room) if room > 0 and n not in kept]

@@ -13,7 +13,7 @@ BUFFERS: Final = 2
 def shards_that_fit(
     *, nodes: int, memory_bytes: Sequence[int] | None, shard_bytes: int | None
 ) -> tuple[int, ...]:
-    """How many shards each node has room for.
+    """Return how many shards each node has room for.
 
     Raises:
         ConfigError: One of the two is missing, or they do not fit the number of nodes.

@@ -19,7 +19,7 @@ _FORM: Final = (
 
 
 def by_name(function: Callable[..., object]) -> Callable[[Mapping[str, object]], object]:
-    """A function that is called with those of some arguments that it takes."""
+    """Wrap a function so that it is called with only the arguments that it takes."""
     parameters = _parameters(function)
     if parameters is None:
         return lambda arguments: function(**arguments)
@@ -37,7 +37,7 @@ def by_name(function: Callable[..., object]) -> Callable[[Mapping[str, object]],
 
 
 def takes(function: Callable[..., object]) -> tuple[str, ...]:
-    """The names of what a function can be given by name, as far as it says."""
+    """Return the names of what a function can be given by name, as far as it says."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(each.name for each in _parameters(function) or () if each.kind in named)
 
@@ -55,7 +55,7 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 
 def read_placement(answer: object) -> Placement | Holders:
-    """A planner's answer: a placement; or, for each shard, who keeps it.
+    """Read a planner's answer: a placement, or the holders of each shard.
 
     Raises:
         ConfigError: It is neither.
@@ -68,7 +68,7 @@ def read_placement(answer: object) -> Placement | Holders:
 
 
 def _positions(kept: object) -> tuple[int, ...]:
-    """Who keeps one shard, as plain numbers, whatever library's they were."""
+    """Return the holders of one shard as plain integers."""
     if not isinstance(kept, Iterable):
         raise ConfigError(f"{_FORM}, and it has {kind_of(kept)} in it")
     positions = tuple(kept)
@@ -79,7 +79,7 @@ def _positions(kept: object) -> tuple[int, ...]:
 
 
 def placed_by(planner: Planner, *, nodes: int, replicas: int) -> Placement:
-    """What a planner makes of so many nodes and replicas.
+    """Call a planner for this many nodes and replicas.
 
     Raises:
         ConfigError: That is no placement of as many nodes.

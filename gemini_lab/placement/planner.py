@@ -1,4 +1,4 @@
-"""Where each node's shard is kept (paper, section 4, Algorithm 1)."""
+"""Placement of replicas (paper, section 4, Algorithm 1)."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ STRATEGIES: Final = ("auto", "group", "mixed", "ring", "random", "hosted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Which positions keep a copy of which shard.
+    """Placement: the positions that keep a copy of each shard.
 
     Positions run from 0 to N-1 and outlive the machines that sit on them: a standby takes a lost
     node's position, so that a placement stays as it is when machines change.
@@ -76,7 +76,7 @@ class Placement:
         return f"Placement({self.nodes} nodes, {self.replicas} replicas, {self.strategy}, {groups})"
 
     def kept_by(self, position: int) -> tuple[int, ...]:
-        """The shards that `position` keeps, its own first."""
+        """Return the shards that `position` keeps, its own first."""
         return _kept(self.holders)[position]
 
     @property
@@ -85,7 +85,7 @@ class Placement:
         return tuple(len(kept) for kept in _kept(self.holders))
 
     def survives(self, lost: Collection[int]) -> bool:
-        """Whether every shard still has a copy in memory when all of `lost` are gone at once.
+        """Return whether every shard keeps a copy in memory if all of `lost` fail at once.
 
         Only shards of lost owners are looked at, since any other owner still has its own.
         """
@@ -93,7 +93,7 @@ class Placement:
         return not any(gone.issuperset(self.holders[position]) for position in gone)
 
     def to_json(self) -> dict[str, object]:
-        """The placement as plain JSON values."""
+        """Return the placement as plain JSON values."""
         return {
             "nodes": self.nodes,
             "replicas": self.replicas,
@@ -105,7 +105,7 @@ class Placement:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "Placement":
-        """The placement that `to_json` gave as `data`."""
+        """Return the placement that `to_json` gave as `data`."""
         return msgspec.convert(data, cls)
 
 
@@ -120,7 +120,7 @@ def _connected(holders: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], .
 
 @lru_cache(maxsize=8)
 def _kept(holders: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """For each position the shards that it keeps, its own first."""
+    """Return for each position the shards that it keeps, its own first."""
     kept: list[list[int]] = [[position] for position in range(len(holders))]
     for shard, keepers in enumerate(holders):
         for keeper in keepers[1:]:

@@ -1,4 +1,4 @@
-"""How likely a placement keeps every shard when k nodes are lost at once (paper, section 4).
+"""Probability that a placement keeps every shard if k nodes fail at once (paper, section 4).
 
 Chances are exact fractions: `float(1 - chance)` has all its digits, however small it is.
 """
@@ -35,7 +35,7 @@ class Estimate:
 
 
 def recovery_probability(placement: Placement, lost: int) -> Fraction:
-    """The exact chance that k nodes, lost at once and chosen uniformly, leave all shards alive.
+    """Return the exact probability that all shards survive the loss of k uniformly chosen nodes.
 
     A group of m is lost with all its members; a ring of s with any m neighbours. Both are rings
     (s = m for a group), and a ring of s survives in s/(s-k) * W of its k-sets, where W counts
@@ -92,7 +92,7 @@ def _sign(count: int) -> int:
 
 
 def recovery_bound(placement: Placement, lost: int) -> Fraction:
-    """A lower bound on `recovery_probability` that counts each fatal set of holders by itself.
+    """Return a lower bound on `recovery_probability` that counts each fatal set separately.
 
     With m | N this is Corollary 1 (paper, Eq. 3): exact for k < 2m, below the truth from there on,
     where one loss can take two groups. For a ring it is the curve that the paper's Fig. 9 shows;
@@ -120,12 +120,12 @@ def check_form(placement: Placement, *, instead: str) -> None:
 
 
 def holder_sets(placement: Placement) -> frozenset[frozenset[int]]:
-    """The distinct sets of nodes that keep a shard: losing all of one of them is fatal."""
+    """Return the distinct sets of holders of a shard: losing all of one set is fatal."""
     return frozenset(map(frozenset, placement.holders))
 
 
 def best_possible(nodes: int, replicas: int) -> Fraction:
-    """The paper's upper bound for k = m: 1 - ceil(N/m) / C(N, m) (section 4, Theorem 1).
+    """Return the upper bound for k = m: 1 - ceil(N/m) / C(N, m) (paper, section 4, Theorem 1).
 
     Raises:
         ConfigError: m is not between 1 and N.
@@ -135,7 +135,7 @@ def best_possible(nodes: int, replicas: int) -> Fraction:
 
 
 def theorem_gap(nodes: int, replicas: int) -> Fraction:
-    """How far below `best_possible` Algorithm 1 can be for k = m, by Theorem 1.
+    """Return how far below `best_possible` Algorithm 1 can be for k = m, by Theorem 1.
 
     It is 0 where m divides N, else (2m-3)/C(N, m). The gap reaches that value, always so for m = 2:
     the paper's appendix prints "<", which has to be "<=".
@@ -150,7 +150,7 @@ def theorem_gap(nodes: int, replicas: int) -> Fraction:
 
 
 def enumerated_probability(placement: Placement, lost: int) -> Fraction:
-    """The chance of `recovery_probability` by trying every set of k nodes; for any placement.
+    """Return `recovery_probability` by trying every set of k nodes; for any placement.
 
     Raises:
         ConfigError: There are more than `ENUMERATION_LIMIT` sets.
@@ -171,7 +171,7 @@ def enumerated_probability(placement: Placement, lost: int) -> Fraction:
 def sampled_probability(
     placement: Placement, lost: int, *, trials: int = 10_000, seed: int = 0
 ) -> Estimate:
-    """The chance of `recovery_probability` from random losses (Monte Carlo); for any placement."""
+    """Estimate `recovery_probability` from random losses (Monte Carlo); for any placement."""
     _check(placement, lost)
     draw = random.Random(seed)
     return estimate(
@@ -180,7 +180,7 @@ def sampled_probability(
 
 
 def estimate(happens: Callable[[], bool], *, trials: int) -> Estimate:
-    """How often `happens()` is true in `trials` independent tries."""
+    """Estimate how often `happens()` is true from `trials` independent tries."""
     check_number("trials", trials, least=1, is_whole=True)
     share = sum(happens() for _ in range(trials)) / trials
     z = 1.96

@@ -1,4 +1,4 @@
-"""How often each machine fails: what was expected, and what was seen of it since."""
+"""Failure rate of each machine: the expected one, corrected by what was observed."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ TOGETHER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """What was seen of a machine, or of a rack.
+    """Observed time and failures of a machine or a rack.
 
     Attributes:
         failures: How often it failed.
@@ -30,7 +30,7 @@ class Exposure:
     lost_s: float | None = None
 
     def days_at(self, at_s: float) -> float:
-        """For how long it has been seen by `at_s`, in days."""
+        """Return the days for which it had been observed at `at_s`."""
         open_s = 0.0 if self.since_s is None else max(0.0, at_s - self.since_s)
         return self.days + open_s / DAY_S
 
@@ -47,7 +47,7 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """What is known of machines: their failures, and the memory that they have for copies.
+    """Knowledge about machines: their failures, and their memory for copies.
 
     A machine is known by its node's name, which no other one gets in the same lab.
 
@@ -67,26 +67,26 @@ class Risk:
         return sum(one.failures for one in (*self.nodes.values(), *self.racks.values()))
 
     def joined(self, node: str, at_s: float) -> "Risk":
-        """The same when a node is there from now on."""
+        """Return the risk after a node joined."""
         known = self.nodes.get(node, Exposure())
         if known.since_s is not None:
             return self
         return self._with(node, replace(known, since_s=at_s))
 
     def left(self, node: str, at_s: float) -> "Risk":
-        """The same when a node goes that has not failed."""
+        """Return the risk after a node left without a failure."""
         known = self.nodes.get(node)
         if known is None or known.since_s is None:
             return self
         return self._with(node, replace(known, days=known.days_at(at_s), since_s=None))
 
     def failed(self, node: str, at_s: float) -> "Risk":
-        """The same when a node failed that is still there: its worker was killed, or hung."""
+        """Return the risk after a node failed that still exists: its worker was killed, or hung."""
         known = self.nodes.get(node, Exposure(since_s=at_s))
         return self._with(node, replace(known, failures=known.failures + 1, lost_s=at_s))
 
     def lost(self, node: str, at_s: float, *, rack_of: Mapping[str, str]) -> "Risk":
-        """The same when a node is gone.
+        """Return the risk after a node was lost.
 
         Where it is the last of its rack's nodes, and at least one other went shortly before, the
         rack has failed: once, and none of its nodes by itself.
@@ -108,7 +108,7 @@ class Risk:
         return replace(gone, nodes=nodes, racks=racks)
 
     def at(self, at_s: float) -> "Risk":
-        """The same as plain sums up to now: nobody's time runs on."""
+        """Return the risk as plain sums up to now, in which no time runs on."""
         return replace(
             self,
             nodes={
@@ -118,7 +118,7 @@ class Risk:
         )
 
     def after(self, earlier: "Risk") -> "Risk":
-        """The same with what was seen earlier of the same nodes and racks."""
+        """Return the risk with earlier observations of the same nodes and racks added."""
 
         def joint(now: Mapping[str, Exposure], then: Mapping[str, Exposure]) -> dict[str, Exposure]:
             return {
@@ -140,7 +140,7 @@ class Risk:
         )
 
     def per_day(self, nodes: Iterable[str], at_s: float, *, expected: PerNode) -> tuple[float, ...]:
-        """The rate of failures of each of these nodes.
+        """Return the rate of failures of each of these nodes.
 
         Args:
             nodes: Whose.
@@ -155,7 +155,7 @@ class Risk:
     def racks_per_day(
         self, racks: Collection[str], at_s: float, *, expected: float
     ) -> dict[str, float]:
-        """The rate at which each of these racks fails as a whole."""
+        """Return the rate at which each of these racks fails as a whole."""
         return {
             rack: self.racks.get(rack, Exposure()).per_day(at_s, expected=expected)
             for rack in racks

@@ -1,4 +1,4 @@
-"""How far a mean may lie from the truth, given few values: Student's t."""
+"""Student's t: confidence of a mean of few values."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ _NORMAL_975: Final = 1.959964
 
 
 def student_t(freedom: int) -> float:
-    """The 97.5 % point of Student's t; beyond the table by Cornish and Fisher's expansion.
+    """Return the 97.5 % point of Student's t; beyond the table by Cornish-Fisher expansion.
 
     Raises:
         ConfigError: There is no freedom: one value has no spread.

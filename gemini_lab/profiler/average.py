@@ -21,7 +21,7 @@ def build_profile(
     world_size: int = 1,
     conditions: Sequence[str] = (),
 ) -> Profile:
-    """The mean iteration of some recorded ones.
+    """Build the mean iteration of recorded ones.
 
     Args:
         iterations: The records of each iteration, in the order of the calls.
@@ -64,7 +64,7 @@ def _check_same(iterations: Sequence[Sequence[CollectiveRecord]]) -> None:
 
 
 def _mean(records: Sequence[CollectiveRecord]) -> Collective:
-    """The same collective of all iterations as one."""
+    """Return the same collective of all iterations as one."""
     return Collective(
         name=records[0].name,
         size_bytes=records[0].size_bytes,
@@ -80,7 +80,7 @@ def _idle_spans(
     iteration_s: Sequence[float],
     update_s: Sequence[float],
 ) -> tuple[IdleSpan, ...]:
-    """The gaps between collectives, averaged gap by gap; those that are always empty left out.
+    """Return the mean gaps between collectives, without those that are always empty.
 
     A gap begins when every earlier collective has ended, so overlapping calls leave none. The
     update parts the gap in which it begins.

@@ -1,4 +1,4 @@
-"""Whether a job's idle spans stay where they were: times change though calls and bytes repeat."""
+"""Drift of a job's idle spans: times can change although calls and bytes repeat."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class DriftWatch:
         return Drift(difference=self._in_words(self._first_s, now_s, by_s))
 
     def _spans_s(self, record: IterationRecord) -> list[float]:
-        """How long each gap before the update was."""
+        """Return the seconds of each gap before the update."""
         found = gaps(record.collectives, record.iteration_s, record.update_s, before=self._before)
         return [end_s - start_s for start_s, end_s in found[: self._before + 1]]
 

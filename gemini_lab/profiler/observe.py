@@ -133,6 +133,6 @@ class Profiler:
 
 
 def without_stalls(records: Sequence[IterationRecord]) -> list[IterationRecord]:
-    """Those that took at most `STALL` times their median."""
+    """Return the iterations that took at most `STALL` times their median."""
     limit_s = STALL * median(record.iteration_s for record in records)
     return [record for record in records if record.iteration_s <= limit_s]

@@ -49,7 +49,7 @@ class Collective:
 
     @property
     def duration_s(self) -> float:
-        """How long it holds the network, on average."""
+        """Return the mean seconds for which it occupies the network."""
         return self.end_s - self.start_s
 
 
@@ -73,7 +73,7 @@ class IdleSpan:
 
     @property
     def end_s(self) -> float:
-        """Where it ends, since the iteration's start."""
+        """Return its end, in seconds since the iteration's start."""
         return self.start_s + self.duration_s
 
 
@@ -123,12 +123,12 @@ class Profile:
 
     @property
     def collectives_before_update(self) -> int:
-        """How many collectives are called before the update."""
+        """Return the number of collectives before the update."""
         return sum(collective.start_s < self.update_s for collective in self.collectives)
 
     @property
     def last_collective_end_s(self) -> float:
-        """Where the last collective before the update ends: what is left over can go from here."""
+        """Return the end of the last collective before the update; leftovers can go from here."""
         ends = [c.end_s for c in self.collectives if c.start_s < self.update_s]
         return min(max(ends, default=0.0), self.update_s)
 
@@ -152,7 +152,7 @@ class Profile:
 
     @property
     def steady(self) -> bool:
-        """Whether the time line repeats closely enough to plan with."""
+        """Return whether the timeline repeats closely enough to plan with."""
         return self.variation <= STEADY_VARIATION
 
     @property
@@ -188,12 +188,12 @@ class Profile:
             raise ConfigError(f"the profile is of another job: {difference}; profile this job")
 
     def to_json(self) -> str:
-        """The profile as JSON text."""
+        """Return the profile as JSON text."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The profile that `to_json` wrote.
+        """Return the profile that `to_json` wrote.
 
         Raises:
             ConfigError: The text is not a profile.
@@ -222,7 +222,7 @@ class Profile:
         update_s: float | None = None,
         world_size: int = 1,
     ) -> Self:
-        """A profile for simulations: idle spans of given lengths, evenly spread busy time between.
+        """Make a profile for simulations: idle spans of given lengths, busy time spread between.
 
         Args:
             iteration_s: Duration of an iteration.
@@ -269,7 +269,7 @@ class Profile:
 
 
 def first_difference(expected: Sequence[tuple[str, int]], found: Sequence[tuple[str, int]]) -> str:
-    """Where two sequences of (name, bytes) part, in words; empty where they agree."""
+    """Describe the first difference of two sequences of (name, bytes); empty if they agree."""
     for number, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             return (

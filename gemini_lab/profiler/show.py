@@ -33,7 +33,7 @@ def timeline(profile: Profile, *, width: int = 72) -> str:
 
 
 def report(profile: Profile, *, longest: int = 10) -> str:
-    """All of it, with at most `longest` idle spans."""
+    """Describe the profile, with at most `longest` idle spans."""
     parts = [repr(profile), "", timeline(profile), "", *_collectives(profile), ""]
     parts += [*_spans(profile, longest), "", f"verdict: {profile.verdict}"]
     parts += [f"made with {condition}" for condition in profile.conditions]
@@ -41,7 +41,7 @@ def report(profile: Profile, *, longest: int = 10) -> str:
 
 
 def _collectives(profile: Profile) -> Iterator[str]:
-    """The collectives, those of the same name and size in one line."""
+    """Yield the collectives, one line for each name and size."""
     yield f"{'collective':<26}{'calls':>6}{'each':>12}{'total time':>14}{'mean':>13}{'+-':>13}"
     kinds: dict[tuple[str, int], list[Collective]] = {}
     for collective in profile.collectives:

@@ -1,1 +1,1 @@
-"""What one rank's part of the model states looks like as bytes."""
+"""Byte form of one rank's part of the model states."""

@@ -31,7 +31,7 @@ _PLAIN: Final = (type(None), bool, int, float, str, bytes, bytearray)
 
 
 def encode(state: Any) -> bytes:
-    """The bytes that `decode` turns into an equal of `state`.
+    """Encode `state` as bytes, from which `decode` makes an equal state.
 
     Args:
         state: None, bool, int, float, str, bytes, bytearray, numpy array or scalar, torch tensor,
@@ -52,7 +52,7 @@ def encode(state: Any) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """What `encode` was given.
+    """Decode the bytes that `encode` made.
 
     Raises:
         IntegrityError: The bytes are cut short or are none of `encode`'s.
@@ -66,13 +66,13 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 
 
 def encode_framed(state: Any) -> bytes:
-    """As `encode`, after its own length: more bytes may follow."""
+    """Encode `state` with its length in front, so that more bytes may follow."""
     encoded = encode(state)
     return len(encoded).to_bytes(LENGTH_BYTES, "little") + encoded
 
 
 def decode_framed(data: bytes | bytearray | memoryview) -> Any:
-    """What `encode_framed` was given; whatever follows it in `data` is not looked at."""
+    """Decode the bytes that `encode_framed` made; ignore what follows them in `data`."""
     return decode(memoryview(framed(data))[LENGTH_BYTES:])
 
 
@@ -90,7 +90,7 @@ def _unpack(data: bytes | bytearray | memoryview) -> Any:
 
 
 def _extend(value: Any) -> msgpack.ExtType:
-    """What msgpack has no type for, as an extension type."""
+    """Encode a value that msgpack has no type for as an extension type."""
     kind = type(value)
     if kind is int:
         size_bytes = value.bit_length() // 8 + 1
@@ -114,7 +114,7 @@ def _extend(value: Any) -> msgpack.ExtType:
 
 
 def _raw(tensor: torch.Tensor) -> bytes:
-    """The bytes of a tensor's elements.
+    """Return the bytes of a tensor's elements.
 
     Raises:
         TypeError: It has none of its own: it is made of other tensors, as a DTensor is.
@@ -128,7 +128,7 @@ def _raw(tensor: torch.Tensor) -> bytes:
 
 
 def _reduce(code: int, data: bytes) -> Any:
-    """The value behind an extension type."""
+    """Return the value behind an extension type."""
     if code == _BIG_INT:
         return int.from_bytes(data, "big", signed=True)
     if code == _BYTEARRAY:
@@ -155,7 +155,7 @@ def _reduce(code: int, data: bytes) -> Any:
 
 
 def _misfits(value: Any, path: str, depth: int) -> Iterator[str]:
-    """Where in `value` something stands that cannot be stored, and what it is."""
+    """Yield each place in `value` that cannot be stored, and what is there."""
     if depth > 100:
         yield f"{path[:60]}...: it is nested too deeply, or contains itself"
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where everything lies in a shard's payload: plain data that agents and stores can read too.
+"""Layout of a shard's payload: plain data that agents and stores can read, too.
 
 A payload is the bytes of one shard in one version: first the small state (self-delimiting, in room
 of fixed size), then the tensors of the optimizer, one after another.
@@ -146,7 +146,7 @@ class ShardLayout:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The layout that `to_json` turned into `values`."""
+        """Return the layout that `to_json` turned into `values`."""
         tensors = [TensorSpec(**t | {"shape": tuple(t["shape"])}) for t in values["tensors"]]
         changed = {
             "tensors": tuple(tensors),
@@ -159,7 +159,7 @@ class ShardLayout:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What must be the same when a version is loaded, as JSON values; same on all ranks."""
+        """Return what must match when a version is loaded, as JSON values; equal on all ranks."""
         is_zero = self.parallelism == "ZeRO"
         return {
             **({"ZeRO stage": self.stage} if is_zero else {"parallelism": self.parallelism}),
@@ -174,7 +174,7 @@ class ShardLayout:
 
     @property
     def model_identity(self) -> dict[str, Any]:
-        """What must be the same when another number of ranks loads a version, as JSON values."""
+        """Return what must match when another world size loads a version, as JSON values."""
         identity = self.identity
         whole = ("ZeRO stage", "parallelism", "optimizer", "frozen weights", "weight")
         return {
@@ -190,20 +190,20 @@ class ShardLayout:
 
 
 def framed(data: bytes | bytearray | memoryview) -> bytes:
-    """The small state at the beginning of `data`, after its own length; not what follows it."""
+    """Return the small state at the beginning of `data`, without what follows it."""
     view = memoryview(data)
     end = LENGTH_BYTES + int.from_bytes(view[:LENGTH_BYTES], "little")
     return bytes(view[:end])
 
 
 def partition_of(tensor: str) -> int | None:
-    """The partition whose tensor has this name in a payload of ZeRO's; None elsewhere."""
+    """Return the partition whose tensor has this name in a payload of ZeRO's; None elsewhere."""
     number = tensor.partition(".")[0]
     return int(number) if number.isdecimal() else None
 
 
 def _kind(tensor: str) -> str:
-    """A tensor's name without the number of its partition, which depends on how many ranks cut."""
+    """Return a tensor's name without its partition's number, which depends on the world size."""
     return tensor if partition_of(tensor) is None else tensor.partition(".")[2]
 
 
@@ -242,7 +242,7 @@ def require_same(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
 
 
 def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """What differs between two identities, in words."""
+    """Describe the differences between two identities."""
     found = []
     for key in {**stored, **current}:
         old, new = stored.get(key), current.get(key)

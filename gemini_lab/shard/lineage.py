@@ -1,4 +1,4 @@
-"""Which history a version belongs to.
+"""History to which a version belongs.
 
 After a fall-back, training computes versions anew that another history has had before, and a node
 that was silent meanwhile may come back with those. Equal numbers do not make them one version: only
@@ -56,7 +56,7 @@ class Lineage:
 
     @classmethod
     def from_word(cls, word: int) -> "Lineage":
-        """The lineage whose `word` this is."""
+        """Return the lineage whose `word` this is."""
         line, rewinds = divmod(word, MOST_REWINDS + 1)
         return cls(run=line >> _EPOCH_BITS, epoch=line % _EPOCHS, rewinds=rewinds)
 

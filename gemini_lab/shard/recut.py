@@ -39,7 +39,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recut:
-    """How one new shard is put together, all but its small state; each byte is written once.
+    """Plan of one new shard without its small state; each byte is written once.
 
     Attributes:
         moves: What comes from old shards, in order of `target_bytes`.
@@ -50,7 +50,7 @@ class Recut:
     zeros: tuple[tuple[int, int], ...]
 
     def moves_from(self, shard: int) -> list[Move]:
-        """What comes from one old shard, in the order in which it lies there."""
+        """Return the moves out of one old shard, in the order of their offsets there."""
         found = (move for move in self.moves if move.shard == shard)
         return sorted(found, key=lambda move: move.source_bytes)
 
@@ -58,7 +58,7 @@ class Recut:
 def plan_recut(
     old: Sequence[ShardLayout], new: ShardLayout, *, near: Collection[int] = ()
 ) -> Recut:
-    """How the shard `new` is put together of all shards of a version of other ranks.
+    """Plan the shard `new` from all shards of a version of another world size.
 
     Args:
         old: The layouts of all shards of the version, in order.
@@ -112,7 +112,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Kept:
-    """Who has which elements of each state: runs that do not overlap, in order."""
+    """Holders of each state's elements: runs that do not overlap, in order."""
 
     runs: dict[State, list[_Held]] = field(default_factory=lambda: defaultdict(list))
 
@@ -124,7 +124,7 @@ class _Kept:
         wanted: Mapping[State, tuple[int, int]],
         near: Collection[int],
     ) -> Self:
-        """What these shards hold of the wanted elements; of equal ones, the near one's counts."""
+        """Return who holds the wanted elements; of equal holders the near one counts."""
         kept = cls()
         for layout in sorted(layouts, key=lambda one: (one.rank not in near, one.rank)):
             for piece in layout.pieces:
@@ -149,7 +149,7 @@ class _Kept:
             runs[first:last] = sorted([*runs[first:last], *added], key=lambda run: run.start)
 
     def find(self, state: State, start: int, end: int) -> Iterator[_Held]:
-        """Who has these elements, in order; nothing where nobody has."""
+        """Yield the holders of these elements, in order; none for elements that no shard has."""
         runs = self.runs[state]
         first = bisect_right(runs, start, key=lambda run: run.end)
         for run in islice(runs, first, None):
@@ -247,7 +247,7 @@ def _follows(move: Move, last: Move) -> bool:
 
 
 def _gaps(moves: Iterable[Move], new: ShardLayout) -> Iterator[tuple[int, int]]:
-    """What no move writes, behind the room for the small state."""
+    """Yield the ranges after the small state that no move writes."""
     at = new.small_offset_bytes + new.small_capacity_bytes
     for move in moves:
         if at < move.target_bytes:

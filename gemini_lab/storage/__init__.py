@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def absolute_url(url: str, *, cwd: str) -> str:
-    """The URL of a persistent tier that is the same one for all who use it, wherever they run.
+    """Return the URL of a persistent tier that is valid in every working folder.
 
     Args:
         url: A folder may be relative.
@@ -19,7 +19,7 @@ def absolute_url(url: str, *, cwd: str) -> str:
 
 
 def persistent_tier(url: str, *, keep: int = 2) -> "PersistentTier":
-    """The persistent tier at `url`; its drivers are loaded when it is first used."""
+    """Open the persistent tier at `url`; its drivers are loaded when it is first used."""
     from gemini_lab.storage.persistent import PersistentTier  # noqa: PLC0415
 
     return PersistentTier(url, keep=keep)

@@ -26,7 +26,7 @@ _SUFFIXES: Final = (".safetensors", ".pt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What an export wrote.
+    """Result of an export.
 
     Attributes:
         path: The file.
@@ -104,7 +104,7 @@ def export_weights(
 
 
 def tier_url(source: str | Path, *, below: Path = RUNS_FOLDER) -> str:
-    """The persistent tier of a run, by folder or name, or `source` itself if it is a tier.
+    """Return the URL of a run's persistent tier; `source` itself if it is a tier.
 
     Raises:
         ConfigError: It is a folder with neither, or no run's name.
@@ -125,7 +125,7 @@ def tier_url(source: str | Path, *, below: Path = RUNS_FOLDER) -> str:
 
 
 def _assemble(tier: PersistentTier, version: int) -> tuple[dict[str, torch.Tensor], ShardLayout]:
-    """The version's trained weights and buffers by name, and the last shard's layout."""
+    """Return the version's trained weights and buffers by name, and the last shard's layout."""
     tensors: dict[str, torch.Tensor] = {}
     filled: dict[str, list[tuple[int, int]]] = {}
     payload, layout = tier.read_file(version, 0)
@@ -151,7 +151,7 @@ def _assemble(tier: PersistentTier, version: int) -> tuple[dict[str, torch.Tenso
 
 
 def _covers(runs: Sequence[tuple[int, int]], numel: int) -> bool:
-    """Whether these runs of elements, which several ranks may have, are the whole weight."""
+    """Return whether these runs of elements, which several ranks may have, are the whole weight."""
     at = 0
     for start, end in sorted(runs):
         if start > at:
@@ -173,7 +173,7 @@ def _pieces(payload: memoryview, layout: ShardLayout) -> Iterator[tuple[str, int
 
 
 def _frozen_from(base: str | Path | None, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """The frozen weights, which are in no checkpoint, from the file where training began."""
+    """Read the frozen weights, which no checkpoint has, from the file where training began."""
     try:
         known = {} if base is None else load_file(Path(base))
     except (OSError, SafetensorError) as error:
@@ -212,7 +212,7 @@ def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `gemini-lab export`."""
+    """Return the parser of `gemini-lab export`."""
     options = argparse.ArgumentParser(
         prog="gemini-lab export",
         description="Write a run's full fp32 weights to a file that loads without gemini_lab.",

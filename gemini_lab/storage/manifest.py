@@ -1,4 +1,4 @@
-"""What a persistent tier says of its versions, as sealed JSON, and which of them count."""
+"""Manifests: sealed JSON that describes the versions in a persistent tier."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ MANIFEST: Final = "manifest.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a persistent tier shows at one moment.
+    """Contents of a persistent tier at one moment.
 
     Attributes:
         stored: The versions that exist and count, oldest first.
@@ -33,7 +33,7 @@ class Survey:
 def manifest_of(
     version: int, records: Sequence[ShardRecord], meta: Mapping[str, Any], *, order: int
 ) -> dict[str, Any]:
-    """A version's manifest.
+    """Return a version's manifest.
 
     Args:
         version: The version.
@@ -50,12 +50,12 @@ def manifest_of(
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
-    """A file's text, with the checksum of what it says."""
+    """Return a file's text, with the checksum of what it says."""
     return json.dumps({**content, "checksum": _checksum(content)}, sort_keys=True).encode()
 
 
 def unsealed(text: bytes) -> dict[str, Any] | None:
-    """What a file says; `None` for one that is torn, or bits of which flipped."""
+    """Return a file's content; `None` if it is torn or its checksum does not match."""
     try:
         content: dict[str, Any] = json.loads(text)
         return content if content.pop("checksum") == _checksum(content) else None
@@ -64,13 +64,13 @@ def unsealed(text: bytes) -> dict[str, Any] | None:
 
 
 def lineage_of(manifest: Mapping[str, Any]) -> Lineage:
-    """The history that a manifest's version is of."""
+    """Return the history that a manifest's version is of."""
     told = manifest["meta"].get("lineage")
     return NO_LINEAGE if told is None else Lineage(**told)
 
 
 def left_text(left: Sequence[VersionId]) -> bytes:
-    """The file of what a run went back behind."""
+    """Return the file of what a run went back behind."""
     return sealed({"left": [asdict(one) for one in left]})
 
 
@@ -86,7 +86,7 @@ def left_in(text: bytes) -> list[VersionId] | None:
 
 
 def left_by(manifests: Mapping[int, Mapping[str, Any]]) -> list[VersionId]:
-    """What manifests say of versions that training has gone back behind."""
+    """Return the versions that manifests mark as discarded after a rewind."""
     said = [one for manifest in manifests.values() for one in manifest["meta"].get("left", ())]
     return [*map(_version_id, said)]
 
@@ -94,7 +94,7 @@ def left_by(manifests: Mapping[int, Mapping[str, Any]]) -> list[VersionId]:
 def counting(
     manifests: Mapping[int, Mapping[str, Any]], told: Sequence[VersionId]
 ) -> dict[int, Mapping[str, Any]]:
-    """Those of versions behind which training has not gone back, by what any of them says.
+    """Return the versions that no manifest marks as discarded.
 
     Args:
         manifests: Of the versions that exist.

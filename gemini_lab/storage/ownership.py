@@ -1,4 +1,4 @@
-"""Whose a persistent tier is: two runs in one would take each other's versions for their own."""
+"""Ownership of a persistent tier: two runs in one tier would load each other's versions."""
 
 import json
 from typing import Final

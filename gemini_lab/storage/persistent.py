@@ -108,7 +108,7 @@ class PersistentTier:
             self._files.require_writable()
 
     def owner(self) -> int | None:
-        """The run whose folder this is; `None` if it is nobody's.
+        """Return the run that owns this folder, or `None`.
 
         Raises:
             GeminiError: The store failed.
@@ -255,7 +255,7 @@ class PersistentTier:
             )
 
     def disown(self, left: Sequence[VersionId]) -> None:
-        """Have versions count no more that training has gone back behind.
+        """Discard versions that training has gone back behind.
 
         Args:
             left: What rewinds left, as `recovery.rewinds` has it; of any runs.
@@ -325,7 +325,7 @@ class PersistentTier:
     # -- reading -------------------------------------------------------------------------------
 
     def versions(self) -> list[int]:
-        """The versions that count, oldest first; their shards' sizes are checked, not their bytes.
+        """Return the versions that count, oldest first; shards' sizes are checked, not their bytes.
 
         Raises:
             GeminiError: The store cannot be read.
@@ -367,7 +367,7 @@ class PersistentTier:
         )
 
     def read_file(self, version: int, shard: int) -> tuple[memoryview, ShardLayout]:
-        """A shard's payload as it lay in the slab, and the layout that was stored with it.
+        """Return a shard's payload as it lay in the slab, and the layout that was stored with it.
 
         Every bit is verified.
 
@@ -391,7 +391,7 @@ class PersistentTier:
         return unpack(data)
 
     def shards(self, version: int) -> int:
-        """How many shards make a version.
+        """Return how many shards make a version.
 
         Raises:
             UnreadError: Its manifest cannot be read.
@@ -399,7 +399,7 @@ class PersistentTier:
         return len(self._records(version))
 
     def open_shards(self, version: int) -> list[StoredShard]:
-        """All shards of a version, of which parts are read, every bit of these verified.
+        """Open all shards of a version to read parts of them; each part read is verified.
 
         Raises:
             IntegrityError: The beginning of a shard is damaged.
@@ -415,18 +415,18 @@ class PersistentTier:
         ]
 
     def _records(self, version: int) -> list[ShardRecord]:
-        """What the manifest has of each shard, in order."""
+        """Return what the manifest has of each shard, in order."""
         return [ShardRecord(**record) for record in self.manifest(version)["shards"]]
 
     def _read(
         self, version: int, record: ShardRecord, start: int | None = None, end: int | None = None
     ) -> bytes:
-        """A shard's file, or a part of it; nothing if it is gone."""
+        """Read a shard's file, or a part of it; return nothing if it is gone."""
         with self._files.explained(f"read shard {record.shard} of version {version} from"):
             return self._files.read(f"{_folder(version)}/{record.file}", start, end)
 
     def _manifests(self) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-        """The manifests of the versions that exist; of those that are unclear, what was seen."""
+        """Read the manifests of existing versions; for unclear ones return what was seen."""
         found, unclear = dict[int, dict[str, Any]](), dict[int, str]()
         for version in self._versions_begun():
             sizes = self._files.listing(_folder(version))
@@ -447,7 +447,7 @@ class PersistentTier:
         return found, unclear
 
     def _versions_begun(self) -> list[int]:
-        """Those that have a folder; one that never became whole is among them."""
+        """Return the versions that have a folder, incomplete ones included."""
         names = self._files.listing().keys()
         numbers = [name.removeprefix(_FOLDER) for name in names if name.startswith(_FOLDER)]
         return sorted(int(number) for number in numbers if number.isdecimal())

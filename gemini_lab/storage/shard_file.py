@@ -24,7 +24,7 @@ _LENGTH_BYTES: Final = 8  # before the header
 
 
 def pack_header(payload_bytes: int, layout: ShardLayout) -> bytes:
-    """What stands before a payload of `payload_bytes` to make it a safetensors file.
+    """Return the header that makes a payload of `payload_bytes` a safetensors file.
 
     Raises:
         IntegrityError: The layout is that of a payload of another size.
@@ -51,18 +51,18 @@ def pack_header(payload_bytes: int, layout: ShardLayout) -> bytes:
 
 
 def header_end(start: bytes | memoryview) -> int:
-    """Where the payload begins, given the first bytes of a file."""
+    """Return the offset of the payload, given the first bytes of a file."""
     return _LENGTH_BYTES + int.from_bytes(start[:_LENGTH_BYTES], "little")
 
 
 def unpack_layout(header: bytes | memoryview) -> ShardLayout:
-    """The layout in what stands before the payload."""
+    """Return the layout in what stands before the payload."""
     values = json.loads(bytes(header[_LENGTH_BYTES:]))
     return ShardLayout.from_json(json.loads(values["__metadata__"]["layout"]))
 
 
 def unpack(data: bytes) -> tuple[memoryview, ShardLayout]:
-    """The payload and the layout in a file whose bytes were verified."""
+    """Return the payload and the layout in a file whose bytes were verified."""
     end = header_end(data)
     return memoryview(data)[end:], unpack_layout(data[:end])
 

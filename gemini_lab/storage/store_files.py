@@ -68,7 +68,7 @@ class StoreFiles:
         self._fs.rm_file(probe)
 
     def free_bytes(self) -> int | None:
-        """How much room there is; `None` where that is not known."""
+        """Return the free bytes; `None` if the store does not tell."""
         return shutil.disk_usage(self._root).free if self._is_local else None
 
     def make_folder(self, folder: str = "") -> None:
@@ -98,7 +98,7 @@ class StoreFiles:
         _sync_folder(folder)  # the new name, too, must outlive a power cut
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """A file, or a part of it; nothing if it is not there."""
+        """Read a file, or a part of it; return nothing if it does not exist."""
         try:
             data: bytes = self._fs.cat_file(self._at(path), start=start, end=end)
         except (FileNotFoundError, NotADirectoryError):
@@ -106,21 +106,21 @@ class StoreFiles:
         return data
 
     def record(self, path: str) -> bytes:
-        """A small file, such as a manifest; of a larger one its beginning, which nobody can parse.
+        """Read a small file, such as a manifest; a larger one is cut, and then does not parse.
 
         Whoever can write there may have put anything in its place.
         """
         return self.read(path, 0, MOST_RECORD_BYTES)
 
     def size_bytes(self, path: str) -> int:
-        """What of a file has reached the store; 0 if it is not there."""
+        """Return a file's size in the store; 0 if it does not exist."""
         try:
             return int(self._fs.info(self._at(path))["size"])
         except FileNotFoundError:
             return 0
 
     def listing(self, folder: str = "") -> dict[str, int]:
-        """By name, the bytes of what lies in a folder; nothing if it is not there.
+        """Return the size of each file in a folder by name; nothing if there is no such folder.
 
         Raises:
             GeminiError: The store failed.
@@ -198,7 +198,7 @@ def _write(file: Any, parts: Sequence[bytes | bytearray | memoryview]) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Have the disk keep the names in a folder of this machine."""
+    """Sync a local folder to disk, so that the names in it survive a crash."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -32,7 +32,7 @@ class Part:
     data: memoryview
 
     def cut(self, start: int, end: int) -> tuple[int, memoryview]:
-        """What of a range lies in it, and where that begins; nothing if it does not touch it."""
+        """Return the part of a range that lies in it with its offset; nothing if none does."""
         low = max(start, self.start_bytes)
         high = min(end, self.start_bytes + len(self.data))
         if low >= high:
@@ -111,17 +111,17 @@ class StoredShard:
                 target[at : at + len(data)] = data
 
     def _longer(self, begin: bytes, end_bytes: int) -> bytes:
-        """The file's beginning, with the chunks up to a byte that are missing of it."""
+        """Return the beginning of the file, extended by the missing chunks up to a byte."""
         have, wanted = self._chunks((0, len(begin)))[-1] + 1, self._chunks((0, end_bytes))[-1] + 1
         return begin + self._verified(have, wanted) if have < wanted else begin
 
     def _chunks(self, bounds: Range) -> range:
-        """The chunks that a range of the file touches."""
+        """Return the chunks that a range of the file touches."""
         start, end = bounds
         return range(start // self._size_bytes, -(-end // self._size_bytes))
 
     def _verified(self, first: int, end: int) -> bytes:
-        """The bytes of some chunks."""
+        """Return the bytes of some chunks."""
         start_bytes = first * self._size_bytes
         end_bytes = min(end * self._size_bytes, self._record.size_bytes)
         size_bytes = end_bytes - start_bytes
@@ -182,7 +182,7 @@ def verified(
 
 
 def digest_chunks(*parts: bytes | bytearray | memoryview) -> str:
-    """The digests of the chunks of a file that is made of these parts, one after another."""
+    """Return the digests of the chunks of a file made of these parts in order."""
     digests, room, hasher = [], CHUNK_BYTES, xxhash.xxh3_64()
     for part in parts:
         view, at = memoryview(part).cast("B"), 0

@@ -54,7 +54,7 @@ class SlowLayers:
 
     @property
     def condition(self) -> str:
-        """What to say in every result that was made with it."""
+        """Return the condition to state in every result that was made with it."""
         return (
             f"emulated accelerator time: {len(self._handles)} layers, {self.forward_s * 1e3:g} ms "
             f"forward and {self.backward_s * 1e3:g} ms backward each"

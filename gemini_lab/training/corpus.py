@@ -37,12 +37,12 @@ class Corpus:
     text: bytes = field(repr=False)
 
     def digest(self) -> str:
-        """A fingerprint: equal for equal texts, so that nodes and restarts can compare."""
+        """Return a fingerprint: equal for equal texts, so that nodes and restarts can compare."""
         return hashlib.blake2b(self.text, digest_size=16).hexdigest()
 
 
 def load_corpus(source: str | None = None) -> Corpus:
-    """The corpus meant by a `--corpus` option.
+    """Return the corpus meant by a `--corpus` option.
 
     Args:
         source: A file, a folder (all files below it), `"wikipedia"` for English Wikipedia,
@@ -82,7 +82,7 @@ def require_text(source: str) -> None:
 
 
 def folder_corpus(path: Path) -> Corpus:
-    """The file at `path`, or all files in the folder at `path`, hidden ones left out.
+    """Return the file at `path`, or all files in the folder at `path`, hidden ones left out.
 
     Raises:
         ConfigError: Nothing is there, or nothing to read is in it.
@@ -100,7 +100,7 @@ def folder_corpus(path: Path) -> Corpus:
 def hugging_face_corpus(
     path: str, *, subset: str | None = None, limit_bytes: int = 64 * MIB, cache: Path | None = None
 ) -> Corpus:
-    """The first `limit_bytes` of a data set's `text` column, streamed, then kept on disk.
+    """Stream the first `limit_bytes` of a data set's `text` column, and cache them on disk.
 
     It is kept because a worker that starts again after a failure must read the same bytes, at once
     and without the network.
@@ -181,7 +181,7 @@ class TokenBatches:
         return self
 
     def __next__(self) -> tuple[Tensor, Tensor]:
-        """The next inputs and targets: int64, both of shape (batch_size, block_size)."""
+        """Return the next inputs and targets: int64, both of shape (batch_size, block_size)."""
         first = (self.position * self._world_size + self._rank) * self._batch_size
         starts = [self._block(first + i) * self._block_size for i in range(self._batch_size)]
         rows = [self._tokens[start : start + self._block_size + 1] for start in starts]
@@ -190,7 +190,7 @@ class TokenBatches:
         return batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what it is a position in."""
+        """Return the position, and what it is a position in."""
         return {"position": self.position, **self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -210,7 +210,7 @@ class TokenBatches:
     def reshard_state_dict(
         self, states: Sequence[Mapping[str, Any]], *, rank: int, world_size: int
     ) -> dict[str, Any]:
-        """The position after the blocks that another number of ranks had read, as one of these.
+        """Return this rank's position after the blocks that another world size had read.
 
         Raises:
             ConfigError: They had not read a whole number of this rank's batches, or stood apart.
@@ -228,7 +228,7 @@ class TokenBatches:
         return {**then, **here, "position": position}
 
     def _block(self, number: int) -> int:
-        """Which block stands at place `number` of the endless order of all epochs."""
+        """Return the block at place `number` in the endless order of all epochs."""
         epoch, place = divmod(number, self._blocks)
         if self._order[0] != epoch:
             generator = np.random.default_rng([self._seed, epoch])
@@ -237,7 +237,7 @@ class TokenBatches:
 
 
 def _files(root: Path, *, is_left_out: Callable[[str], bool]) -> Iterator[Path]:
-    """All files below `root`; folders of a name that is left out are not looked into.
+    """Yield all files below `root`, except in folders whose names are left out.
 
     Beside Python's own text lie the packages that are installed, which are many more files.
     """
@@ -247,7 +247,7 @@ def _files(root: Path, *, is_left_out: Callable[[str], bool]) -> Iterator[Path]:
 
 
 def _joined(paths: Iterator[Path]) -> bytes:
-    """The bytes of all files among `paths`, in the order of their names."""
+    """Return the bytes of all files among `paths`, in the order of their names."""
     files = sorted((path for path in paths if path.is_file()), key=lambda path: path.as_posix())
     return b"\n".join(path.read_bytes() for path in files)
 

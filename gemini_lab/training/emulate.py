@@ -1,4 +1,4 @@
-"""What a training script may emulate by itself, with or without a lab."""
+"""Conditions that a training script may emulate, with or without a lab."""
 
 from collections.abc import Iterable
 

@@ -56,7 +56,7 @@ SIZES: Final[dict[str, GPTConfig]] = {
 
 
 def named_size(name: str) -> GPTConfig:
-    """The configuration called `name` in `SIZES`.
+    """Return the configuration called `name` in `SIZES`.
 
     Raises:
         ConfigError: There is no such size.
@@ -129,7 +129,7 @@ class GPT(nn.Module):
         self._initialise()
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy of predicting `targets` from `tokens`.
+        """Return the mean cross-entropy of predicting `targets` from `tokens`.
 
         Args:
             tokens: Bytes as integers, shape (B, T), T at most `config.context`.
@@ -157,7 +157,7 @@ class GPT(nn.Module):
 
 
 def parameter_count(config: GPTConfig) -> int:
-    """How many parameters a model of this shape has, without building it."""
+    """Return how many parameters a model of this shape has, without building it."""
     width = config.width
     block = 12 * width**2 + 13 * width  # weights, then biases and two norms
     return config.layers * block + (2 * VOCABULARY + config.context) * width + 2 * width

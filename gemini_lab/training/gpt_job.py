@@ -30,7 +30,7 @@ from gemini_lab.training.turns import Turns
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the job."""
+    """Parse the options of the job."""
     parser = argparse.ArgumentParser(prog="gpt_job", description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="small", help=f"model: {', '.join(SIZES)}")
     parser.add_argument("--iterations", type=int, default=24, help="optimizer steps in all")
@@ -87,7 +87,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def deepspeed_config(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, Any]:
-    """What others keep in `ds_config.json`; bf16 on GPUs, fp32 on CPUs."""
+    """Return the DeepSpeed configuration; bf16 on GPUs, fp32 on CPUs."""
     batch = {"train_micro_batch_size_per_gpu": options.batch}
     if options.global_batch is not None:
         batch = {"train_batch_size": options.global_batch}
@@ -115,7 +115,7 @@ def deepspeed_config(options: argparse.Namespace, *, on_gpu: bool) -> dict[str, 
 
 
 def now() -> dict[str, float]:
-    """The clock, and the processor time that this process and this thread of it have taken.
+    """Return the clock, and the processor time of this process and of this thread.
 
     `ready_s` is for how long this thread could have run, and no processor was free; 0 where the
     kernel does not tell (it is Linux's `schedstat`).

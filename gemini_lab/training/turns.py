@@ -25,7 +25,7 @@ class Turns:
         self._giver.connect(str(address))
 
     def are_over(self, done: int) -> bool:
-        """Whether a turn ends after so many iterations; the first one begins before any."""
+        """Return whether a turn ends after this many iterations; the first begins before any."""
         return done % self._iterations == 0
 
     def wait(self) -> None:

@@ -1,1 +1,1 @@
-"""How the processes of a lab talk: messages over TCP and over a socket pair."""
+"""Messages between a lab's processes, over TCP and over socket pairs."""

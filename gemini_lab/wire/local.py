@@ -47,11 +47,11 @@ class LocalChannel:
 
     @classmethod
     def adopt(cls, fd: int) -> "LocalChannel":
-        """The end that another process passed on as `fd`."""
+        """Adopt the end that another process passed on as `fd`."""
         return cls(socket.socket(fileno=fd))
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
@@ -77,13 +77,13 @@ class LocalChannel:
         return self._next()
 
     def waits(self, within_s: float) -> bool:
-        """Whether something is there to receive, or the other end is gone, within so long."""
+        """Wait until a message or the other end's close arrives; return whether one did in time."""
         poller = select.poll()  # `select` knows no descriptor from 1,024 on
         poller.register(self, select.POLLIN)
         return bool(poller.poll(1000 * within_s))
 
     def poll(self) -> tuple[list[tuple[Message, list[int]]], bool]:
-        """What is there after the socket became readable, and whether the other end is open."""
+        """Receive what is there, and return whether the other end is still open."""
         is_open = self._read()
         found = []
         while self._lines:

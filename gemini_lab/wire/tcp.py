@@ -81,7 +81,7 @@ class Channel:
 
     @property
     def has_room(self) -> bool:
-        """Whether little waits for the other end, which may have stopped reading."""
+        """Return whether little is queued for the other end, which may have stopped reading."""
         return self._writer.transport.get_write_buffer_size() < ROOM_BYTES
 
     def send(self, message: Message) -> None:
@@ -99,7 +99,7 @@ class Channel:
             await self._writer.drain()
 
     async def receive(self) -> Message | None:
-        """The next message, or `None` when the connection is closed or broken.
+        """Return the next message, or `None` if the connection is closed or broken.
 
         A frame that is too large is passed over, as no message is. Who says what is no message
         otherwise cannot be understood from there on: that breaks the connection.
@@ -136,7 +136,7 @@ class Channel:
         return head
 
     def break_after(self, silent_s: int) -> None:
-        """Have the connection break once the other machine has answered nothing for so long.
+        """Break the connection if the other machine has not answered for this long.
 
         The kernels ask and answer: a process that is stopped or busy does not break it.
         """
@@ -198,7 +198,7 @@ async def serve(
 async def _admit(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, address: str
 ) -> Hello | None:
-    """The greeting of an opener that knows the token; `None` for anybody else."""
+    """Return the greeting of an opener that knows the token; `None` for any other."""
     nonces = [secrets.token_bytes(NONCE_BYTES)]
     _write(writer, nonces[0])
     nonces.append(await _read(reader, limit_bytes=HELLO_LIMIT_BYTES))
@@ -253,7 +253,7 @@ async def connect(
 
 
 async def answers(address: str, *, timeout_s: float) -> bool:
-    """Whether the machine of `address` (`host:port`) answers at all, if only that nobody listens.
+    """Return whether the machine of `address` answers at all, if only with a refusal.
 
     The kernels do: a process that is stopped or busy does not keep them from it.
 
@@ -308,7 +308,7 @@ def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
 
 
 async def _read(reader: asyncio.StreamReader, *, limit_bytes: int) -> bytes:
-    """The next frame; one that is longer than allowed is not waited for."""
+    """Read the next frame; refuse one that is longer than allowed."""
     size_bytes = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
     if size_bytes > limit_bytes:
         raise ValueError(f"a frame of {size_bytes} bytes; at most {limit_bytes} are read")
