@@ -1,4 +1,4 @@
-"""How values come to their pictures: another package draws them, and is found by its entry points.
+"""Pictures of values: another package draws them, and is found by its entry points.
 
 A value knows no picture, and this package imports nothing that draws. What draws declares, in the
 group `gemini_lab.display`:
@@ -68,17 +68,17 @@ class Picture(Protocol):
     """A value as it is shown."""
 
     def svg(self) -> str:
-        """The drawing, with words for screen readers."""
+        """Return the drawing, with words for screen readers."""
 
     def png(self) -> bytes:
-        """The drawing as the bytes of a PNG file."""
+        """Return the drawing as the bytes of a PNG file."""
 
     def html(self, *, is_open: bool = False) -> str:
-        """The drawing and, folded below it or not, its numbers."""
+        """Return the drawing and, folded below it or not, its numbers."""
 
 
 def picture(value: object) -> Picture:
-    """The picture of a value.
+    """Return the picture of a value.
 
     Raises:
         ConfigError: Nothing is installed that draws.
@@ -94,7 +94,7 @@ def picture(value: object) -> Picture:
 
 
 def show_in_ipython() -> None:
-    """Have a cell that ends in a value show its picture; without IPython nothing happens.
+    """Show a value's picture in cells that end in it; do nothing without IPython.
 
     Where what draws is not installed, or lacks what it needs itself, values stay lines of text.
     """

@@ -38,7 +38,7 @@ class ConfigError(GeminiError, ValueError):
     """A setting, or a combination of settings, cannot work."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: IPython asks for it by this name. A script shows a traceback."""
+        """Return what a notebook shows; IPython calls it by this name. Scripts show a traceback."""
         return [in_lines(f"{type(self).__name__}: {self}")]
 
 
@@ -75,7 +75,7 @@ class UnreadError(GeminiError):
 
 
 class MessageError(GeminiError):
-    """What another process said is no message, or not a message of this version."""
+    """Message that cannot be decoded, or is not of this version."""
 
 
 class CannotGoOnError(GeminiError):
@@ -91,7 +91,7 @@ WIDE: Final = 80
 
 
 def kind_of(value: object) -> str:
-    """What a value is, for a message: `an int`, `a str`."""
+    """Name a value's type for a message: `an int`, `a str`."""
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
@@ -124,6 +124,6 @@ def shortened(text: str, most: int = TOLD) -> str:
 
 
 def in_lines(text: str) -> str:
-    """A sentence as a notebook or a terminal shows it, broken between words."""
+    """Break a sentence between words for a notebook or a terminal."""
     wide = min(WIDE, shutil.get_terminal_size().columns)
     return textwrap.fill(text, wide, break_long_words=False, break_on_hyphens=False)

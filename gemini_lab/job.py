@@ -25,7 +25,7 @@ HASH_SEED: Final = "PYTHONHASHSEED"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every worker runs.
+    """Job that every worker runs.
 
     Attributes:
         script: Path of a Python file, or the name of a module if `module`.
@@ -107,7 +107,7 @@ class Job:
 
 
 def job_of(job: object) -> Job:
-    """A job, or that of a script of which only the path is given.
+    """Return a job as it is, or make one of a script's path.
 
     Raises:
         ConfigError: It is neither.
@@ -140,7 +140,7 @@ def hash_seed_in(environment: Mapping[str, str]) -> int | None:
 
 
 def find_module(name: str, *, cwd: str) -> ModuleSpec | None:
-    """Where `python -m name` would find its module when it is run in `cwd`; imports nothing."""
+    """Find the module that `python -m name` would run in `cwd`; import nothing."""
     path: Sequence[str] | None = [cwd, *sys.path]
     *packages, last = name.split(".")
     for package in packages:
@@ -171,7 +171,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _word(argument: object) -> str:
-    """A script's argument as its command line has it.
+    """Return a script's argument as a word of its command line.
 
     Raises:
         ConfigError: It is no text, number or path.

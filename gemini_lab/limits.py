@@ -1,4 +1,4 @@
-"""What may come from outside: a setting's limit beside its default, its type, a text's length.
+"""Limits of what comes from outside: settings, types, and lengths of texts.
 
 How large a number may be `units.most_of` says by its name, for settings and for all else.
 """
@@ -50,7 +50,7 @@ PrintedLine = Annotated[str, msgspec.Meta(extra={"most": LINE})]
 
 
 def above_zero(default: Value) -> Value:
-    """A number above zero."""
+    """Declare a number above zero."""
     return _limited(
         default,
         lambda name, value: (
@@ -60,7 +60,7 @@ def above_zero(default: Value) -> Value:
 
 
 def above_zero_or_none(default: Value) -> Value:
-    """A number above zero, or none at all."""
+    """Declare a number above zero, or `None`."""
     return _limited(
         default,
         lambda name, value: (
@@ -72,7 +72,7 @@ def above_zero_or_none(default: Value) -> Value:
 
 
 def zero_or_more(default: Value) -> Value:
-    """A number that is not below zero."""
+    """Declare a number that is not below zero."""
     return _limited(
         default,
         lambda name, value: (
@@ -82,7 +82,7 @@ def zero_or_more(default: Value) -> Value:
 
 
 def zero_or_more_or_none(default: Value) -> Value:
-    """A number that is not below zero, or none at all."""
+    """Declare a number that is not below zero, or `None`."""
     return _limited(
         default,
         lambda name, value: (
@@ -94,7 +94,7 @@ def zero_or_more_or_none(default: Value) -> Value:
 
 
 def share(default: float) -> float:
-    """A part of a whole, and something of it."""
+    """Declare a share of a whole: above 0 and at most 1."""
     return _limited(
         default,
         lambda name, value: (
@@ -114,7 +114,7 @@ def one_of(default: str, choices: tuple[str, ...]) -> str:
 
 
 def named(default: str, known: tuple[str, ...]) -> str:
-    """The name of one of some things of the setting's kind."""
+    """Declare one of a setting's names."""
     return _limited(
         default,
         lambda name, value: (
@@ -259,7 +259,7 @@ def read_end(path: Path, begin: int = 0) -> str:
 
 
 def seconds(text: str) -> float:
-    """So many seconds, as an option's `type`."""
+    """Parse seconds; the `type` of a command line's option."""
     try:
         value = float(text)
     except ValueError:

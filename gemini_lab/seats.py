@@ -1,4 +1,4 @@
-"""Who sits where: nodes on positions, ranks on nodes, replicas on positions.
+"""Seats: nodes on positions, ranks on nodes, replicas on positions.
 
 A position is a place in the job that outlives the machine on it: position `p` runs the ranks
 `p * workers_per_node` and following, and a standby that takes a lost node's position runs those
@@ -60,7 +60,7 @@ class Seats:
 
     @property
     def in_words(self) -> str:
-        """How many machines there are to be, for people."""
+        """Describe how many machines there are to be."""
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         standbys = "1 standby" if self.standbys == 1 else f"{self.standbys} standbys"
         return f"{nodes} and {standbys}" if self.standbys else nodes
@@ -91,15 +91,15 @@ class Seats:
     # -- ranks, positions, nodes -----------------------------------------------------------------
 
     def position_of(self, rank: int) -> int:
-        """The position on which `rank` runs."""
+        """Return the position on which `rank` runs."""
         return rank // self.workers_per_node
 
     def local_rank_of(self, rank: int) -> int:
-        """The number of `rank` among the workers of its node."""
+        """Return the number of `rank` among the workers of its node."""
         return rank % self.workers_per_node
 
     def node_of(self, rank: int) -> str:
-        """The node on which `rank` runs.
+        """Return the node on which `rank` runs.
 
         Raises:
             ConfigError: There is no such rank, or no node on its position.
@@ -113,12 +113,12 @@ class Seats:
         return node
 
     def ranks_at(self, position: int) -> range:
-        """The ranks of a position."""
+        """Return the ranks of a position."""
         first = position * self.workers_per_node
         return range(first, first + self.workers_per_node)
 
     def ranks_on(self, node: str) -> range:
-        """The ranks that run on `node`: none for a standby."""
+        """Return the ranks that run on `node`: none for a standby."""
         return self.ranks_at(self.members.index(node)) if node in self.members else range(0)
 
     def spares(self, nodes: Collection[str]) -> list[str]:
@@ -139,7 +139,7 @@ class Seats:
         return self.placement
 
     def peers_that_keep(self, rank: int) -> tuple[int, ...]:
-        """The ranks beside the owner that keep a replica of `rank`'s shard, in sending order.
+        """Return the ranks beside the owner that keep replicas of `rank`'s shard, in order.
 
         A shard's replicas go to the workers with the owner's local rank on the other positions.
         """
@@ -148,7 +148,7 @@ class Seats:
         return tuple(p * self.workers_per_node + local_rank for p in positions)
 
     def kept_shards(self, rank: int) -> tuple[int, ...]:
-        """The shards in `rank`'s slab, its own first."""
+        """Return the shards in `rank`'s slab, its own first."""
         local_rank = self.local_rank_of(rank)
         kept = self.holders.kept_by(self.position_of(rank))
         return tuple(position * self.workers_per_node + local_rank for position in kept)
@@ -161,13 +161,13 @@ class Seats:
         }
 
     def rank_on(self, node: str, *, keeping: int) -> int:
-        """The rank on `node` in whose slab the shard `keeping` lies: the same local rank."""
+        """Return the rank on `node` in whose slab the shard `keeping` lies: the same local rank."""
         return self.ranks_on(node)[self.local_rank_of(keeping)]
 
     # -- other seats -----------------------------------------------------------------------------
 
     def seated(self, members: Sequence[str | None]) -> "Seats":
-        """The same with these nodes on the positions."""
+        """Return the seats with these nodes on the positions."""
         return replace(self, members=tuple(members))
 
     @property
@@ -178,7 +178,7 @@ class Seats:
         return racks if racks and len(racks) == self.nodes else None
 
     def placed(self, settings: Settings, *, shard_bytes: int | None = None) -> "Seats":
-        """The same with a placement: the one that is there already, or what `settings` ask for.
+        """Return the seats with a placement: the present one, or what `settings` ask for.
 
         Args:
             settings: The job's.
@@ -228,7 +228,7 @@ class Seats:
 
 
 def dangers(seats: Seats, settings: Settings) -> Dangers:
-    """What befalls the nodes on these positions, by the risk that seats have: as of one moment."""
+    """Return the failure rates of the nodes on these positions at one moment."""
     racks, risk = seats.racks, seats.risk
     nodes = [member or "" for member in seats.members] or [""] * seats.nodes
     return Dangers(
@@ -254,14 +254,14 @@ def memory_for_copies(seats: Seats, settings: Settings) -> list[int | None]:
 
 
 def shards_that_fit(seats: Seats, settings: Settings, shard_bytes: int | None) -> list[int]:
-    """How many positions' shards each position has room for; all where nothing is known of it."""
+    """Return how many shards each position has room for; all if its memory is unknown."""
     each = settings.buffers * seats.workers_per_node * (shard_bytes or 0)
     memory = memory_for_copies(seats, settings)
     return [seats.nodes if not each or room is None else room // each for room in memory]
 
 
 def first_placement(seats: Seats, settings: Settings, shard_bytes: int | None) -> Placement:
-    """The placement that copies begin with where they follow the risk.
+    """Return the first placement of copies that follow the risk.
 
     Raises:
         CapacityError: A node has no room for its own shard.
@@ -293,12 +293,12 @@ def first_placement(seats: Seats, settings: Settings, shard_bytes: int | None) -
 
 
 def node_name(number: int) -> str:
-    """What the machine with this number is called: numbers count up and are never used again."""
+    """Return the name of the machine with this number; numbers count up and are never reused."""
     return f"node-{number}"
 
 
 def node_number(name: str) -> int:
-    """The number in a machine's name."""
+    """Return the number in a machine's name."""
     return int(name.rpartition("-")[2])
 
 

@@ -115,7 +115,7 @@ def check_number(
 
 
 def _plain(number: float) -> str:
-    """A limit for people: `100,000`."""
+    """Write a limit for people: `100,000`."""
     return f"{number:,.0f}"
 
 
@@ -211,7 +211,7 @@ def format_seconds(time_s: float) -> str:
 
 
 def to_microsecond(time_s: float) -> float:
-    """A time as logs have it: in seconds, to the microsecond. Nobody measures more of them here."""
+    """Round a time to the microsecond, as logs have it. No more digits are measured."""
     return round(time_s, 6)
 
 
@@ -228,14 +228,14 @@ class PerNode:
     named: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, node: str) -> float:
-        """The number of a node; 0 where nothing is said of it."""
+        """Return the number of a node; 0 if none is given for it."""
         return self.named.get(node, self.usual or 0.0)
 
     @classmethod
     def parse(
         cls, name: str, said: str | float | None, *, read: Callable[[str], float] = float
     ) -> "PerNode":
-        """What a setting says: `0.015`, `"0.015, node-3: 0.5"`, or `"node-3: 0.5"`.
+        """Parse a setting such as `0.015`, `"0.015, node-3: 0.5"`, or `"node-3: 0.5"`.
 
         Args:
             name: The setting's.

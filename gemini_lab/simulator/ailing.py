@@ -11,7 +11,7 @@ from gemini_lab.units import check_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ailments:
-    """How often machines become slow or compute wrong; all of it is given, nothing measured.
+    """Rates at which machines become slow or compute wrong; all given, none measured.
 
     Attributes:
         stragglers_per_node_per_day: How often a machine becomes slow.
@@ -36,7 +36,7 @@ class Ailments:
                 check_number(name, getattr(self, name), is_above=True)
 
     def outages(self, *, nodes: int, days: float, seed: int = 0) -> tuple[Outage, ...]:
-        """A history of them, to be added to one of failures.
+        """Draw a history of ailments, to be added to one of failures.
 
         Args:
             nodes: N.
@@ -91,7 +91,7 @@ class Stragglers:
 
     @property
     def factor(self) -> float:
-        """How many times as long an iteration takes: all wait for the slowest machine."""
+        """Return the factor by which iterations are longer: all wait for the slowest machine."""
         by_position: dict[int, float] = {}
         for outage in self.slow:
             for position in outage.positions:
@@ -99,7 +99,7 @@ class Stragglers:
         return max(by_position.values(), default=1.0)
 
     def leave(self, position: int) -> None:
-        """The machine on this position has gone; another one is not slow."""
+        """Forget the slowness of the machine that left this position."""
         self.slow = [outage for outage in self.slow if position not in outage.positions]
 
     def end(self, outage: Outage) -> bool:
@@ -112,7 +112,7 @@ class Stragglers:
 
 @dataclass(slots=True)
 class Wrong:
-    """What a machine spoils.
+    """Span of versions that a machine spoils.
 
     Attributes:
         outage: How it began.
@@ -126,7 +126,7 @@ class Wrong:
 
 
 class Trust:
-    """Which versions are sound, and what is left to go back to once that is known.
+    """Soundness of versions, and the versions to go back to.
 
     Verification does an iteration's sums again on another machine: it finds one that computes wrong
     now, and not what was spoilt before. The store keeps all versions that were ever whole in it.
@@ -153,7 +153,7 @@ class Trust:
         return min((one.first_bad for one in self.wrong), default=math.inf)
 
     def spoil(self, outage: Outage, *, newest: int | None) -> Wrong:
-        """A machine computes wrong from now on.
+        """Start wrong results of a machine.
 
         Args:
             outage: Names it.
@@ -164,7 +164,7 @@ class Trust:
         return wrong
 
     def leave(self, position: int) -> None:
-        """The machine on this position has gone; what it spoilt stays."""
+        """Note that the machine on this position left; what it spoilt stays."""
         for one in self.wrong:
             one.is_there = one.is_there and position not in one.outage.positions
 
@@ -186,7 +186,7 @@ class Trust:
             self._stored.append(range(first, stored + 1, self._stored_every))
 
     def next_found(self, begun: int) -> tuple[int, Wrong] | None:
-        """The iteration after which verification finds a machine, and which."""
+        """Return the iteration after which verification finds a machine, and which."""
         there = [one for one in self.wrong if one.is_there]
         if not self._every or not there:
             return None

@@ -110,7 +110,7 @@ MACHINES: Final = {
 
 
 def model_named(name: str) -> Model:
-    """The model called `name`, or one of so many parameters: `"70B"`, `"1.3 B"`, `"350M"`.
+    """Return the model called `name`, or one of so many parameters: `"70B"`, `"1.3 B"`, `"350M"`.
 
     Raises:
         ConfigError: Neither.

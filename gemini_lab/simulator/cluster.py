@@ -1,4 +1,4 @@
-"""Who sits where in a simulated cluster, and which copies are left: what a recovery starts from.
+"""Seats of a simulated cluster and the copies that are left: the input of a recovery.
 
 A recovery concerns only the groups of positions that lost something; everywhere else each shard
 lies where it belongs. So the real planner is asked about those groups alone, and 10,000 machines
@@ -22,7 +22,7 @@ class Part:
 
     @property
     def nodes(self) -> int:
-        """How many positions."""
+        """Return the number of positions."""
         return len(self.positions)
 
 
@@ -54,7 +54,7 @@ class Cluster:
         self._lost: set[int] = set()  # positions whose machine stands in `dead`
 
     def place(self, placement: Placement) -> None:
-        """Have copies lie like this from now on; those that are new are there at once."""
+        """Set the placement of copies from now on; new copies exist at once."""
         self.placement = placement
         positions = tuple(range(placement.nodes))
         self._whole = Part(positions=positions, holders=placement.holders)
@@ -67,7 +67,7 @@ class Cluster:
         return self._whole
 
     def is_up(self, position: int) -> bool:
-        """Whether a machine that lives is there."""
+        """Return whether a living machine holds the position."""
         return position not in self.vacant and position not in self._lost
 
     def lose(self, position: int, *, memory: bool) -> str:
@@ -81,14 +81,14 @@ class Cluster:
         return name
 
     def arrive(self) -> str:
-        """A new machine becomes a standby; gives its name."""
+        """Add a new machine as a standby, and return its name."""
         name = f"node-{self._named}"
         self._named += 1
         self.standbys.append(name)
         return name
 
     def concerned(self) -> Part:
-        """The groups that lost something; the first one where none did."""
+        """Return the groups that lost a machine; the first group if none did."""
         touched = sorted({self._group_of[p] for p in self.blank | self.vacant | self._lost} or {0})
         positions = tuple(sorted(p for number in touched for p in self._groups[number]))
         if len(positions) == self._whole.nodes:
@@ -101,7 +101,7 @@ class Cluster:
         )
 
     def plan(self, part: Part) -> RecoveryPlan:
-        """What the real recovery planner makes of the copies that are left, as to one part.
+        """Plan one part's recovery from the copies that are left, by the real planner.
 
         A machine whose accelerator failed gives what its memory holds to the one in its place.
         """
@@ -124,7 +124,7 @@ class Cluster:
         )
 
     def _seated(self, positions: Iterable[int]) -> list[str | None]:
-        """The members on these positions with standbys in the empty places, in order."""
+        """Return the members on these positions, with standbys in the empty places."""
         spares = iter(self.standbys)
         return [
             self.members[position] if self.is_up(position) else next(spares, None)

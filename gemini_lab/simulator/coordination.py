@@ -1,4 +1,4 @@
-"""Who is lost, and from which version to go on: by etcd and a root agent, or by gossip.
+"""Agreement on losses and on the version to resume: by etcd and a root agent, or by gossip.
 
 The lab's own way has a store that counts heartbeats and one node that asks all others. The other
 way has neither: each node probes others at random and spreads what it finds (SWIM: Das, Gupta and
@@ -26,7 +26,7 @@ PACKET_BYTES: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
-    """How often a healthy process does not run, and for how long: exponential around its mean."""
+    """Pauses of a healthy process: their rate, and exponential durations around a mean."""
 
     per_node_hour: float = 0.1
     mean_s: float = 1.0
@@ -92,17 +92,17 @@ class GossipDesign:
             check_number(name, getattr(self, name))
 
     def suspicion_s(self, nodes: int) -> float:
-        """How long a suspect may take to say that it lives."""
+        """Return the seconds within which a suspect must answer."""
         return self.suspicion * max(1.0, math.log10(nodes)) * self.period_s
 
     def sends(self, nodes: int) -> int:
-        """How often a node sends a rumour."""
+        """Return how often a node sends a rumour."""
         return self.repeats * math.ceil(math.log10(nodes + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordination:
-    """What one design costs with so many nodes, simulated.
+    """Simulated cost of one design at this many nodes.
 
     Attributes:
         design: Which.
@@ -189,7 +189,7 @@ class _World:
     # -- etcd and root agent -------------------------------------------------------------------
 
     def by_root(self, design: RootDesign) -> Coordination:
-        """What the lab's own way costs."""
+        """Simulate the lab's own way, by etcd and a root agent."""
         beat_s = design.lease_s / design.heartbeats
         silences = []
         for _ in range(self.losses):
@@ -223,7 +223,7 @@ class _World:
     # -- gossip ----------------------------------------------------------------------------------
 
     def by_gossip(self, design: GossipDesign) -> Coordination:
-        """What the way without a root agent costs."""
+        """Simulate the way without a root agent, by gossip."""
         firsts, alls, heard_by_one_s = [], [], []
         for _ in range(self.losses):
             heard_s = sorted(self._spread(design))

@@ -1,4 +1,4 @@
-"""How long each step of a simulated recovery takes: as a policy says, or as was measured."""
+"""Durations of the steps of a simulated recovery: a policy's, or measured ones."""
 
 import random
 from dataclasses import replace
@@ -55,12 +55,12 @@ class Durations:
         return self._workload.warm_up_s if restart_s is None else restart_s
 
     def is_announced(self) -> bool:
-        """Whether the failure that comes now is."""
+        """Return whether the current failure is announced."""
         share = self._policy.announced
         return share > 0 and self._draw.random() < share
 
     def replacement_s(self, draw: random.Random) -> float:
-        """The same of one machine: one that was measured, or evenly between the bounds."""
+        """Return one machine's replacement time: a measured one, or uniform between the bounds."""
         measured = None if self._policy.times is None else self._policy.times.replacement
         if measured is None:
             return draw.uniform(*self._workload.replacement_s)
@@ -79,13 +79,13 @@ class Durations:
         return replace(steps, detect_s=0.0) if outage.failure in {ANNOUNCED, FOUND} else steps
 
     def memory(self, stream: Stream) -> Stream:
-        """The way of versions into memory; whether one was whole just in time is chance."""
+        """Return the stream of versions into memory; if one is whole just in time is chance."""
         if self._policy.times is None:
             return stream
         return replace(stream, delay_s=self._draw.choice(self._policy.times.version.samples_s))
 
     def retrieval_s(self, plan: RecoveryPlan, steps: Steps, *, moved: int) -> float:
-        """The busiest sender's time; its sends follow one another.
+        """Return the busiest sender's time; its sends are sequential.
 
         Args:
             plan: Says who sends what.

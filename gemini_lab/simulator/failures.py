@@ -1,4 +1,4 @@
-"""What breaks in a simulated cluster, and when: listed, or drawn at constant rates."""
+"""Failures of a simulated cluster: listed, or drawn at constant rates."""
 
 import math
 import random
@@ -75,7 +75,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRate:
-    """How often what fails, with its source.
+    """Rate of a kind of failure, with its source.
 
     Attributes:
         per_node_per_day: Failures of all kinds.

@@ -14,7 +14,7 @@ MOST_COPIES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
-    """What a policy whose copies follow the risk goes by.
+    """Parameters of a policy whose copies follow the risk.
 
     Attributes:
         follower: Decides.
@@ -30,7 +30,7 @@ class Following:
 
 
 class Followed:
-    """What was seen in a simulated run of the machines on each position, by now.
+    """Observations in a simulated run of the machines on each position.
 
     A position stands for its machine: one that is lost is mended, and comes back.
 
@@ -47,11 +47,11 @@ class Followed:
             self.risk = self.risk.joined(name, 0.0)
 
     def failed(self, position: int, at_s: float) -> None:
-        """A machine failed, whether its memory is gone or not."""
+        """Count a machine's failure, whether its memory is lost or not."""
         self.risk = self.risk.failed(self._names[position], at_s)
 
     def next_placement(self, now: Placement, at_s: float) -> Placement | None:
-        """The placement to go on with; `None`: as it is."""
+        """Return the placement to continue with; `None` to keep it."""
         following = self._following
         expected = PerNode(usual=following.failures_per_day)
         change = following.follower.change(

@@ -1,4 +1,4 @@
-"""What to expect of each policy: several histories of failures, with intervals and a bill."""
+"""Forecast of each policy over several histories of failures, with intervals and a bill."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ LONGEST_DAYS: Final = 3650.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What to expect of one policy.
+    """Forecast of one policy.
 
     Attributes:
         wasted_s: Mean wasted time of a failure by Eq. (1), lost nodes replaced (a model).
@@ -64,7 +64,7 @@ class Forecast:
 
 
 def policies_for(workload: Workload, *, replicas: int, max_overhead: float | None) -> list[Policy]:
-    """All policies; the paper's and this system's with the m and the overhead that were asked."""
+    """Return all policies; the paper's and this system's with the given m and overhead."""
     made = [make(workload) for make in POLICIES]
     asked = {
         policy.name: policy
@@ -77,7 +77,7 @@ def policies_for(workload: Workload, *, replicas: int, max_overhead: float | Non
 
 
 def history_days(nodes: int, per_node_per_day: float) -> float:
-    """How long a history has to be to have enough failures."""
+    """Return the days that a history needs to have enough failures."""
     per_day = per_node_per_day * nodes
     return min(LONGEST_DAYS, max(30.0, FAILURES / per_day)) if per_day else 30.0
 

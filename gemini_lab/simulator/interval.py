@@ -1,4 +1,4 @@
-"""Where a mean is, given a few values: Student-t, for 1.96 covers 81 % only at three values."""
+"""Interval of a mean of few values: Student-t, because 1.96 covers only 81 % at three values."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of independent values with its 95 % interval; one value alone may be anything.
+    """Return the mean of independent values with its 95 % interval; unbounded for one value.
 
     Raises:
         ConfigError: There is no value.

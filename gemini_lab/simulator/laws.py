@@ -29,7 +29,7 @@ mean to say anything. Above 20, failures come by the clock."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureLaw:
-    """How failures come; whatever the law, a node's mean is that of `rate`.
+    """Law of failures in time; under every law a node's mean is that of `rate`.
 
     That holds of every stretch of a history: it begins at any moment of clusters that have run for
     long, each node at its own age, and in the middle of a burst if there is one.
@@ -91,7 +91,7 @@ def failures_by_law(
     racks: Sequence[str] | None = None,
     rack_per_day: float = 0.0,
 ) -> tuple[Outage, ...]:
-    """A history of failures under `law`.
+    """Draw a history of failures under `law`.
 
     Args:
         law: How they come.

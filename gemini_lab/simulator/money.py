@@ -1,4 +1,4 @@
-"""What a simulated run costs: node-hours, and the share of them that trains nothing that counts."""
+"""Cost of a simulated run: node-hours, and the share of them without lasting progress."""
 
 from dataclasses import dataclass
 
@@ -58,7 +58,7 @@ class Bill:
 
 
 def bill(outcome: Outcome, price: Price) -> Bill:
-    """What a simulated run costs."""
+    """Compute the cost of a simulated run."""
     hours = outcome.wall_s / 3600
     training, standby = outcome.nodes * hours, outcome.standbys * hours
     extra = outcome.policy.extra_nodes * hours

@@ -1,4 +1,4 @@
-"""What a simulated run came to."""
+"""Outcome of a simulated run."""
 
 import math
 from collections import Counter
@@ -102,7 +102,7 @@ class Outcome:
 
     @property
     def overhead_s(self) -> float:
-        """What checkpoints cost training that counts: stalls, slower iterations, fewer nodes."""
+        """Return the seconds that checkpoints cost: stalls, slower iterations, fewer nodes."""
         return self.wall_s - self.productive_s - self.lost_s - sum(self.down_s.values())
 
     @property

@@ -109,7 +109,7 @@ def strawman(workload: Workload) -> Policy:
 
 
 def highfreq(workload: Workload) -> Policy:
-    """As often to the store as it can take them: every ceil(t_ckpt / T_iter) iterations."""
+    """Save to the store as often as it can take: every ceil(t_ckpt / T_iter) iterations."""
     return Policy(
         name="HighFreq",
         source="GEMINI, section 7.1",
@@ -126,7 +126,7 @@ def highfreq(workload: Workload) -> Policy:
 
 @lru_cache(maxsize=16)
 def _schedule(workload: Workload, replicas: int, max_overhead: float | None) -> ChunkSchedule:
-    """The schedule that several policies of one workload share."""
+    """Return the schedule that several policies of one workload share."""
     return chunk_schedule(workload, replicas=replicas, max_overhead=max_overhead)
 
 

@@ -1,4 +1,4 @@
-"""How far training gets without a failure, in closed form: no event for every iteration."""
+"""Progress of training without a failure in closed form, without an event an iteration."""
 
 import math
 from dataclasses import dataclass, replace
@@ -57,7 +57,7 @@ class Segment:
         return self.version if self.leg is None else self.leg.done
 
     def at_pace(self, iteration_s: float, elapsed_s: float) -> Self:
-        """The same training, whose iterations take `iteration_s` from `elapsed_s` on."""
+        """Return the segment with iterations of `iteration_s` from `elapsed_s` on."""
         newest = self.newest_at(elapsed_s)
         standing_s = self._stall_s(newest) if newest > self.version else 0.0
         since_s = elapsed_s - self.reached_s(newest)
@@ -106,7 +106,7 @@ class Segment:
         return part.reached_s(whole) + stalls_s + (progress - whole) * part.iteration_s
 
     def newest_at(self, elapsed_s: float) -> int:
-        """The newest version computed `elapsed_s` after the segment's start."""
+        """Return the newest version computed `elapsed_s` after the segment's start."""
         part = self
         while part.leg is not None and elapsed_s < part.leg.start_s:
             part = part.leg.before
@@ -129,7 +129,7 @@ class Segment:
         return now.done + now.share
 
     def newest_whole(self, stream: Stream, elapsed_s: float) -> int | None:
-        """The newest version of `stream` that is whole by then; `None`: none of this segment."""
+        """Return the newest version of `stream` that is whole by then; `None` if none is."""
         spare_s = elapsed_s - stream.stall_s - stream.delay_s
         if spare_s < 0:
             return None
@@ -137,10 +137,10 @@ class Segment:
         return newest if newest > self.version else None
 
     def waited_s(self, version: int) -> float:
-        """What the iteration that made `version` waited for checkpoints."""
+        """Return the seconds that the iteration of `version` waited for checkpoints."""
         stall_s = self._stall_s(version - 1) if version - 1 > self.version else 0.0
         return self.policy.slowdown_s + stall_s
 
     def _stall_s(self, version: int) -> float:
-        """How long training stands still after `version`."""
+        """Return the seconds that training stalls after `version`."""
         return sum(s.stall_s for s in self.streams if version % s.every == 0)

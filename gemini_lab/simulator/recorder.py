@@ -170,11 +170,11 @@ class Recorder:
         self.say(at_s, finished)
 
     def finish(self, at_s: float, iteration: int) -> tuple[Entry, ...]:
-        """All entries, in order of time."""
+        """Return all entries in order of time."""
         self.say(at_s, events.RunFinished(iteration=iteration))
         return tuple(sorted(self.entries, key=lambda entry: entry.at_s))
 
 
 def _length_s(stream: Stream) -> float:
-    """How long a version takes to be whole."""
+    """Return the seconds until a version is whole."""
     return stream.stall_s + stream.delay_s

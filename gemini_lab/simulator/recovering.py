@@ -63,7 +63,7 @@ class Recovering:
         return version
 
     def rejoin(self, segment: Segment, elapsed_s: float) -> Generator[simpy.Event, None, int]:
-        """A shrunk job takes new machines in; the running iteration is repeated."""
+        """Grow a shrunk job by new machines; the running iteration is repeated."""
         run = self._run
         version = segment.newest_at(elapsed_s)
         run.lost_s += run.redo_s(segment, elapsed_s, version)
@@ -117,7 +117,7 @@ class Recovering:
         return plan, retrieval_s
 
     def _planned(self) -> Generator[simpy.Event, None, tuple[Part, RecoveryPlan]]:
-        """What is loaded from where, once there are machines enough for it."""
+        """Wait for enough machines, and return what is loaded from where."""
         run = self._run
         run.way = None
         part, plan = self._plan()
@@ -129,7 +129,7 @@ class Recovering:
         return part, plan
 
     def _plan(self) -> tuple[Part, RecoveryPlan]:
-        """What is loaded from where; a recorder is told of every shard."""
+        """Plan what is loaded from where, and record every shard."""
         cluster = self._run.cluster
         part = cluster.everything if self._run.recorder else cluster.concerned()
         return part, cluster.plan(part)
@@ -149,7 +149,7 @@ class Recovering:
         return run.policy.shrinks and run.idle_nodes(missing) < run.workload.nodes
 
     def _deliver(self) -> Waits:
-        """A machine is ordered and comes."""
+        """Order a machine, and add it when it arrives."""
         run = self._run
         run.say(NodeRequested(reason="a machine was lost"))
         yield run.env.timeout(run.durations.replacement_s(run.draw))
@@ -160,7 +160,7 @@ class Recovering:
             run.interrupt(Word.MACHINE)
 
     def _follow(self) -> None:
-        """All start anew, and every holder has its copies: these go where the risk is."""
+        """Move copies to where the risk is, after a restart."""
         run = self._run
         if run.followed is None or run.cluster.vacant:
             return

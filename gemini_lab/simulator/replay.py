@@ -28,7 +28,7 @@ PARTS: Final = ("training", "redo", "detect", "fence", "start", "retrieve", "war
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What a run is predicted to take, from its first iteration to the end of its last; simulated.
+    """Simulated prediction of a run's time from its first iteration to the end of its last.
 
     Attributes:
         total: In seconds: with mean times, and where 95 % of the replays with drawn times are.

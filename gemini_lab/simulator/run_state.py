@@ -33,7 +33,7 @@ class Word(Enum):
 
 
 class RunState:
-    """What training, failures and recoveries of one run share.
+    """State that training, failures and recoveries of one run share.
 
     Args:
         workload: The job and its cluster.
@@ -94,7 +94,7 @@ class RunState:
         return float(self.env.now - self.segment_start_s)
 
     def iteration_s(self, *, slowest: float | None = None) -> float:
-        """How long an iteration takes with the machines that are there.
+        """Return the seconds of an iteration with the present machines.
 
         Args:
             slowest: How many times as long the slowest one computes; by default, as it does.
@@ -113,7 +113,7 @@ class RunState:
         return len({position // unit for position in vacant}) * unit
 
     def redo_s(self, segment: Segment, elapsed_s: float, version: int) -> float:
-        """How long training took from `version` to where it stood in `segment`.
+        """Return the seconds of training from `version` to the current place in `segment`.
 
         What was done before the segment counts as if no machine had been slow then.
         """
@@ -123,12 +123,12 @@ class RunState:
         return elapsed_s + before.reached_s(segment.version)
 
     def interrupt(self, cause: Outage | Word) -> None:
-        """Have whoever trains know, unless they are the one who says it."""
+        """Interrupt training, unless training itself is the caller."""
         if self.trainer.is_alive and self.env.active_process is not self.trainer:
             self.trainer.interrupt(cause)
 
     def step(self, name: str, wait: float | simpy.Event) -> Waits:
-        """Let time pass, also in the books when it is interrupted."""
+        """Let time pass, and account for it also if interrupted."""
         start_s = self.env.now
         self.under_way = (name, start_s)
         try:
@@ -139,6 +139,6 @@ class RunState:
                 self.recorder.step(name, start_s, self.env.now)
 
     def say(self, event: AnyEvent) -> None:
-        """Have it recorded."""
+        """Record the event."""
         if self.recorder:
             self.recorder.say(self.env.now, event)

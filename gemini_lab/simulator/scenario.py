@@ -26,7 +26,7 @@ _HARDWARE = (NodeLoss, NodeFreeze, NodesLoss, RootLoss)
 def outages_of(
     scenario: Scenario, workload: Workload, *, racks: Sequence[str] | None = None
 ) -> tuple[Outage, ...]:
-    """A scenario's failures as the simulator takes them, in order of time.
+    """Return a scenario's failures as outages, in order of time.
 
     `"node-2"` is position 2, `"rank-9"` the position that has rank 9, and the root agent is on
     position 0. A failure by iteration comes when training has first done so many, as in a lab;

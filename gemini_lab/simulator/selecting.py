@@ -27,7 +27,7 @@ class Way:
     groups: int | None = None
 
     def factor(self, lost: Collection[int], nodes: int) -> float:
-        """How many times as long an iteration takes without these; infinite if it cannot be."""
+        """Return the factor of an iteration's time without them; infinite if impossible."""
         if self.groups is None:
             return nodes / (nodes - len(lost)) if len(lost) < nodes else math.inf
         if nodes % self.groups:
@@ -40,7 +40,7 @@ class Way:
         return self.groups / (self.groups - most) if most < self.groups else math.inf
 
     def cost_s(self, lost: Collection[int], nodes: int, *, for_s: float) -> float:
-        """What it takes from training while these are missing for so long, and when they return.
+        """Return the training time lost while these machines are missing and when they return.
 
         Infinite if it cannot be.
         """
@@ -53,7 +53,7 @@ class Way:
 def select(
     ways: Sequence[Way], lost: Collection[int], nodes: int, *, wait_s: float, restart_s: float
 ) -> Way | None:
-    """The way that is predicted to cost least; `None`: to wait for machines.
+    """Return the configuration with the least predicted cost; `None` to wait for machines.
 
     Args:
         ways: To choose from, one or more.

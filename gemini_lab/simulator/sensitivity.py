@@ -1,4 +1,4 @@
-"""Which input an answer hangs on: one at a time is halved and doubled (a tornado)."""
+"""Sensitivity of an answer to each input: one at a time is halved and doubled (a tornado)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ CHANGES: Final[dict[str, Change]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """What one input does to the effective training time ratio; simulated.
+    """Simulated effect of one input on the effective training time ratio.
 
     Attributes:
         name: The input.
@@ -45,7 +45,7 @@ class Sensitivity:
 
     @property
     def swing(self) -> float:
-        """How far apart the ratios with half and double are."""
+        """Return the distance between the ratios with half and double the input."""
         return abs(self.doubled.mean - self.halved.mean)
 
 
@@ -57,7 +57,7 @@ def tornado(
     days: float,
     seeds: Sequence[int],
 ) -> tuple[Sensitivity, ...]:
-    """The inputs in order of what they do to the ratio, the strongest first.
+    """Return the inputs by their effect on the ratio, the strongest first.
 
     The same seeds give the same histories, so differences are paired; with another failure rate
     failures come at the same moments, closer together or further apart, on other machines.

@@ -1,4 +1,4 @@
-"""What fails in a simulated run: machines are lost, become slow, or compute wrong."""
+"""Strikes of a simulated run: machines are lost, become slow, or compute wrong."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +50,7 @@ class Striking:
         return outage
 
     def find(self, wrong: Wrong) -> Outage:
-        """A machine is known to compute wrong: it is taken out, if it is still there."""
+        """Take out a machine that computes wrong, if it is still there."""
         found = replace(
             wrong.outage, kind="hardware" if wrong.is_there else "software", failure=FOUND
         )

@@ -1,4 +1,4 @@
-"""How long the steps of real recoveries took, with their spread: what a log teaches."""
+"""Durations of the steps of real recoveries, with their spread, from a log."""
 
 import math
 import random
@@ -36,11 +36,11 @@ class Spread:
 
     @property
     def mean_interval(self) -> Interval:
-        """Where the mean of all such times is, with 95 % (Student-t)."""
+        """Return the mean of all such times with its 95 % interval (Student-t)."""
         return mean_interval(self.samples_s)
 
     def law(self, draw: random.Random) -> "Law":
-        """A normal law that these times may have come from, drawn by how likely it made them.
+        """Draw a normal law that these times may have come from, by its likelihood.
 
         The draws of many such laws together follow Student's t. One time alone is taken as it is.
         """
@@ -63,7 +63,7 @@ class Law:
     deviation_s: float
 
     def draw(self, draw: random.Random, *, count: int = 1) -> float:
-        """The mean of `count` times."""
+        """Draw the mean of `count` times."""
         return max(0.0, self.mean_s + draw.gauss() * self.deviation_s / math.sqrt(count))
 
 
@@ -90,7 +90,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """What a run's log says of its times.
+    """Times that a run's log shows.
 
     Attributes:
         iteration: Iterations that warmed nothing up, without what they waited for checkpoints.
@@ -112,7 +112,7 @@ class Times:
     replacement: Spread | None = None
 
     def steps(self, *names: str) -> tuple[Steps, ...]:
-        """The recoveries from the first of `names` that was seen, else all of them.
+        """Return the recoveries from the first of `names` that was seen, else all.
 
         Raises:
             ConfigError: The log has no recovery at all.
@@ -136,7 +136,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a run's log says of its job and its times; `report.measure` reads it.
+    """Job and times that a run's log shows; `report.measure` reads them.
 
     Attributes:
         checkpoint_bytes: A whole version, once.

@@ -15,7 +15,7 @@ from gemini_lab.units import check_number
 def read_trace(
     path: Path | str, *, nodes: int, racks: Sequence[str] | None = None
 ) -> tuple[Outage, ...]:
-    """The failures in a CSV file with the columns time (in s), node (a position) and kind.
+    """Read the failures in a CSV file with columns time (in s), node (a position) and kind.
 
     Kind is one of `KINDS`. Optional columns are cause, factor and lasts (in s); what they are is
     said at `Outage`. A rack's failure names any node of the rack.
@@ -88,7 +88,7 @@ def _parse(row: dict[str, str], *, where: str, nodes: int, racks: Sequence[str] 
 
 @contextmanager
 def _opened(path: Path | str) -> Iterator[TextIO]:
-    """The text of a trace's file.
+    """Read the text of a trace's file.
 
     Raises:
         ConfigError: There is none, or it cannot be read, now or further on.

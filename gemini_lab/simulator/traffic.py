@@ -7,7 +7,7 @@ from gemini_lab.simulator.workload import Workload
 
 
 def profile_of(workload: Workload) -> Profile:
-    """The network's time line of one iteration, made from the workload's idle spans."""
+    """Make the network's timeline of one iteration from the workload's idle spans."""
     return Profile.synthetic(
         iteration_s=workload.iteration_s,
         idle_spans_s=workload.idle_spans_s,
@@ -23,7 +23,7 @@ def chunk_schedule(
     algorithm: Algorithm = "drain",
     max_overhead: float | None = None,
 ) -> ChunkSchedule:
-    """What each GPU sends of a checkpoint, and what that makes an iteration longer.
+    """Plan what each GPU sends of a checkpoint, and by how much that lengthens an iteration.
 
     A node's GPUs share its link and its copy rate evenly.
 

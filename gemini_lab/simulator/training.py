@@ -158,7 +158,7 @@ class Training:
                 return cause
 
     def _next_stop(self, segment: Segment) -> tuple[float, Cause | Wrong | None]:
-        """The iteration after which training fails or ends, if it is known, and why."""
+        """Return the iteration after which training fails or ends, if it is known, and why."""
         stops: list[tuple[float, Cause | Wrong]] = [
             (o.iteration, o) for o in self._by_iteration[:1] if o.iteration is not None
         ]

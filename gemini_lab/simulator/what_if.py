@@ -1,4 +1,4 @@
-"""What protection would cost and give on a cluster of one's own: `plan(...)` in one cell."""
+"""Costs and benefits of protection on a user's cluster: `plan(...)` in one cell."""
 
 import html
 import math
@@ -133,7 +133,7 @@ class WhatIf:
         ]
 
     def sensitivity(self, *, histories: int = 3) -> tuple[Sensitivity, ...]:
-        """What halving and doubling each input does to this system's ratio, the strongest first.
+        """Return what halving and doubling each input does to this system's ratio, by effect.
 
         Args:
             histories: Simulated for each change, two or more; each takes about a tenth of a second.
@@ -154,7 +154,7 @@ class WhatIf:
         return "\n".join([*lines, *(f"- {text}" for text in self.assumptions)])
 
     def _cost_is(self) -> str:
-        """What the column of that name holds."""
+        """Describe the content of a column."""
         if self.price is None:
             return "cost: paid node-hours for a node-hour of training that counts"
         return "cost: of a node-hour of training that counts, in the price's currency"
@@ -202,7 +202,7 @@ def _spread(seconds: Interval | None) -> str:
 
 
 def _cost(each: Interval) -> str:
-    """A cost with its interval; without one where nothing may be left of the training."""
+    """Return a cost with its interval; without one if training may be lost entirely."""
     if not math.isfinite(each.half_width):
         return f"{each.mean:.4g}"
     return f"{each.mean:.4g} ± {float(f'{each.half_width:.1g}'):g}"
@@ -325,7 +325,7 @@ def _repair_s(workload: Workload, ours: Policy) -> float:
 
 
 def _memory(workload: Workload, replicas: int, memory: str | float | None) -> tuple[int, int]:
-    """The bytes that a node needs for checkpoints, and those that it has."""
+    """Return the bytes that a node needs for checkpoints, and those that it has."""
     needed = BUFFERS * replicas * workload.shard_bytes
     room = BUFFERS * 6 * workload.shard_bytes if memory is None else parse_bytes(memory)
     if needed > room:
@@ -340,7 +340,7 @@ def _memory(workload: Workload, replicas: int, memory: str | float | None) -> tu
 def _histories(
     nodes: int, failures_per_node_per_day: float, *, days: float, seed: int
 ) -> list[tuple[Outage, ...]]:
-    """What befalls the cluster in each of the simulated histories."""
+    """Simulate the outages of the cluster in each history."""
     rate = FailureRate(per_node_per_day=failures_per_node_per_day)
     return [
         poisson_failures(nodes=nodes, days=days, rate=rate, seed=seed + number)
@@ -359,7 +359,7 @@ def _workload(
     idle_s: float | None,
     standbys: int,
 ) -> tuple[Workload, list[str]]:
-    """The job in numbers, and those among them that were not given."""
+    """Return the job in numbers, and the names of those that were not given."""
     if not isinstance(params, str):
         check_number("params", params, is_above=True)
     if iteration_s is not None:

@@ -1,4 +1,4 @@
-"""What is simulated: a training job and the cluster under it, in numbers."""
+"""Workload of a simulation: a training job and its cluster, in numbers."""
 
 import math
 from dataclasses import dataclass, replace
@@ -128,7 +128,7 @@ class Workload:
         warm_up_s: float | None = None,
         replacement_s: tuple[float, float] | None = None,
     ) -> Self:
-        """The job of a real run with the times that its log tells (`report.measure`).
+        """Make the workload of a real run from the times in its log (`report.measure`).
 
         The network's rate is the shard's share of the time until a version was whole; idle spans
         are not in a log, so the whole iteration is taken for idle and what it waited for
