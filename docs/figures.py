@@ -16,9 +16,9 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 
 from gemini_lab.display import picture
-from gemini_lab.experiments.figures import measured, provenance
-from gemini_lab.experiments.figures.command import FIGURES, make
-from gemini_lab.experiments.figures.figure import Figure
+from gemini_lab_bench.figures import measured, provenance
+from gemini_lab_bench.figures.command import FIGURES, make
+from gemini_lab_bench.figures.figure import Figure
 
 MEASURED = Path(__file__).parent / "measured"
 """What `gemini-lab bench NAME --json FILE` wrote, as NAME.json."""

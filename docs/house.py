@@ -17,9 +17,7 @@ FLOORS: Final = (
             (
                 ("lab", "Lab, Run,|controls"),
                 ("cli", "the command|gemini-lab"),
-                ("experiments", "figures, benches,|peers"),
                 ("training", "a job worth|protecting"),
-                ("exercises", "what checks the|labs' answers"),
             ),
         ),
     ),

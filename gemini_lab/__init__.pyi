@@ -3,7 +3,6 @@ from .engine.contract import Stateful as Stateful
 from .engine.contract import WorldChange as WorldChange
 from .engine.contract import ZeroEngine as ZeroEngine
 from .engine.protection import protect as protect
-from .exercises.attacks import attack as attack
 from .injector import BitFlip as BitFlip
 from .injector import LinkCut as LinkCut
 from .injector import NodeFreeze as NodeFreeze
@@ -20,6 +19,7 @@ from .lab.attach import attach as attach
 from .lab.attach import train_detached as train_detached
 from .lab.attached import AttachedRun as AttachedRun
 from .lab.lab import Lab as Lab
+from .lab.pages import attack as attack
 from .lab.run import Run as Run
 from .launch.provider import Fleet as Fleet
 from .launch.provider import Invitation as Invitation

@@ -10,14 +10,14 @@ c.ExecutePreprocessor.timeout = 900
 # A copied cell, or marks of another version, are its owner's affair alone.
 c.Autograde.sanitize_preprocessors = [
     "nbgrader.preprocessors.ClearOutput",
-    "gemini_lab.exercises.grading.step.MarkAnew",
+    "gemini_lab_course.grading.step.MarkAnew",
     "nbgrader.preprocessors.OverwriteKernelspec",
     "nbgrader.preprocessors.OverwriteCells",
     "nbgrader.preprocessors.CheckCellMetadata",
 ]
 # What is handed in is judged in a process that runs none of its code.
 c.Autograde.autograde_preprocessors = [
-    "gemini_lab.exercises.grading.step.JudgeApart",
+    "gemini_lab_course.grading.step.JudgeApart",
     "nbgrader.preprocessors.IgnorePattern",
     "nbgrader.preprocessors.LimitOutput",
     "nbgrader.preprocessors.SaveAutoGrades",

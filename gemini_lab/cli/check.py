@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.experiments.check import (
+from gemini_lab.job import Job
+from gemini_lab.lab.check import (
     Checked,
     Recovered,
     Verdict,
     check_script,
     require_room,
 )
-from gemini_lab.job import Job
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
 from gemini_lab.limits import seconds, whole

@@ -5,11 +5,11 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import metadata
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.hangup import on_hangup
@@ -17,9 +17,11 @@ from gemini_lab.cli.system_errors import exit_of, said_of
 from gemini_lab.display import complain
 from gemini_lab.errors import GeminiError
 
+OFFERED: Final = "gemini_lab.lab.pages:offered_command"
+"""Gives the function of a command that is outside of the core."""
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "quickstart": (
-        "gemini_lab.experiments.quickstart:command",
+        "gemini_lab.training.quickstart:command",
         "see it once: four nodes train, three failures strike",
     ),
     "run": ("gemini_lab.cli.run:command", "run your own script, protected"),
@@ -48,19 +50,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "gemini_lab.storage.export:command",
         "write the full fp32 weights of a run to a file",
     ),
-    "profile": (
-        "gemini_lab.experiments.profile_script:command",
-        "when the network of a script is idle",
-    ),
-    "figures": (
-        "gemini_lab.experiments.figures.command:command",
-        "draw the paper's figures beside ours",
-    ),
-    "bench": (
-        "gemini_lab.experiments.bench:command",
-        "measure on this machine, with repeats and spread",
-    ),
-    "chaos": ("gemini_lab.cli.chaos:command", "break real runs at random, and see that all holds"),
+    "profile": ("gemini_lab.lab.profile_script:command", "when the network of a script is idle"),
+    "figures": (OFFERED, "draw the paper's figures beside ours"),
+    "bench": (OFFERED, "measure on this machine, with repeats and spread"),
+    "chaos": (OFFERED, "break real runs at random, and see that all holds"),
     "doctor": (
         "gemini_lab.cli.doctor:command",
         "say what this machine lacks, and what to do about it",
@@ -103,7 +96,6 @@ def main(arguments: list[str] | None = None) -> int:
         hint = f"; the nearest: {nearest}" if nearest else ""
         complain(f"gemini-lab: there is no command {name!r}{hint}; gemini-lab --help lists all")
         return Exit.REFUSED
-    module, _, function = COMMANDS[name][0].partition(":")
     signal.signal(signal.SIGTERM, _terminated)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # of a locale that has not all letters
@@ -111,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     on_hangup(_terminated)
     try:
         with interrupted_once():
-            code = int(getattr(importlib.import_module(module), function)(rest))
+            code = int(function_of(name)(rest))
         sys.stdout.flush()  # here, and not when Python ends: who reads may have left
     except BrokenPipeError:
         _forget_unwritten()
@@ -127,6 +119,18 @@ def main(arguments: list[str] | None = None) -> int:
         complain(f"gemini-lab {name}: {str(told) or 'interrupted'}")
         return Exit.INTERRUPTED
     return code
+
+
+def function_of(name: str) -> Callable[[list[str]], int]:
+    """Return the function of a command; its module is imported here.
+
+    Raises:
+        ConfigError: The command is outside of the core, and the installation does not have it.
+    """
+    module, _, function = COMMANDS[name][0].partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    command: Callable[[list[str]], int] = found(name) if COMMANDS[name][0] == OFFERED else found
+    return command
 
 
 def _forget_unwritten() -> None:

@@ -13,6 +13,8 @@
     what is seen    progress and bars, output; watched, for commands that look; pages finds what
                     draws
     metrics         metrics, served; sinks and otlp, sent
+    trying a script check, beside under_torchrun; profile_script, by profile_runner, on a network of
+                    namespaces
 
 What is asked of nodes here is carried out in `node`.
 """

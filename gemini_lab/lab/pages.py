@@ -1,7 +1,7 @@
-"""The one way to what draws, serves and controls runs: a package of its own, found when wanted.
+"""The one way to packages beside the core: widgets, benches and the course.
 
-It says in its installation's metadata what it offers (entry points of the group
-`gemini_lab.pages`), so that nothing here imports it, and a machine without it trains all the same.
+They say in the installation's metadata what they offer (entry points of the groups below), so that
+the core imports none of them, and a machine without them trains all the same.
 """
 
 import sys
@@ -14,15 +14,18 @@ from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
 
 GROUP: Final = "gemini_lab.pages"
+COMMANDS: Final = "gemini_lab.commands"
+"""The group of `gemini-lab`'s commands that are outside of the core."""
+COURSE: Final = "gemini_lab.course"
+"""The group of functions that the labs of the course bring."""
 EXTRAS: Final = {
     "serve_log": "dashboard",
     "save_log": "dashboard",
     "serve_command": "dashboard",
-    "bench": "dashboard",
     "controls": "notebook",
     "magics": "notebook",
 }
-"""What can be offered, and the extra of this package that installs all that it needs."""
+"""The extra of this package that installs all that an offer needs, if it needs one."""
 
 
 class Dashboard(Protocol):
@@ -142,13 +145,31 @@ def command(arguments: Sequence[str]) -> int:
     return int(_offered("serve_command")(arguments))
 
 
-def bench(repeats: int) -> Any:
-    """Run `gemini-lab bench dashboard`.
+def offered_command(name: str) -> Callable[[list[str]], int]:
+    """Return the function of a command that is outside of the core.
 
     Raises:
-        ConfigError: Panel is not installed, or no browser starts.
+        ConfigError: The installation does not have it.
     """
-    return _offered("bench")(repeats)
+    return offered(name, entry_points(group=COMMANDS))
+
+
+def attack(mine: object, *, stage: str | None = None, within_s: float = 100.0) -> Any:
+    """Search for the smallest case that breaks `mine`: a placement, a planner or a root agent.
+
+    See `gemini_lab_course.attacks.attack` for what a function is called with.
+
+    Args:
+        mine: The placement or function.
+        stage: `"placement"`, `"chunks"`, `"recovery"` or `"root"`, if a function's parameters do
+            not say.
+        within_s: Stop the search after so many seconds of work.
+
+    Raises:
+        ConfigError: The installation does not have the course.
+        WrongAnswerError: There is nothing that can be attacked.
+    """
+    return offered("attack", entry_points(group=COURSE))(mine, stage=stage, within_s=within_s)
 
 
 def _offered(name: str) -> Callable[..., Any]:
@@ -161,7 +182,8 @@ def offered(name: str, among: Iterable[EntryPoint]) -> Callable[..., Any]:
     Raises:
         ConfigError: It is not among them, or something that it needs is not installed.
     """
-    way_out = f"pip install 'gemini-lab[{EXTRAS[name]}]'"
+    extra = f"[{EXTRAS[name]}]" if name in EXTRAS else ""
+    way_out = f"pip install 'gemini-lab{extra}'"
     found = next((point for point in among if point.name == name), None)
     if found is None:
         raise ConfigError(

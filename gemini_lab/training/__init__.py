@@ -1,1 +1,1 @@
-"""A DeepSpeed job worth protecting: a GPT, the text it reads, and the script that trains it."""
+"""A DeepSpeed job worth protecting: a GPT, its text, its script, and the quickstart of it."""

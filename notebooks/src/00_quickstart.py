@@ -16,7 +16,7 @@
 import matplotlib.pyplot as plt
 
 from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash
-from gemini_lab.experiments.quickstart import gpt_job, loss_table
+from gemini_lab.training.quickstart import gpt_job, loss_table
 from gemini_lab.units import format_bytes
 
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
@@ -201,7 +201,7 @@ answer = Scenario().add(NodesLoss(("rank-1", "rank-2")), iteration=iterations //
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_00
+from gemini_lab_course import Verdict, lab_00
 
 with Verdict() as say:
     say(lab_00.exercise_1(answer, train=attempt, undisturbed=quiet))

@@ -14,12 +14,12 @@ import random
 
 import matplotlib.pyplot as plt
 
-from gemini_lab.experiments.figures import eq1
 from gemini_lab.recovery.wasted_time import shortest_interval_s, wasted_time_s
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.catalog import model_named
 from gemini_lab.simulator.policy import expected_wasted_s, gemini, highfreq, strawman
 from gemini_lab.units import format_seconds, parse_bandwidth
+from gemini_lab_bench.figures import eq1
 
 # %%
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
@@ -144,7 +144,7 @@ def cases(checkpoint_s, interval_s, retrieval_s):
 
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_01
+from gemini_lab_course import Verdict, lab_01
 
 with Verdict() as say:
     say(lab_01.exercise_1(cases))
@@ -236,7 +236,7 @@ store_gbit_per_s = workload.checkpoint_bytes * 8 / 1e9 / target_s
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_01
+from gemini_lab_course import Verdict, lab_01
 
 with Verdict() as say:
     say(lab_01.exercise_2(store_gbit_per_s, workload=workload))

@@ -18,9 +18,9 @@ import matplotlib.pyplot as plt
 from gemini_lab_widgets.pictures.palette import IDLE, REPLICAS, TRAINING
 
 from gemini_lab import Lab
-from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.training.gpt import named_size, parameter_count
+from gemini_lab.training.quickstart import gpt_job
+from gemini_lab_bench.benches.timed_runs import AS_IF_LARGE
 
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
 
@@ -186,7 +186,7 @@ bytes_per_parameter = 3 * 4
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_02
+from gemini_lab_course import Verdict, lab_02
 
 with Verdict() as say:
     say(lab_02.exercise_1(bytes_per_parameter, profile=profile, parameters=parameters))
@@ -216,7 +216,7 @@ other_job = gpt_job(size="tiny", iterations=1000, zero=buckets)
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_02
+from gemini_lab_course import Verdict, lab_02
 
 with Verdict() as say:
     say(lab_02.exercise_2(other_job, job=job, profile=profile, profile_of=again))

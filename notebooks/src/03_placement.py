@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 from gemini_lab import Placement, attack, plan_placement
 from gemini_lab import placement as chances
-from gemini_lab.experiments.figures import fig09
+from gemini_lab_bench.figures import fig09
 
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
 
@@ -106,7 +106,7 @@ five = Placement(nodes=5, replicas=2, strategy="mine", groups=(), holders=holder
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_03
+from gemini_lab_course import Verdict, lab_03
 
 with Verdict() as say:
     say(lab_03.exercise_1(five))
@@ -178,7 +178,7 @@ deficit = float(1 - in_ring / in_groups)
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_03
+from gemini_lab_course import Verdict, lab_03
 
 with Verdict() as say:
     say(lab_03.exercise_2(deficit))
@@ -235,7 +235,7 @@ tough = plan_placement(nodes=16, replicas=3, racks=[f"rack-{node // 4}" for node
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_03
+from gemini_lab_course import Verdict, lab_03
 
 with Verdict() as say:
     say(lab_03.exercise_3(tough))
@@ -270,7 +270,7 @@ def planner(nodes, replicas):
 
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_03
+from gemini_lab_course import Verdict, lab_03
 
 with Verdict() as say:
     say(lab_03.exercise_4(planner))

@@ -23,10 +23,10 @@ from gemini_lab_widgets.pictures.palette import REPLICAS, TRAINING
 # %%
 from gemini_lab import Lab
 from gemini_lab.errors import CapacityError
-from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.pipeliner import plan_chunks
+from gemini_lab.training.quickstart import gpt_job
 from gemini_lab.units import KIB, format_bytes
+from gemini_lab_bench.benches.timed_runs import AS_IF_LARGE
 
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
 
@@ -271,8 +271,8 @@ for name, report in reports.items():
 # help you.
 
 # %%
-from gemini_lab.experiments.figures.models_p3dn import workload
 from gemini_lab.simulator.traffic import profile_of
+from gemini_lab_bench.figures.models_p3dn import workload
 
 papers = workload("GPT-2 40B", iteration_s=43.5, idle_s=5.7)
 gpu_bytes = papers.shard_bytes // papers.gpus_per_node
@@ -307,7 +307,7 @@ smallest_bytes = max(chunk.size_bytes for chunk in roomy.chunks)
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_04
+from gemini_lab_course import Verdict, lab_04
 
 with Verdict() as say:
     say(lab_04.exercise_1(smallest_bytes, is_accepted=is_accepted, shard_bytes=gpu_bytes))
@@ -344,7 +344,7 @@ harder = {"layer_ms": 0, "link_bytes_per_s": 10e6}
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_04
+from gemini_lab_course import Verdict, lab_04
 
 with Verdict() as say:
     say(lab_04.exercise_2(harder, train_on=train_on))
@@ -401,7 +401,7 @@ def planner(*, profile, checkpoint_bytes, replicas, bandwidth_bytes_per_s, alpha
 
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_04
+from gemini_lab_course import Verdict, lab_04
 
 with Verdict() as say:
     say(lab_04.exercise_3(planner))

@@ -17,8 +17,8 @@
 from collections import Counter
 
 from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash, plan_placement
-from gemini_lab.experiments.figures import recoveries
-from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.training.quickstart import gpt_job
+from gemini_lab_bench.figures import recoveries
 
 # %% [markdown]
 # Each of the six runs below has `iterations` iterations; failures come after three fifths of them.
@@ -211,7 +211,7 @@ tiers = ["local", "local", "local", "peer", *["local"] * (nodes - 4)]
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_05
+from gemini_lab_course import Verdict, lab_05
 
 with Verdict() as say:
     say(lab_05.exercise_1(tiers, train=lose_rank_3, undisturbed=quiet, ranks=nodes))
@@ -238,7 +238,7 @@ better = {"replicas": 3}
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_05
+from gemini_lab_course import Verdict, lab_05
 
 with Verdict() as say:
     say(lab_05.exercise_2(better, train=lose_a_group, undisturbed=quiet))
@@ -302,7 +302,7 @@ def planner(*, placement, members, copies, living, standbys, persistent):
 
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_05
+from gemini_lab_course import Verdict, lab_05
 
 with Verdict() as say:
     say(lab_05.exercise_3(planner))

@@ -16,10 +16,10 @@
 # %%
 from dataclasses import replace
 
-from gemini_lab.experiments.figures import coordination, fig10, fig15a, fig15b, time_use
-from gemini_lab.experiments.figures.command import make
 from gemini_lab.simulator import compare, opt_175b, paper_workload, poisson_failures, simulate
 from gemini_lab.simulator.policy import gemini, highfreq, strawman
+from gemini_lab_bench.figures import coordination, fig10, fig15a, fig15b, time_use
+from gemini_lab_bench.figures.command import make
 
 # %% [markdown]
 # The settings of the simulations: `seeds` histories of failures for each point of Fig. 15, then a
@@ -183,9 +183,9 @@ coordination.figure(coordinate())
 
 # %%
 from gemini_lab import report
-from gemini_lab.exercises.recorded import recorded_run, recorded_scenario
 from gemini_lab.report.predicted import lines
 from gemini_lab.simulator import Workload, outages_of, replay
+from gemini_lab_course.recorded import recorded_run, recorded_scenario
 
 scenario = recorded_scenario()
 real, learned = recorded_run("four_failures"), recorded_run("six_failures")
@@ -252,7 +252,7 @@ iterations = round(best_s / fast.iteration_s)
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_06
+from gemini_lab_course import Verdict, lab_06
 
 with Verdict() as say:
     say(lab_06.exercise_1(iterations, every=every))
@@ -280,7 +280,7 @@ enough = next(count for count in range(10) if waiting(count) < 0.001)
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_06
+from gemini_lab_course import Verdict, lab_06
 
 with Verdict() as say:
     say(lab_06.exercise_2(enough, waiting=waiting))
@@ -309,7 +309,7 @@ lease_s = next(quarter / 4 for quarter in range(8, 200) if accused(quarter / 4) 
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_06
+from gemini_lab_course import Verdict, lab_06
 
 with Verdict() as say:
     say(lab_06.exercise_3(lease_s, accused=accused))

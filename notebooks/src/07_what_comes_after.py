@@ -17,11 +17,11 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 
 from gemini_lab import plan, plan_placement
-from gemini_lab.experiments.figures import time_use
 from gemini_lab.placement.adaptive import loss_chance, propose_placement
 from gemini_lab.simulator import FailureRate, poisson_failures, simulate
 from gemini_lab.simulator.peers import shrink
 from gemini_lab.simulator.policy import gemini
+from gemini_lab_bench.figures import time_use
 
 # %%
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
@@ -167,7 +167,7 @@ slowest = high
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_07
+from gemini_lab_course import Verdict, lab_07
 
 with Verdict() as say:
     say(lab_07.exercise_1(slowest, delay_s=third_copy_s, free_s=job.iteration_s / 1000))
@@ -224,7 +224,7 @@ careful = plan_placement(nodes=nodes, racks=flaky)
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_07
+from gemini_lab_course import Verdict, lab_07
 
 with Verdict() as say:
     say(lab_07.exercise_2(careful, plain=plain, loss=loss))
@@ -312,7 +312,7 @@ standbys_needed = next(n for n in range(nodes) if with_standbys(n) >= as_shrinki
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_07
+from gemini_lab_course import Verdict, lab_07
 
 with Verdict() as say:
     years = {"reached": with_standbys, "wanted": as_shrinking, "nodes": nodes}
@@ -344,7 +344,7 @@ raw_bytes = replace(
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_07
+from gemini_lab_course import Verdict, lab_07
 
 with Verdict() as say:
     say(lab_07.exercise_4(raw_bytes, papers=gemini(job), simulate=a_year))
@@ -368,7 +368,7 @@ slowest_pause
 
 # %% tags=["nodes"]
 from gemini_lab import Lab, WorkerCrash
-from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.training.quickstart import gpt_job
 
 lab = Lab(nodes=4, standbys=1)
 lab.wait_until_ready()

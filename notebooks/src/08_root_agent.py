@@ -15,8 +15,8 @@
 from collections import defaultdict
 
 from gemini_lab import Lab, NodeLoss, Scenario, WorkerCrash, attack
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.recovery.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
+from gemini_lab.training.quickstart import gpt_job
 
 # %% tags=["parameters"]
 nodes = 2
@@ -132,7 +132,7 @@ def decide(state, event, cluster):
 
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_08
+from gemini_lab_course import Verdict, lab_08
 
 with Verdict() as say:
     say(lab_08.exercise_1(decide, within_s=seconds))
@@ -179,7 +179,7 @@ mine = decide
 ### END SOLUTION
 
 # %% tags=["check"]
-from gemini_lab.exercises import Verdict, lab_08
+from gemini_lab_course import Verdict, lab_08
 
 with Verdict() as say:
     say(lab_08.exercise_2(mine, train=train_with, undisturbed=quiet, failures=2))

@@ -14,12 +14,12 @@ import pytest
 
 from gemini_lab import Job, Lab
 from gemini_lab.errors import LaunchError
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.lab.run import Run
 from gemini_lab.launch.etcd import find_etcd
 from gemini_lab.launch.mpi import find_mpiexec
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.report import RunReport
+from gemini_lab.training.quickstart import gpt_job
 
 HERE = Path(__file__).parent
 

@@ -14,11 +14,11 @@ import pytest
 
 from gemini_lab import Job, Lab
 from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss, NodesLoss, StoreFull, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.processes import STORE_KEEPER
+from gemini_lab.training.quickstart import gpt_job
 
 from .conftest import processes_of_labs, shell
 
@@ -282,7 +282,7 @@ def test_a_killed_owner_leaves_no_process(tmp_path, deadly, strikes_keeper):
     code = textwrap.dedent("""
         import signal, time
         from gemini_lab import Lab
-        from gemini_lab.experiments.quickstart import gpt_job
+        from gemini_lab.training.quickstart import gpt_job
         signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
         lab = Lab(2, 1, folder="runs")
         run = lab.train(gpt_job(size="tiny", iterations=10000))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gemini_lab.experiments.chaos.faults import Fault, Schedule
-from gemini_lab.experiments.chaos.sockets import why_not as why_no_sockets
-from gemini_lab.experiments.chaos.store import why_not as why_no_store
+from gemini_lab_bench.chaos.faults import Fault, Schedule
+from gemini_lab_bench.chaos.sockets import why_not as why_no_sockets
+from gemini_lab_bench.chaos.store import why_not as why_no_store
 
 from .conftest import shell
 

@@ -5,8 +5,8 @@ import pytest
 
 from gemini_lab import Job, Lab
 from gemini_lab.cli.check import render
-from gemini_lab.experiments.check import check_script
-from gemini_lab.experiments.under_torchrun import UnderTorchrun
+from gemini_lab.lab.check import check_script
+from gemini_lab.lab.under_torchrun import UnderTorchrun
 from gemini_lab.log.witnessed import PLACES, StateDifference
 from gemini_lab.report.twice import FirstDifference
 

@@ -10,13 +10,13 @@ import psutil
 import pytest
 
 from gemini_lab import attach, train_detached
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import RootLoss
 from gemini_lab.lab.access import ACCESS_FILE, access_in
 from gemini_lab.lab.config import LabOptions
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log.file import LOG_FILE, read_log
 from gemini_lab.report import load_report
+from gemini_lab.training.quickstart import gpt_job
 
 from .conftest import etcdctl_variables, shell
 

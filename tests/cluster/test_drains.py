@@ -1,8 +1,8 @@
 """A planned drain on real nodes: ranks move between two iterations, and nothing is done again."""
 
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.log.events import DRAIN
+from gemini_lab.training.quickstart import gpt_job
 
 ITERATIONS = 24
 

@@ -10,8 +10,6 @@ import psutil
 import pytest
 
 from gemini_lab import Lab, Run
-from gemini_lab.experiments.chaos import sockets
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import (
     BitFlip,
     LinkCut,
@@ -34,6 +32,8 @@ from gemini_lab.log.events import (
 from gemini_lab.log.file import read_log
 from gemini_lab.node.agent import LAB_GRACE_S
 from gemini_lab.node.processes import AGENT, processes_of
+from gemini_lab.training.quickstart import gpt_job
+from gemini_lab_bench.chaos import sockets
 
 from .conftest import random_seeds
 

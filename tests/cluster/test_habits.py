@@ -8,7 +8,7 @@ import pytest
 
 from gemini_lab import Job, Lab
 from gemini_lab.errors import GeminiError
-from gemini_lab.experiments.check import check_script
+from gemini_lab.lab.check import check_script
 
 HERE = Path(__file__).parent
 HABITS = HERE / "habits.py"

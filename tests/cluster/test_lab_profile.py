@@ -4,7 +4,7 @@ import pytest
 
 from gemini_lab import Lab
 from gemini_lab.errors import ConfigError, RunFailedError
-from gemini_lab.experiments.quickstart import gpt_job
+from gemini_lab.training.quickstart import gpt_job
 
 
 def test_a_lab_profiles_a_job_and_stops_it(pair):

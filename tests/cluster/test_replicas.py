@@ -3,9 +3,9 @@
 import pytest
 
 from gemini_lab import Lab
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss, WorkerCrash
 from gemini_lab.log.events import REPLICAS
+from gemini_lab.training.quickstart import gpt_job
 
 ITERATIONS = 24
 MOST_KILLS = 5

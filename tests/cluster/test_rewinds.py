@@ -6,10 +6,10 @@ import pytest
 
 from gemini_lab import Job
 from gemini_lab.errors import RunFailedError
-from gemini_lab.experiments.benches.waiting import wait_for
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.log.file import read_log
+from gemini_lab_bench.benches.waiting import wait_for
 
 GUARDED = """
 import json, os, sys

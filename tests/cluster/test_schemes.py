@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from gemini_lab import Job, Lab
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import WorkerCrash
 from gemini_lab.log.file import read_log
+from gemini_lab.training.quickstart import gpt_job
 
 from .conftest import random_seeds
 

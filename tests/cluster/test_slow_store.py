@@ -11,10 +11,10 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from gemini_lab import Lab
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.log.file import read_log
+from gemini_lab.training.quickstart import gpt_job
 
 from .conftest import processes_of_labs
 
@@ -114,7 +114,7 @@ def test_agents_end_while_their_store_hangs_when_their_owner_was_killed(hold, tm
     code = f"""
         import time
         from gemini_lab import Lab
-        from gemini_lab.experiments.quickstart import gpt_job
+        from gemini_lab.training.quickstart import gpt_job
 
         lab = Lab(2, 0, folder="lab")
         run = lab.train(

@@ -12,9 +12,9 @@ import pytest
 
 from gemini_lab import Lab, Scenario, Slurm
 from gemini_lab.errors import LaunchError
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.launch.etcd import free_port, start_etcd
+from gemini_lab.training.quickstart import gpt_job
 
 from .conftest import etcdctl_variables
 

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from gemini_lab import Lab
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import WorkerCrash
 from gemini_lab.job import Job
 from gemini_lab.lab.control import CONTROL_FILE
@@ -26,6 +25,7 @@ from gemini_lab.node.sealed_store import SEAL_CHARACTERS
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.recovery.protocol import RootState
 from gemini_lab.seats import Seats
+from gemini_lab.training.quickstart import gpt_job
 
 ITERATIONS = 60
 

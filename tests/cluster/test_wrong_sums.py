@@ -2,9 +2,9 @@
 
 import pytest
 
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector.failures import WrongSums
 from gemini_lab.injector.scenario import Scenario
+from gemini_lab.training.quickstart import gpt_job
 
 ITERATIONS = 24
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gemini_lab.cli.main import COMMANDS, main
-from gemini_lab.experiments.bench import BENCHES
 from gemini_lab.settings import Settings
+from gemini_lab_bench.command import BENCHES
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gemini_lab.experiments.peers.catalog import CATALOG
+from gemini_lab_bench.peers.catalog import CATALOG
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

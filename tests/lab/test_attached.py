@@ -13,7 +13,6 @@ from gemini_lab import Job
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import main
 from gemini_lab.errors import RunFailedError
-from gemini_lab.experiments.namespaces import NodeNetwork, why_not
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.control import (
     ControlServer,
@@ -24,6 +23,7 @@ from gemini_lab.lab.control import (
     way_in,
 )
 from gemini_lab.lab.loop import LoopThread
+from gemini_lab.lab.namespaces import NodeNetwork, why_not
 from gemini_lab.log.events import Note, RecoveryStarted, RunFinished
 from gemini_lab.log.file import EventLog
 from gemini_lab.recovery.requests import StopRun

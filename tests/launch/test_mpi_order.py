@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from gemini_lab.errors import LaunchError
-from gemini_lab.experiments.chaos.hosts import Hosts
-from gemini_lab.experiments.namespaces import why_not
+from gemini_lab.lab.namespaces import why_not
 from gemini_lab.launch.mpi import (
     find_mpiexec,
     mpi_command,
@@ -23,6 +22,7 @@ from gemini_lab.launch.mpi import (
 from gemini_lab.launch.mpi_order import parts_of, run_with_order
 from gemini_lab.node.locked_tempdir import MPI_FILES, MPI_SHARED
 from gemini_lab.node.orphan_etcd import end_left_stores
+from gemini_lab_bench.chaos.hosts import Hosts
 
 ECHO = """
 import json, os, sys

@@ -16,10 +16,6 @@ from editions import SOURCES, read
 
 import gemini_lab
 from gemini_lab.errors import ConfigError, RunFailedError
-from gemini_lab.exercises.attacks.roots import SMALL
-from gemini_lab.exercises.attacks.stories import of_function, tell
-from gemini_lab.experiments.benches.timed_runs import AS_IF_LARGE
-from gemini_lab.experiments.quickstart import gpt_job
 from gemini_lab.injector import Scenario
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import VersionComplete
@@ -29,7 +25,11 @@ from gemini_lab.recovery.deciding import Ask, Failed, Fence, Fenced, Start, Told
 from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source
 from gemini_lab.report import Comparison
 from gemini_lab.settings import Settings
+from gemini_lab.training.quickstart import gpt_job
 from gemini_lab.units import KIB
+from gemini_lab_bench.benches.timed_runs import AS_IF_LARGE
+from gemini_lab_course.attacks.roots import SMALL
+from gemini_lab_course.attacks.stories import of_function, tell
 
 Names = dict[str, Any]
 

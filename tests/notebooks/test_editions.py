@@ -14,9 +14,9 @@ import pytest
 from editions import FOLDER, SOURCES, builder, read, starts_nodes, tagged, to_run
 from nbclient import NotebookClient
 
-from gemini_lab.exercises.verdict import NOT_YET
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration
+from gemini_lab_course.verdict import NOT_YET
 
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 FEWER = {"00_quickstart": "\niterations = 40"}

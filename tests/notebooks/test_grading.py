@@ -13,12 +13,12 @@ import nbformat
 import pytest
 from editions import FOLDER, SOURCES, builder, read
 
-from gemini_lab.exercises.grading.__main__ import grade
-from gemini_lab.exercises.grading.judge import judge
+from gemini_lab_course.grading.__main__ import grade
+from gemini_lab_course.grading.judge import judge
 
 LAB = "03_placement"
 CHEAT = """
-import gemini_lab.exercises.lab_03 as checks
+import gemini_lab_course.lab_03 as checks
 checks.exercise_2 = lambda deficit: "right: trust me"
 deficit = 0.667
 """

@@ -4,12 +4,12 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from gemini_lab.exercises.verdict import NOT_YET
+from gemini_lab_course.verdict import NOT_YET
 
 LONG = "one word after another until a narrow cell has to break the line somewhere"
 CHECK = """
-from gemini_lab.exercises import Verdict
-from gemini_lab.exercises.verdict import need
+from gemini_lab_course import Verdict
+from gemini_lab_course.verdict import need
 with Verdict() as say:
     need({condition}, "{said} & <b>more</b>")
     say("right: {said} & <b>more</b>\\nyours  reference\\n    1          2")

@@ -10,7 +10,7 @@ import pytest
 from editions import SOURCES, tagged
 from labs_without_nodes import edition_of, names_of
 
-from gemini_lab.exercises import Verdict, WrongAnswerError
+from gemini_lab_course import Verdict, WrongAnswerError
 
 LABS = [f"lab_{source.stem[:2]}" for source in SOURCES]
 EXERCISES = [

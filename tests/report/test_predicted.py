@@ -14,7 +14,6 @@ from told_runs import ToldRun
 
 from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError
-from gemini_lab.exercises.recorded import FOLDER, recorded_run, recorded_scenario
 from gemini_lab.log import events
 from gemini_lab.report import load_measured, measure, predict
 from gemini_lab.report.measured import failures_of
@@ -29,6 +28,7 @@ from gemini_lab.simulator import (
     simulate,
 )
 from gemini_lab.simulator.policy import gemini
+from gemini_lab_course.recorded import FOLDER, recorded_run, recorded_scenario
 
 PLAYED = recorded_scenario()  # by which `four_failures` was played
 ITERATIONS = 27

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from told_runs import ToldRun, with_a_drain, with_a_root_loss, with_one_loss
 
-from gemini_lab.exercises.recorded import FOLDER
 from gemini_lab.log import events
 from gemini_lab.log.file import read_line
 from gemini_lab.report import build_report
@@ -20,6 +19,7 @@ from gemini_lab.report.tables.spent import paint, spent
 from gemini_lab.report.text import render_spent
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.policy import gemini
+from gemini_lab_course.recorded import FOLDER
 
 ENDS = ("run_started", "run_finished")
 

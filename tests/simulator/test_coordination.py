@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.experiments.figures import coordination as drawn
 from gemini_lab.simulator import (
     Coordination,
     GossipDesign,
@@ -16,6 +15,7 @@ from gemini_lab.simulator import (
     RootDesign,
     coordinate,
 )
+from gemini_lab_bench.figures import coordination as drawn
 
 SIZES = (10, 100, 1000)
 

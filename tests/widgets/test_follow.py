@@ -10,8 +10,8 @@ import pytest
 from gemini_lab_widgets import follow
 from gemini_lab_widgets.follow import SLICE, Follower
 
-from gemini_lab.experiments.benches import long_run
 from gemini_lab.report import reopen
+from gemini_lab_bench.benches import long_run
 
 LINE = '{"kind":"note","at_s":1.0,"node":"lab","text":"one"}\n'
 

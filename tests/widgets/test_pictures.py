@@ -18,11 +18,6 @@ from IPython.core.formatters import DisplayFormatter
 
 from gemini_lab import attack
 from gemini_lab.errors import ConfigError
-from gemini_lab.exercises.attacks.chunks import CHUNKS, ChunkCase
-from gemini_lab.exercises.attacks.outcome import Beside, Counterexample, Fault
-from gemini_lab.exercises.attacks.placements import PLACEMENT, PlacementCase
-from gemini_lab.exercises.attacks.recoveries import RECOVERY, RecoveryCase
-from gemini_lab.experiments.figures.figure import Figure, Point
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import KINDS
 from gemini_lab.pipeliner.planning import plan_chunks
@@ -36,6 +31,11 @@ from gemini_lab.simulator.policy import gemini
 from gemini_lab.simulator.simulate import simulate
 from gemini_lab.simulator.workload import paper_workload
 from gemini_lab.units import GIB
+from gemini_lab_bench.figures.figure import Figure, Point
+from gemini_lab_course.attacks.chunks import CHUNKS, ChunkCase
+from gemini_lab_course.attacks.outcome import Beside, Counterexample, Fault
+from gemini_lab_course.attacks.placements import PLACEMENT, PlacementCase
+from gemini_lab_course.attacks.recoveries import RECOVERY, RecoveryCase
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "<img src=x onerror=alert(1)>\"'&]]>\x00\u202e$x$"

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gemini_lab.errors import LaunchError, MessageError
-from gemini_lab.experiments.namespaces import NodeNetwork, why_not
+from gemini_lab.lab.namespaces import NodeNetwork, why_not
 from gemini_lab.recovery.messages import CloseLab, ControlHello, OutputSaid, ProbeHello
 from gemini_lab.wire.tcp import HANDSHAKE_S, MOST_STRANGERS, Channel, connect, serve
 

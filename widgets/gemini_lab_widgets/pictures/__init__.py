@@ -6,24 +6,22 @@ value's module nor matplotlib is imported before somebody wants to see one.
 
 import importlib
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gemini_lab_widgets.pictures.picture import Picture
 
 DRAWN: Final = {
-    "gemini_lab.placement.planner.Placement": "placement.draw",
-    "gemini_lab.profiler.profile.Profile": "iteration.draw_profile",
-    "gemini_lab.pipeliner.schedule.ChunkSchedule": "schedule.draw",
-    "gemini_lab.recovery.plan.RecoveryPlan": "recovery.draw_plan",
-    "gemini_lab.report.recovery.Recovery": "recovery.draw_recovery",
-    "gemini_lab.report.values.RunReport": "report.draw",
-    "gemini_lab.simulator.outcome.Outcome": "outcome.draw",
-    "gemini_lab.experiments.figures.figure.Figure": "figure.draw",
-    "gemini_lab.exercises.attacks.outcome.Counterexample": "attack.draw_counterexample",
-    "gemini_lab.exercises.attacks.outcome.Withstood": "attack.draw_withstood",
-}
-"""The function of this package that draws a type's values."""
+    "gemini_lab.placement.planner.Placement": f"{__name__}.placement:draw",
+    "gemini_lab.profiler.profile.Profile": f"{__name__}.iteration:draw_profile",
+    "gemini_lab.pipeliner.schedule.ChunkSchedule": f"{__name__}.schedule:draw",
+    "gemini_lab.recovery.plan.RecoveryPlan": f"{__name__}.recovery:draw_plan",
+    "gemini_lab.report.recovery.Recovery": f"{__name__}.recovery:draw_recovery",
+    "gemini_lab.report.values.RunReport": f"{__name__}.report:draw",
+    "gemini_lab.simulator.outcome.Outcome": f"{__name__}.outcome:draw",
+} | {point.name: point.value for point in entry_points(group="gemini_lab.pictures")}
+"""The function that draws a type's values: of this package, or one that another package offers."""
 
 
 def view(value: object, **options: object) -> "Picture":
@@ -43,6 +41,6 @@ def view(value: object, **options: object) -> "Picture":
 def _drawer(where: str) -> "Callable[..., Picture]":
     from gemini_lab_widgets.pictures.style import drawn  # noqa: PLC0415 - matplotlib, when wanted
 
-    module, _, name = where.partition(".")
-    draw: Callable[..., Picture] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    module, _, name = where.partition(":")
+    draw: Callable[..., Picture] = getattr(importlib.import_module(module), name)
     return drawn(draw)

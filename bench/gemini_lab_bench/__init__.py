@@ -1,0 +1,1 @@
+"""Benches, other systems, the paper's figures, and campaigns of faults."""

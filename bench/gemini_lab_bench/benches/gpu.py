@@ -1,0 +1,288 @@
+"""The `gpu` bench: every iteration's 12 bytes a parameter to pinned memory, on one GPU.
+
+A GPT trains in bf16 with fp32 weights and moments. Its whole state goes to a slab of pinned memory
+after every update: while training waits (blocking), or on a lane of its own while the next forward
+and backward pass run (interleaved). Beside them are no checkpoint at all, and PyTorch's distributed
+checkpoint in its asynchronous form, which writes files.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.memory.slab import Slab, SlotSpec
+from gemini_lab.training.gpt import GPT, GPTConfig, named_size
+from gemini_lab.transfer.device_queues import CudaLanes, Lanes, pin
+from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.replicator import VersionMover
+from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
+from gemini_lab.units import GIB, MIB, format_bytes
+from gemini_lab_bench.rows import Row
+
+ITERATIONS: Final = 12
+COUNTED: Final = 8
+CHUNK_BYTES: Final = 32 * MIB
+NEEDED_BYTES: Final = 40 * GIB
+"""Device memory for 1.1 billion parameters: 12 bytes of state and 4 of gradient each, activations,
+and room for the copies that DCP makes."""
+
+
+def bench(repeats: int) -> list[Row]:
+    """Iteration times of the four ways, in turn, and the copy's rate beside the bus's.
+
+    Raises:
+        ConfigError: There is no GPU, or it is too small.
+    """
+    require_gpu()
+    training = Training(named_size("1b"), device="cuda", batch=8, block=512)
+    with Keeper(training, lanes=CudaLanes(), pinned=True) as keeper:
+        turns = [one_turn(training, keeper) for _ in range(repeats)]
+    return rows(turns, training)
+
+
+def require_gpu() -> None:
+    """Refuse where the bench cannot run.
+
+    Raises:
+        ConfigError: There is no GPU, or it is too small.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "the gpu bench needs a CUDA GPU, and PyTorch sees none here; run it on a machine with "
+            "one, with PyTorch's CUDA build (`gemini-lab doctor` says what is there)"
+        )
+    size_bytes = torch.cuda.get_device_properties(0).total_memory
+    if size_bytes < NEEDED_BYTES:
+        raise ConfigError(
+            f"the gpu bench trains 1.1 billion parameters and needs {format_bytes(NEEDED_BYTES)} "
+            f"of device memory, this GPU has {format_bytes(size_bytes)}; use a larger one"
+        )
+
+
+class Training:
+    """A GPT, its optimizer, and a batch that never changes.
+
+    Args:
+        config: The model's size.
+        device: Where it trains.
+        batch: Sequences an iteration.
+        block: Tokens of each.
+    """
+
+    def __init__(self, config: GPTConfig, *, device: str, batch: int, block: int) -> None:
+        torch.manual_seed(1)
+        self.device = device
+        self.model = GPT(config).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        tokens = torch.randint(256, (batch, block + 1), device=device)
+        self._batch = tokens[:, :-1], tokens[:, 1:]
+        self.gradients()
+        self.update()  # now the optimizer has its moments
+
+    @property
+    def params(self) -> int:
+        """Number of parameters."""
+        return sum(weight.numel() for weight in self.model.parameters())
+
+    def gradients(self) -> None:
+        """A forward and a backward pass; they change no state."""
+        with torch.autocast(self.device, torch.bfloat16):
+            loss = self.model(*self._batch)
+        loss.backward()
+
+    def update(self) -> None:
+        """Change the state."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What a version is made of: weights and both moments, in fp32."""
+        for name, weight in self.model.named_parameters():
+            yield name, weight.detach()
+            for moment in ("exp_avg", "exp_avg_sq"):
+                yield f"{name}.{moment}", self.optimizer.state[weight][moment]
+
+    def finish(self) -> None:
+        """Wait for the device."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+class Keeper:
+    """Takes versions of a training's state into a slab, by the product's own mover.
+
+    Args:
+        training: Whose state.
+        lanes: The device's.
+        pinned: Whether to pin the slab.
+
+    Attributes:
+        moved: What each version took.
+    """
+
+    def __init__(self, training: Training, *, lanes: Lanes, pinned: bool) -> None:
+        self.pieces: list[tuple[int, torch.Tensor]] = []
+        self.size_bytes = 0
+        for _, tensor in training.state():
+            self.pieces.append((self.size_bytes, tensor.view(-1)))
+            self.size_bytes += tensor.nbytes
+        self.slab = Slab.create([SlotSpec(0, self.size_bytes)], chunk_bytes=CHUNK_BYTES)
+        if pinned:
+            pin(self.slab.memory)
+        self.lanes = lanes
+        self.moved: list[MovedVersion] = []
+        store: Any = dist.HashStore()  # type: ignore[attr-defined]
+        wire = Wire(group=CheckpointGroup(store, rank=0, world_size=1), lanes=lanes)
+        self._mover = VersionMover(wire, Peers(rank=0), self.slab, on_moved=self.moved.append)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._mover.close()
+        self.slab.close()
+
+    def start(self) -> None:
+        """Begin to take the newest version."""
+        number = len(self.moved) + 1
+        self._mover.send(
+            OutgoingVersion(version=number, pieces=self.pieces, payload_bytes=self.size_bytes)
+        )
+
+    def wait(self) -> None:
+        """Wait until it is whole."""
+        self._mover.wait()
+
+    def bus_s(self) -> float:
+        """Seconds that as many bytes take in one bare copy to pinned memory, chunk by chunk."""
+        source, target = self.lanes.room(CHUNK_BYTES), self.lanes.home(CHUNK_BYTES)
+        started_s = time.perf_counter()
+        for at in range(0, self.size_bytes, CHUNK_BYTES):
+            size_bytes = min(CHUNK_BYTES, self.size_bytes - at)
+            self.lanes.copy("bus", target[:size_bytes], source[:size_bytes])
+        self.lanes.finish(self.lanes.mark("bus"))
+        return time.perf_counter() - started_s
+
+
+Turn = dict[str, float]
+"""Seconds by what took them."""
+
+
+def one_turn(
+    training: Training, keeper: Keeper, *, iterations: int = ITERATIONS, counted: int = COUNTED
+) -> Turn:
+    """Each way once; then a version and the bus, each alone.
+
+    Args:
+        training: What trains.
+        keeper: Takes its versions.
+        iterations: Of each way.
+        counted: How many of the last ones count.
+    """
+
+    def at_once() -> None:
+        keeper.start()
+        keeper.wait()
+
+    def timed(after: Callable[[], object], before: Callable[[], object]) -> float:
+        return _iteration_s(training, after, before, iterations, counted)
+
+    turn = {
+        "none": timed(_nothing, _nothing),
+        "blocking": timed(at_once, _nothing),
+        "interleaved": timed(keeper.start, keeper.wait),
+    }
+    keeper.wait()
+    with dcp_async(training) as save:
+        turn["DCP async"] = timed(save, _nothing)
+    training.finish()
+    at_once()
+    return turn | {"a version": keeper.moved[-1].local_s, "bus": keeper.bus_s()}
+
+
+def _nothing() -> None:
+    pass
+
+
+def _iteration_s(
+    training: Training,
+    after: Callable[[], object],
+    before: Callable[[], object],
+    iterations: int,
+    counted: int,
+) -> float:
+    """Median seconds of an iteration with `after` each update and `before` the next."""
+    times = []
+    for _ in range(iterations):
+        started_s = time.perf_counter()
+        after()
+        training.gradients()
+        before()
+        training.update()
+        training.finish()
+        times.append(time.perf_counter() - started_s)
+    return statistics.median(times[-counted:])
+
+
+@contextmanager
+def dcp_async(training: Training) -> Iterator[Callable[[], None]]:
+    """A function that saves asynchronously, each time when the save before has ended."""
+    with tempfile.TemporaryDirectory(prefix="gemini-lab-dcp-") as folder:
+        under_way: list[Any] = []
+        count = 0
+
+        def save() -> None:
+            nonlocal count
+            if under_way:
+                under_way.pop().result()
+            count += 1
+            place = Path(folder) / str(count % 2)
+            under_way.append(
+                async_save(
+                    dict(training.state()),
+                    storage_writer=FileSystemWriter(place, overwrite=True),
+                    no_dist=True,
+                )
+            )
+
+        yield save
+        for one in under_way:
+            one.result()
+
+
+def rows(turns: list[Turn], training: Training) -> list[Row]:
+    """Times, their ratios to none, and rates, each of one turn.
+
+    Args:
+        turns: The repeats.
+        training: What ran.
+    """
+    size_bytes = 12 * training.params
+    settings = {"params": training.params, "checkpoint_bytes": size_bytes, "device": "cuda"}
+    if training.device == "cuda":
+        settings["device"] = torch.cuda.get_device_name(0)
+    ways = [way for way in turns[0] if way not in {"a version", "bus"}]
+    found = [
+        Row(name=way, values=tuple(turn[way] for turn in turns), settings=settings) for way in ways
+    ]
+    found += [
+        Row(name=f"{way} / none", values=tuple(t[way] / t["none"] for t in turns), unit="")
+        for way in ways[1:]
+    ]
+    for name in ("a version", "bus"):
+        rates = tuple(size_bytes / MIB / turn[name] for turn in turns)
+        found.append(Row(name=name, values=rates, unit="MiB/s"))
+    found.append(
+        Row(name="a version / bus", values=tuple(t["bus"] / t["a version"] for t in turns), unit="")
+    )
+    return found

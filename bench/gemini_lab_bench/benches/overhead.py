@@ -1,0 +1,197 @@
+"""The `overhead` bench: what a checkpoint of every iteration costs training (paper, Fig. 7).
+
+The other side of the comparison is the same script under plain torchrun: no agent, no hook, nothing
+of ours but, where a link is emulated, its pacing. Both train in turns of some iterations, so that
+they meet the same machine, on a slow day and on a fast one. Two launches of plain torchrun, beside
+each other in the same way, say how far launches differ that are the same.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.lab.lab import Lab
+from gemini_lab.units import MB, MIB
+from gemini_lab_bench.benches.copy import memory_rows, wire_rows
+from gemini_lab_bench.benches.timed_runs import (
+    AS_IF_LARGE,
+    Spent,
+    TimedRun,
+    Workload,
+    in_lab,
+    under_torchrun,
+)
+from gemini_lab_bench.benches.turns import give_turns, listen
+from gemini_lab_bench.rows import Row
+
+IDLE: Final = Workload(
+    iterations=88,
+    counted=64,
+    turn_iterations=8,
+    layer_s=0.04,
+    link_bytes_per_s=80.0 * MB,
+    zero=AS_IF_LARGE,
+)
+"""A paced link, idle for longer than a checkpoint takes, as an accelerator would leave it."""
+LOOPBACK: Final = Workload(size="small", iterations=32, counted=28, turn_iterations=4)
+"""Nothing emulated: computing, copying and sending share the CPU."""
+PROFILE_ITERATIONS: Final = 8
+PLAIN: Final = "plain torchrun"
+ADDED: Final = {
+    "processor time added, the whole process": "process_s",
+    "processor time added, its training thread": "thread_s",
+    "waiting for a processor added, its training thread": "ready_s",
+}
+"""What a row tells of rank 0, and the field of `Spent` that it is made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two runs of the same script that trained in turns.
+
+    Attributes:
+        plain: Under torchrun.
+        ours: In a lab, or whatever stands beside it.
+        turn_iterations: Of each turn. In the first of them a job also waited for its turn, so that
+            it does not count.
+        waiting: The share of a core that was in use while both waited.
+    """
+
+    plain: TimedRun
+    ours: TimedRun
+    turn_iterations: int
+    waiting: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Our iteration's duration beside the other one's: the mean over turns."""
+        return statistics.fmean(
+            _median_s(ours) / _median_s(plain)
+            for plain, ours in zip(self._turns(self.plain), self._turns(self.ours), strict=True)
+        )
+
+    def added_s(self, what: str) -> float:
+        """What an iteration of ours takes more of; `what` names a field of `Spent`."""
+
+        def mean(run: TimedRun) -> float:
+            return statistics.fmean(getattr(one, what) for turn in self._turns(run) for one in turn)
+
+        return mean(self.ours) - mean(self.plain)
+
+    def iteration_s(self, run: TimedRun) -> float:
+        """The median over all turns of a run."""
+        return _median_s([one for turn in self._turns(run) for one in turn])
+
+    def _turns(self, run: TimedRun) -> Iterator[Sequence[Spent]]:
+        for start in range(0, len(run.each), self.turn_iterations):
+            yield run.each[start + 1 : start + self.turn_iterations]
+
+
+def _median_s(spent: Sequence[Spent]) -> float:
+    return statistics.median(one.clock_s for one in spent)
+
+
+def bench(repeats: int) -> list[Row]:
+    """Iteration times with and without checkpoints; a ratio is that of turns next to each other."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gemini-lab-bench-") as folder,
+        Lab(2, 0, folder=folder) as lab,
+    ):
+        planned = partial(in_lab, lab, scheme="gemini", profile_iterations=PROFILE_ITERATIONS)
+        background, blocking = partial(in_lab, lab), partial(in_lab, lab, scheme="blocking")
+        idle = {
+            "another launch of it": [in_turns(IDLE, under_torchrun) for _ in range(repeats)],
+            "gemini": [in_turns(IDLE, planned) for _ in range(repeats)],
+            "blocking": [in_turns(IDLE, blocking) for _ in range(repeats)],
+        }
+        loopback = {
+            "background": [in_turns(LOOPBACK, background) for _ in range(repeats)],
+            "blocking": [in_turns(LOOPBACK, blocking) for _ in range(repeats)],
+        }
+    return [
+        *compare(idle, IDLE, name="idle link"),
+        *compare(loopback, LOOPBACK, name="loopback"),
+        *_floor(loopback["background"], repeats),
+    ]
+
+
+def in_turns(workload: Workload, way: Callable[[Workload], TimedRun]) -> Pair:
+    """The workload in one of our ways, such as `in_lab`, and under torchrun, in turns."""
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="gemini-lab-turns-")))
+        pool = opened.enter_context(ThreadPoolExecutor(2))
+        at = {name: folder / name for name in ("plain", "ours")}
+        # These close first: where turns are given no more, both jobs train on, and end.
+        jobs = {name: opened.enter_context(closing(listen(each))) for name, each in at.items()}
+        plain = pool.submit(under_torchrun, replace(workload, turns=at["plain"]))
+        ours = pool.submit(way, replace(workload, turns=at["ours"]))
+        waiting = give_turns(jobs, ranks=2)
+        return Pair(
+            plain=plain.result(),
+            ours=ours.result(),
+            turn_iterations=workload.turn_iterations,
+            waiting=waiting,
+        )
+
+
+def compare(arms: dict[str, list[Pair]], workload: Workload, *, name: str) -> list[Row]:
+    """Iteration times of each arm, and what they are beside plain torchrun's in the same turns.
+
+    The processor time is what rank 0's process takes more of in an iteration: what no idle time of
+    a network hides.
+
+    Args:
+        arms: The pairs of each of our ways, by its name.
+        workload: What all of them ran.
+        name: What to call it.
+    """
+    conditions = {**workload.conditions, "turn_iterations": workload.turn_iterations}
+    pairs = [pair for each in arms.values() for pair in each]
+    rows = [
+        Row(
+            name=f"{name}, {PLAIN}",
+            values=tuple(pair.iteration_s(pair.plain) for pair in pairs),
+            settings=conditions,
+        )
+    ]
+    for arm, each in arms.items():
+        rows.append(
+            Row(
+                name=f"{name}, {arm}",
+                values=tuple(pair.iteration_s(pair.ours) for pair in each),
+                settings=conditions,
+            )
+        )
+    for arm, each in arms.items():
+        ratios = tuple(pair.ratio for pair in each)
+        rows.append(Row(name=f"{name}, {arm} / {PLAIN}", values=ratios, unit=""))
+    for arm, each in arms.items():
+        for what, of in ADDED.items():
+            rows.append(
+                Row(name=f"{name}, {arm}: {what}", values=tuple(pair.added_s(of) for pair in each))
+            )
+    waiting = tuple(pair.waiting for pair in pairs)
+    return [*rows, Row(name=f"{name}, in use while both wait", values=waiting, unit="cores")]
+
+
+def _floor(pairs: list[Pair], repeats: int) -> list[Row]:
+    """What background checkpoints add to an iteration, beside the least that their bytes take.
+
+    The least is one copy, one checksum and one exchange by bare Gloo of the same bytes, each alone.
+    """
+    payload_bytes = pairs[0].ours.sent_bytes
+    rates = {row.name: row.median for row in (*memory_rows(repeats), *wire_rows(repeats))}
+    size_mib = payload_bytes / MIB
+    floor_s = sum(size_mib / rates[name] for name in ("memcpy", "checksum", "bare Gloo"))
+    added = tuple((pair.ratio - 1) * pair.iteration_s(pair.plain) for pair in pairs)
+    return [
+        Row(name="loopback, added by background", values=added),
+        Row(name="loopback, floor", values=(floor_s,), settings={"bytes": payload_bytes}),
+        Row(name="loopback, added / floor", values=tuple(one / floor_s for one in added), unit=""),
+    ]

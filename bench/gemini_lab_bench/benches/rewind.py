@@ -1,0 +1,101 @@
+"""How long a loss of NaN holds training up where a guard takes the iteration back.
+
+Guarded runs meet bad batches, one every few iterations. In turn with them go runs of the same
+length with neither bad batches nor a guard: what an iteration takes in both says what the guard
+costs.
+"""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.job import Job
+from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.run import Run
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Iteration, Rewound
+from gemini_lab.log.file import read_log
+from gemini_lab.report.values import RunReport
+from gemini_lab.training.quickstart import gpt_job
+from gemini_lab_bench.progress import say
+from gemini_lab_bench.rows import Row
+
+NODES: Final = 2
+FIRST: Final = 8  # iterations before the first bad batch
+BETWEEN: Final = 6
+LIMIT_S: Final = 600.0
+
+
+def bench(repeats: int) -> list[Row]:
+    """Have `repeats` bad batches in two guarded runs of a lab, in turn with unguarded ones."""
+    took: list[tuple[float, float]] = []
+    guarded: list[RunReport] = []
+    unguarded: list[RunReport] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
+        Lab(NODES, folder=Path(folder)) as lab,
+    ):
+        lab.wait_until_ready()
+        for count in (repeats - repeats // 2, repeats // 2):
+            iterations = FIRST + count * BETWEEN + BETWEEN
+            unguarded.append(_finished(lab, gpt_job(size="tiny", iterations=iterations)).report())
+            bad = [FIRST + number * (BETWEEN + 1) for number in range(count)]
+            job = gpt_job(
+                size="tiny",
+                iterations=iterations,
+                gemini={"on_not_finite": "rewind"},
+                bad_batches=",".join(map(str, bad)),
+            )
+            run = _finished(lab, job)
+            guarded.append(run.report())
+            took += rewinds_in(read_log(run.log))
+            say(f"{count} bad batches rewound")
+    return rows_of(took, guarded=guarded, unguarded=unguarded)
+
+
+def rows_of(
+    took: Sequence[tuple[float, float]],
+    *,
+    guarded: Sequence[RunReport],
+    unguarded: Sequence[RunReport],
+) -> list[Row]:
+    """What the runs came to; `took` is what `rewinds_in` gave."""
+    return [
+        Row(name="NaN to the end of the next good iteration", values=tuple(s for s, _ in took)),
+        Row(name="of it, going back", values=tuple(s for _, s in took)),
+        Row(name="an iteration, guarded", values=_steady(guarded)),
+        Row(name="an iteration, unguarded", values=_steady(unguarded)),
+        Row(
+            name="processes that were started anew, in all",
+            unit="",
+            values=(float(sum(len(one.recoveries) for one in guarded)),),
+        ),
+    ]
+
+
+def _finished(lab: Lab, job: Job) -> Run:
+    run = lab.train(job, persistent_url=None).wait(LIMIT_S)
+    if run.report().outcome != "finished":
+        raise GeminiError(f"{run} did not finish: {run.report().reason}")
+    return run
+
+
+def rewinds_in(log: Iterable[Entry]) -> Iterator[tuple[float, float]]:
+    """Of each rewind the seconds between the two iterations around it, and those it took."""
+    ended_s, going_back = 0.0, None
+    for entry in log:
+        match entry.event:
+            case Rewound(rank=0) as said:
+                going_back = said
+            case Iteration(rank=0):
+                if going_back is not None:
+                    yield entry.at_s - ended_s, going_back.duration_s
+                ended_s, going_back = entry.at_s, None
+
+
+def _steady(reports: Iterable[RunReport]) -> tuple[float, ...]:
+    """What iterations of rank 0 took, but for the first ones of each run."""
+    of_rank = (one for report in reports for one in report.iterations if one.rank == 0)
+    return tuple(one.duration_s for one in of_rank if one.number > FIRST // 2)

@@ -1,0 +1,260 @@
+"""Iteration times, and the network's idle time, of the lab's own job in a lab and without one."""
+
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from gemini_lab.errors import RunFailedError
+from gemini_lab.job import Job, python_command
+from gemini_lab.lab.lab import Lab
+from gemini_lab.report.bars import Kind
+from gemini_lab.report.build import report_of
+from gemini_lab.report.reducer import FOR_REPORT, RunReducer
+from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.values import TrafficPlan
+from gemini_lab.training.quickstart import gpt_job
+from gemini_lab.units import format_seconds
+from gemini_lab_bench.progress import say
+
+AS_IF_LARGE: Final[dict[str, int]] = {
+    "stage3_param_persistence_threshold": 10_000,
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "reduce_bucket_size": 100_000,
+}
+"""ZeRO-3's thresholds (numbers of elements) scaled down with the model.
+
+With the usual ones a tiny model's parameters all stay in place, or are gathered at once, and its
+iteration has one long idle span. With these every weight is gathered for each pass and gradients
+leave in buckets, as in models that are much larger than the usual thresholds.
+"""
+FEW_SPANS: Final[dict[str, int]] = {"stage3_param_persistence_threshold": 10_000}
+"""All weights are gathered at once for each micro-batch: one long idle span in each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What every arm of a comparison runs, on two nodes.
+
+    Attributes:
+        size: Of the GPT.
+        accumulate: Micro-batches of an iteration: more of them are more training traffic beside the
+            same checkpoint.
+        zero: Settings of ZeRO, such as `AS_IF_LARGE` or `FEW_SPANS`.
+        iterations: Of each run.
+        counted: How many of the last ones count; before them a schedule must have been made.
+        layer_s: Emulated accelerator time of a block's forward pass.
+        link_bytes_per_s: The nodes' emulated links; `None` is bare loopback.
+        turns: Where its ranks wait for their turns, if it trains in turns with another job.
+        turn_iterations: Of each turn.
+    """
+
+    size: str = "tiny"
+    accumulate: int = 1
+    zero: Mapping[str, int] = field(default_factory=dict)
+    iterations: int
+    counted: int
+    layer_s: float = 0.0
+    link_bytes_per_s: float | None = None
+    turns: Path | None = None
+    turn_iterations: int = 8
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What to say beside every result."""
+        found: dict[str, Any] = {"size": self.size, "nodes": 2}
+        if self.accumulate > 1:
+            found["micro_batches"] = self.accumulate
+        if self.zero:
+            found["zero"] = "thresholds scaled down"
+        if self.layer_s:
+            found["layer_s"] = self.layer_s
+        if self.link_bytes_per_s:
+            found["link_bytes_per_s"] = self.link_bytes_per_s
+        return found
+
+    def job(self, times: Path) -> Job:
+        """The job, which writes into `times` when its iterations ended."""
+        in_turn: dict[str, Any] = {}
+        if self.turns:
+            in_turn = {"turns": self.turns, "turn_iterations": self.turn_iterations}
+        return gpt_job(
+            size=self.size,
+            iterations=self.iterations,
+            accumulate=self.accumulate,
+            zero=dict(self.zero),
+            layer_s=self.layer_s,
+            times=times,
+            **in_turn,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What an iteration took: by the clock, and of a processor.
+
+    Attributes:
+        clock_s: From the end of the one before.
+        process_s: Processor time of rank 0's process, of all its threads.
+        thread_s: The same of its training thread alone.
+        ready_s: For how long that thread could have run, and no processor was free.
+    """
+
+    clock_s: float
+    process_s: float
+    thread_s: float
+    ready_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRun:
+    """What one run took.
+
+    Attributes:
+        iteration_s: Median duration of the counted iterations.
+        each: What each of the counted iterations took.
+        plan: What its chunks followed at last, if anything.
+        idle_s: Time in which rank 0's network was idle, in an iteration of its profile.
+        idle_left_s: The same in the counted iterations, which carried versions in those spans: what
+            neither training's collectives nor chunks took. Median.
+        checkpoint_s: Time in which only chunks held the network there, from the first one in a span
+            to the last, so at most: pauses between chunks count too. Median.
+        notes: What it remarked.
+        sent_bytes: What rank 0 sent at most of a version in the counted iterations.
+        waited_s: Median time for which rank 0's update waited for its version.
+    """
+
+    iteration_s: float
+    each: tuple[Spent, ...] = ()
+    plan: TrafficPlan | None = None
+    idle_s: float = 0.0
+    idle_left_s: float = 0.0
+    checkpoint_s: float = 0.0
+    notes: tuple[str, ...] = ()
+    sent_bytes: int = 0
+    waited_s: float = 0.0
+
+
+def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
+    """One run on the lab's nodes."""
+    with tempfile.TemporaryDirectory(prefix="gemini-lab-times-") as folder:
+        times = Path(folder) / "times.json"
+        job = workload.job(times)
+        run = lab.train(
+            job, persistent_url=None, link_bytes_per_s=workload.link_bytes_per_s, **settings
+        ).wait()
+        measured = _measured(times, workload)
+    named = ", ".join(f"{name} {value}" for name, value in settings.items())
+    say(f"{format_seconds(measured.iteration_s)} an iteration: {named or 'the defaults'}")
+    return _timed(
+        RunReducer.load(run.folder, keep=replace(FOR_REPORT, bars=1_000_000)), workload, measured
+    )
+
+
+def _timed(run: RunReducer, workload: Workload, measured: TimedRun) -> TimedRun:
+    """What the log of a run says, beside how long its iterations took."""
+    report = report_of(run)
+    plan = report.plans[-1] if report.plans else None
+    before = workload.iterations - workload.counted
+    left_s, taken_s = network_times(run.traffic, after=before) if plan else (0.0, 0.0)
+    waits = [each.waited_s for each in report.iterations if each.rank == 0]
+    return replace(
+        measured,
+        plan=plan,
+        idle_s=sum(span.duration_s for span in plan.profile.idle_spans) if plan else 0.0,
+        idle_left_s=left_s,
+        checkpoint_s=taken_s,
+        notes=report.notes,
+        sent_bytes=max(
+            (
+                row.size_bytes
+                for row in run.traffic.bars.rows(Kind.COMPLETE, rank=0)
+                if row.number > before
+            ),
+            default=0,
+        ),
+        waited_s=statistics.median(waits[-workload.counted :]),
+    )
+
+
+def under_torchrun(workload: Workload) -> TimedRun:
+    """The same script started by torchrun, without a lab.
+
+    Raises:
+        RunFailedError: The script failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="gemini-lab-times-") as folder:
+        times = Path(folder) / "times.json"
+        job = workload.job(times)
+        args = list(job.args)
+        if workload.link_bytes_per_s is not None:
+            args += ["--link-bytes-per-s", str(workload.link_bytes_per_s)]
+        runner = [*python_command("torch.distributed.run"), "--standalone"]
+        runner.append(f"--log-dir={folder}")  # or it would leave one of its own
+        with subprocess.Popen(
+            [*runner, "--nproc-per-node=2", "-m", job.script, *args],
+            env={**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as torchrun:
+            try:
+                _, said = torchrun.communicate()
+            finally:
+                torchrun.terminate()  # where this was interrupted: it ends its workers too
+        if torchrun.returncode:
+            raise RunFailedError(f"the script failed under torchrun:\n{said[-2000:]}")
+        measured = _measured(times, workload)
+    say(f"{format_seconds(measured.iteration_s)} an iteration: under torchrun")
+    return measured
+
+
+def network_times(traffic: Traffic, *, after: int = 0) -> tuple[float, float]:
+    """Seconds of an iteration in which the network was idle, and in which only chunks held it.
+
+    Medians over rank 0's iterations whose collectives were told; zeros where there are none.
+
+    Args:
+        traffic: The run's.
+        after: The last iteration that does not count.
+    """
+    bars = traffic.bars
+    chunks = [row.interval for row in bars.rows(Kind.TRANSFER, rank=0)]
+    calls: dict[int, list[tuple[float, float]]] = {}
+    for row in bars.rows(Kind.COLLECTIVE, rank=0):
+        calls.setdefault(row.number, []).append(row.interval)
+    found = []
+    for row in bars.rows(Kind.ITERATION, rank=0):
+        if row.number > after and (training := calls.get(row.number)):
+            left_s = idle_s(*row.interval, [*training, *chunks])
+            found.append((left_s, idle_s(*row.interval, training) - left_s))
+    if not found:
+        return 0.0, 0.0
+    return statistics.median(one for one, _ in found), statistics.median(one for _, one in found)
+
+
+def idle_s(begin_s: float, end_s: float, busy: Sequence[tuple[float, float]]) -> float:
+    """Seconds from `begin_s` to `end_s` that lie in none of the (start, end) pairs of `busy`."""
+    free, at_s = 0.0, begin_s
+    for start_s, stop_s in sorted(busy):
+        free += max(0.0, min(start_s, end_s) - at_s)
+        at_s = max(at_s, min(stop_s, end_s))
+    return free + max(0.0, end_s - at_s)
+
+
+def _measured(times: Path, workload: Workload) -> TimedRun:
+    """What the job itself wrote into `times`."""
+    ended = json.loads(times.read_text(encoding="utf-8"))[-workload.counted - 1 :]
+    each = tuple(
+        Spent(**{what: after[what] - before[what] for what in after})
+        for before, after in pairwise(ended)
+    )
+    return TimedRun(iteration_s=statistics.median(one.clock_s for one in each), each=each)

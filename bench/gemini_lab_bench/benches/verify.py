@@ -1,0 +1,202 @@
+"""What verifying sums costs, and who is named when bits turn in what a machine computes.
+
+1. Real ranks of small jobs, which begin anew for each strike (`verify_ranks`): many of them, and
+   many undisturbed iterations.
+2. Runs of a lab's nodes of which some iterations are verified take turns with runs of which none
+   is. What a verified one takes longer is told by those around it.
+3. A run of a lab's nodes that verifies every iteration is struck again and again: one bit turns,
+   once, in a gradient, an activation or an optimizer's result, of one node after the other, in a
+   weight or layer that is drawn anew. It trains on, so that the next one can come.
+"""
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, get_args
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.injector.failures import Where, WrongSums
+from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.run import Run
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.file import read_log
+from gemini_lab.report.values import RunReport
+from gemini_lab.training.quickstart import gpt_job
+from gemini_lab_bench.benches.waiting import LIMIT_S, wait_for
+from gemini_lab_bench.progress import say
+from gemini_lab_bench.rows import Row
+
+NODES: Final = 3
+EVERY: Final = 5
+ITERATIONS: Final = 64
+STRIKES: Final = 4  # a repeat, of a lab's nodes
+WAITS: Final = 4  # iterations in which a flip shows, or is without effect
+SPARSE: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """A bit that turned, and what came of it.
+
+    Attributes:
+        where: In what.
+        node: On which node.
+        found: What was said of it; `None` for nothing.
+    """
+
+    where: Where
+    node: str
+    found: events.WrongSums | None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether this node was named, and no other one."""
+        return self.found is not None and self.found.nodes == (self.node,)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How many strikes and undisturbed iterations of real ranks; what else is left out."""
+    parser.add_argument("--tries", type=int, default=100, help="real ranks that are struck")
+    parser.add_argument("--clean", type=int, default=1000, help="undisturbed iterations of theirs")
+    parser.add_argument("--only", choices=("ranks", "lab"), help="real ranks, or a lab's nodes")
+
+
+def bench(
+    repeats: int, *, tries: int = 100, clean: int = 1000, only: str | None = None
+) -> list[Row]:
+    """Strike real ranks; measure `repeats` pairs of runs, and strike one four times as often."""
+    rows: list[Row] = []
+    if only != "lab":
+        from gemini_lab_bench.benches import verify_trials  # noqa: PLC0415 - has DeepSpeed
+
+        rows += verify_trials.rows_of(verify_trials.struck(tries), verify_trials.undisturbed(clean))
+    if only != "ranks":
+        rows += _in_lab(repeats)
+    return rows
+
+
+def _in_lab(repeats: int) -> list[Row]:
+    plain: list[RunReport] = []
+    verified: list[RunReport] = []
+    logs: list[Path] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
+        Lab(NODES, folder=Path(folder)) as lab,
+    ):
+        lab.wait_until_ready()
+        for number in range(repeats):
+            plain.append(_finished(lab).report())
+            run = _finished(lab, verify_every=EVERY)
+            verified.append(run.report())
+            logs.append(run.log)
+            say(f"unverified and verified, {number + 1} of {repeats}")
+        settings = {"verify_every": 1, "on_wrong_sums": "warn"}
+        struck = lab.train(
+            gpt_job(size="tiny", iterations=10**6, gemini=settings), persistent_url=None
+        )
+        tries = list(_strike(struck, STRIKES * repeats))
+        clean = struck.report().verified.iterations
+        struck.stop()
+        took = [one for log in logs for one in longer_in(read_log(log))]
+    clean += sum(report.verified.iterations for report in verified)
+    return [*cost_rows(plain, verified, took), *tries_rows(tries, clean=clean)]
+
+
+def _finished(lab: Lab, **gemini: int) -> Run:
+    job = gpt_job(size="tiny", iterations=ITERATIONS, gemini=dict(gemini))
+    run = lab.train(job, persistent_url=None).wait(LIMIT_S)
+    if run.report().outcome != "finished":
+        raise GeminiError(f"{run} did not finish: {run.report().reason}")
+    return run
+
+
+def _strike(run: Run, count: int) -> Iterator[Try]:
+    """Turn a bit, and see what is said of it; then the next one."""
+    wait_for(run, iteration=WAITS)
+    kinds = itertools.cycle(get_args(Where))
+    for number in range(count):
+        where, rank = next(kinds), number % NODES
+        told = len(run.events("wrong_sums"))
+        began = run.iteration
+        run.inject(WrongSums(f"rank-{rank}", where, lasts=False, seed=number))
+        give_up_s = time.monotonic() + LIMIT_S
+        while run.iteration < began + WAITS and time.monotonic() < give_up_s:
+            time.sleep(0.05)
+        said = [one.event for one in run.events("wrong_sums")[told:]]
+        found = next((one for one in said if isinstance(one, events.WrongSums)), None)
+        say(f"strike {number + 1} of {count}")
+        yield Try(where=where, node=str(run.members[rank]), found=found)
+
+
+def longer_in(log: Iterable[Entry]) -> Iterator[float]:
+    """By how much each verified iteration of a log took longer than those beside it.
+
+    Gradients are computed again before an iteration ends, its update after that, in the time of the
+    next one: so two iterations are compared with the two before them and the two after.
+    """
+    ended_s = {
+        entry.event.iteration: entry.at_s
+        for entry in log
+        if isinstance(entry.event, events.Iteration) and entry.event.rank == 0
+    }
+    for number in range(EVERY, max(ended_s, default=0) - 2, EVERY):
+        before, begin, end, after = (ended_s[number + by] for by in (-3, -1, 1, 3))
+        yield (end - begin) - ((begin - before) + (after - end)) / 2
+
+
+def cost_rows(
+    plain: Sequence[RunReport], verified: Sequence[RunReport], took: Sequence[float]
+) -> list[Row]:
+    """What verifying costs; `took` is what `longer_in` gave."""
+    steps = _steady(plain)
+    usual = statistics.median(steps)
+    return [
+        Row(name="an iteration, none verified", values=steps),
+        Row(name="an iteration between verified ones", values=_steady(verified)),
+        Row(name="longer where one is verified", values=tuple(took)),
+        Row(
+            name=f"share of training time, one in {SPARSE} verified",
+            unit="%",
+            values=tuple(100 * one / (SPARSE * usual) for one in took),
+        ),
+    ]
+
+
+def tries_rows(tries: Sequence[Try], *, clean: int) -> list[Row]:
+    """Who was named when bits turned, and when none did."""
+    rows = [
+        Row(
+            name=f"bit in {one}: of {sum(t.where == one for t in tries)}, the node was named",
+            unit="",
+            values=(float(sum(t.is_named for t in tries if t.where == one)),),
+        )
+        for one in get_args(Where)
+    ]
+    found = [one.found for one in tries if one.found is not None]
+    accused = sum(bool({*t.found.nodes} - {t.node}) for t in tries if t.found is not None)
+    return [
+        *rows,
+        Row(name="replays until it was", unit="", values=tuple(float(f.replays) for f in found)),
+        Row(
+            name="bits without any effect on sums",
+            unit="",
+            values=(float(len(tries) - len(found)),),
+        ),
+        Row(name="right machines that were accused", unit="", values=(float(accused),)),
+        Row(name="iterations in which all said the same", unit="", values=(float(clean),)),
+    ]
+
+
+def _steady(reports: Iterable[RunReport]) -> tuple[float, ...]:
+    """What iterations of rank 0 took that were neither the first ones nor verified.
+
+    The update is verified after it, in the time of the next iteration.
+    """
+    of_rank = (one for report in reports for one in report.iterations if one.rank == 0)
+    return tuple(one.duration_s for one in of_rank if one.number > 2 and one.number % EVERY > 1)

@@ -1,0 +1,103 @@
+"""Whether Eq. (1) of the paper holds here: what failures waste that come at any time.
+
+Workers of one lab are killed one after the other, each at a moment drawn uniformly by the clock. If
+the time that a failure wastes is t_ckpt + 1/(2f) + t_rtvl on average, what is lost beyond t_ckpt is
+half a checkpoint's interval on average, and any part of it as often as any other. 100 repeats and
+more decide: Eq. (1) holds where what it says lies within the interval of the measured mean.
+"""
+
+import random
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.injector.failures import WorkerCrash
+from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.run import Run
+from gemini_lab.report.values import RunReport
+from gemini_lab.simulator.interval import mean_interval
+from gemini_lab.training.quickstart import gpt_job
+from gemini_lab_bench.benches.waiting import wait_for
+from gemini_lab_bench.progress import say
+from gemini_lab_bench.rows import Row
+
+NODES: Final = 4
+SETTLED: Final = 4  # iterations after a start, before a failure may come
+WITHIN: Final = 4  # iterations from then, in which it comes
+
+
+def bench(repeats: int) -> list[Row]:
+    """Kill `repeats` workers of one lab, each at a moment of its own."""
+    rng = random.Random(repeats)
+    with (
+        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
+        Lab(NODES, folder=Path(folder)) as lab,
+    ):
+        lab.wait_until_ready()
+        run = lab.train(gpt_job(size="tiny", iterations=10**6), persistent_url=None)
+        pace_s = 0.0
+        for number in range(1, repeats + 1):
+            wait_for(run, iteration=run.iteration + SETTLED)
+            pace_s = pace_s or _pace_s(run)
+            time.sleep(any_phase(rng) * pace_s)
+            run.inject(WorkerCrash(f"rank-{rng.randrange(NODES)}"))
+            wait_for(run, recoveries=number)
+            say(f"kill {number} of {repeats}")
+        report = run.report()
+        run.stop()
+    return rows_of(report)
+
+
+def any_phase(rng: random.Random) -> float:
+    """After how many iterations a failure comes: any part of one as often as any other.
+
+    A sum of two even draws, for the pace is known to some percent only: one even draw over 3
+    iterations that are taken for 2.7 would prefer the first third of an iteration by a tenth.
+    """
+    return rng.uniform(0.0, WITHIN / 2) + rng.uniform(0.0, WITHIN / 2)
+
+
+def rows_of(report: RunReport) -> list[Row]:
+    """What the failures of a run wasted, beside what Eq. (1) says of them.
+
+    Raises:
+        GeminiError: Of none of them it is known.
+    """
+    wasted = report.wasted
+    if wasted is None:
+        raise GeminiError("no failure of the run tells what it wasted")
+    lost = [one.lost_progress_s for one in report.recoveries if one.lost_progress_s is not None]
+    beyond = [(one - wasted.checkpoint_s) / wasted.interval_s for one in lost]
+    mean = mean_interval(wasted.measured_s)
+    holds = wasted.predicted_s in mean
+    return [
+        Row(name="a version until it is whole, t_ckpt", values=(wasted.checkpoint_s,)),
+        Row(name="an iteration, which is the interval 1/f", values=(wasted.interval_s,)),
+        Row(name="wasted by a failure, measured", values=wasted.measured_s),
+        Row(name="the same by Eq. (1)", values=(wasted.predicted_s,)),
+        Row(
+            name="measured / predicted",
+            unit="",
+            values=tuple(one / wasted.predicted_s for one in wasted.measured_s),
+        ),
+        Row(name="its mean (Student-t)", values=(mean.mean,), bounds=(mean.low, mean.high)),
+        Row(name="Eq. (1) lies there (1: yes)", unit="", values=(float(holds),)),
+        Row(name="lost beyond t_ckpt, in intervals (0.5)", unit="", values=tuple(beyond)),
+        Row(name="... in 1 of 4 less than (0.25)", unit="", values=(_quartile(beyond, 1),)),
+        Row(name="... in 3 of 4 less than (0.75)", unit="", values=(_quartile(beyond, 3),)),
+    ]
+
+
+def _quartile(values: list[float], number: int) -> float:
+    """The value below which `number` in four lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * number // 4)]
+
+
+def _pace_s(run: Run) -> float:
+    """How long an iteration takes, as far as is known."""
+    steps_s = [one.duration_s for one in run.report().iterations[NODES:]]
+    return median(steps_s)

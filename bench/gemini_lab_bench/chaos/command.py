@@ -1,0 +1,177 @@
+"""`gemini-lab chaos`: break real runs at random, and see that everything holds."""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.cli.exits import Exit
+from gemini_lab.display import complain, tell
+from gemini_lab.errors import ConfigError
+from gemini_lab.lab.config import LabConfig
+from gemini_lab.limits import seconds, whole
+from gemini_lab.report.columns import columns
+from gemini_lab_bench.chaos.campaign import Plan, campaign, load_now
+from gemini_lab_bench.chaos.faults import Schedule
+from gemini_lab_bench.chaos.kinds import KINDS, USUAL, named
+from gemini_lab_bench.chaos.means import check, lacking, possible
+from gemini_lab_bench.chaos.result import Result, summed
+
+WHAT_HOLDS: Final = """\
+Real faults at random moments of real runs on this machine. What must hold:
+every loss is that of a run without faults, bit by bit; one root agent a term,
+and one history; nothing that was saved is lost without a person's word;
+training goes on within the limit; the log tells all of it; nothing is left at
+the end. The exit status is 1 where something did not hold; the smallest
+schedule found that shows it is kept, and can be replayed."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `gemini-lab chaos`."""
+    listed = columns({name: kind.text for name, kind in KINDS.items()})
+    options = argparse.ArgumentParser(
+        prog="gemini-lab chaos",
+        description=f"{WHAT_HOLDS}\n\nkinds of faults:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    number = partial(options.add_argument, metavar="N")
+    number("--faults", type=whole("faults"), default=20, help="how many in all (%(default)s)")
+    number("--seed", type=whole("seed"), default=0, help="of all that is drawn (%(default)s)")
+    options.add_argument(
+        "--kinds",
+        help="names, separated by commas, or patterns as 'tier_*'; by default all but those for "
+        "a job of its own: " + ", ".join(name for name in KINDS if name not in USUAL),
+    )
+    options.add_argument(
+        "--by-time",
+        action="store_true",
+        help="each kind takes about as much time as any other; by default each is as likely",
+    )
+    number(
+        "--nodes",
+        type=whole("nodes"),
+        default=LabConfig.nodes,
+        help="machines that train (%(default)s)",
+    )
+    number(
+        "--standbys",
+        type=whole("standbys"),
+        default=LabConfig.standbys,
+        help="machines that wait (%(default)s)",
+    )
+    number(
+        "--faults-a-run",
+        type=whole("faults"),
+        default=12,
+        help="a job suffers so many (%(default)s)",
+    )
+    options.add_argument(
+        "--minutes",
+        type=seconds,
+        metavar="N",
+        help="after so long nothing is struck any more, and the run is told to end; default: never",
+    )
+    number(
+        "--load",
+        type=whole("load"),
+        nargs="?",
+        const=4,
+        default=0,
+        help="processes to keep the machine busy (4 or N)",
+    )
+    options.add_argument(
+        "--limit",
+        type=seconds,
+        default=120.0,
+        metavar="S",
+        help="training that stands still for longer hangs (%(default)s)",
+    )
+    options.add_argument(
+        "--keep-processes",
+        action="store_true",
+        help="ranks that are not lost keep their process through a recovery",
+    )
+    number(
+        "--tries",
+        type=whole("tries"),
+        default=6,
+        help="runs to make a failing schedule smaller with (%(default)s)",
+    )
+    options.add_argument("--replay", type=Path, metavar="FILE", help="one schedule again")
+    options.add_argument("--folder", type=Path, default=Path("gemini-chaos"), help="for the runs")
+    options.add_argument("--json", type=Path, metavar="FILE", help="also write every fault here")
+    options.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="start nothing: one table of what campaigns wrote by --json",
+    )
+    return options
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """The campaign that the options mean.
+
+    Raises:
+        ConfigError: A number is impossible, or a kind is not known.
+    """
+    for name in ("faults", "nodes", "faults_a_run", "limit", "minutes"):
+        if (value := getattr(options, name)) is not None and not value > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above zero (got {value})")
+    kinds = named(options.kinds.split(",")) if options.kinds else USUAL
+    if options.kinds:
+        check(kinds, without=lacking())
+    else:
+        kinds, _ = possible(kinds, without=lacking())
+    return Plan(
+        faults=options.faults,
+        seed=options.seed,
+        kinds=kinds,
+        nodes=options.nodes,
+        standbys=options.standbys,
+        a_run=min(options.faults, options.faults_a_run),
+        limit_s=options.limit,
+        load=options.load,
+        tries=options.tries,
+        folder=options.folder.absolute(),
+        by_time=options.by_time,
+        keeps=options.keep_processes,
+        most_s=None if options.minutes is None else options.minutes * 60,
+    )
+
+
+def command(arguments: list[str]) -> int:
+    """Run a campaign, or one schedule again."""
+    options = parser().parse_args(arguments)
+    if options.table:
+        tell(summed([Result.read(path) for path in options.table]))
+        return Exit.FINISHED
+    if not sys.platform.startswith("linux"):
+        raise ConfigError("a campaign finds processes through /proc, so it needs Linux")
+    plan = plan_of(options)
+    replayed = None
+    if options.replay is not None:
+        replayed = [Schedule.load(options.replay)]
+        check([fault.kind for fault in replayed[0].faults], without=lacking())
+    elif not options.kinds:
+        for reason in possible(USUAL, without=lacking())[1]:
+            tell(f"left out: {reason}")
+    result = campaign(plan, schedules=replayed, record=options.json)
+    tell(f"\n{result}")
+    tell(
+        f"on {result.machine['system']}, {result.machine['cores']} cores, load "
+        f"{result.machine['load_1_min']:.1f} before and {load_now():.1f} after"
+        + (f", {plan.load} processes that kept it busy" if plan.load else "")
+        + f"; seed {plan.seed}"
+    )
+    if options.json:
+        result.write(options.json)
+        tell(f"written to {options.json}")
+    if result.failures:
+        return Exit.FAILED
+    if result.was_interrupted:
+        complain("gemini-lab chaos: interrupted: of what was left nothing is known")
+        return Exit.INTERRUPTED
+    return Exit.FINISHED

@@ -1,0 +1,332 @@
+"""How a campaign breaks things, from outside of the run: signals, the tier's files, orders."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, get_args
+
+import psutil
+
+from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.injector.failures import BitFlip, Failure, LinkCut, Where, WrongSums
+from gemini_lab.lab.control import ask
+from gemini_lab.log.file import LOG_FILE
+from gemini_lab.recovery.messages import InjectFailure
+from gemini_lab.recovery.requests import DrainNode, ResizeRun, RewindRun
+from gemini_lab_bench.chaos.faults import Fault
+from gemini_lab_bench.chaos.hands import Hands
+from gemini_lab_bench.chaos.kinds import KINDS
+from gemini_lab_bench.chaos.limits import exhaust, fill_log
+from gemini_lab_bench.chaos.scene import EDITED, OWN_PART, Scene
+from gemini_lab_bench.chaos.sockets import flap, refuse
+from gemini_lab_bench.chaos.told import Told
+from gemini_lab_bench.chaos.victims import NodeProcesses, etcd_of, marked, nodes_of, send
+
+Mend = Callable[[], object]
+Way = Callable[[Fault], tuple[str, Mend | None]]
+FEWEST_TO_TELL: Final = 3
+SIGNALS: Final = {
+    "kill": signal.SIGKILL,
+    "hang": signal.SIGSTOP,
+    "stop": signal.SIGSTOP,
+    "return": signal.SIGSTOP,
+}
+"""What the last word of a kind's name does to processes."""
+LIMITS: Final = ("files", "memory", "shm")
+"""What of an agent can be exhausted, by that word."""
+
+
+class Strikes:
+    """Breaks what is to be broken of one run.
+
+    Args:
+        mark: Of the run's processes.
+        folder: The run's.
+        owner: The process that started it.
+        told: What its log says.
+        scene: What stands around it.
+        rack_of: The racks of its nodes, by name.
+        nodes: How many it is to have.
+
+    Attributes:
+        edits: From when to when the script was another one.
+    """
+
+    def __init__(
+        self,
+        *,
+        mark: str,
+        folder: Path,
+        owner: subprocess.Popen[bytes],
+        told: Told,
+        scene: Scene,
+        rack_of: Mapping[str, str] = MappingProxyType({}),
+        nodes: int = 0,
+    ) -> None:
+        self._mark, self._folder = mark, folder
+        self._told, self._scene, self._rack_of = told, scene, rack_of
+        self._nodes = nodes
+        self._owner = psutil.Process(owner.pid)
+        self._hands = Hands(folder, self._owner, os.environ)
+        self.edits: list[list[float]] = []
+        self._wrong: set[str] = set()  # the nodes that compute wrong
+        self._ways: dict[str, Way] = {
+            "tier": self._break_tier,
+            "log_full": self._fill_log,
+            "clock_step": self._set_clock,
+            "link_cut": self._cut,
+            "worker_cut": self._cut,
+            "link_flap": self._break_sockets,
+            "port_refuse": self._break_sockets,
+            "bit_flip": self._flip,
+            "node_drain": self._drain,
+            "wrong_sums": self._compute_wrong,
+            "resize": self._resize,
+            "rewind": self._rewind,
+            "hands": self._ask,
+            "script_edit": self._edit,
+        }
+
+    def strike(self, fault: Fault) -> tuple[str, Mend | None]:
+        """Make a fault happen; what was hit, and what mends it again.
+
+        Raises:
+            ConfigError: What it would break is not there now.
+        """
+        what, _, how = fault.kind.partition("_")
+        if (way := self._ways.get(fault.kind) or self._ways.get(what)) is not None:
+            return way(fault)
+        if how in LIMITS:
+            return self._exhaust(fault, how)
+        if KINDS[fault.kind].needs == "network":
+            return self._break_link(fault)
+        hit, processes = self._processes(fault, what)
+        if not send(processes, SIGNALS[how.rpartition("_")[2]]):
+            raise ConfigError(f"{hit} has no such process now")
+        mends = KINDS[fault.kind].lasts_s is not None
+        return hit, (lambda: send(processes, signal.SIGCONT)) if mends else None
+
+    def rest(self) -> None:
+        """Wait for what people typed, and take it that the script is no other one any more."""
+        self._hands.rest()
+        for edit in self.edits:
+            edit[1] = min(edit[1], time.time())
+
+    @property
+    def said(self) -> list[str]:
+        """What people at shells were told, or saw, that nobody should."""
+        return self._hands.found
+
+    def _all(self) -> list[psutil.Process]:
+        return marked(self._mark)
+
+    def _processes(self, fault: Fault, what: str) -> tuple[str, list[psutil.Process]]:
+        """Whose processes get a signal."""
+        if what == "etcd":
+            return "etcd", etcd_of(self._mark)
+        if what == "owner":
+            return "the owner", [self._owner]
+        nodes = nodes_of(self._mark)
+        names = self._names(fault, nodes)
+        found = [nodes[name] for name in names if name in nodes]
+        hit = " and ".join(names) or "nobody"
+        return hit, [process for node in found for process in _part(node, what)]
+
+    def _names(self, fault: Fault, there: Collection[str]) -> list[str]:
+        names: Sequence[str | None]
+        match fault.place:
+            case "root":
+                names = [self._told.root]
+            case "standby":
+                names = [name for name in self._told.standbys if name in there][:1]
+            case "pair":
+                names = self._told.keepers_of(fault.rank)
+            case "rack":
+                rack = self._rack_of.get(self._told.node_of(fault.rank) or "", "")
+                names = [name for name in there if rack and self._rack_of.get(name) == rack]
+            case "all":
+                names = [*there]
+            case _:
+                names = [self._told.node_of(fault.rank)]
+        return [name for name in names if name]
+
+    def _order(self, failure: Failure) -> tuple[str, None]:
+        """Have the run's owner order it, as `gemini-lab inject` does."""
+        return ask(self._folder, InjectFailure(failure=failure.to_json())), None
+
+    def _drain(self, fault: Fault) -> tuple[str, Mend]:
+        """Give a node notice, and take its machine when that is over."""
+        name, _ = self._agent(fault)
+        ask(self._folder, DrainNode(node=name))
+
+        def take() -> None:
+            if (node := nodes_of(self._mark).get(name)) is not None:
+                send(node.all, signal.SIGKILL)
+
+        return name, take
+
+    def _compute_wrong(self, fault: Fault) -> tuple[str, None]:
+        """Have a node compute wrong for good.
+
+        Raises:
+            ConfigError: It cannot be now.
+        """
+        name, _ = self._agent(fault)
+        named, there = self._told.named_wrong, nodes_of(self._mark)
+        if reason := why_not_wrong(self._wrong, named=named, there=there, nodes=self._nodes):
+            raise ConfigError(reason)
+        self._wrong.add(name)
+        places = get_args(Where)
+        where = places[fault.bit % len(places)]
+        ask_for = WrongSums(f"rank-{fault.rank}", where, seed=fault.bit % 2**31)
+        hit, _ = self._order(ask_for)
+        return f"{hit}, {where}", None
+
+    def _cut(self, fault: Fault) -> tuple[str, None]:
+        """Close the connection of a node and the root, or all between two nodes' workers."""
+        other = f"rank-{(fault.rank + 1) % self._nodes}"
+        to = other if fault.kind == "worker_cut" else None
+        return self._order(LinkCut(f"rank-{fault.rank}", to=to))
+
+    def _flip(self, fault: Fault) -> tuple[str, None]:
+        return self._order(BitFlip(f"rank-{fault.rank}", fault.rank))
+
+    def _rewind(self, fault: Fault) -> tuple[str, None]:
+        """Have training take back some iterations, and do them again with the same data."""
+        steps = 1 + fault.bit % 2  # memory has two versions
+        return ask(self._folder, RewindRun(steps=steps, skip=False)) or f"{steps} iterations", None
+
+    def _ask(self, fault: Fault) -> tuple[str, Mend]:
+        """Have people ask for what cannot be; they need nobody to end it."""
+        return self._hands.ask(fault.bit), lambda: None
+
+    def _fill_log(self, _fault: Fault) -> tuple[str, Mend]:
+        """Have the owner's files grow no more, as on a full disk."""
+        return "the log", fill_log(self._owner, self._folder / LOG_FILE, self._all)
+
+    def _resize(self, _fault: Fault) -> tuple[str, Mend]:
+        """Have the run go on with a node less, and later with as many as before."""
+        hit = ask(self._folder, ResizeRun(nodes=self._nodes - 1))
+
+        def back() -> None:
+            with suppress(GeminiError):  # it may be over
+                ask(self._folder, ResizeRun(nodes=self._nodes))
+
+        return hit or f"{self._nodes - 1} nodes", back
+
+    def _edit(self, _fault: Fault) -> tuple[str, Mend]:
+        """Have the script's own module be another one, which computes the same."""
+        self._scene.edit(EDITED)
+        edit = [time.time(), inf]
+        self.edits.append(edit)
+
+        def back() -> None:
+            edit[1] = time.time()
+            self._scene.edit(OWN_PART)
+
+        return "the script's own part", back
+
+    def _exhaust(self, fault: Fault, how: str) -> tuple[str, Mend]:
+        """Have an agent get no more of something."""
+        names = self._names(fault, nodes := nodes_of(self._mark))
+        if not names or names[0] not in nodes:
+            raise ConfigError(f"{names[0] if names else 'nobody'} has no such process now")
+        return names[0], exhaust(nodes[names[0]].agent, how, self._all)
+
+    def _break_sockets(self, fault: Fault) -> tuple[str, Mend]:
+        name, pid = self._agent(fault)
+        if fault.kind == "port_refuse":
+            return name, refuse(pid)
+
+        def others() -> list[int]:
+            agents = [node.agent.pid for node in nodes_of(self._mark).values()]
+            return [agent for agent in agents if agent != pid]
+
+        return name, flap(pid, others)
+
+    def _agent(self, fault: Fault) -> tuple[str, int]:
+        """The node that a fault strikes, and the process that it is known by.
+
+        Raises:
+            ConfigError: It is not there now.
+        """
+        name, nodes = self._told.node_of(fault.rank), nodes_of(self._mark)
+        if name not in nodes:
+            raise ConfigError(f"{name or 'nobody'} has no such process now")
+        return name, nodes[name].agent.pid
+
+    def _break_link(self, fault: Fault) -> tuple[str, Mend]:
+        if self._scene.hosts is None:
+            raise ConfigError("the nodes of this run have no networks of their own")
+        hosts, (name, pid) = self._scene.hosts, self._agent(fault)
+        host = hosts.strike(fault, pid)
+        return name, lambda: hosts.mend(host)
+
+    def _set_clock(self, fault: Fault) -> tuple[str, None]:
+        if self._scene.clocks is None:
+            raise ConfigError("the nodes of this run have no clocks of their own")
+        name, pid = self._agent(fault)
+        self._scene.clocks.step(pid, fault.step_s)
+        return f"{name}, by {fault.step_s:+} s", None
+
+    def _break_tier(self, fault: Fault) -> tuple[str, Mend | None]:
+        how = fault.kind.removeprefix("tier_")
+        if KINDS[fault.kind].needs == "store":
+            if (store := self._scene.store) is None:
+                raise ConfigError("no store that can be broken stands before the tier of this run")
+            store.strike(how, fault.bit)
+            return "the store", lambda: store.mend(how)
+        match how:
+            case "away":
+                self._scene.tier.go_away()
+                return "the tier", self._scene.tier.come_back
+            case "full":
+                self._scene.tier.fill()
+                return "the tier", self._scene.tier.empty
+            case "hang" | "slow":
+                return "the tier", self._scene.tier.freeze(now_and_then=how == "slow")
+            case "flip":
+                return self._scene.tier.flip(fault.bit), None
+            case _:
+                return self._scene.tier.tear(), None
+
+
+def why_not_wrong(
+    struck: Collection[str], *, named: Collection[str], there: Collection[str], nodes: int
+) -> str:
+    """Why no node may begin to compute wrong now; empty if one may.
+
+    Two of a few at once cannot be told from the others, and a run ends for that: so the next one
+    comes when the last one was named, or is gone.
+
+    Args:
+        struck: Those that were made to so far.
+        named: Those that the run knows of.
+        there: Those that live.
+        nodes: Of the run.
+    """
+    if waiting := [one for one in struck if one in there and one not in named]:
+        return f"{waiting[0]} computes wrong already, and was not named yet"
+    if nodes < FEWEST_TO_TELL:
+        return f"of {nodes} nodes nobody can tell which one computes wrong"
+    return ""
+
+
+def _part(node: NodeProcesses, what: str) -> list[psutil.Process]:
+    """The processes that a kind's first word names; whole nodes by default."""
+    match what:
+        case "agent":
+            return [node.agent]
+        case "warm":
+            return node.warm
+        case "bulk":
+            return node.bulk
+        case "worker":
+            return node.workers
+    return node.all

@@ -1,0 +1,120 @@
+"""What the log of a run under way has told so far: who is where, and what moment it is."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.file import LOG_FILE
+from gemini_lab.log.follow import LogFeed
+from gemini_lab.report.reducers.course import Course
+from gemini_lab.report.reducers.nodes import Nodes
+from gemini_lab.report.reducers.reached import Reached
+from gemini_lab_bench.chaos.kinds import Moment
+
+AFTER_STEP: Final[dict[str, Moment]] = {
+    "fence": "inventory",
+    "plan": "start",
+    "start": "retrieve",
+    "retrieve": "warm_up",
+}
+"""A step is told when it is over: so what begins then."""
+
+
+class Told:
+    """Follows one run's log.
+
+    Args:
+        folder: The run's.
+        iterations: Of its job.
+
+    Attributes:
+        entries: All of it so far.
+        progress: How often the iteration that every rank has finished has changed.
+        since_s: When, by this process's clock, each moment came last.
+        named_wrong: The nodes that were found to compute wrong.
+    """
+
+    def __init__(self, folder: Path, *, iterations: int) -> None:
+        self.entries: list[Entry] = []
+        self.progress = 0
+        self.since_s: dict[Moment, float] = {}
+        self.named_wrong: set[str] = set()
+        self._iterations = iterations
+        self._feed = LogFeed(folder / LOG_FILE)  # which is not there yet
+        self._course, self._nodes, self._reached = Course(), Nodes(), Reached()
+        self._holders: tuple[tuple[int, ...], ...] = ()
+        self._done = 0
+
+    def poll(self) -> None:
+        """Read on."""
+        for entry in self._feed.poll():
+            self.entries.append(entry)
+            for part in (self._course, self._nodes, self._reached):
+                part.take(entry)
+            self._follow(entry.event)
+
+    def _follow(self, event: events.AnyEvent) -> None:
+        match event:
+            case events.Protected(placement=placement) if placement is not None:
+                self._holders = placement.holders
+            case events.WrongSums():
+                self.named_wrong |= {*event.nodes}
+            case events.RecoveryStarted():
+                self._note("fence")
+            case events.RecoveryPlanned():
+                self._note("plan")
+                self._done = event.version or 0  # to go back to it is no progress
+            case events.RecoveryStep() if event.step in AFTER_STEP:
+                self._note(AFTER_STEP[event.step])
+            case events.PersistStarted():
+                self._note("save")
+            case events.PersistFinished():
+                self._note("commit")
+            case events.Iteration(restored=False):
+                if event.iteration >= self._iterations:
+                    self._note("end")
+                self._count()
+
+    def _note(self, moment: Moment) -> None:
+        self.since_s[moment] = time.monotonic()
+
+    def _count(self) -> None:
+        done = self._reached.done()
+        self.progress += done != self._done
+        self._done = done
+
+    @property
+    def bad_lines(self) -> int:
+        """Lines of the log that were no events."""
+        return self._feed.bad_lines
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the log says that the run has ended."""
+        return self._course.is_over
+
+    @property
+    def waits_for(self) -> str:
+        """What the run waits for, in its own words; empty if it does not."""
+        return self._course.detail if self._course.phase == "waiting for machines" else ""
+
+    @property
+    def root(self) -> str:
+        """The node with the root agent."""
+        return self._nodes.root
+
+    @property
+    def standbys(self) -> list[str]:
+        """Living nodes without a position."""
+        return self._nodes.standbys
+
+    def node_of(self, rank: int) -> str | None:
+        """The node on which a rank runs."""
+        return self._nodes.node_of(rank)
+
+    def keepers_of(self, shard: int) -> list[str | None]:
+        """The nodes that keep a shard, its owner first; one worker a node."""
+        ranks = self._holders[shard] if shard < len(self._holders) else (shard,)
+        return [self.node_of(rank) for rank in ranks]

@@ -1,0 +1,61 @@
+"""What a bench measured on an emulated machine, as points and in words."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from gemini_lab_bench.figures.figure import Origin, Point
+from gemini_lab_bench.rows import FEW, value_of, with_unit
+
+EMULATED: Final = {
+    "link_bytes_per_s": "nodes' links are paced, at {}",
+    "layer_s": "layers take an accelerator's time, {} each",
+    "copy_bytes_per_s": "sub-buffers are emptied by a paced bus, at {}",
+    "zero": "ZeRO's thresholds are scaled down",
+}
+"""What to say where a result's settings name it, with its value."""
+
+
+def by_name(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's rows by name."""
+    return {row["name"]: row for row in record["rows"]}
+
+
+def percent(
+    record: Mapping[str, Any],
+    row: Mapping[str, Any],
+    *,
+    x: float | str,
+    origin: Origin,
+    series: str = "Gemini",
+) -> Point:
+    """A row of ratios as percent above 1."""
+    ends = (row.get("low_95"), value_of(row), row.get("high_95"))
+    low, middle, high = (None if end is None else 100 * (end - 1) for end in ends)
+    how = "the scheduler's prediction from the job's profile"
+    if origin == "measured":
+        how = how_measured(record, row)
+    return Point(series=series, x=x, y=middle, low=low, high=high, origin=origin, how=how)
+
+
+def how_measured(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """How often a row was measured, and beside what."""
+    machine = record["machine"]
+    count = len(row["values"])
+    of = f"{'mean' if count < FEW else 'median'} of {count} runs with its 95 % interval"
+    return (
+        f"{of if count > 1 else 'one run, no interval'}; {machine['cores']} cores, "
+        f"load {machine['load_1_min']:.1f} before and {record['load_1_min_after']:.1f} after"
+    )
+
+
+def conditions(record: Mapping[str, Any]) -> Iterator[str]:
+    """What was emulated, and on what machine it ran."""
+    settings = next(row["settings"] for row in record["rows"] if row["settings"])
+    found = [
+        text.format(with_unit(key, settings[key]))
+        for key, text in EMULATED.items()
+        if key in settings
+    ]
+    yield "Real runs; emulated: " + "; ".join(found) + "."
+    machine = record["machine"]
+    yield f"On {machine['system']}, {machine['cores']} cores."

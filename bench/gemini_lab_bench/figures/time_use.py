@@ -1,0 +1,51 @@
+"""Where the time of simulated runs goes, policy by policy."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gemini_lab.simulator import Outcome
+from gemini_lab.simulator.failures import DAY_S
+from gemini_lab_bench.figures.figure import Figure, Point
+
+COUNTS: Final = "training that counts"
+PARTS: Final[dict[str, Callable[[Outcome], float]]] = {
+    COUNTS: lambda outcome: outcome.productive_s,
+    "done again": lambda outcome: outcome.lost_s,
+    "slower or standing still": lambda outcome: max(0.0, outcome.overhead_s),
+    "recovering": lambda outcome: sum(outcome.down_s.values()),
+}
+"""Seconds of each, which add up to the run's length."""
+
+
+def figure(outcomes: Sequence[Outcome], *, title: str, losses_only: bool = False) -> Figure:
+    """One bar a run, cut into `PARTS`, in per cent of the run's length.
+
+    The first part is the effective training time ratio. `"slower or standing still"` is what
+    checkpoints cost training that counts: stalls, longer iterations, fewer nodes.
+
+    Args:
+        outcomes: What `simulate` or `compare` gave.
+        title: For people.
+        losses_only: Do not draw training that counts, to see small losses.
+    """
+    points = [
+        Point(
+            series=part,
+            x=outcome.policy.name,
+            y=None if losses_only and part == COUNTS else 100 * seconds(outcome) / outcome.wall_s,
+            text="not drawn" if losses_only and part == COUNTS else "",
+            origin="simulation",
+            how=f"{outcome.failures} failures in {outcome.wall_s / DAY_S:g} simulated days",
+        )
+        for outcome in outcomes
+        for part, seconds in PARTS.items()
+    ]
+    return Figure(
+        name="time_use",
+        title=title,
+        x_label="% of the time" + " that is lost" * losses_only,
+        y_label="",
+        points=tuple(points),
+        kind="timeline",
+        unit="%",
+    )

@@ -1,0 +1,71 @@
+"""PyTorch's distributed checkpoints: `async_save` with its default stager."""
+
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
+
+from gemini_lab_bench.peers.contract import Peer, Region, Task
+
+
+class Dcp(Peer):
+    """Staged into shared memory on a thread, written by a process; pinning would need CUDA."""
+
+    restores_in_place = True
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=False,
+                use_shared_memory=True,
+                use_async_staging=True,
+                use_non_blocking_copy=False,
+            )
+        )
+        self._response: Any = None
+        self._step = 0
+
+    def begin(self, step: int) -> None:
+        """Begin to stage."""
+        self._step = step
+        self._response = async_save(
+            self._named(),
+            checkpoint_id=str(self._folder(step)),
+            async_stager=self._stager,
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+        )
+
+    def before_update(self) -> None:
+        """Wait until all is staged."""
+        self._response.staging_completion.result()
+
+    def finish(self) -> None:
+        """Wait for the files, and drop the older ones; no other rank has a copy."""
+        self._response.upload_completion.result()
+        torch.distributed.barrier()
+        if self.task.rank == 0:
+            shutil.rmtree(self._folder(self._step - 1), ignore_errors=True)
+
+    def restore(self) -> dict[str, torch.Tensor]:
+        """Load the files into the state."""
+        load(self._named(), checkpoint_id=str(self._folder(self._step)))
+        return self.state
+
+    def stored(self) -> Sequence[Region]:
+        """The file with this rank's tensors."""
+        return [*self._folder(self._step).glob(f"__{self.task.rank}_*.distcp")]
+
+    def close(self) -> None:
+        """Give the shared memory back."""
+        self._stager.close()
+
+    def _named(self) -> dict[str, Any]:
+        return {f"rank{self.task.rank}.{name}": tensor for name, tensor in self.state.items()}
+
+    def _folder(self, step: int) -> Any:
+        return self.task.folder / f"step{step}"

@@ -1,0 +1,88 @@
+"""DeepSpeed's own checkpoints: `save_checkpoint` of a ZeRO-3 engine."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import deepspeed
+import torch
+
+from gemini_lab_bench.peers.contract import TENSORS, Peer, Region, Task
+
+_STATE_BYTES: Final = 12  # of a weight: fp32 master and Adam's two moments
+
+
+class Weights(torch.nn.Module):
+    """Some weights, and a loss that all of them have a part in."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        for number in range(TENSORS):
+            weight = torch.nn.Parameter(torch.rand(numel))
+            self.register_parameter(f"weight{number}", weight)
+
+    def forward(self) -> torch.Tensor:
+        """Their sum."""
+        return torch.stack([weight.float().sum() for weight in self.parameters()]).sum()
+
+
+class DeepSpeedZero(Peer):
+    """Blocking files, one of each rank; the fp32 states of the optimizer have the task's size."""
+
+    restores_in_place = True
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        numel = task.size_bytes * task.ranks // _STATE_BYTES // TENSORS
+        model = Weights(numel)
+        self._engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=list(model.parameters()), config=_config(task.ranks)
+        )
+        self._engine.backward(self._engine())
+        self._engine.step()  # only then Adam has moments
+        self.state = self._states()
+        self._step = 0
+
+    def begin(self, step: int) -> None:
+        """Write all files."""
+        self._step = step
+        self._engine.save_checkpoint(str(self.task.folder), tag=f"step{step}")
+
+    def finish(self) -> None:
+        """Nothing is left to do but to drop the older files; no other rank has a copy."""
+        torch.distributed.barrier()
+        if self.task.rank == 0:
+            shutil.rmtree(self.task.folder / f"step{self._step - 1}", ignore_errors=True)
+
+    def restore(self) -> dict[str, torch.Tensor]:
+        """Load the files into the engine."""
+        self._engine.load_checkpoint(str(self.task.folder), tag=f"step{self._step}")
+        self.state = self._states()
+        return self.state
+
+    def stored(self) -> Sequence[Region]:
+        """The file with this rank's states."""
+        folder = self.task.folder / f"step{self._step}"
+        return [*folder.glob(f"*zero_pp_rank_{self.task.rank}_*optim_states.pt")]
+
+    def _states(self) -> dict[str, torch.Tensor]:
+        """The live fp32 states: master weights and both moments."""
+        optimizer = self._engine.optimizer
+        found = {}
+        for group, master in enumerate(optimizer.fp32_partitioned_groups_flat):
+            moments = optimizer.optimizer.state[master]
+            found[f"{group}.master"] = master.data
+            found |= {f"{group}.{name}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
+        return found
+
+
+def _config(ranks: int) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "train_batch_size": ranks,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "steps_per_print": sys.maxsize,
+    }

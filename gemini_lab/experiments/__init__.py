@@ -1,1 +1,0 @@
-"""One module a figure or comparison; notebooks, the command line and tests all call these."""

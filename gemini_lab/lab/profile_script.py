@@ -1,0 +1,208 @@
+"""`gemini-lab profile`: when is the network of a DeepSpeed script idle?"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from gemini_lab.errors import ConfigError, RunFailedError
+from gemini_lab.job import Job, python_command
+from gemini_lab.lab.namespaces import NodeNetwork
+from gemini_lab.limits import whole
+from gemini_lab.profiler.observe import ITERATIONS, SKIP
+from gemini_lab.profiler.profile import Profile
+from gemini_lab.profiler.show import report
+from gemini_lab.units import format_bytes, parse_bandwidth
+
+_TORCHRUN: Final = (*python_command("torch.distributed.run"), "--standalone")
+
+
+def command(arguments: list[str]) -> int:
+    """Profile the script, print the time line, and write the profile.
+
+    Raises:
+        ConfigError: The script is not there.
+        RunFailedError: The script failed, or ended too early.
+    """
+    options = _parser().parse_args(arguments)
+    Job(script=options.script).check()
+    print(  # noqa: T201
+        f"{options.script} on {options.nproc} ranks of this machine, for {options.skip} iterations "
+        f"and {options.iterations} that are looked at",
+        file=sys.stderr,
+        flush=True,
+    )
+    profile = profile_script(
+        Path(options.script),
+        options.args,
+        nproc=options.nproc,
+        iterations=options.iterations,
+        skip=options.skip,
+        link_bytes_per_s=_rate(options.link),
+        kernel_link_bytes_per_s=_rate(options.kernel_link),
+    )
+    output = Path(options.output)
+    output.write_text(profile.to_json(), encoding="utf-8")
+    print(f"{report(profile)}\n\nwritten to {output}")  # noqa: T201
+    return 0
+
+
+def profile_script(
+    script: Path,
+    args: Sequence[str] = (),
+    *,
+    nproc: int = 2,
+    iterations: int = ITERATIONS,
+    skip: int = SKIP,
+    link_bytes_per_s: float | None = None,
+    kernel_link_bytes_per_s: float | None = None,
+    quiet: bool = False,
+) -> Profile:
+    """Run a DeepSpeed script under torchrun until its profile is made; the profile of rank 0.
+
+    Args:
+        script: Any script that calls `deepspeed.initialize` and `engine.step()`.
+        args: Its arguments.
+        nproc: Number of ranks, all on this machine.
+        iterations: How many iterations make the profile.
+        skip: How many pass before.
+        link_bytes_per_s: Gives each rank a paced link of this rate, as if on a node alone; a
+            collective takes what Gloo sends for it.
+        kernel_link_bytes_per_s: Gives each rank a node of its own, a network namespace, on a link
+            that the kernel shapes.
+        quiet: Whether to drop what the script prints, but for errors.
+
+    Raises:
+        ConfigError: The script is not there or no Python, or both kinds of link are asked for.
+        LaunchError: Network namespaces cannot be made here.
+        RunFailedError: The script failed, or ended too early.
+    """
+    Job(script=str(script)).check()
+    if link_bytes_per_s is not None and kernel_link_bytes_per_s is not None:
+        raise ConfigError("a link is either paced or shaped by the kernel; ask for one of them")
+    with tempfile.TemporaryDirectory(prefix="gemini-lab-profile-") as folder:
+        made = Path(folder) / "profile.json"
+        runner = python_command("gemini_lab.lab.profile_runner", f"--output={made}")
+        runner += [f"--iterations={iterations}", f"--skip={skip}"]
+        if link_bytes_per_s is not None:
+            runner.append(f"--link-bytes-per-s={link_bytes_per_s}")
+        job = [str(script), *args]
+        if kernel_link_bytes_per_s is None:
+            own = [f"--log-dir={folder}", f"--nproc-per-node={nproc}"]
+            command = [*_TORCHRUN, *own, "--no-python", *runner, *job]
+            code = _run([command], [{}], quiet=quiet)
+        else:
+            rate = f"{format_bytes(kernel_link_bytes_per_s)}/s"
+            runner.append(f"--condition=each rank on a link that the kernel shapes to {rate}")
+            with NodeNetwork(nproc, bytes_per_s=kernel_link_bytes_per_s) as network:
+                code = _run(
+                    [network.command(n, [*runner, *job]) for n in range(nproc)],
+                    [_member(network, node, nproc) for node in range(nproc)],
+                    quiet=quiet,
+                )
+        if not made.exists() and (short := too_short(made)).exists():
+            raise RunFailedError(
+                f"{script} ended after {short.read_text(encoding='utf-8')} whole iterations; "
+                f"{skip + iterations} that repeat are needed: let it run longer, or lower "
+                "--iterations"
+            )
+        if not made.exists():
+            raise RunFailedError(
+                f"{script} ended (exit code {code}) before its profile was made; "
+                "what it printed says why"
+            )
+        return Profile.from_json(made.read_text(encoding="utf-8"))
+
+
+def too_short(output: Path) -> Path:
+    """Where it stands how many iterations a script had, whose end came before the profile."""
+    return output.with_suffix(".short")
+
+
+def _member(network: NodeNetwork, node: int, nodes: int) -> dict[str, str]:
+    """The variables that torchrun would set for one node of several, each with one rank."""
+    return {
+        "RANK": str(node),
+        "WORLD_SIZE": str(nodes),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": network.address(0),
+        "MASTER_PORT": "29500",
+        "GLOO_SOCKET_IFNAME": network.interface,
+    }
+
+
+def _run(commands: list[list[str]], environments: list[dict[str, str]], *, quiet: bool) -> int:
+    """Run the commands side by side until all have ended or one has failed; its exit code."""
+    children = [
+        subprocess.Popen(
+            command,
+            env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
+            stdout=subprocess.DEVNULL if quiet else None,
+        )
+        for command, environment in zip(commands, environments, strict=True)
+    ]
+    try:
+        codes = [child.poll() for child in children]
+        while None in codes and not any(codes):
+            time.sleep(0.1)
+            codes = [child.poll() for child in children]
+        return next((code for code in codes if code), 0)
+    finally:
+        for child in children:
+            child.terminate()
+            child.wait()
+
+
+def _rate(text: str | None) -> float | None:
+    return parse_bandwidth(text) if text else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gemini-lab profile",
+        description="When is the network of a DeepSpeed script idle? The script runs unchanged, "
+        "under torchrun, until enough iterations have been seen.",
+    )
+    parser.add_argument(
+        "--iterations",
+        type=whole("profile_iterations"),
+        default=ITERATIONS,
+        metavar="N",
+        help="iterations to average over (%(default)s)",
+    )
+    parser.add_argument(
+        "--skip",
+        type=whole("iterations"),
+        default=SKIP,
+        metavar="N",
+        help="iterations to let pass first (%(default)s)",
+    )
+    parser.add_argument(
+        "--nproc",
+        type=whole("workers_per_node"),
+        default=2,
+        metavar="N",
+        help="ranks on this machine (%(default)s)",
+    )
+    parser.add_argument(
+        "--link", metavar="RATE", help='pace each rank to such a link, as in "400 Mbit/s"'
+    )
+    parser.add_argument(
+        "--kernel-link", metavar="RATE", help="the same by network namespaces (Linux, root)"
+    )
+    parser.add_argument(
+        "--output",
+        default="profile.json",
+        metavar="FILE",
+        help="where the profile goes (%(default)s)",
+    )
+    parser.add_argument("script", help="the training script")
+    its = parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    its.required = False  # by which an error would name it beside the script
+    return parser

@@ -1,0 +1,143 @@
+"""`attack`: look for the smallest case that breaks a stage which somebody wrote."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from gemini_lab.placement import Placement
+from gemini_lab_course.attacks.asking import NOTHING
+from gemini_lab_course.attacks.chunks import CHUNKS
+from gemini_lab_course.attacks.chunks import cases as chunk_cases
+from gemini_lab_course.attacks.outcome import Beside, Counterexample, Fault, Withstood
+from gemini_lab_course.attacks.placements import PLACEMENT, PlacementCase, figures
+from gemini_lab_course.attacks.placements import cases as placement_cases
+from gemini_lab_course.attacks.recoveries import RECOVERY
+from gemini_lab_course.attacks.recoveries import cases as recovery_cases
+from gemini_lab_course.attacks.roots import attack_root
+from gemini_lab_course.verdict import WrongAnswerError, another_kind
+
+__all__ = ["Beside", "Counterexample", "Fault", "Withstood", "attack", "compared", "withstood"]
+
+STAGES: Final = {"root": "event", "chunks": "profile", "recovery": "copies", "placement": "nodes"}
+"""The stages that can be attacked, each with a parameter that only its planner takes."""
+WHAT: Final = (
+    "a Placement, or a function that plans as plan_placement, plan_chunks or plan_recovery, or "
+    "decides as a root agent"
+)
+
+
+def attack(
+    mine: object, *, stage: str | None = None, within_s: float = 100.0
+) -> Counterexample | Withstood:
+    """Look for the smallest case that breaks `mine`: fewest nodes, then fewest failures.
+
+    All small cases are tried, the smallest first, so what is found is the smallest there is. A
+    planner is asked each twice, as it has to answer the same. A function is called with those of
+    its stage's arguments that it takes by name:
+
+    - placement: `nodes` and `replicas`; it gives a `Placement`, or for each shard the nodes that
+      keep it, its owner first;
+    - chunks: `profile`, `checkpoint_bytes`, `replicas`, `bandwidth_bytes_per_s`, `alpha_s`,
+      `buffer_bytes`, `sub_buffers` and `mu`, as `plan_chunks`; it gives a `ChunkSchedule` or its
+      `Chunk`s;
+    - recovery: `placement`, `members`, `copies`, `living`, `standbys` and `persistent`, as
+      `plan_recovery`; it gives a `RecoveryPlan`;
+    - root: `state`, `event` and `cluster`, as `lab.train(job, root=mine)` calls it; it gives what
+      the root agent does, see `gemini_lab.recovery.deciding`. Its cases are runs of modelled labs,
+      message by message: every single failure at many moments, then several.
+
+    Args:
+        mine: What is attacked: a function, or a `Placement`.
+        stage: `"placement"`, `"chunks"`, `"recovery"` or `"root"`, where a function's
+            parameters do not say.
+        within_s: Stop looking after so many seconds of work, on a busy machine up to five times
+            as long; what comes back then says so.
+
+    Raises:
+        WrongAnswerError: There is nothing that can be attacked. A notebook shows it as a sentence.
+    """
+    if isinstance(mine, Placement):
+        return _attack_placement(mine, within_s=within_s)
+    if not callable(mine):
+        raise another_kind(mine, name="mine", words=WHAT)
+    name = stage if stage is not None else _stage_of(mine)
+    if name == "placement":
+        return PLACEMENT.attack(mine, placement_cases(), within_s=within_s)
+    if name == "chunks":
+        return CHUNKS.attack(mine, chunk_cases(), within_s=within_s)
+    if name == "recovery":
+        return RECOVERY.attack(mine, recovery_cases(), within_s=within_s)
+    if name == "root":
+        return attack_root(mine, within_s=within_s)
+    raise WrongAnswerError(f"there is no stage {name!r}; choose one of {', '.join(STAGES)}")
+
+
+def withstood(
+    mine: object, *, name: str, stage: str, words: str, within_s: float = 100.0
+) -> Withstood:
+    """What an attack on an answer comes to where nothing breaks it.
+
+    Args:
+        mine: The student's.
+        name: The variable that holds it.
+        stage: What it is attacked as.
+        words: What it has to be, for people.
+        within_s: As for `attack`.
+
+    Raises:
+        WrongAnswerError: It is no function, there is a counterexample, or time was up before all
+            cases were tried.
+    """
+    if not callable(mine):
+        raise another_kind(mine, name=name, words=words)
+    result = attack(mine, stage=stage, within_s=within_s)
+    if isinstance(result, Counterexample) and result.fault.why == NOTHING:
+        raise WrongAnswerError(f"no answer yet: `{name}` has to be {words} that returns something")
+    if isinstance(result, Counterexample):
+        raise WrongAnswerError(f"not yet, with {result.words}; `attack({name})` draws it")
+    if not result.is_complete:
+        raise WrongAnswerError(
+            f"not judged to the end: {result.words}; make `{name}` faster, or look again on a "
+            "machine that has less to do"
+        )
+    return result
+
+
+def compared(result: Withstood) -> str:
+    """All figures as a table in text, which no output cuts within a word."""
+    head = ("", "yours", "reference", "bound")
+    rows = [
+        (each.what, *map(each.said, (each.yours, each.reference, each.optimum)))
+        for each in result.figures
+    ]
+    wide = max(len(what) for what, *_ in (head, *rows))
+    return "\n".join(
+        f"{what:<{wide}} " + "".join(f"{value:>12}" for value in values)
+        for what, *values in (head, *rows)
+    )
+
+
+def _attack_placement(mine: Placement, *, within_s: float) -> Counterexample | Withstood:
+    """A placement has one case only: its own."""
+    case = PlacementCase(nodes=mine.nodes, replicas=mine.replicas)
+    own = partial(figures, compared=[(mine.nodes, mine.replicas)])
+    stage = replace(PLACEMENT, figures=own, scope=f"{case}, as many nodes lost as replicas")
+    return stage.attack(lambda: mine, [case], within_s=within_s)
+
+
+def _stage_of(function: Callable[..., object]) -> str:
+    """The stage that a function's parameters are of."""
+    try:
+        names = set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        names = set()
+    for stage, parameter in STAGES.items():
+        if parameter in names:
+            return stage
+    raise WrongAnswerError(
+        "what is attacked has to take its stage's arguments by their names, so `nodes` and "
+        "`replicas`, or `profile` and more, `copies` and more, or `event` and more; or name its "
+        "stage: attack(mine, stage='placement')"
+    )

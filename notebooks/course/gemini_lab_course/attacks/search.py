@@ -1,0 +1,120 @@
+"""The search for the smallest counterexample: by trying all small cases, the smallest first."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar
+
+from gemini_lab.placement.own import by_name, takes
+from gemini_lab_course.attacks.asking import Asked, ask
+from gemini_lab_course.attacks.outcome import Beside, Case, Counterexample, Fault, Withstood
+
+C = TypeVar("C", bound=Case)
+A = TypeVar("A")
+BUSY: Final = 5.0
+"""How much longer a search may take where others have the processor, too."""
+FICKLE: Final = "asked the same again, it answers something else: who asks next goes by another one"
+
+
+class Patience:
+    """How long to look: so many seconds of work, which a busy machine makes no less.
+
+    Args:
+        within_s: Of this process's own work, and several times that on the clock.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self._begun_s = time.monotonic()
+        self._work_s = time.process_time() + within_s
+        self._clock_s = time.monotonic() + BUSY * within_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether to stop."""
+        return time.process_time() > self._work_s or time.monotonic() > self._clock_s
+
+    def each_s(self, tried: int) -> float:
+        """What each of `tried` cases took, on average."""
+        return (time.monotonic() - self._begun_s) / max(1, tried)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attacked(Generic[C, A]):
+    """A stage as it is attacked: what it is asked, and what is wrong with an answer.
+
+    Attributes:
+        name: The stage's name.
+        scope: How large its cases are, in words.
+        read: Brings an answer into the stage's own form, or raises `NotOneError`.
+        fault: What is wrong with an answer; `None` if nothing is.
+        figures: How good a stage that has no fault is, given what it answers to a case: `None`
+            where that is wrong.
+    """
+
+    name: str
+    scope: str
+    read: Callable[[object], A]
+    fault: Callable[[C, A], Fault | None]
+    figures: Callable[[Callable[[C], A | None]], tuple[Beside, ...]]
+
+    def judge(self, case: C, mine: Asked, *, tried: int) -> Counterexample | None:
+        """What `mine` makes of a case, where that is wrong; it is asked twice."""
+        answer, fault = self._asked(case, mine)
+        if fault is None:
+            second, fault = self._asked(case, mine)
+            if fault is not None:
+                fault = replace(fault, why=f"asked the same again: {fault.why}")
+            elif second != answer:
+                fault = Fault(why=FICKLE)
+            answer = second
+        if fault is None:
+            return None
+
+        def again(other: Callable[..., object]) -> Counterexample | None:
+            return self.judge(case, by_name(other), tried=tried)
+
+        return Counterexample(
+            stage=self.name, case=case, answer=answer, fault=fault, tried=tried, judge=again
+        )
+
+    def attack(
+        self, mine: Callable[..., object], cases: Iterable[C], *, within_s: float
+    ) -> Counterexample | Withstood:
+        """The first of `cases` that breaks `mine`; or what it is worth if none does.
+
+        Args:
+            mine: What is attacked.
+            cases: The smallest first.
+            within_s: When to stop looking; see `Patience`.
+        """
+        patience = Patience(within_s)
+        tried, left, asked = 0, 0, by_name(mine)
+        given: Mapping[str, object] = {}
+        for case in (in_order := iter(cases)):
+            if patience.is_over:
+                left = 1 + sum(1 for _ in in_order)
+                break
+            found = self.judge(case, asked, tried=tried)
+            if found is not None:
+                return found
+            tried += 1
+            given = case.arguments
+        return Withstood(
+            stage=self.name,
+            tried=tried,
+            left=left,
+            case_s=patience.each_s(tried),
+            figures=self.figures(lambda case: self._right(case, asked)),
+            scope=self.scope,
+            never_given=tuple(name for name in takes(mine) if name not in given),
+        )
+
+    def _right(self, case: C, mine: Asked) -> A | None:
+        """What `mine` answers, if that is right."""
+        answer, fault = self._asked(case, mine)
+        return None if fault else answer
+
+    def _asked(self, case: C, mine: Asked) -> tuple[A | None, Fault | None]:
+        """What `mine` answers, and what is wrong with that."""
+        answer, fault = ask(mine, case.arguments, read=self.read)
+        return answer, fault if answer is None else self.fault(case, answer)

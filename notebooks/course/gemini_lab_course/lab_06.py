@@ -1,0 +1,64 @@
+"""Lab 06: how often to checkpoint into a fast store, how many standbys, how long a lease."""
+
+from collections.abc import Callable
+
+from gemini_lab.simulator import Outcome
+from gemini_lab_course.verdict import need, number, whole_number
+
+
+def exercise_1(iterations: object, *, every: Callable[[int], Outcome]) -> str:
+    """Judge an interval by simulation: within one point of the best effective ratio.
+
+    Args:
+        iterations: The student's.
+        every: The outcome with a checkpoint after every so many iterations.
+
+    Raises:
+        WrongAnswerError: It is no whole number from 1 on, or another interval does much better.
+    """
+    count = whole_number(iterations, name="iterations")
+    need(count >= 1, f"there is no checkpoint every {count} iterations; 1 is the least")
+    yours = every(count).effective_ratio
+    best = max(every(each).effective_ratio for each in (4, 8, 12, 16, 20, 24))
+    need(yours > best - 0.01, f"{yours:.1%} with {count}; over a point more can be had")
+    return f"right: every {count} iterations, {yours:.1%} of the time counts (simulated)"
+
+
+def exercise_2(enough: object, *, waiting: Callable[[int], float], nodes: int = 1000) -> str:
+    """Judge the smallest number of standbys with which little time is spent waiting.
+
+    Args:
+        enough: The student's.
+        waiting: The share of the time that is spent waiting with so many standbys.
+        nodes: Machines in the cluster.
+
+    Raises:
+        WrongAnswerError: It is no whole number, is too small, or is not the smallest.
+    """
+    count = whole_number(enough, name="enough")
+    need(0 <= count <= nodes, f"between 0 and {nodes} standbys can wait, not {count}")
+    share = waiting(count)
+    need(share < 0.001, f"with {count} standbys, {share:.2%} of the time is spent waiting")
+    less = waiting(count - 1) if count else 1.0
+    need(less >= 0.001, f"{count} are enough, but so are fewer")
+    return f"right: {count}, waiting {share:.4%} of the time (simulated); {less:.2%} with less"
+
+
+def exercise_3(lease_s: object, *, accused: Callable[[float], float]) -> str:
+    """Judge the shortest lease with which hardly any healthy node is declared lost.
+
+    Args:
+        lease_s: The student's.
+        accused: Healthy nodes that are declared lost a day with such a lease.
+
+    Raises:
+        WrongAnswerError: It is no number above zero, too short, or much longer than it must be.
+    """
+    seconds = number(lease_s, name="lease_s", words="a number of seconds")
+    need(seconds > 0, f"a lease of {seconds:g} s is over before it begins")
+    found = accused(seconds)
+    need(found <= 1, f"with {seconds:g} s, {found:.3g} healthy nodes a day are declared lost")
+    shorter = seconds - 0.5
+    is_shortest = shorter <= 0 or accused(shorter) > 1
+    need(is_shortest, f"{seconds:g} s are enough, but so is half a second less")
+    return f"right: {seconds:g} s, {found:.2g} a day are accused (simulated)"

@@ -1,0 +1,54 @@
+"""Lab 08: a root agent of one's own, attacked in modelled labs and then run in a real one."""
+
+from collections.abc import Callable
+
+from gemini_lab import RunReport
+from gemini_lab.errors import RunFailedError
+from gemini_lab_course.attacks import compared, withstood
+from gemini_lab_course.verdict import WrongAnswerError, another_kind, in_short, need
+
+_WORDS = "a function of `state`, `event` and `cluster`"
+
+
+def exercise_1(decide: object, *, within_s: float = 100.0) -> str:
+    """Judge what a root agent decides by attacking it.
+
+    Args:
+        decide: The student's.
+        within_s: When to stop looking.
+
+    Raises:
+        WrongAnswerError: It is no function, or there is a counterexample.
+    """
+    result = withstood(decide, name="decide", stage="root", words=_WORDS, within_s=within_s)
+    return f"right: {result.words}\n{compared(result)}"
+
+
+def exercise_2(
+    mine: object, *, train: Callable[[object], RunReport], undisturbed: RunReport, failures: int
+) -> str:
+    """Judge what a root agent decides by the log of a real run that loses a worker and its root.
+
+    Args:
+        mine: The student's.
+        train: Trains with it and with the failures, and gives the report.
+        undisturbed: The same job's without failures.
+        failures: How many there are.
+
+    Raises:
+        WrongAnswerError: It is no function, or the run did not come back each time from memory.
+    """
+    if not callable(mine):
+        raise another_kind(mine, name="mine", words=_WORDS)
+    try:
+        report = train(mine)
+    except RunFailedError as error:
+        raise WrongAnswerError(f"not yet: the run did not finish: {in_short(error)}") from error
+    told = len(report.recoveries)
+    need(told >= failures, f"{failures} failures were to strike, and the log has {told}; run again")
+    elsewhere = [each.tier for each in report.recoveries if each.tier != "memory"]
+    need(not elsewhere, f"{len(elsewhere)} recoveries did not find their version in memory")
+    match = report.losses_match(undisturbed)
+    need(match, str(match))
+    versions = ", ".join(str(each.version) for each in report.recoveries)
+    return f"right: versions {versions} from memory, and {match}"

@@ -1,0 +1,20 @@
+"""The `links` bench's arithmetic."""
+
+import pytest
+
+from gemini_lab.profiler.profile import Profile
+from gemini_lab_bench.benches.links import rows
+from gemini_lab_bench.command import BENCHES
+
+
+def test_each_quotient_is_of_two_runs_of_the_same_repeat() -> None:
+    paced = [Profile.synthetic(iteration_s=t, idle_spans_s=[0.5]) for t in (2.0, 3.0)]
+    shaped = [Profile.synthetic(iteration_s=t, idle_spans_s=[0.5]) for t in (4.0, 3.0)]
+    found = {row.name: row.values for row in rows(paced, shaped, rate="5 MB/s")}
+    assert found["iteration, paced / shaped"] == (0.5, 1.0)
+    assert found["traffic, paced"] == pytest.approx((1.5, 2.5))
+    assert found["traffic, paced / shaped"] == pytest.approx((1.5 / 3.5, 1.0))
+
+
+def test_the_bench_stands_in_the_table() -> None:
+    assert BENCHES["links"][0] == "gemini_lab_bench.benches.links:bench"

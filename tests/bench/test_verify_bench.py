@@ -1,0 +1,90 @@
+"""What the bench of wrong sums makes of its tries."""
+
+import itertools
+
+import pytest
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import Iteration, WrongSums
+from gemini_lab_bench.benches.verify import Try, longer_in, tries_rows
+from gemini_lab_bench.benches.verify_ranks import STRUCK_AT, Strike, Trial, outcomes
+from gemini_lab_bench.benches.verify_trials import RANKS, Struck, rows_of, strikes
+
+
+def found(*nodes):
+    return WrongSums(
+        iteration=5,
+        work="gradient",
+        ranks=(1,),
+        nodes=nodes,
+        suspects=(),
+        replays=2,
+        version=4,
+        goes_back=False,
+        rewinds=0,
+    )
+
+
+def test_a_try_counts_where_its_node_alone_was_named():
+    tries = [
+        Try(where="gradient", node="node-1", found=found("node-1")),
+        Try(where="gradient", node="node-1", found=found("node-1", "node-2")),
+        Try(where="optimizer", node="node-1", found=None),
+    ]
+    rows = {row.name: row.values for row in tries_rows(tries, clean=7)}
+    assert rows["bit in gradient: of 2, the node was named"] == (1,)
+    assert rows["bit in optimizer: of 1, the node was named"] == (0,)
+    assert rows["bits without any effect on sums"] == (1,)
+    assert rows["right machines that were accused"] == (1,)
+    assert rows["replays until it was"] == (2, 2)
+
+
+def test_a_verified_iteration_is_compared_with_those_beside_it():
+    """Iteration 5 takes 1.5 s longer before it ends, its update 0.5 s more in the next one."""
+    lasted = [1.0] * 5 + [2.0] * 3
+    lasted[4] += 1.5
+    lasted[5] += 0.5
+    ended = itertools.accumulate(lasted)
+    log = [
+        Entry(
+            at_s=at_s,
+            node="node-0",
+            event=Iteration(rank=0, epoch=1, iteration=number, duration_s=0.0, waited_s=0.0),
+        )
+        for number, at_s in enumerate(ended, start=1)
+    ]
+    (longer,) = longer_in(log)
+    assert longer == pytest.approx(2.0)
+
+
+def test_real_ranks_name_the_one_that_was_struck_and_nobody_where_none_was():
+    """Two kinds of engines, one strike each, in the own work and in another's."""
+    trials = [
+        Trial(
+            engine="DDP",
+            seed=1,
+            strike=Strike(rank=1, where="gradient", lasts=False, in_replay=True),
+        ),
+        Trial(
+            engine="ZeRO-3",
+            seed=2,
+            strike=Strike(rank=2, where="optimizer", lasts=True, in_replay=False),
+        ),
+        Trial(engine="ZeRO-3", seed=3),
+    ]
+    *tries, clean = outcomes(trials, ranks=3)
+    told = [Struck(trial=t, outcome=o) for t, o in zip(trials, tries, strict=False)]
+    assert [one.is_named for one in told] == [True, True]
+    assert not any(one.accuses_another for one in told)
+    assert (clean.clean, clean.found) == (STRUCK_AT, None)
+    rows = {row.name: row.values for row in rows_of(told, [clean])}
+    assert rows["gradient of real ranks: of 1, the machine was named"] == (1,)
+    assert rows["undisturbed iterations of real ranks: of 2, with an accusation"] == (0,)
+
+
+def test_a_hundred_trials_strike_in_every_kind_of_place_of_every_kind_of_engine():
+    drawn = [*strikes(100)]
+    kinds = {(t.engine, t.strike.where, t.strike.lasts, t.strike.in_replay) for _, t in drawn}
+    assert len(kinds) == 4 * 3 * 2 * 2
+    assert {ranks for ranks, _ in drawn} == {*RANKS}
+    assert all(t.strike.rank < ranks for ranks, t in drawn)
