@@ -16,16 +16,16 @@ from gemini_lab.cli.screen import Beside, console, screen
 from gemini_lab.display import complain, readable, tell
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
-from gemini_lab.lab.attached import AttachedRun
+from gemini_lab.lab.attached import AttachedRun, watched
 from gemini_lab.lab.control import RunGoneError, described, owner_listens, way_in
 from gemini_lab.lab.detached import end_by_force
 from gemini_lab.lab.notice import save_within
 from gemini_lab.lab.progress import show_progress
-from gemini_lab.lab.watched import Watched, watched
 from gemini_lab.limits import seconds
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.report.follower import LogFollower
 
 STOP_S: Final = 60.0
 LOOK_S: Final = 0.25
@@ -175,7 +175,7 @@ def status_command(arguments: Sequence[str]) -> int:
     return Exit.FINISHED
 
 
-def beside_of(finder: Finder, run: Watched) -> Beside:
+def beside_of(finder: Finder, run: LogFollower) -> Beside:
     """What is known of a run beside what its log says, at this moment."""
     access = finder.opens
     owner = _owner(finder)

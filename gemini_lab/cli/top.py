@@ -11,8 +11,8 @@ from rich.live import Live
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import beside_of, finder_of, parser_of
 from gemini_lab.cli.screen import console, screen
+from gemini_lab.lab.attached import watched
 from gemini_lab.lab.interrupts import interrupt_says
-from gemini_lab.lab.watched import watched
 from gemini_lab.limits import seconds
 from gemini_lab.report.reducer import RunReducer
 

@@ -10,7 +10,7 @@
                     its launcher, owner keeps its log; notice ends one that was told to,
                     interrupts says what Ctrl-C ended; at_end closes what is open when a program
                     ends
-    what is seen    progress and bars, output; watched, for commands that look; pages finds what
+    what is seen    progress and bars, output; pages finds what
                     draws
     metrics         metrics, served; sinks and otlp, sent
     trying a script check, beside under_torchrun; profile_script, by profile_runner, on a network of

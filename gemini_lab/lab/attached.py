@@ -3,12 +3,14 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import Failure
+from gemini_lab.lab.access import Finder
 from gemini_lab.lab.control import OwnerAwayError, RunGoneError, Way, ask_by, read_lines
 from gemini_lab.lab.followed import FollowedRun
 from gemini_lab.lab.runs import said
@@ -22,6 +24,7 @@ from gemini_lab.recovery.messages import (
     OutputSaid,
 )
 from gemini_lab.recovery.requests import AnyRequest, Requestable
+from gemini_lab.report.follower import LogFollower
 from gemini_lab.wire.tcp import Channel, connect
 
 CONNECT_S: Final = 5.0
@@ -175,3 +178,21 @@ class AttachedRun(FollowedRun, Requestable):
         if not self.is_over:
             self.follow(said(RunFailed(reason=reason)))
         self._caught_up.set()
+
+
+@contextmanager
+def watched(finder: Finder) -> Iterator[LogFollower]:
+    """Follow a run: from its log if this machine sees it, else from its owner.
+
+    Raises:
+        TimeoutError: The owner does not answer.
+    """
+    if finder.folder is not None:
+        yield LogFollower.of(finder.name, finder.folder / LOG_FILE)
+        return
+    run = AttachedRun(finder.name, finder.way)
+    seen = LogFollower.of(finder.name)
+    run.watch(seen.take)
+    with run:
+        run.catch_up()
+        yield seen

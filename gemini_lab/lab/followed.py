@@ -14,11 +14,11 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, readable_entry
 from gemini_lab.log.events import FailureCause
 from gemini_lab.report.culprits import culprits
+from gemini_lab.report.follower import LogFollower
 from gemini_lab.report.output import last_lines
 from gemini_lab.report.recovery import WorkerExit
+from gemini_lab.report.reducer import FOR_PROGRESS
 from gemini_lab.report.reducers.course import Course, Phase
-from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.recoveries import exit_of
 
 PHASES: Final[dict[Phase, str]] = {
@@ -56,7 +56,6 @@ class FollowedRun:
         failure: Why the run was given up, if it was.
         cause: The same for programs.
         recoveries: How many there were, the one under way included.
-        course: Its facts.
         persisted: The version that reached the persistent tier last, and the tier's URL.
     """
 
@@ -68,15 +67,19 @@ class FollowedRun:
         self.failure: str | None = None
         self.phase = "starting"
         self.recoveries = 0
-        self.course = Course()
         self.persisted: tuple[int, str] | None = None
         self.cause: FailureCause | None = None
-        self._nodes, self._reached = Nodes(), Reached()
+        self._seen = LogFollower.of(self.name, keep=FOR_PROGRESS)
         self._exits: deque[WorkerExit] = deque(maxlen=MOST_EXITS)
         self._over = threading.Event()
         self._showing: list[threading.Thread] = []
         self._watchers: list[Callable[[Entry], None]] = []
         self._listeners: list[Callable[[int, list[str]], None]] = []
+
+    @property
+    def course(self) -> Course:
+        """The run's facts."""
+        return self._seen.run.course
 
     @property
     def is_over(self) -> bool:
@@ -86,12 +89,12 @@ class FollowedRun:
     @property
     def names(self) -> Collection[str]:
         """Every node that the log names."""
-        return self._nodes.names
+        return self._seen.run.nodes.names
 
     @property
     def standbys(self) -> list[str]:
         """Nodes that wait."""
-        return self._nodes.standbys
+        return self._seen.run.nodes.standbys
 
     def is_over_within(self, timeout_s: float) -> bool:
         """Whether the run is over; waits for that, but not longer than `timeout_s`."""
@@ -164,16 +167,16 @@ class FollowedRun:
     def follow(self, entry: Entry) -> None:
         """Take in the log's next entry."""
         entry = readable_entry(entry)
-        for part in (self.course, self._nodes, self._reached):
-            part.take(entry)
-        self.root = self._nodes.root or self.root
+        self._seen.take(entry)
+        run = self._seen.run
+        self.root = run.nodes.root or self.root
         self.phase = PHASES.get(self.course.phase, self.course.phase)
         match entry.event:
             case events.Iteration(restored=False):
-                self.iteration = self._reached.done()
+                self.iteration = run.reached.done()
             case events.RecoveryPlanned():
-                self.members = [str(node) for node in self._nodes.members]
-                self.iteration = self._reached.done()
+                self.members = [str(node) for node in run.nodes.members]
+                self.iteration = run.reached.done()
             case events.WorkerExited() as gone:
                 self._exits.append(exit_of(entry, gone))
             case events.RecoveryStarted():

@@ -13,7 +13,8 @@ from prometheus_client.exposition import generate_latest
 
 from gemini_lab.errors import ConfigError, LaunchError, shown
 from gemini_lab.lab.sinks import HOW, check_place, is_sink, sender
-from gemini_lab.lab.watched import Watched
+from gemini_lab.log.file import LOG_FILE
+from gemini_lab.report.follower import LogFollower
 from gemini_lab.report.metrics import metrics_of
 
 LOOPBACK: Final = "127.0.0.1"
@@ -31,7 +32,7 @@ class HasFolder(Protocol):
 class RunCollector:
     """Makes a run's metrics when it is asked for them."""
 
-    def __init__(self, run: Watched) -> None:
+    def __init__(self, run: LogFollower) -> None:
         self._run = run
 
     def collect(self) -> Iterator[Metric]:
@@ -39,7 +40,7 @@ class RunCollector:
         yield from self._run.ask(lambda run, now_s: list(metrics_of(run, now_s=now_s)))
 
 
-def text_of(run: Watched) -> str:
+def text_of(run: LogFollower) -> str:
     """A run's metrics as text."""
     registry = CollectorRegistry()
     registry.register(RunCollector(run))
@@ -47,7 +48,7 @@ def text_of(run: Watched) -> str:
 
 
 @contextmanager
-def serve_metrics(run: Watched, *, port: int, address: str = LOOPBACK) -> Iterator[int]:
+def serve_metrics(run: LogFollower, *, port: int, address: str = LOOPBACK) -> Iterator[int]:
     """Serve a run's metrics at `/metrics` until the block ends; gives the port.
 
     Raises:
@@ -112,10 +113,11 @@ def telling(run: HasFolder, places: Sequence[str]) -> Iterator[None]:
         for where in places:
             if not is_sink(where):
                 address, port = split_port(where)
-                served = Watched(run.name, run.folder)
+                served = LogFollower.of(run.name, run.folder / LOG_FILE)
                 until_end.enter_context(serve_metrics(served, port=port, address=address))
         if sent := [where for where in places if is_sink(where)]:
-            until_end.enter_context(sender(Watched(run.name, run.folder), run.name, sent))
+            seen = LogFollower.of(run.name, run.folder / LOG_FILE)
+            until_end.enter_context(sender(seen, run.name, sent))
         yield
 
 

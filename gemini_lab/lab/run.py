@@ -29,7 +29,7 @@ from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.recovery.messages import OutputSaid, RunDescribed
 from gemini_lab.recovery.requests import AnyRequest, Requestable, RunFacts
 from gemini_lab.report import RunReport, load_report
-from gemini_lab.report.keeping import Keeper
+from gemini_lab.report.follower import BackgroundReader
 from gemini_lab.seats import Seats
 
 
@@ -78,7 +78,7 @@ class Run(FollowedRun, Requestable):
         self._scenario = origin.scenario
         self.log = origin.folder / LOG_FILE
         self._log = log or EventLog(self.log)
-        self._keeper = Keeper(self.log)
+        self._reader = BackgroundReader(self.log)
         self._output = OutputFiles(origin.folder / "output")
         self._lock = threading.Lock()
         self.reopen: Callable[[Path], None] = lambda _: None
@@ -251,7 +251,7 @@ class Run(FollowedRun, Requestable):
     def close(self) -> None:
         """Close the log, which is kept for its readers."""
         close_control(self.folder)
-        self._keeper.close()
+        self._reader.close()
         try:
             self._log.close()
         except OSError as error:

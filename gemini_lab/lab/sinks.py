@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from gemini_lab.display import complain
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.watched import Watched
-from gemini_lab.report.metrics import PREFIX, Snapshot
+from gemini_lab.report.follower import LogFollower
+from gemini_lab.report.metrics import PREFIX, Snapshot, snapshots
 from gemini_lab.report.scalars import Scalars
 
 LOOK_S: Final = 1.0
@@ -180,7 +180,7 @@ class Sender:
         failing: Those that could not be opened, or whose newest snapshot did not get there.
     """
 
-    def __init__(self, run: Watched, opens: Mapping[str, Callable[[], Sink]]) -> None:
+    def __init__(self, run: LogFollower, opens: Mapping[str, Callable[[], Sink]]) -> None:
         self.failing: set[str] = set()
         self._run = run
         self._opens = opens
@@ -191,7 +191,7 @@ class Sender:
     def send(self) -> bool:
         """Send what is new; whether the run is over."""
         is_over = False
-        for now in self._run.snapshots():
+        for now in snapshots(self._run):
             is_over = now.is_over
             for where, sink in self._sinks.items():
                 self._write(where, sink, now)
@@ -240,7 +240,7 @@ class Sender:
         self.wait()
 
 
-def sender(run: Watched, name: str, places: Sequence[str]) -> Sender:
+def sender(run: LogFollower, name: str, places: Sequence[str]) -> Sender:
     """Sends a run's metrics to `places` while its block lasts.
 
     Raises:

@@ -1,6 +1,5 @@
 """Reading a run's log while it is being written."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -52,42 +51,31 @@ class LogFeed:
         return self._read_bytes
 
     def poll(self, *, limit: int = 20_000) -> list[Entry]:
-        """The next entries, at most `limit`; none if the log has no more whole lines now.
+        """Return the next entries, at most `limit`; none if the log has no more whole lines now.
 
-        A log that became shorter was begun anew and is read from its start.
+        A log that became shorter is read from its start again.
 
         Raises:
             SchemaError: The log is of a version that this package cannot read.
         """
         entries: list[Entry] = []
-        while len(entries) < limit and (lines := self.lines(limit=limit - len(entries))):
-            entries += self.entries(lines)
-        return entries
-
-    def lines(self, *, limit: int = 20_000) -> list[bytes]:
-        """The next lines, at most `limit`; none if the log has no more whole ones now.
-
-        Whoever takes them hands them to `entries`, or knows what they say.
-        """
-        lines: list[bytes] = []
-        while (left := limit - len(lines)) > 0 and (self._lines or self._read()):
-            lines += self._lines[: -left - 1 : -1]
-            del self._lines[-left:]
-        return lines
-
-    def entries(self, lines: Iterable[bytes]) -> list[Entry]:
-        """What lines say that `lines` gave, in the same order.
-
-        Raises:
-            SchemaError: The log is of a version that this package cannot read.
-        """
-        entries = []
-        for line in lines:
-            try:
-                if (entry := read_line(line)) is not None:
+        left = (
+            limit  # a line that is no event counts, so that a damaged log gives a reader its turn
+        )
+        while (left > 0 or not entries) and (self._lines or self._read()):
+            most = left if left > 0 else limit
+            lines = self._lines[: -most - 1 : -1]
+            del self._lines[-most:]
+            for line in lines:
+                try:
+                    entry = read_line(line)
+                except EventError:
+                    self.bad_lines += bool(line.strip())
+                else:
+                    if entry is None:  # it tells how the log is written
+                        continue
                     entries.append(entry)
-            except EventError:
-                self.bad_lines += bool(line.strip())
+                left -= 1
         return entries
 
     def _size(self) -> int:

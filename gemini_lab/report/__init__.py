@@ -5,7 +5,7 @@
     a report        values and recovery are what it says, build makes it; text and columns print it
     for views       `tables` of the reducer's parts; moments, a run as it was; output, what workers
                     printed
-    long logs       reopen goes on from an earlier reading, keeping reads while a run writes
+    a growing log   follower reads it for all of these, and goes on from an earlier reader's state
     for others      metrics, scalars, trace
     beside it       twice, two runs; measured, what a log teaches; predicted, by the simulator
 

@@ -20,7 +20,9 @@ from prometheus_client.core import (
     StateSetMetricFamily,
 )
 
-from gemini_lab.report.reducer import Keep, RunReducer
+from gemini_lab.log import events
+from gemini_lab.report.follower import LogFollower
+from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.reducers.course import Phase
 from gemini_lab.report.tables.replicas import memory
@@ -28,7 +30,9 @@ from gemini_lab.report.tables.spent import PARTS, SHOWN, spent
 from gemini_lab.report.tables.status import seated, standbys
 
 PREFIX: Final = "gemini_lab"
-FOR_METRICS: Final = Keep(bars=0, recoveries=100, notes=5, ranks=False)
+APART_S: Final = 1.0
+MOMENTS: Final = 2000
+"""Of a run at most, about, of which there are snapshots."""
 STEP_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 RECOVERY_BUCKETS_S: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0, 3600.0)
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
@@ -65,6 +69,22 @@ def snapshot_of(run: RunReducer, *, now_s: float, is_newest: bool = True) -> Sna
         is_over=run.course.is_over,
         is_newest=is_newest,
     )
+
+
+def snapshots(follower: LogFollower) -> Iterator[Snapshot]:
+    """Give the metrics after each iteration that the log told since, and as they are now.
+
+    The moments are `APART_S` apart or more, and further apart the older the run is: a snapshot
+    costs time in proportion to the iterations until then. A follower that reads no log itself has
+    only the newest moment.
+    """
+    next_s = 0.0
+    for entry in follower.entries():
+        if isinstance(entry.event, events.Iteration) and entry.at_s >= next_s:
+            then = snapshot_of(follower.run, now_s=entry.at_s, is_newest=False)
+            next_s = then.at_s + max(APART_S, (then.at_s - then.started_s) / MOMENTS)
+            yield then
+    yield follower.ask(lambda run, now_s: snapshot_of(run, now_s=now_s))
 
 
 def metrics_of(run: RunReducer, *, now_s: float) -> Iterator[Metric]:

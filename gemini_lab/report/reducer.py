@@ -70,6 +70,7 @@ class Keep:
         notes: Newest remarks.
         ranks: Whether to keep what each rank told of each iteration, such as its loss.
         levels: Whether all other bars are kept on disk, in levels of detail.
+        is_brief: Whether nothing is kept but the run's phase, its nodes, and how far it came.
     """
 
     bars: int
@@ -77,10 +78,14 @@ class Keep:
     notes: int | None
     ranks: bool
     levels: bool = False
+    is_brief: bool = False
 
 
 FOR_REPORT: Final = Keep(bars=0, recoveries=None, notes=None, ranks=True)
 """All that a report says; its memory grows with iterations times ranks."""
+FOR_METRICS: Final = Keep(bars=0, recoveries=100, notes=5, ranks=False)
+FOR_PROGRESS: Final = Keep(bars=0, recoveries=0, notes=0, ranks=False, is_brief=True)
+"""What a person waits for; its memory does not grow with the run."""
 FOR_DASHBOARD: Final = Keep(bars=4 * BATCH, recoveries=100, notes=5, ranks=False, levels=True)
 """What views draw: at most about 40 MB, and beyond that 41 bytes an iteration, 32 for each value
 that is logged, 8 a version and 12 a version and rank. What is on disk is about 20 bytes a bar."""
@@ -167,7 +172,9 @@ class RunReducer:
         self._listen(self._in_turn(seated, keep))
 
     def _in_turn(self, seated: Seated, keep: Keep) -> list[Reducer]:
-        """The parts, in the order in which they take an entry in."""
+        """Return the parts, in the order in which they take an entry in."""
+        if keep.is_brief:
+            return [self.course, self.nodes, self.reached]
         parts: list[Reducer] = [
             self.course,
             self.nodes,
@@ -233,18 +240,19 @@ class RunReducer:
 
         Args:
             feed: The log.
-            limit: At most so many lines.
+            limit: At most so many entries.
 
         Returns:
-            How many lines there were.
+            How many entries there were; 0 if the log has no more now.
 
         Raises:
             SchemaError: The log is of a version that this package cannot read.
         """
-        lines, bad_lines = feed.lines(limit=limit), feed.bad_lines
-        self.extend(feed.entries(lines))
+        bad_lines = feed.bad_lines
+        entries = feed.poll(limit=limit)
+        self.extend(entries)
         self.unread += feed.bad_lines - bad_lines
-        return len(lines)
+        return len(entries)
 
     def take(self, entry: Entry) -> None:
         """Take in one entry; one that makes no sense to a part is counted and left out there."""

@@ -1,6 +1,6 @@
 """The `log` bench measures what it names, at a small size, and its log is a run's."""
 
-from gemini_lab.report.reopen import opened
+from gemini_lab.report.follower import opened
 from gemini_lab_bench.benches import long_run
 from gemini_lab_bench.benches.long_log import bench
 from gemini_lab_bench.command import BENCHES

@@ -8,8 +8,7 @@ from told_runs import ToldRun, with_a_bug, with_a_drain, with_one_loss
 
 from gemini_lab.cli.screen import Beside, screen
 from gemini_lab.log import events
-from gemini_lab.report.metrics import FOR_METRICS
-from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducer import FOR_METRICS, RunReducer
 
 
 def shown(

@@ -15,7 +15,7 @@ import pytest
 from told_runs import with_a_root_loss
 
 from gemini_lab.lab.metrics import serve_metrics
-from gemini_lab.lab.watched import Watched
+from gemini_lab.report.follower import LogFollower
 
 BOARD = Path(__file__).parents[2] / "docs" / "examples" / "grafana.json"
 GIVE_UP_S = 60.0
@@ -61,7 +61,7 @@ def ask(url, query):
 @pytest.mark.long  # it waits for scrapes; and few machines have a Prometheus
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no prometheus on the PATH")
 def test_every_query_of_the_board_finds_something(tmp_path):
-    run = Watched("told")
+    run = LogFollower.of("told")
     for entry in with_a_root_loss().iterate(26, losses=True).entries:
         run.take(entry)
     panels = json.loads(BOARD.read_text())["panels"]

@@ -14,8 +14,8 @@ from wandb_file import rows_in
 
 from gemini_lab.engine.iterations import MonitorFeed, with_monitor
 from gemini_lab.log import events
-from gemini_lab.report.metrics import FOR_METRICS, metrics_of
-from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.metrics import metrics_of
+from gemini_lab.report.reducer import FOR_METRICS, RunReducer
 from gemini_lab.report.scalars import Scalars
 
 

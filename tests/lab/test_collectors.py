@@ -21,8 +21,8 @@ from told_runs import with_one_loss
 from gemini_lab.cli import metrics as command
 from gemini_lab.cli.exits import Exit
 from gemini_lab.lab.metrics import text_of
-from gemini_lab.lab.watched import Watched
 from gemini_lab.log.file import LOG_FILE, EventLog
+from gemini_lab.report.follower import LogFollower
 
 pytestmark = pytest.mark.long
 parser = pytest.importorskip("prometheus_client.parser")
@@ -110,7 +110,9 @@ def asked(address):
 
 def served(folder):
     """The same as text that Prometheus would scrape."""
-    families = parser.text_string_to_metric_families(text_of(Watched("told", folder)))
+    families = parser.text_string_to_metric_families(
+        text_of(LogFollower.of("told", folder / LOG_FILE))
+    )
     return {
         name_of(one.name, one.labels): one.value for family in families for one in family.samples
     }

@@ -18,8 +18,8 @@ from gemini_lab.cli.exits import Exit
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.metrics import RunCollector, telling
 from gemini_lab.lab.sinks import Sender, check_place
-from gemini_lab.lab.watched import Watched
 from gemini_lab.log.file import LOG_FILE, EventLog
+from gemini_lab.report.follower import LogFollower
 from gemini_lab.report.metrics import snapshot_of
 
 
@@ -113,7 +113,7 @@ def received(request):
 def scraped(folder):
     """The same from the endpoint."""
     registry = CollectorRegistry()
-    registry.register(RunCollector(Watched("told", folder)))
+    registry.register(RunCollector(LogFollower.of("told", folder / LOG_FILE)))
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
         (one.name, *sorted(one.labels.values())): one.value
@@ -177,7 +177,7 @@ def test_a_receiver_that_refused_is_failing_until_it_takes_something(saved, rece
     """Else it would be named again each time that it is tried."""
     otlp = pytest.importorskip("gemini_lab.lab.otlp")
     receiver.answers = [400]
-    run = Watched("told", saved(ToldRun().protect().train(1, 3)))
+    run = LogFollower.of("told", saved(ToldRun().protect().train(1, 3)) / LOG_FILE)
     begun = run.ask(lambda run, now_s: snapshot_of(run, now_s=now_s))
     with receiver.listen() as url:
         sink = otlp.Otlp("told", url)
@@ -276,7 +276,8 @@ class Failing:
 def test_a_sink_that_fails_harms_neither_the_run_nor_other_sinks(saved, capsys):
     failing = Failing()
     opens = {"wandb": no_key, "tensorboard:tb": lambda: failing}
-    with Sender(Watched("told", saved(with_one_loss())), opens) as sending:
+    told = LogFollower.of("told", saved(with_one_loss()) / LOG_FILE)
+    with Sender(told, opens) as sending:
         sending.wait()
     told = capsys.readouterr().err.splitlines()
     assert told == [

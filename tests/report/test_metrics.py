@@ -11,8 +11,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from told_runs import ToldRun, with_a_bug, with_one_loss
 
 from gemini_lab.report.build import report_of
-from gemini_lab.report.metrics import FOR_METRICS, metrics_of
-from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.metrics import metrics_of
+from gemini_lab.report.reducer import FOR_METRICS, RunReducer
 from gemini_lab.report.tables.spent import spent
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,7 +10,7 @@ import pytest
 from gemini_lab_widgets import follow
 from gemini_lab_widgets.follow import SLICE, Follower
 
-from gemini_lab.report import reopen
+from gemini_lab.report import follower as log_follower
 from gemini_lab_bench.benches import long_run
 
 LINE = '{"kind":"note","at_s":1.0,"node":"lab","text":"one"}\n'
@@ -86,7 +86,7 @@ def test_a_page_says_how_far_a_first_reading_is_and_the_next_one_goes_on(
     monkeypatch.setattr(follow, "WHILE_S", 0.0)
     monkeypatch.setattr(follow, "SURE_S", 0.0)
     monkeypatch.setattr(follow, "MUCH_BYTES", 1)
-    monkeypatch.setattr(reopen, "LONG", SLICE // 2)
+    monkeypatch.setattr(log_follower, "LONG", SLICE // 2)
     log = tmp_path / "long" / "events.jsonl"
     long_run.write(log, lines=3 * SLICE, calls=1)
     first = Follower(lambda: log)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.log.follow import name_of
+from gemini_lab.report.follower import LONG, SLICE, LogFollower, cache_folder, keep, reopened, room
 from gemini_lab.report.moments import Moments
-from gemini_lab.report.reopen import LONG, SLICE, Reading, cache_folder, keep, reopened, room
 from gemini_lab.report.tables import Tables
 from gemini_lab.units import format_bytes
 from gemini_lab_widgets.store import EventStore
@@ -45,7 +45,7 @@ class Follower:
         self._number = 0
         self.is_catching_up = False
         self._newest = newest
-        self._reading: Reading | None = None
+        self._reading: LogFollower | None = None
         self._since_s, self._from_bytes, self._room = 0.0, 0, ""
         self._pulled_at_s = float("-inf")
         self._tables: dict[str, tuple[object, Tables]] = {}
@@ -65,7 +65,7 @@ class Follower:
         """How far the reading of a long log is, for people."""
         if self._reading is None:
             return ""
-        feed, behind_bytes = self._reading.feed, self.behind_bytes
+        feed, behind_bytes = self._reading.source, self.behind_bytes
         done_bytes = feed.read_bytes - self._from_bytes
         took_s = time.monotonic() - self._since_s
         words = [
@@ -100,7 +100,7 @@ class Follower:
     @property
     def behind_bytes(self) -> int:
         """Of the log, what was not read yet."""
-        return 0 if self._reading is None else int(self._reading.feed.behind_bytes)
+        return 0 if self._reading is None else int(self._reading.source.behind_bytes)
 
     def pull(self) -> None:
         """Read what is new, at most a slice, and not more often than every `PULL_S`."""
@@ -111,7 +111,7 @@ class Follower:
         if log is not None and log != self.log:
             self.log = log
             self._reading = reopened(log, name=self.name)
-            self._since_s, self._from_bytes = now_s, self._reading.feed.read_bytes
+            self._since_s, self._from_bytes = now_s, self._reading.source.read_bytes
             self._room = self._room_of(log)
             self.store = EventStore(run=self._reading.run)
             self._number += 1
@@ -120,10 +120,10 @@ class Follower:
             self._read(self._reading)
         self._pulled_at_s = time.monotonic()
 
-    def _read(self, reading: Reading) -> None:
+    def _read(self, reading: LogFollower) -> None:
         """Read for a short while; a long log is kept for the next time when all of it is known."""
         until_s = time.monotonic() + WHILE_S
-        while reading.read(limit=SLICE) == SLICE:
+        while reading.read(limit=SLICE):
             if time.monotonic() > until_s:
                 self.is_catching_up = True
                 return

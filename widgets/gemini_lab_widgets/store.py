@@ -7,10 +7,10 @@ from typing import Final, Self
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.follow import log_of, name_of
+from gemini_lab.report.follower import opened
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.traffic import Traffic
-from gemini_lab.report.reopen import opened
 from gemini_lab.report.tables import Losses, Tables, losses_of, tables_of
 
 REFRESH_EVENTS: Final = 2_000

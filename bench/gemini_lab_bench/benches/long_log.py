@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from gemini_lab.log.file import LOG_FILE
+from gemini_lab.report.follower import LogFollower, opened, reopened
 from gemini_lab.report.pyramid import Pyramid
-from gemini_lab.report.reopen import Reading, opened, reopened
 from gemini_lab_bench.benches.long_run import NODES, write
 from gemini_lab_bench.rows import Row
 
@@ -60,7 +60,7 @@ def _measure(log: Path, cache: Path, times: dict[str, list[float]]) -> int:
     first = timed("the first opening", lambda: opened(log, folder=cache))
     bars = int(first.run.traffic.bars.end)
     del first  # or the next reader would find its file in use
-    again: Reading = timed("the next opening", lambda: opened(log, folder=cache))
+    again: LogFollower = timed("the next opening", lambda: opened(log, folder=cache))
     pyramid, run = again.run.traffic.pyramid, again.run
     assert pyramid is not None
     assert run.newest_s is not None

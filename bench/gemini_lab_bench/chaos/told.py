@@ -7,10 +7,8 @@ from typing import Final
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE
-from gemini_lab.log.follow import LogFeed
-from gemini_lab.report.reducers.course import Course
-from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.reached import Reached
+from gemini_lab.report.follower import LogFollower
+from gemini_lab.report.reducer import FOR_PROGRESS
 from gemini_lab_bench.chaos.kinds import Moment
 
 AFTER_STEP: Final[dict[str, Moment]] = {
@@ -42,17 +40,16 @@ class Told:
         self.since_s: dict[Moment, float] = {}
         self.named_wrong: set[str] = set()
         self._iterations = iterations
-        self._feed = LogFeed(folder / LOG_FILE)  # which is not there yet
-        self._course, self._nodes, self._reached = Course(), Nodes(), Reached()
+        log = folder / LOG_FILE  # which is not there yet
+        self._log = LogFollower.of(folder.name, log, keep=FOR_PROGRESS)
+        self._run = self._log.run
         self._holders: tuple[tuple[int, ...], ...] = ()
         self._done = 0
 
     def poll(self) -> None:
         """Read on."""
-        for entry in self._feed.poll():
+        for entry in self._log.entries():
             self.entries.append(entry)
-            for part in (self._course, self._nodes, self._reached):
-                part.take(entry)
             self._follow(entry.event)
 
     def _follow(self, event: events.AnyEvent) -> None:
@@ -81,38 +78,38 @@ class Told:
         self.since_s[moment] = time.monotonic()
 
     def _count(self) -> None:
-        done = self._reached.done()
+        done = self._run.reached.done()
         self.progress += done != self._done
         self._done = done
 
     @property
     def bad_lines(self) -> int:
         """Lines of the log that were no events."""
-        return self._feed.bad_lines
+        return self._log.bad_lines
 
     @property
     def is_over(self) -> bool:
         """Whether the log says that the run has ended."""
-        return self._course.is_over
+        return self._run.course.is_over
 
     @property
     def waits_for(self) -> str:
         """What the run waits for, in its own words; empty if it does not."""
-        return self._course.detail if self._course.phase == "waiting for machines" else ""
+        return self._run.course.detail if self._run.course.phase == "waiting for machines" else ""
 
     @property
     def root(self) -> str:
         """The node with the root agent."""
-        return self._nodes.root
+        return self._run.nodes.root
 
     @property
     def standbys(self) -> list[str]:
         """Living nodes without a position."""
-        return self._nodes.standbys
+        return self._run.nodes.standbys
 
     def node_of(self, rank: int) -> str | None:
         """The node on which a rank runs."""
-        return self._nodes.node_of(rank)
+        return self._run.nodes.node_of(rank)
 
     def keepers_of(self, shard: int) -> list[str | None]:
         """The nodes that keep a shard, its owner first; one worker a node."""

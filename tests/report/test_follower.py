@@ -12,11 +12,10 @@ from full_disk import full_at
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration
 from gemini_lab.log.file import LOG_FILE, EventLog
-from gemini_lab.report import keeping, reopen
+from gemini_lab.report import follower
 from gemini_lab.report.bars import BATCH, Kind
-from gemini_lab.report.keeping import Keeper
+from gemini_lab.report.follower import BackgroundReader, LogFollower, keep, opened, reopened
 from gemini_lab.report.pyramid import FULL
-from gemini_lab.report.reopen import Reading, keep, opened, reopened
 
 
 def grow(log, numbers):
@@ -29,7 +28,7 @@ def grow(log, numbers):
 
 
 def read(reading):
-    while entries := reading.feed.poll():
+    while entries := reading.source.poll():
         reading.run.extend(entries)
     return reading
 
@@ -134,7 +133,7 @@ def put_anothers(_, cache):
 def test_what_does_not_fit_is_read_anew(log, cache, harm):
     harm(log, cache)
     again = read(reopened(log, folder=cache))
-    whole = read(Reading(type(again.run)(), type(again.feed)(log)))
+    whole = read(LogFollower(type(again.run)(), type(again.feed)(log)))
     assert (again.kept, again.run.count) == (0, whole.run.count)
 
 
@@ -170,7 +169,7 @@ def test_what_finds_no_room_leaves_nothing_half_written(log, cache):
     fill(reading)
     with full_at(100):
         assert not keep(reading)
-    assert [path.name for path in cache.glob("*/*")] == [reopen.BLOCKS]
+    assert [path.name for path in cache.glob("*/*")] == [follower.BLOCKS]
 
 
 def test_a_disk_without_room_leaves_the_newest_bars_and_all_others_coarsely(tmp_path):
@@ -183,7 +182,7 @@ def test_a_disk_without_room_leaves_the_newest_bars_and_all_others_coarsely(tmp_
 
     reading = reopened(tmp_path / LOG_FILE, folder=tmp_path)
     run = type(reading.run)(blocks=Full())
-    full = Reading(run, reading.feed, folder=tmp_path)
+    full = LogFollower(run, reading.feed, folder=tmp_path)
     fill(full, 6 * BATCH)
     pyramid = run.traffic.pyramid
     assert pyramid.trouble == "no space left on device"
@@ -207,13 +206,13 @@ def test_moments_of_what_was_read_before_need_no_reading(log, cache):
     assert way.go()
     again = reopened(log, name="a-run", folder=cache).moments
     assert [one.count for one in again.copies] == [one.count for one in reading.moments.copies]
-    assert again.way(at_s).run.count == 999
+    assert again.way(at_s).run.count == 1000
     assert again.way(at_s).go()
 
 
 def test_a_reader_that_is_cut_off_goes_on_where_it_was(log, cache, monkeypatch):
     """What it had kept on the way is not read again."""
-    monkeypatch.setattr(reopen, "OFTEN", 400)
+    monkeypatch.setattr(follower, "OFTEN", 400)
     grow(log, range(11, 1001))
     first = reopened(log, folder=cache)
     for _ in range(9):
@@ -221,16 +220,16 @@ def test_a_reader_that_is_cut_off_goes_on_where_it_was(log, cache, monkeypatch):
     del first  # as when its process is killed: nothing is kept any more
     gc.collect()
     again = reopened(log, folder=cache)
-    assert again.run.count == 899
+    assert again.run.count == 800
     assert opened(log, folder=cache).run.count == 1000
 
 
 def test_a_log_is_kept_while_it_is_written(log, cache, monkeypatch):
     """And whole when its run is over: who opens it then reads nothing."""
-    monkeypatch.setattr(keeping, "LOOK_S", 0.01)
-    monkeypatch.setattr(keeping, "OFTEN", 100)
-    monkeypatch.setattr(reopen, "LONG", 1)
-    keeper = Keeper(log, folder=cache, long_bytes=1000)
+    monkeypatch.setattr(follower, "LOOK_S", 0.01)
+    monkeypatch.setattr(follower, "OFTEN_ALONGSIDE", 100)
+    monkeypatch.setattr(follower, "LONG", 1)
+    keeper = BackgroundReader(log, folder=cache, long_bytes=1000)
     grow(log, range(11, 501))
     until_s = time.monotonic() + 20
     while time.monotonic() < until_s and reopened(log, folder=cache).run.count < 500:
@@ -244,6 +243,6 @@ def test_a_log_is_kept_while_it_is_written(log, cache, monkeypatch):
 
 
 def test_a_short_log_is_not_kept(log, cache):
-    keeper = Keeper(log, folder=cache)
+    keeper = BackgroundReader(log, folder=cache)
     keeper.close()
     assert not cache.exists()

@@ -12,20 +12,25 @@ import os
 import pickle
 import shutil
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Self, TypeVar
 
 import numpy as np
 
+from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import user_cache
-from gemini_lab.log.follow import LogFeed
+from gemini_lab.log.follow import LogFeed, name_of
 from gemini_lab.report.blocks import OWNERS, FileBlocks
 from gemini_lab.report.moments import Moments
-from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
+from gemini_lab.report.reducer import FOR_DASHBOARD, FOR_METRICS, Keep, RunReducer
 
+Answer = TypeVar("Answer")
 LONG: Final = 100_000
 """Entries that are worth keeping."""
 OFTEN: Final = 2_000_000
@@ -38,63 +43,165 @@ MOST_BYTES: Final = 20 << 30
 """In the cache folder."""
 KEPT_SHARE: Final = 0.4
 """Bytes that are kept for each of a log: more where it tells of many collectives."""
+LOOK_S: Final = 10.0
+"""Between two looks of a `BackgroundReader` at its log."""
+LONG_BYTES: Final = 16 << 20
+"""A shorter log opens at once without a saved state."""
+LITTLE: Final = 2_000
+"""Entries that a `BackgroundReader` takes in at once."""
+TURN_S: Final = 0.01
+OFTEN_ALONGSIDE: Final = 500_000
+"""Entries after which a `BackgroundReader` saves, or a sixteenth of what it saved before."""
+ENDS_WITHIN_S: Final = 20.0
 STATE, BLOCKS, MOMENTS = "state", "blocks", "moments"
 
 
 @dataclass(slots=True)
-class Reading:
-    """A log, and what it came to so far.
+class LogFollower:
+    """A log as it grows, and what it comes to: pages, metrics and commands read logs by it alone.
+
+    Threads may share `take`, `entries` and `ask`.
 
     Attributes:
-        run: What it came to.
-        feed: What comes next.
-        kept: Entries of it that were kept.
-        place: Where it was kept, if it was.
-        head: What says there which log it is, and up to where.
-        folder: Where readings are kept.
+        run: What the log comes to.
+        feed: The rest of the log; `None` if its owner calls `take`.
+        is_cached: Whether the state is saved for the next reader, and moments are noted.
+        kept: Entries that the saved state has.
+        place: The folder of the saved state, if there is one.
+        head: The line there that identifies the log and the place in it.
+        folder: The cache folder.
     """
 
     run: RunReducer
-    feed: LogFeed
+    feed: LogFeed | None = None
+    is_cached: bool = False
     kept: int = 0
     place: Path | None = None
     head: bytes = b""
     folder: Path | None = None
     _moments: Moments | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(cls, name: str, log: Path | None = None, *, keep: Keep = FOR_METRICS) -> Self:
+        """Return a follower without a cache.
+
+        Args:
+            name: The run's.
+            log: The log, which need not exist yet; `None` if its owner calls `take`.
+            keep: How much of the run is kept.
+        """
+        feed = None if log is None else LogFeed(log)
+        return cls(RunReducer(name=name, keep=keep), feed)
+
+    @property
+    def source(self) -> LogFeed:
+        """The rest of the log."""
+        assert self.feed is not None
+        return self.feed
 
     @property
     def moments(self) -> Moments:
-        """The run at any moment of it; those that were kept are read when they are asked for."""
+        """The run at any moment of it; saved moments are read when they are first asked for."""
         if self._moments is None:
             kept = None if self.place is None else _kept_moments(self.place, self.head)
-            self._moments = kept or Moments(LogFeed(self.feed.path), name=self.run.name)
-            self._moments.path = self.feed.path
+            self._moments = kept or Moments(LogFeed(self.source.path), name=self.run.name)
+            self._moments.path = self.source.path
         return self._moments
 
-    def read(self, *, limit: int = SLICE) -> int:
-        """Take in what comes next, at most so many lines; how many there were.
+    @property
+    def bad_lines(self) -> int:
+        """Lines of the log that were no events."""
+        return 0 if self.feed is None else self.feed.bad_lines
 
-        A reading that becomes long is kept on the way: whoever is cut off goes on near there.
+    @property
+    def news(self) -> int:
+        """Entries that the saved state lacks."""
+        return self.run.count - self.kept
+
+    def take(self, entry: Entry) -> None:
+        """Take in the next entry of a log that this follower does not read itself."""
+        with self._lock:
+            self.run.take(entry)
+
+    def read(self, *, limit: int = SLICE) -> int:
+        """Take in the next entries, at most `limit`, and return their number; 0 at the log's end.
+
+        A long log's state is saved on the way, so that a reader that is killed does not start again
+        from the log's first line.
 
         Raises:
             SchemaError: The log is of a version that this package cannot read.
         """
-        count = self.run.read(self.feed, limit=limit)
-        if self.run.count > self.kept:
-            self.moments.note(self.run, self.feed)
-        if self.news >= max(OFTEN, self.kept // 4):
-            keep(self)
+        count = self.run.read(self.source, limit=limit)
+        if self.is_cached:
+            if self.run.count > self.kept:
+                self.moments.note(self.run, self.source)
+            if self.news >= max(OFTEN, self.kept // 4):
+                keep(self)
         return count
 
-    @property
-    def news(self) -> int:
-        """Entries that came after what was kept."""
-        return self.run.count - self.kept
+    def entries(self) -> Iterator[Entry]:
+        """Give each entry that the log has by now, right after it was taken in."""
+        while self.feed is not None and (entries := self.feed.poll()):
+            for entry in entries:
+                self.take(entry)
+                yield entry
+
+    def ask(self, question: Callable[[RunReducer, float], Answer]) -> Answer:
+        """Return the answer of `question`, given the run as its log has it by now, and the time."""
+        with self._lock:
+            while self.feed is not None and self.run.read(self.feed):
+                pass
+            return question(self.run, time.time())
 
     def end(self) -> None:
-        """Keep it for the next time, if that is worth it."""
+        """Save the state for the next reader, if the log is long."""
         if self.news >= LONG:
             keep(self)
+
+
+class BackgroundReader:
+    """A thread that reads a log from when it becomes long, until it is closed.
+
+    A run's own process has one, so that the log of a run of many days opens at once.
+
+    Args:
+        log: The log, which need not exist yet.
+        folder: The cache folder.
+        long_bytes: The length from which the log is read.
+    """
+
+    def __init__(
+        self, log: Path, *, folder: Path | None = None, long_bytes: int = LONG_BYTES
+    ) -> None:
+        self._log, self._folder, self._long_bytes = log, folder, long_bytes
+        self._is_over = threading.Event()
+        self._follower: LogFollower | None = None
+        self._thread = threading.Thread(target=self._run, name="gemini-log-reader", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Read the rest of the log, save the state, and end; wait for that `ENDS_WITHIN_S`."""
+        self._is_over.set()
+        self._thread.join(ENDS_WITHIN_S)
+
+    def _run(self) -> None:
+        while not self._is_over.wait(LOOK_S):
+            self._read()
+        self._read()
+        if self._follower is not None:
+            self._follower.end()
+
+    def _read(self) -> None:
+        if self._follower is None:
+            if not self._log.is_file() or self._log.stat().st_size < self._long_bytes:
+                return
+            self._follower = reopened(self._log, name=name_of(self._log), folder=self._folder)
+        while self._follower.read(limit=LITTLE):
+            self._is_over.wait(TURN_S)  # the run's own process has its turn
+        if self._follower.news >= max(OFTEN_ALONGSIDE, self._follower.kept // 16):
+            keep(self._follower)
 
 
 def room(log: Path, folder: Path | None = None) -> tuple[float, float]:
@@ -113,7 +220,7 @@ def cache_folder() -> Path:
     return user_cache() / "gemini_lab"
 
 
-def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> Reading:
+def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> LogFollower:
     """A log from where it was read to before, or from its start.
 
     Args:
@@ -131,10 +238,10 @@ def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> Readin
         (place / STATE).unlink(missing_ok=True)  # it would not fit what is written from here on
     blocks = FileBlocks(place / BLOCKS)
     run = RunReducer(name=name, keep=FOR_DASHBOARD, blocks=blocks)
-    return Reading(run, LogFeed(log), folder=folder)
+    return LogFollower(run, LogFeed(log), is_cached=True, folder=folder)
 
 
-def opened(log: Path, *, name: str = "", folder: Path | None = None) -> Reading:
+def opened(log: Path, *, name: str = "", folder: Path | None = None) -> LogFollower:
     """A log that was read to its end, and is kept for the next time where that is worth it.
 
     Args:
@@ -149,7 +256,7 @@ def opened(log: Path, *, name: str = "", folder: Path | None = None) -> Reading:
     return reading
 
 
-def keep(reading: Reading, *, most_bytes: int = MOST_BYTES) -> bool:
+def keep(reading: LogFollower, *, most_bytes: int = MOST_BYTES) -> bool:
     """Keep a reading for the next time; whether that was possible.
 
     Where somebody else keeps this log already, or there is or was no room, nothing is.
@@ -159,7 +266,8 @@ def keep(reading: Reading, *, most_bytes: int = MOST_BYTES) -> bool:
         most_bytes: So much of them may be there; beyond it those that nobody looked at go.
     """
     folder = reading.folder or cache_folder()
-    place = _place(reading.feed.path, folder)
+    feed = reading.source
+    place = _place(feed.path, folder)
     blocks, pyramid = reading.run.blocks, reading.run.traffic.pyramid
     reading.kept = reading.run.count
     if not isinstance(blocks, FileBlocks) or not blocks.is_lasting:
@@ -169,10 +277,10 @@ def keep(reading: Reading, *, most_bytes: int = MOST_BYTES) -> bool:
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         _tidy(folder, most_bytes, but=place)
-        head = {**_proof(reading.feed.path, reading.feed.read_bytes), "at": reading.feed.read_bytes}
+        head = {**_proof(feed.path, feed.read_bytes), "at": feed.read_bytes}
         line = json.dumps(head).encode() + b"\n"
         _write(place / MOMENTS, line, reading.moments)
-        _write(place / STATE, line, (reading.run, reading.feed))
+        _write(place / STATE, line, (reading.run, feed))
     except (OSError, RecursionError):
         return False
     return True
@@ -200,7 +308,7 @@ def _place(log: Path, folder: Path) -> Path:
     return folder / hashlib.sha256(str(log.absolute()).encode()).hexdigest()[:32]
 
 
-def _kept(log: Path, place: Path) -> Reading | None:
+def _kept(log: Path, place: Path) -> LogFollower | None:
     """What was kept of this very log; `None` where there is nothing that fits."""
     try:
         with (place / STATE).open("rb") as file:
@@ -216,7 +324,7 @@ def _kept(log: Path, place: Path) -> Reading | None:
         os.utime(place / STATE)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, pickle.PickleError):
         return None
-    return Reading(run, feed, run.count, place, line)
+    return LogFollower(run, feed, is_cached=True, kept=run.count, place=place, head=line)
 
 
 def _kept_moments(place: Path, head: bytes) -> Moments | None:
