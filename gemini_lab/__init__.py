@@ -6,13 +6,21 @@ importing the package costs nothing.
 
 import sys
 
+if sys.argv[0].rpartition("/")[2] == "gemini-lab":  # the command, which a user may interrupt now
+    import signal
+
+    from gemini_lab.cli.signals import quit_while_importing
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, quit_while_importing)
+
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def load_ipython_extension(shell: object) -> None:
-    """What `%load_ext gemini_lab` calls: the magics `%gemini` and `%%gemini`."""
+    """Register the magics `%gemini` and `%%gemini`, for `%load_ext gemini_lab`."""
     from gemini_lab.lab import pages  # noqa: PLC0415 - only a notebook needs it
 
     pages.load_magics(shell)

@@ -5,6 +5,7 @@ How large a number may be `units.most_of` says by its name, for settings and for
 
 import argparse
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, fields
@@ -12,7 +13,7 @@ from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -219,19 +220,41 @@ def require_text(name: str, value: object, *, most: int = MOST_CHARACTERS) -> No
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what is in a file that a person named, or that others can write to.
+    """Return the content of a file that a user named, or that others can write to.
 
     Raises:
         OSError: It cannot be read.
-        ConfigError: It is so large that it is another file than was meant.
+        ConfigError: It is no regular file, or so large that the user meant another one.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         data = file.read(MOST_FILE_BYTES + 1)
     if len(data) > MOST_FILE_BYTES:
         raise ConfigError(
             f"{path} has more than {MOST_FILE_BYTES:,} bytes, which no such file has; name another"
         )
     return data
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file to read it; a FIFO or a device might never end, or never begin.
+
+    Raises:
+        OSError: It cannot be read.
+        ConfigError: It is something else.
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - `Path.open` has no opener
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise ConfigError(
+        f"{path} is no regular file, and reading it might never end; save its content to a file, "
+        "and name that"
+    )
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Without O_NONBLOCK a FIFO opens only when another process writes to it.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_file(path: Path) -> str:

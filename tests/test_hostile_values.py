@@ -1,5 +1,6 @@
 """What nobody sane asks for is refused where it is asked: at once, in words, and without memory."""
 
+import contextlib
 import itertools
 import math
 import os
@@ -28,6 +29,7 @@ from gemini_lab.lab.control import way_in
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
 from gemini_lab.limits import END_BYTES, MOST_FILE_BYTES, read_end
+from gemini_lab.log.file import require_log
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.pipeliner import plan_chunks
 from gemini_lab.placement import plan_placement, propose_placement, sampled_probability
@@ -218,6 +220,25 @@ def test_a_file_that_never_ends_is_not_read_to_its_end(tmp_path):
     deep = tmp_path / "deep.json"
     deep.write_text("[" * 1_000_000)
     assert "cannot read a scenario" in refused(lambda: Scenario.load(deep))
+
+
+def test_a_fifo_that_nobody_writes_to_is_not_waited_for(tmp_path, monkeypatch):
+    """Whatever a user names as a file is opened at once, or refused."""
+    fifo = tmp_path / "events.jsonl"
+    os.mkfifo(fifo)
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    (tmp_path / "train.py").write_text("")
+    for what, read in READERS.items():
+        place = tmp_path / what if "." in what else fifo
+        if place != fifo:
+            os.mkfifo(place, 0o600)
+        with contextlib.suppress(ConfigError):  # a configuration is looked for, and not there
+            read(place)
+    for read in (Scenario.load, require_log, lambda path: config_of({"hosts": str(path)})):
+        assert "no regular file" in refused(lambda read=read: read(fifo))
+    for option in ("--scenario", "--hostfile"):
+        assert main(["run", "--dry-run", option, str(fifo), str(tmp_path / "train.py")]) == 2
+    assert main(["report", str(fifo)]) == main(["list", "--folder", str(fifo)]) + 2 == 2
 
 
 ENDLESS = 1 << 42  # bytes, of which the disk has none

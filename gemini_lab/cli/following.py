@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
-from gemini_lab.cli.hangup import on_hangup, silent_without_terminal
+from gemini_lab.cli.signals import on_hangup, silent_without_terminal
 from gemini_lab.display import complain
 from gemini_lab.errors import RunFailedError
 from gemini_lab.lab.interrupts import interrupt_says

@@ -11,9 +11,8 @@ from difflib import get_close_matches
 from importlib import metadata
 from typing import Any, Final, NoReturn
 
-from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.hangup import on_hangup
-from gemini_lab.cli.system_errors import exit_of, said_of
+from gemini_lab.cli.exits import Exit, exit_of, said_of
+from gemini_lab.cli.signals import on_hangup, quit_while_importing
 from gemini_lab.display import complain
 from gemini_lab.errors import GeminiError
 
@@ -67,7 +66,7 @@ STILL_ENDING: Final = (
 
 
 def usage() -> str:
-    """The help text."""
+    """Return the help text."""
     lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
         [
@@ -102,8 +101,11 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     on_hangup(_terminated)
     try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, quit_while_importing)
+        command = function_of(name)
         with interrupted_once():
-            code = int(function_of(name)(rest))
+            code = int(command(rest))
         sys.stdout.flush()  # here, and not when Python ends: who reads may have left
     except BrokenPipeError:
         _forget_unwritten()
@@ -134,7 +136,7 @@ def function_of(name: str) -> Callable[[list[str]], int]:
 
 
 def _forget_unwritten() -> None:
-    """Have Python not try again, at its end, to write what standard output does not take."""
+    """Discard unwritten output: Python would try to write it again at its end, and fail."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -143,8 +145,8 @@ def _forget_unwritten() -> None:
 
 @contextmanager
 def interrupted_once() -> Iterator[None]:
-    """Have a second Ctrl-C not cut short what the first one has begun: ending, and tidying up."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, as under `&`
+    """Raise `KeyboardInterrupt` once: a second Ctrl-C must not cut short the cleaning up."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under `&`
         yield
         return
 
@@ -164,7 +166,7 @@ def interrupted_once() -> Iterator[None]:
 
 
 def _terminated(number: int, _frame: object) -> NoReturn:
-    """End as an interrupted command does: nothing that it started or wrote for itself is left."""
+    """Exit as after Ctrl-C, so that the command cleans up what it started."""
     sys.exit(128 + number)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.limits import open_file
 from gemini_lab.log.entry import (
     Entry,
     EventError,
@@ -256,7 +257,7 @@ def require_log(path: Path) -> Path:
         SchemaError: It is a log of a newer schema.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = [line for _ in range(HEAD_LINES) if (line := file.readline(HEAD_BYTES))]
     except OSError as error:
         raise ConfigError(

@@ -220,3 +220,25 @@ def test_the_same_thing_has_the_same_option_and_help_fits_a_terminal(name, monke
     if re.search(r"\brun's folder, its name below --folder\b", " ".join(said.split())):
         assert "--folder FOLDER" in said
         assert "where runs keep their logs (gemini-runs)" in said
+
+
+INTERRUPTED_AT = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["/usr/bin/gemini-lab", "attach", "nowhere"]
+from gemini_lab.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["lazy_loader", "gemini_lab.errors", "gemini_lab.lab.attached"])
+def test_ctrl_c_while_a_command_imports_ends_it_without_a_traceback(name):
+    command = [sys.executable, "-c", INTERRUPTED_AT.format(name=name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (Exit.INTERRUPTED, "\ngemini-lab: interrupted\n")

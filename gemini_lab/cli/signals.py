@@ -1,4 +1,4 @@
-"""When the terminal of a command closes (SIGHUP)."""
+"""Signals that end a command: Ctrl-C while it still imports, and SIGHUP of a closed terminal."""
 
 import errno
 import os
@@ -7,12 +7,22 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 Handler = Callable[[int, FrameType | None], object]
 
 
+def quit_while_importing(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Exit at once on Ctrl-C: nothing was started that would have to be ended.
+
+    A `KeyboardInterrupt` would leave a traceback of whatever module was being imported.
+    """
+    os.write(2, b"\ngemini-lab: interrupted\n")
+    os._exit(130)
+
+
 def on_hangup(act: Handler) -> None:
-    """Have this called when the terminal closes, unless that is to be ignored, as under `nohup`."""
+    """Call `act` when the terminal closes, unless SIGHUP is ignored, as under `nohup`."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return
 
@@ -25,7 +35,7 @@ def on_hangup(act: Handler) -> None:
 
 @contextmanager
 def silent_without_terminal() -> Iterator[None]:
-    """End the block, and say nothing any more, where what it writes to is a closed terminal."""
+    """End the block if its output goes to a closed terminal, and write there no more."""
     try:
         yield
     except OSError as error:
@@ -35,7 +45,7 @@ def silent_without_terminal() -> Iterator[None]:
 
 
 def leave_terminal() -> None:
-    """Have what is said from now on go nowhere, where it went to a terminal; files still get it."""
+    """Discard what would go to the terminal from now on; files still get it."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         if stat.S_ISCHR(os.fstat(fd).st_mode):  # a closed terminal is no "tty" any more
