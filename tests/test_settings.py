@@ -1,9 +1,11 @@
 """Settings are checked at the door."""
 
+from dataclasses import fields
+
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.settings import Settings, origins
+from gemini_lab.settings import GROUPS, Settings, origins
 
 
 def test_sizes_and_rates_may_be_written_as_people_write_them() -> None:
@@ -115,3 +117,14 @@ def test_what_is_said_of_nodes_holds_for_all_or_for_some():
 def test_what_does_not_go_with_copies_that_follow_the_risk_is_refused(block, said):
     with pytest.raises(ConfigError, match=said):
         Settings.parse(block)
+
+
+def test_settings_are_in_few_groups_each_with_few_and_all_in_the_help():
+    named = [one.name for group in GROUPS for one in fields(group)]
+    assert named == [one.name for one in fields(Settings)]
+    assert len(named) == len(set(named))
+    assert len(GROUPS) <= 12
+    assert max(len(fields(group)) for group in GROUPS) <= 12
+    for group in (*GROUPS, Settings):
+        for one in fields(group):
+            assert f"    {one.name}: " in group.__doc__
