@@ -6,13 +6,17 @@ importing the package costs nothing.
 
 import sys
 
-if sys.argv[0].rpartition("/")[2] == "gemini-lab":  # the command, which a user may interrupt now
+if sys.argv[0].rpartition("/")[2] == "gemini-lab":  # the command: a user may interrupt it now
+    import os
     import signal
 
-    from gemini_lab.cli.signals import quit_while_importing
+    def _quit(_number: int, _frame: object) -> None:
+        """Exit at once: nothing was started yet, and a traceback of imports helps no user."""
+        os.write(2, b"\ngemini-lab: interrupted\n")
+        os._exit(130)
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, quit_while_importing)
+        signal.signal(signal.SIGINT, _quit)
 
 import lazy_loader
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any, Final, NoReturn
 
 from gemini_lab.cli.exits import Exit, exit_of, said_of
-from gemini_lab.cli.signals import on_hangup, quit_while_importing
+from gemini_lab.cli.signals import on_hangup
 from gemini_lab.display import complain
 from gemini_lab.errors import GeminiError
 
@@ -101,9 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     on_hangup(_terminated)
     try:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, quit_while_importing)
-        command = function_of(name)
+        command = function_of(name)  # until it is imported, Ctrl-C ends this at once
         with interrupted_once():
             code = int(command(rest))
         sys.stdout.flush()  # here, and not when Python ends: who reads may have left

@@ -1,4 +1,4 @@
-"""Signals that end a command: Ctrl-C while it still imports, and SIGHUP of a closed terminal."""
+"""SIGHUP: the end of a command whose terminal closes."""
 
 import errno
 import os
@@ -7,18 +7,8 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
 
 Handler = Callable[[int, FrameType | None], object]
-
-
-def quit_while_importing(_number: int, _frame: FrameType | None) -> NoReturn:
-    """Exit at once on Ctrl-C: nothing was started that would have to be ended.
-
-    A `KeyboardInterrupt` would leave a traceback of whatever module was being imported.
-    """
-    os.write(2, b"\ngemini-lab: interrupted\n")
-    os._exit(130)
 
 
 def on_hangup(act: Handler) -> None:
