@@ -29,6 +29,7 @@ FLOORS: Final = (
                 ("node", "agent, root,|workers"),
                 ("adapters", "Trainers,|Accelerator"),
                 ("engine", "protect; state|out and in"),
+                ("kept", "outlives a|recovery"),
                 ("transfer", "chunks between|collectives"),
             ),
         ),

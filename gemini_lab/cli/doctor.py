@@ -137,7 +137,7 @@ def _not_importable(installed: Finding, error: Exception, remedy: str) -> Findin
 
 
 def _obstacle() -> str:
-    from gemini_lab.transfer.standing_groups import obstacle  # noqa: PLC0415 - imports torch
+    from gemini_lab.kept.groups import obstacle  # noqa: PLC0415 - imports torch
 
     return obstacle()
 

@@ -9,7 +9,7 @@
                     data or loop is over
     put back        restore, from memory, peers or the persistent tier; reshard_sources, after
                     another world size; rewinding, without a restart
-    kept processes  standing stops in a recovery, rejoining continues with other ranks
+    kept processes  rejoining puts a version in place in a process that outlives a recovery
     script's code   executed_code digests it and finds installed packages; own_code tells it from
                     theirs; same_code compares it among ranks
     the agent       session; heartbeat reports once a second; shard_memory

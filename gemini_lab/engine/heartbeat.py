@@ -22,7 +22,7 @@ BEAT_S: Final = 1.0
 WORKING_SHARE: Final = 0.001
 """Of a processor: who uses less only polls, or waits for good."""
 _C10D: Final = "torch.distributed.distributed_c10d"
-_STANDING: Final = {"gemini_lab.transfer.standing_groups", "gemini_lab.transfer.standing_works"}
+_STANDING: Final = {"gemini_lab.kept.groups", "gemini_lab.kept.works"}
 _OWN_GROUP: Final = "gemini_lab.transfer.group"
 _COLLECTS_ANYWHERE: Final = sys.version_info < (3, 12)
 _COMPILERS: Final = {"torch._dynamo.convert_frame", "torch._inductor.compile_fx"}

@@ -31,6 +31,7 @@ from gemini_lab.engine.update_watch import UpdateWatch
 from gemini_lab.engine.verify.verification import Verification
 from gemini_lab.engine.version_extras import carried
 from gemini_lab.errors import CannotGoOnError, ConfigError, GeminiError
+from gemini_lab.kept.process import KeptProcess
 from gemini_lab.limits import require_text
 from gemini_lab.recovery.messages import End
 from gemini_lab.shard.lineage import Lineage
@@ -90,7 +91,7 @@ class LiveProtection:
         remark: Called with a thing that the script's author should know, once each.
         flaws: Called where an iteration begins to compute, to strike what is to be struck.
         hold: Called where all ranks stop, so that a node may leave; it does not return.
-        rejoining: Has this process go on when others are lost, where it is to be kept.
+        rejoining: Lets this process go on when others are lost, if it is to be kept.
         ends: Tells where this rank's data, its loop or its script is over.
         rehearse: Called once the first version is made in an epoch, with what a recovery puts back.
         update_watch: Looks whether what is protected is what trains.
@@ -127,6 +128,7 @@ class LiveProtection:
         self._flaws = flaws
         self._hold = hold
         self._rejoining = rejoining
+        self._process = KeptProcess() if rejoining is None else rejoining.process
         self._ends = ends
         self._rehearse = rehearse
         self._update_watch = update_watch
@@ -201,8 +203,7 @@ class LiveProtection:
                     self.reach_top(ends_at=total)
                 self._traffic.wait()  # the script may write, or destroy its process groups now
             finally:  # also where the script breaks off its loop
-                if self._rejoining is not None:
-                    self._rejoining.standing.leave_loop()
+                self._process.leave_loop()
                 self._say_end("break" if self._state.version < total else "loop")
 
     def epochs(self, total: int, /) -> Iterator[int]:
@@ -371,8 +372,8 @@ class LiveProtection:
         self._is_computing = True
         if self._is_broken:
             return
-        if self._rejoining is not None and self._loops.innermost != "steps":
-            self._rejoining.standing.train_without_loop()
+        if self._loops.innermost != "steps":
+            self._process.train_without_loop()
         if not self._top_is_told:
             self._seal()
         if self._loops.awaited is not None:
@@ -445,11 +446,11 @@ class LiveProtection:
     @property
     def _is_broken(self) -> bool:
         """Whether a rank is lost, and the iteration under way counts no more."""
-        return self._rejoining is not None and self._rejoining.standing.is_broken
+        return self._process.is_broken
 
     def _is_lost_with_a_rank(self) -> bool:
         """Whether a transfer failed because a rank is lost without which this process can go on."""
-        return self._rejoining is not None and self._rejoining.standing.is_lost_with_a_rank()
+        return self._process.is_lost_with_a_rank()
 
     def _rejoin(self, rejoining: Rejoining) -> None:
         """Be at the top of the iteration after the version of the plan, with other ranks."""

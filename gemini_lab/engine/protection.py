@@ -31,11 +31,11 @@ from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.input_fingerprints import gradient_norm, watch_inputs
 from gemini_lab.engine.iterations import IterationLog, with_monitor
 from gemini_lab.engine.live import LiveProtection
-from gemini_lab.engine.rejoining import Rejoining, follow, rewinder_of
+from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import encode_order
 from gemini_lab.engine.script_loops import place_in
 from gemini_lab.engine.session import WorkerSession
-from gemini_lab.engine.setup import ReadyEngine, ready_engine
+from gemini_lab.engine.setup import ReadyEngine, follow, ready_engine, rewinder_of
 from gemini_lab.engine.update_watch import UpdateWatch
 from gemini_lab.engine.verify.flaws import Flaws
 from gemini_lab.engine.verify.verification import Verification, Verified, verified_in
@@ -161,18 +161,13 @@ def start_protection(
     recorder = recorder_of(state, settings)
     traffic = _open_traffic(session, ready, recorder=recorder, emit=emit)
     follow(session, ready, traffic)
-    standing = session.standing
-    said = emit if standing is None else standing.unless_broken(emit)
+    said = session.kept.unless_broken(emit)
     witness = _witness(session, engine, client_state=client_state, also=also)
     if witness is not None:
         said = _also(said, witness.hear)
     iterations = IterationLog(said, newest=newest_in(small), measure=lambda: gradient_norm(engine))
     watch_inputs(engine, iterations)
-    rejoining = None
-    if standing is not None:
-        rejoining = Rejoining(
-            session, ready, open_traffic=partial(_open_traffic, recorder=None, emit=emit)
-        )
+    open_again = partial(_open_traffic, recorder=None, emit=emit)
     protection = LiveProtection(
         state,
         traffic,
@@ -186,8 +181,8 @@ def start_protection(
         flaws=Flaws(state.framework, session.flaws).install,
         remark=remark,
         hold=session.hold,
-        rejoining=rejoining,
-        ends=Ends(session, is_broken=lambda: standing is not None and standing.is_broken),
+        rejoining=Rejoining(session, ready, open_traffic=open_again),
+        ends=Ends(session, is_broken=lambda: session.kept.is_broken),
         rehearse=ready.rehearse,
         update_watch=UpdateWatch(
             state.framework.optimizer,

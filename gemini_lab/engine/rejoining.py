@@ -5,15 +5,24 @@ versions and whoever uses it are made anew, and the state is that of the version
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gemini_lab.engine.rewinding import Rewinder
-from gemini_lab.engine.script_loops import LoopPlace
+from gemini_lab.engine.script_loops import LoopPlace, place_in
 from gemini_lab.engine.session import WorkerSession
-from gemini_lab.engine.setup import ReadyEngine, go_on
-from gemini_lab.engine.version_extras import guard_in
+from gemini_lab.engine.setup import (
+    ReadyEngine,
+    follow,
+    restore_planned,
+    rewinder_of,
+    say_protected,
+)
+from gemini_lab.engine.shard_memory import exchange_layouts
+from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.errors import CannotGoOnError
-from gemini_lab.recovery.guard import Guard
+from gemini_lab.shard.lineage import Lineage
+from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.traffic import CheckpointTraffic
 
 OpenTraffic = Callable[[WorkerSession, ReadyEngine], CheckpointTraffic]
@@ -46,16 +55,14 @@ class Rejoining:
     def __init__(
         self, session: WorkerSession, ready: ReadyEngine, *, open_traffic: OpenTraffic
     ) -> None:
-        assert session.standing is not None
-        self.standing = session.standing
+        self.process = session.kept
         self._session = session
         self._ready = ready
         self._open_traffic = open_traffic
 
     def enter_loop(self, traffic: CheckpointTraffic) -> None:
-        """The script begins its loop: from here on this process can go on in it."""
-        self.standing.stop_traffic = traffic.stop
-        self.standing.enter_loop(self._why_not())
+        """Begin the script's loop: from here on this process can go on in it."""
+        self.process.enter_loop(self._why_not, stop_traffic=traffic.stop)
 
     def rejoin(self, traffic: CheckpointTraffic, place: LoopPlace) -> Rejoined:
         """At the loop's top: wait for the word to go on, and do so.
@@ -73,7 +80,7 @@ class Rejoining:
             raise CannotGoOnError("there is no version to go on from in this process")
         ready = self._ready = go_on(self._session, self._ready, place)
         made = self._open_traffic(self._session, ready)
-        self.standing.stop_traffic = made.stop
+        self.process.stop_traffic = made.stop
         follow(self._session, ready, made)
         return Rejoined(ready=ready, traffic=made, rewinder=rewinder_of(self._session, ready, made))
 
@@ -92,24 +99,48 @@ class Rejoining:
         return state.framework.obstacle() or next(filter(None, others), "")
 
 
-def follow(session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic) -> None:
-    """Have the pulse look at this traffic, which need not send the version that was restored."""
-    if session.start.plan.tier == "memory":
-        traffic.note_whole(ready.state.version)
-    session.pulse.watch(
-        calls=lambda: traffic.collectives, messages=lambda: ready.place.group.messages
+def go_on(session: WorkerSession, ready: ReadyEngine, where: LoopPlace) -> ReadyEngine:
+    """The same engine among other processes, with the version that the plan says.
+
+    Those that start anew are in `ready_engine` meanwhile, and this does what they need.
+
+    Args:
+        session: The worker's; it has been told to go on.
+        ready: As it was, at the top of the script's loop.
+        where: Which of its loops that is.
+
+    Raises:
+        CannotGoOnError: The version cannot be put back in this process.
+    """
+    start, state, before = session.start, ready.state, ready.place
+    session.meet()
+    session.code.begin(ready.settings)
+    before.group.leave()
+    seats = start.seats.placed(ready.settings)
+    group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
+    exchange_layouts(state.layout, rank=start.rank, seats=seats, group=group)
+    say_protected(session, state, seats, ready.settings)
+    place = replace(
+        before,
+        seats=seats,
+        group=group,
+        lineage=Lineage(run=start.order.run, epoch=start.epoch),
     )
+    with session.restoring():
+        small = restore_planned(session, partial(_load_in_place, state, where), state, place)
+    return replace(ready, place=place, small=small)
 
 
-def rewinder_of(
-    session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic
-) -> Rewinder | None:
-    """What takes iterations back, and judges them if the settings ask for it."""
-    settings = ready.settings
-    if settings.scheme == "none":
-        return None
-    guard = Guard.of(settings)
-    if guard is not None and (known := guard_in(ready.small)) is not None:
-        guard.restore(known)
-    slab = ready.memory.slab
-    return Rewinder(ready.state, slab, traffic, guard=guard, emit=session.emit)
+def _load_in_place(state: EngineState, where: LoopPlace, payload: memoryview) -> dict[str, object]:
+    """Put a version back at the loop's top, if it was sealed there."""
+    small = state.peek(payload) or {}
+    is_of_loop = bool(small.get("at_top")) and place_in(small["extra"]) == where
+    if not is_of_loop or not state.script.can_move_back(small["data"]):
+        raise CannotGoOnError(
+            "the version was not sealed at the top of this loop, or its position in the data is "
+            "not one that the iterators of this process can go back to"
+        )
+    state.framework.begin_anew()
+    for order in state.script.orders:
+        order.begin_anew()
+    return state.load(payload, in_place=True)

@@ -1,8 +1,6 @@
 """The tie between a worker and its agent: who we are in the job, and whom to tell what happens."""
 
 import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +14,9 @@ from torch.distributed import DistStoreError
 from gemini_lab.engine.heartbeat import Pulse
 from gemini_lab.engine.restore import UnusableCopyError
 from gemini_lab.engine.same_code import SameCode
-from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.engine.witness import Witness
 from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.kept.process import KeptProcess
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, Note, OfWorker, Unprotected
 from gemini_lab.recovery.messages import (
@@ -32,19 +30,16 @@ from gemini_lab.recovery.messages import (
     Message,
     OldSlabsGiven,
     OldSlabsWanted,
-    ReadyToJoin,
     Refused,
     RestoreFailed,
     Serve,
-    Serving,
-    Severed,
     SlabRequest,
     SlotWanted,
     Stand,
-    Stands,
     WorkerStart,
 )
 from gemini_lab.shard.layout import ShardLayout
+from gemini_lab.transfer.group import rendezvous_client
 from gemini_lab.transfer.sockets import own_ends, shut_those_to
 from gemini_lab.wire.local import LocalChannel
 
@@ -85,10 +80,7 @@ FENCE_S: Final = 120.0
 """The same where the root agent has to plan anew."""
 MEET_S: Final = 1800.0
 """For all ranks to call `protect`."""
-IDLE_S: Final = 30.0
-"""For training's thread, once other ranks go on, without any work of its own."""
-NOT_ASKED: Final = "the launcher was not told to keep processes"
-Order = Hold | GoBack | Flawed | Cut | Stand
+Order = Hold | GoBack | Flawed | Cut | Stand | Serve | GoOn
 """What the node's agent may ask of a worker at any time."""
 _ARRIVED: Final = "gemini_lab/protect/arrived"
 _ALL: Final = "gemini_lab/protect/all"
@@ -98,7 +90,7 @@ class WorkerSession:
     """A worker's view of its job.
 
     Args:
-        why_not_kept: Why nothing keeps this process through recoveries, where `standing` does not.
+        kept: What keeps this process through recoveries, if anything does.
 
     Attributes:
         start: What the agent said at the start.
@@ -109,7 +101,7 @@ class WorkerSession:
         wants_hold: Whether the node's agent has asked to stop where a version is whole.
         flaws: Where this worker's machine is to compute wrong, as the agent has told by now.
         order_back: What it has told last of going back; `None` for nothing.
-        standing: What keeps this process through recoveries, if anything does.
+        kept: What keeps this process through recoveries, if anything does.
         code: Compares what this rank executes with the others.
     """
 
@@ -120,11 +112,10 @@ class WorkerSession:
         channel: LocalChannel,
         store: Any,
         pulse: Pulse,
-        standing: Standing | None = None,
-        why_not_kept: str = NOT_ASKED,
+        kept: KeptProcess | None = None,
     ) -> None:
         self.start, self.store, self.pulse = start, store, pulse
-        self.standing = standing
+        self.kept = kept or KeptProcess()
         self.code = SameCode(self.emit)
         self.on_finish: Callable[[], None] | None = None
         self.witness: Witness | None = None
@@ -132,13 +123,9 @@ class WorkerSession:
         self.order_back: GoBack | None = None
         self.flaws: list[Flawed] = []
         self._channel = channel
-        self._why_not_kept = why_not_kept
         self._held: Held | None = None  # what was said of the version after which training stands
         self._listener: threading.Thread | None = None
-        if standing is not None:
-            standing.say_severed = self._say_severed
-        elif why_not_kept != NOT_ASKED and start.rank == 0:
-            self.emit(Note(text=f"keep_processes keeps no process here: {why_not_kept}"))
+        self.kept.attach(self)
 
     # -- what it says ------------------------------------------------------------------------------
 
@@ -167,9 +154,6 @@ class WorkerSession:
                 is_unread=error.is_unread,
             )
         )
-
-    def _say_severed(self) -> None:
-        self._channel.send(Severed(rank=self.start.rank, epoch=self.start.epoch))
 
     # -- while `protect` begins: it asks, and hears nothing else -----------------------------------
 
@@ -260,29 +244,22 @@ class WorkerSession:
         Raises:
             GeminiError: The node's agent is gone, or this process cannot join others.
         """
-        if self.standing is None:
-            raise GeminiError(f"this process cannot join others: {self._why_not_kept}")
-        self._channel.send(ReadyToJoin(rank=self.start.rank, epoch=self.start.epoch))
+        self.kept.stand_by()
         while (answer := self._channel.receive()) is not None:
-            match answer[0]:
-                case Stand(epoch=epoch):
-                    self._channel.send(Stands(rank=self.start.rank, epoch=epoch))
-                case GoOn(start=start):
-                    self.standing.go_on(start)
-                    return self.go_on()
-                case Flawed() as order:
-                    self._obey(order)
+            if isinstance(answer[0], Order):
+                self._obey(answer[0])
+            if isinstance(answer[0], GoOn):
+                return self.go_on()
         raise GeminiError("the node's agent is gone; this process waited to take its place")
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
         """In it, the version of the plan is loaded; all ranks do so together."""
-        if self.standing is not None:
-            self.standing.begin_restore(self.store)
-        with self.pulse.within("restoring", self.start.plan.tier):
+        with (
+            self.kept.restoring(self.store),
+            self.pulse.within("restoring", self.start.plan.tier),
+        ):
             yield
-        if self.standing is not None:
-            self.standing.end_restore()
 
     def wait_for_fence(self) -> NoReturn:
         """Wait to be ended: the root agent plans anew with what was just said.
@@ -305,15 +282,8 @@ class WorkerSession:
 
     def _hear(self) -> None:
         while (answer := self._channel.receive()) is not None:
-            match answer[0]:
-                case Hold() | GoBack() | Flawed() | Cut() | Stand() as order:
-                    self._obey(order)
-                case Serve(epoch=epoch, host=host) if self.standing is not None:
-                    port = self.standing.serve(host)
-                    self._channel.send(Serving(rank=self.start.rank, epoch=epoch, port=port))
-                case GoOn(start=start) if self.standing is not None:
-                    self.standing.go_on(start)
-                    threading.Thread(target=self._see_it_go_on, daemon=True).start()
+            if isinstance(answer[0], Order):
+                self._obey(answer[0])
 
     def _obey(self, order: Order) -> None:
         """What is asked of all ranks is only noted here: they do it where they agree on it."""
@@ -328,8 +298,8 @@ class WorkerSession:
                 self.flaws.append(order)
             case Cut():  # it waits for the other end
                 threading.Thread(target=self._cut, args=(order,), daemon=True).start()
-            case Stand():
-                self._stand(order.epoch)
+            case Stand() | Serve() | GoOn():
+                self.kept.on_order(order)
 
     def _cut(self, order: Cut) -> None:
         ours = self.start.rank
@@ -339,21 +309,6 @@ class WorkerSession:
             except RuntimeError as error:
                 text = f"rank {ours} has not cut its connections to rank {rank}: {error}"
                 self.emit(Note(text=text))
-
-    def _stand(self, epoch: int) -> None:
-        standing = self.standing
-        reason = self._why_not_kept if standing is None else standing.stand()
-        self._channel.send(Stands(rank=self.start.rank, epoch=epoch, reason=reason))
-
-    def _see_it_go_on(self) -> None:
-        """End this process if training's thread waits for good and comes to no loop's top."""
-        assert self.standing is not None
-        while self.standing.is_awaited:
-            if self.pulse.idle_s >= IDLE_S:
-                text = f"rank {self.start.rank} does not go on, and does nothing, at {{}}; it ends"
-                self.emit(Note(text=text.format(self.pulse.place())))
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(1.0)
 
     # -- where training stands still or ends -------------------------------------------------------
 
@@ -368,9 +323,7 @@ class WorkerSession:
         with self.pulse.within("held"):
             self._held = Held(rank=self.start.rank, epoch=self.start.epoch, version=version)
             self._channel.send(self._held)
-            if self.standing is None:
-                time.sleep(HOLD_S)
-            elif self.standing.is_to_stand(HOLD_S):
+            if self.kept.is_to_stand(HOLD_S):
                 return
         raise GeminiError(
             f"training has stood still after version {version} for {HOLD_S:.0f} s for a node to "
@@ -379,9 +332,8 @@ class WorkerSession:
 
     def go_on(self) -> WorkerStart:
         """Wait for the word to go on, and be of the new epoch from then on."""
-        assert self.standing is not None
         with self.pulse.within("held"):
-            self.start, self.store = self.standing.wait()
+            self.start, self.store = self.kept.wait()
         self.pulse.epoch = self.start.epoch
         self.wants_hold, self.order_back, self._held = False, None, None
         return self.start

@@ -8,12 +8,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
 
-from gemini_lab.engine import script_loops
 from gemini_lab.engine.contract import Engine, Keepable, Source
 from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.frameworks.framework import Framework
@@ -21,20 +19,21 @@ from gemini_lab.engine.frameworks.torch_engine import TorchEngine, left_out
 from gemini_lab.engine.ranks import rank_and_world_size
 from gemini_lab.engine.reshard_sources import OldSlabs
 from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
+from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.same_code import say_if_resumed_otherwise
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import (
     ShardMemory,
-    exchange_layouts,
     open_shard_memory,
     require_fingerprint,
 )
 from gemini_lab.engine.state.data_rehearsal import rehearse_data
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.engine.version_extras import newest_in
-from gemini_lab.errors import CannotGoOnError, ConfigError, GeminiError
+from gemini_lab.engine.version_extras import guard_in, newest_in
+from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
+from gemini_lab.recovery.guard import Guard
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.recovery.planning import resumes_elsewhere
 from gemini_lab.seats import Seats
@@ -43,6 +42,7 @@ from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import absolute_url, persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.traffic import CheckpointTraffic
 
 
 def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str], None]) -> Settings:
@@ -183,7 +183,7 @@ def ready_engine(
         say=lambda text: session.emit(events.Note(text=text)),
     )
     with session.restoring():
-        small = _restore(session, state.load, state, place)
+        small = restore_planned(session, state.load, state, place)
         ready = ReadyEngine(
             engine=engine, state=state, settings=settings, memory=memory, place=place, small=small
         )
@@ -194,55 +194,6 @@ def ready_engine(
     if start.rank == 0 and start.order.is_resumed:
         _say_if_made_otherwise(session, settings.persistent_url, remark)
     return ready
-
-
-def go_on(session: WorkerSession, ready: ReadyEngine, where: script_loops.LoopPlace) -> ReadyEngine:
-    """The same engine among other processes, with the version that the plan says.
-
-    Those that start anew are in `ready_engine` meanwhile, and this does what they need.
-
-    Args:
-        session: The worker's; it has been told to go on.
-        ready: As it was, at the top of the script's loop.
-        where: Which of its loops that is.
-
-    Raises:
-        CannotGoOnError: The version cannot be put back in this process.
-    """
-    start, state, before = session.start, ready.state, ready.place
-    session.meet()
-    session.code.begin(ready.settings)
-    before.group.leave()
-    seats = start.seats.placed(ready.settings)
-    group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
-    exchange_layouts(state.layout, rank=start.rank, seats=seats, group=group)
-    _say_protected(session, state, seats, ready.settings)
-    place = replace(
-        before,
-        seats=seats,
-        group=group,
-        lineage=Lineage(run=start.order.run, epoch=start.epoch),
-    )
-    with session.restoring():
-        small = _restore(session, partial(_load_in_place, state, where), state, place)
-    return replace(ready, place=place, small=small)
-
-
-def _load_in_place(
-    state: EngineState, where: script_loops.LoopPlace, payload: memoryview
-) -> dict[str, object]:
-    """Put a version back at the loop's top, if it was sealed there."""
-    small = state.peek(payload) or {}
-    is_of_loop = bool(small.get("at_top")) and script_loops.place_in(small["extra"]) == where
-    if not is_of_loop or not state.script.can_move_back(small["data"]):
-        raise CannotGoOnError(
-            "the version was not sealed at the top of this loop, or its position in the data is "
-            "not one that the iterators of this process can go back to"
-        )
-    state.framework.begin_anew()
-    for order in state.script.orders:
-        order.begin_anew()
-    return state.load(payload, in_place=True)
 
 
 def _require_all_ranks(workers: int) -> None:
@@ -322,13 +273,14 @@ def _lay_out(
         owner=session,
     )
     require_fingerprint(state.layout, session.start.fingerprint)
-    _say_protected(session, state, seats, settings)
+    say_protected(session, state, seats, settings)
     return memory
 
 
-def _say_protected(
+def say_protected(
     session: WorkerSession, state: EngineState, seats: Seats, settings: Settings
 ) -> None:
+    """Emit what of this rank is protected, and how."""
     session.emit(
         events.Protected(
             shard_bytes=state.layout.payload_bytes,
@@ -339,7 +291,7 @@ def _say_protected(
     )
 
 
-def _restore(
+def restore_planned(
     session: WorkerSession,
     load: Callable[[memoryview], Mapping[str, object]],
     state: EngineState,
@@ -427,3 +379,26 @@ def _told(receipt: Receipt, place: Place, version: int) -> Iterator[events.AnyEv
             local_bytes=receipt.local_bytes,
             peer_bytes=receipt.peer_bytes,
         )
+
+
+def follow(session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic) -> None:
+    """Have the pulse look at this traffic, which need not send the version that was restored."""
+    if session.start.plan.tier == "memory":
+        traffic.note_whole(ready.state.version)
+    session.pulse.watch(
+        calls=lambda: traffic.collectives, messages=lambda: ready.place.group.messages
+    )
+
+
+def rewinder_of(
+    session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic
+) -> Rewinder | None:
+    """What takes iterations back, and judges them if the settings ask for it."""
+    settings = ready.settings
+    if settings.scheme == "none":
+        return None
+    guard = Guard.of(settings)
+    if guard is not None and (known := guard_in(ready.small)) is not None:
+        guard.restore(known)
+    slab = ready.memory.slab
+    return Rewinder(ready.state, slab, traffic, guard=guard, emit=session.emit)

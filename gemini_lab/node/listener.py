@@ -3,10 +3,10 @@
 import msgspec
 
 from gemini_lab.errors import CapacityError, GeminiError
+from gemini_lab.kept.workers import KeptWorkers
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Protected, VersionComplete
 from gemini_lab.node.host import Worker
-from gemini_lab.node.kept_workers import KeptWorkers
 from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.memory_manager import MemoryManager
 from gemini_lab.node.shard_writer import ShardWriter
@@ -77,7 +77,7 @@ class WorkerListener:
             case WorkerPulse():
                 self.watch.hear(message)
             case Stands() | Serving():
-                self._kept.hear(message)
+                self._kept.on_answer(message)
             case SlabRequest():
                 self._tasks.begin(self._give_slab(worker, message))
             case OldSlabsWanted():

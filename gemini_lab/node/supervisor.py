@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine
 from typing import Final
 
 from gemini_lab.errors import CapacityError, GeminiError
+from gemini_lab.kept.workers import KeptWorkers
 from gemini_lab.log import events
 from gemini_lab.memory.free import free_memory, kernel_kills
 from gemini_lab.node.build_locks import BuildLocks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
-from gemini_lab.node.kept_workers import KeptWorkers
 from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.listener import WorkerListener
 from gemini_lab.node.machine import network_of
@@ -34,7 +34,6 @@ from gemini_lab.recovery.messages import (
     Fenced,
     Flawed,
     GoBack,
-    GoOn,
     Hold,
     HoldPort,
     Inventory,
@@ -100,10 +99,10 @@ class Supervisor:
         self._tasks, self._leave = tasks, leave
         self.bulk = bulk or BulkProcesses()
         self.memory = MemoryManager(self.bulk)
+        self._kept = KeptWorkers(say=lab.note)
         self.writer = ShardWriter(
             memory=self.memory, bulk=self.bulk, answer=root.send, background=tasks.begin
         )
-        self._kept = KeptWorkers(say=lab.note)
         self._listener = WorkerListener(
             lab=lab,
             root=root,
@@ -276,7 +275,7 @@ class Supervisor:
     async def _fence(self, order: Fence) -> None:
         """A new epoch: workers of older ones end, but for those that stand still and are kept."""
         self._give_up_work()
-        kept = await self._kept.stand(self.host, order) if order.keeps else []
+        kept = await self._kept.stand(self.host, order)
         await self.host.kill_all(epoch=self.epoch, spare=kept)
         self.root.send(Fenced(epoch=order.epoch, kept=kept))
 
@@ -297,9 +296,8 @@ class Supervisor:
 
     async def _hold_port(self, order: HoldPort) -> None:
         """Beside other orders: a warm parent that still imports must not delay the next fence."""
-        host, port = self._ip, None
-        if order.keeper is not None:
-            port = await self._kept.serve(self.host, order, ip=host)
+        host = self._ip
+        port = await self._kept.serve(self.host, order, ip=host)
         if port is None:
             port = await self.host.hold_port(host=host, epoch=order.epoch)
         self.root.send(PortHeld(epoch=order.epoch, address=f"{host}:{port}"))
@@ -341,7 +339,8 @@ class Supervisor:
                 code=order.code,
             )
             if rank in order.kept:
-                self._go_on(start)
+                if not self._kept.go_on(self.host, start):
+                    self._tell_gone(start)
                 continue
             try:
                 self.host.start(start)
@@ -362,13 +361,8 @@ class Supervisor:
         error = ScriptError(error=CapacityError.__name__, text=reason)
         self.root.send(WorkerExited(rank=rank, epoch=epoch, code=1, output=reason, error=error))
 
-    def _go_on(self, start: WorkerStart) -> None:
-        """Have a worker that stands still go on, if its process is still there."""
-        worker = self.host.workers.get(start.rank)
-        if worker is not None:
-            worker.is_ahead = False
-            worker.channel.send(GoOn(start=start))
-            return
+    def _tell_gone(self, start: WorkerStart) -> None:
+        """Report a kept worker whose process has ended since it stood still."""
         self.root.send(
             WorkerExited(rank=start.rank, epoch=start.epoch, code=-signal.SIGKILL, output="")
         )

@@ -26,15 +26,13 @@ from gemini_lab.engine.made_objects import follow_constructors
 from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.process_exit import die_with_parent, leave
 from gemini_lab.engine.process_exit import leave as end_process
-from gemini_lab.engine.standing import Standing, rendezvous_client
 from gemini_lab.errors import CannotGoOnError, shortened
 from gemini_lab.job import HASH_SEED, Job, find_module
+from gemini_lab.kept.process import kept_process
 from gemini_lab.node.locked_tempdir import MPI_SHARED
 from gemini_lab.node.processes import WORKER, name_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
-from gemini_lab.settings import Settings
-from gemini_lab.transfer.sockets import can_be_found
-from gemini_lab.transfer.standing_groups import obstacle
+from gemini_lab.transfer.group import rendezvous_client
 from gemini_lab.wire.local import LocalChannel
 
 if TYPE_CHECKING:
@@ -97,14 +95,6 @@ def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
         master_listen_fd=listen_fd,
         use_libuv=__version__ >= TAKES_OPEN_PORT,
     )
-
-
-def why_not_kept(start: WorkerStart) -> str:
-    """Why this worker never goes on in its process when others are lost; empty if it may."""
-    told = Settings.layered(start.order.defaults, start.order.settings)
-    if not told.keep_processes:
-        return session.NOT_ASKED
-    return obstacle() if can_be_found() else "this system does not tell a process its connections"
 
 
 def keep_sockets_in(folder: str) -> None:
@@ -281,15 +271,8 @@ def open_session(
     start: WorkerStart, channel: LocalChannel, store: "TCPStore", pulse: Pulse
 ) -> session.WorkerSession:
     """What `gemini_lab.protect` finds of the job in the script that runs next."""
-    why_not = why_not_kept(start)
-    return session.WorkerSession(
-        start=start,
-        channel=channel,
-        store=store,
-        pulse=pulse,
-        standing=None if why_not else Standing.of(start, store),
-        why_not_kept=why_not,
-    )
+    kept = kept_process(start, store)
+    return session.WorkerSession(start=start, channel=channel, store=store, pulse=pulse, kept=kept)
 
 
 def say_error(error: BaseException, channel: LocalChannel) -> None:
@@ -321,8 +304,7 @@ def say_left(leave: SystemExit, channel: LocalChannel) -> None:
 
 def lost_with_a_rank(error: BaseException) -> bool:
     """Whether a script's error is that of an iteration that a lost rank has made worthless."""
-    standing = None if session.current is None else session.current.standing
-    is_broken = standing is not None and standing.is_broken
+    is_broken = session.current is not None and session.current.kept.is_broken
     return is_broken or isinstance(error, CannotGoOnError)
 
 

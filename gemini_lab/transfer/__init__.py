@@ -8,8 +8,7 @@
     the order       schedule_controller executes the planned schedule, by calibration
     training's      comm_hook sees training's collectives (collective_calls); link emulates a
                     network
-    kept processes  standing_groups and standing_works outlive a lost rank, by group_calls;
-                    set_up_record is replayed to a late rank; sockets ends waits
+    connections     sockets ends waits on connections of other libraries
 
 `pipeliner` decides when each chunk leaves, from what `profiler` saw.
 """

@@ -5,12 +5,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 
 from gemini_lab.transfer.sockets import Connections, can_be_found
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 MEET_LOOK_S: Final = 0.05
 
@@ -188,6 +191,14 @@ class CheckpointGroup:
         theirs = [torch.zeros_like(ours) for _ in range(self.world_size)]
         self.finish([self._whole().allgather([theirs], [ours])])
         return [one.tolist() for one in theirs]
+
+
+def rendezvous_client(address: str) -> "TCPStore":
+    """Return the job's store, which another process serves."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    host, _, port = address.rpartition(":")
+    return TCPStore(host, int(port), is_master=False)
 
 
 def let_go(groups: list[Any]) -> None:

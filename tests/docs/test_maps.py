@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "gemini_lab"
 ROOMS = (
     "cli",
     "engine",
+    "kept",
     "lab",
     "launch",
     "node",

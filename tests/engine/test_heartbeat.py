@@ -194,7 +194,7 @@ def test_a_pause_ends_with_an_error_inside_it(pulse):
 
 def test_who_waits_for_a_handle_waits_in_a_collective():
     """As DeepSpeed does, outside of torch's own functions."""
-    from gemini_lab.transfer.standing_works import Watched
+    from gemini_lab.kept.works import Watched
 
     reached, go_on = threading.Event(), threading.Event()
 

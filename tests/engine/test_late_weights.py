@@ -9,8 +9,8 @@ LATE = """
 import sys
 import torch, torch.distributed as dist, xxhash
 from gemini_lab.engine.frameworks.weights import digest_over_ranks
-from gemini_lab.transfer.set_up_record import Entry, SetUpRecord
-from gemini_lab.transfer.standing_groups import StandingGroups
+from gemini_lab.kept.record import Entry, SetUpRecord
+from gemini_lab.kept.groups import StandingGroups
 
 then, now = torch.full((4,), 1.0), torch.full((4,), float(sys.argv[1]))
 words = [*xxhash.xxh3_128(then.numpy().tobytes()).digest()]

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from gemini_lab.kept import workers
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab, SlotSpec
-from gemini_lab.node import kept_workers, supervisor
+from gemini_lab.node import supervisor
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.recovery.messages import (
     Fence,
@@ -111,7 +112,7 @@ def test_workers_end_with_an_epoch_of_the_stores_unless_the_root_agent_lets_them
 
 @pytest.mark.parametrize("how", ["answers", "ends"])
 def test_a_fence_waits_for_workers_that_live(monkeypatch, how):
-    monkeypatch.setattr(kept_workers, "STAND_S", 1e6)  # who waits it out ends by the test's limit
+    monkeypatch.setattr(workers, "STAND_S", 1e6)  # who waits it out ends by the test's limit
     agent, start = Agent(), first_start()
     agent.obey(start)
     epoch = start.epoch + 1
@@ -121,7 +122,7 @@ def test_a_fence_waits_for_workers_that_live(monkeypatch, how):
         if how == "ends":
             agent.node.host.workers.clear()
         else:
-            agent.node._kept.hear(Stands(rank=0, epoch=epoch))
+            agent.node._kept.on_answer(Stands(rank=0, epoch=epoch))
 
     agent.worker.channel.send = heed
     agent.obey(Fence(epoch=epoch, keeps=True))

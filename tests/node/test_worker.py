@@ -30,12 +30,10 @@ from gemini_lab.node.worker import (
     run_script,
     said_status,
     say_error,
-    why_not_kept,
 )
 from gemini_lab.recovery.messages import JobOrder, ScriptError, WorkerStart
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
-from gemini_lab.transfer import standing_groups
 
 
 @pytest.mark.parametrize("is_long", [False, True])
@@ -243,15 +241,6 @@ def start_of(rank):
     )
 
 
-@pytest.mark.parametrize(
-    ("keeps", "why"), [(False, session.NOT_ASKED), (True, standing_groups.obstacle())]
-)
-def test_a_process_is_kept_where_that_is_asked_for_and_possible(keeps, why):
-    start = start_of(0)
-    start.order.settings["keep_processes"] = keeps
-    assert why_not_kept(start) == why
-
-
 def test_a_worker_finds_every_variable_that_torchrun_sets():
     """Libraries tell by any of them how they were launched; torch's own source has the list."""
     source = inspect.getsource(LocalElasticAgent._start_workers)
@@ -274,8 +263,8 @@ def test_a_script_that_ends_itself_with_an_error_is_said_to_unless_a_rank_is_los
     monkeypatch, is_broken
 ):
     """Otherwise it is its machine's: where it trains a little first, it is started for ever."""
-    standing, told = SimpleNamespace(is_broken=is_broken), []
-    monkeypatch.setattr(session, "current", SimpleNamespace(standing=standing))
+    kept, told = SimpleNamespace(is_broken=is_broken), []
+    monkeypatch.setattr(session, "current", SimpleNamespace(kept=kept))
     leave_early(start_of(0), SimpleNamespace(send=told.append), 7)
     assert told == ([] if is_broken else [ScriptError(error="SystemExit", text="7")])
 

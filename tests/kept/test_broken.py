@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from json_lines import json_lines
 
+from gemini_lab.kept.groups import obstacle
 from gemini_lab.launch.etcd import held_port
 from gemini_lab.transfer.sockets import can_be_found
-from gemini_lab.transfer.standing_groups import obstacle
 
 FILE = Path(__file__).parent / "broken_rank.py"
 pytestmark = pytest.mark.skipif(not can_be_found(), reason="needs Linux's /proc")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gemini_lab.transfer.set_up_record import SMALL_BYTES, RecordError, SetUpRecord, results_of
+from gemini_lab.kept.record import SMALL_BYTES, RecordError, SetUpRecord, results_of
 
 
 def record(*calls, **how):

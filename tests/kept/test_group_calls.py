@@ -8,9 +8,14 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from gemini_lab.errors import UnsupportedError
-from gemini_lab.transfer.group_calls import COLLECTIVES, unknown_calls
-from gemini_lab.transfer.set_up_record import SetUpRecord
-from gemini_lab.transfer.standing_groups import StandingGroup, StandingGroups, obstacle
+from gemini_lab.kept.groups import (
+    COLLECTIVES,
+    StandingGroup,
+    StandingGroups,
+    obstacle,
+    unknown_calls,
+)
+from gemini_lab.kept.record import SetUpRecord
 
 MINUTE = timedelta(seconds=60)
 needs_a_refusing_backend = pytest.mark.skipif(bool(obstacle()), reason=obstacle())

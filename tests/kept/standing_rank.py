@@ -9,8 +9,8 @@ import threading
 import torch
 import torch.distributed as dist
 
-from gemini_lab.transfer.set_up_record import SetUpRecord
-from gemini_lab.transfer.standing_groups import StandingGroups
+from gemini_lab.kept.groups import StandingGroups
+from gemini_lab.kept.record import SetUpRecord
 
 rank, size, ports, is_late, end = (
     int(sys.argv[1]),

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
-from gemini_lab.transfer.set_up_record import SetUpRecord
-from gemini_lab.transfer.standing_groups import StandingGroups
+from gemini_lab.kept.groups import StandingGroups
+from gemini_lab.kept.record import SetUpRecord
 
 rank, size, ports, is_late, end, kind = (
     int(sys.argv[1]),

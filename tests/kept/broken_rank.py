@@ -14,11 +14,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from gemini_lab.kept.groups import StandingGroups
+from gemini_lab.kept.record import SetUpRecord
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.replicator import VersionMover
-from gemini_lab.transfer.set_up_record import SetUpRecord
-from gemini_lab.transfer.standing_groups import StandingGroups
 from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 
 SIZE_BYTES = 2**28

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from json_lines import json_lines
 
+from gemini_lab.kept.groups import StandingGroup, StandingGroups, obstacle
+from gemini_lab.kept.record import SetUpRecord
+from gemini_lab.kept.works import Apart, Done
 from gemini_lab.launch.etcd import held_port
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.set_up_record import SetUpRecord
 from gemini_lab.transfer.sockets import can_be_found
-from gemini_lab.transfer.standing_groups import StandingGroup, StandingGroups, obstacle
-from gemini_lab.transfer.standing_works import Apart, Done
 
 HERE = Path(__file__).parent
 SIZE = 3

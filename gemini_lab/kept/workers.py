@@ -1,0 +1,142 @@
+"""A node's workers that keep their processes in a recovery, as their agent orders them about."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from gemini_lab.recovery.messages import (
+    Fence,
+    GoOn,
+    HoldPort,
+    Serve,
+    Serving,
+    Stand,
+    Stands,
+    WorkerStart,
+)
+from gemini_lab.wire.local import LocalChannel
+
+STAND_S: Final = 5.0
+"""For a worker to stop writing the node's memory; one that does not is ended as any other."""
+LOOK_S: Final = 0.05
+"""Between two looks whether a worker that was asked has ended."""
+
+
+class NodeWorker(Protocol):
+    """A worker of this node."""
+
+    epoch: int
+    is_ahead: bool
+
+    @property
+    def channel(self) -> LocalChannel:
+        """The way to it."""
+
+
+class Host(Protocol):
+    """The workers of this node."""
+
+    @property
+    def workers(self) -> Mapping[int, NodeWorker]:
+        """Those that live, by rank."""
+
+    def signal(self, rank: int, number: int, /) -> object:
+        """Send a signal to a worker."""
+
+
+class KeptWorkers:
+    """Stops a node's workers at a fence, and lets them go on.
+
+    Args:
+        say: Tells the user why one could not.
+    """
+
+    def __init__(self, *, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._asked: dict[int, asyncio.Future[Stands]] = {}
+        self._serving: asyncio.Future[int] | None = None
+        self._epoch = 0
+        self._said: set[str] = set()
+
+    async def stand(self, host: Host, order: Fence) -> list[int]:
+        """Stop the node's workers, if the fence keeps any.
+
+        Returns:
+            The ranks that stand still: they write no memory until they are ordered to go on.
+        """
+        if not order.keeps:
+            return []
+        loop, workers = asyncio.get_running_loop(), host.workers
+        self._epoch = order.epoch
+        asked = workers.keys() - {*order.ends}
+        self._asked = {rank: loop.create_future() for rank in asked}
+        for rank in self._asked:
+            workers[rank].channel.send(Stand(epoch=order.epoch))
+        await self._answers(host)
+        kept = [rank for rank in self._asked if self._stands(host, rank)]
+        for rank in kept:
+            workers[rank].epoch = order.epoch
+        self._asked = {}
+        return kept
+
+    async def _answers(self, host: Host) -> None:
+        """Wait for those that are asked, as long as they live; for `STAND_S` at most."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + STAND_S
+        while loop.time() < deadline_s:
+            asked = [one for rank, one in self._asked.items() if rank in host.workers]
+            if all(one.done() for one in asked):
+                return
+            await asyncio.wait(asked, timeout=LOOK_S)
+
+    async def serve(self, host: Host, order: HoldPort, *, ip: str) -> int | None:
+        """Start the rendezvous in a worker that stands still, if the order names one.
+
+        Returns:
+            The port; `None` if there is no such worker, or it did not answer and was ended.
+        """
+        if order.keeper is None or (worker := host.workers.get(order.keeper)) is None:
+            return None
+        self._epoch = order.epoch
+        self._serving = asyncio.get_running_loop().create_future()
+        worker.channel.send(Serve(epoch=order.epoch, host=ip))
+        await asyncio.wait([self._serving], timeout=STAND_S)
+        if self._serving.done():
+            return self._serving.result()
+        host.signal(order.keeper, signal.SIGKILL)
+        return None
+
+    def go_on(self, host: Host, start: WorkerStart) -> bool:
+        """Let a worker that stands still go on; return whether its process is still there."""
+        worker = host.workers.get(start.rank)
+        if worker is None:
+            return False
+        worker.is_ahead = False
+        worker.channel.send(GoOn(start=start))
+        return True
+
+    def on_answer(self, said: Stands | Serving) -> None:
+        """Note a worker's answer."""
+        if said.epoch != self._epoch:
+            return  # to an older fence
+        if isinstance(said, Serving):
+            if self._serving is not None and not self._serving.done():
+                self._serving.set_result(said.port)
+            return
+        asked = self._asked.get(said.rank)
+        if asked is not None and not asked.done():
+            asked.set_result(said)
+
+    def _stands(self, host: Host, rank: int) -> bool:
+        answer = self._asked[rank]
+        if rank not in host.workers:
+            reason = "it has ended"
+        elif answer.done():
+            reason = answer.result().reason
+        else:
+            reason = f"no answer within {STAND_S:.0f} s"
+        if reason and reason not in self._said:
+            self._said.add(reason)
+            self._say(f"rank {rank} does not keep its process: {reason}")
+        return not reason
