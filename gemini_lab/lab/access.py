@@ -24,7 +24,7 @@ from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.membership import NODES
 from gemini_lab.node.sealed_store import SealedStore, unproved
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import in_order
 
 ACCESS_FILE: Final = "access.json"
@@ -206,7 +206,7 @@ def _listed(name: str, items: dict[str, str]) -> Listed:
     return Listed(
         name=name,
         phase=state.phase,
-        recoveries=state.recoveries,
+        recoveries=state.story.recoveries,
         nodes=tuple(in_order(nodes)),
         wanted=lab.machines,
         folder="" if lab.detached is None else lab.detached.folder,

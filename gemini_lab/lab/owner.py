@@ -36,7 +36,7 @@ from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.membership import RootRecord, node_addresses
 from gemini_lab.node.sealed_store import SealedStore
 from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.root_state import RootState
 
 LOOK_S: Final = 0.5
 TICK_S: Final = 0.1
@@ -191,7 +191,9 @@ def _wait_for_end(run: Run, store: SealedStore, start: OwnerStart) -> None:
             ended_s = time.monotonic()
         elif time.monotonic() - ended_s > TELL_END_S:
             reason = "it was given up; its root agent was lost before it could say why"
-            done = RunFinished(iteration=max(state.newest, state.iteration, run.iteration))
+            done = RunFinished(
+                iteration=max(state.reached.newest, state.reached.iteration, run.iteration)
+            )
             run.take(said(done if state.phase == "done" else RunFailed(reason=reason)))
 
 

@@ -39,8 +39,8 @@ from gemini_lab.recovery.deciding import (
 )
 from gemini_lab.recovery.guided import GuidedRoot, raised
 from gemini_lab.recovery.messages import Guide, GuideAnswer, GuideQuestion, Message
-from gemini_lab.recovery.protocol import RootState
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.wire.local import LocalChannel
 
 ONE_S: Final = 2.0
@@ -230,7 +230,7 @@ class OwnProcess:
 
 def root_agent(state: RootState, *, at_s: float) -> RootAgent:
     """The root agent that a run asks for: the lab's, or one that the user's function guides."""
-    order = state.order
+    order = state.setup.order
     if order is None or not order.root:
         return RootAgent(state=state, at_s=at_s)
     return GuidedRoot(state=state, at_s=at_s, decide=OwnProcess(order.root))

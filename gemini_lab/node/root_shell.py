@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from typing import Final, TypeVar
 
 import msgspec
@@ -35,13 +34,13 @@ from gemini_lab.recovery.protocol import (
     NoMachineComes,
     Requested,
     RequestNodes,
-    RootState,
     Send,
     Tick,
     WriteState,
 )
 from gemini_lab.recovery.requests import NewRequests
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.wire.tcp import answers
 
 Asked = TypeVar("Asked")
@@ -121,7 +120,7 @@ class RootShell:
                 )
                 await asyncio.sleep(DOUBTS_S)
                 items = await self._read_all()
-            self._job_number = state.order.number if state.order else None
+            self._job_number = state.setup.order.number if state.setup.order else None
             root = self._root = root_agent(state, at_s=self._clock())
             root.living.update({joined.node: joined for joined in there})
             self._known = json.loads(items.get(ADDRESSES_KEY, "{}"))
@@ -266,7 +265,7 @@ class RootShell:
 
         Where the nodes are is for a next root that finds none of them registered.
         """
-        values = {"state": replace(state, clock_s=self._clock()).to_text()}
+        values = {"state": state.written_at(self._clock()).to_text()}
         known = _of_those_that_count({**self._known, **self._links.addresses}, state)
         if known != self._known:
             values[ADDRESSES_KEY] = json.dumps(known)
@@ -300,7 +299,7 @@ class RootShell:
 
 def _of_those_that_count(addresses: Mapping[str, str], state: RootState) -> dict[str, str]:
     """The addresses of the nodes that have a position, or may come back with what they had."""
-    nodes = [node for node in (*state.members, *state.silent) if node is not None]
+    nodes = [node for node in (*state.members, *state.nodes.silent) if node is not None]
     return {node: addresses[node] for node in nodes if node in addresses}
 
 

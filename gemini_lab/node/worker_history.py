@@ -17,7 +17,7 @@ from gemini_lab.log.events import (
     VersionComplete,
     WrongSums,
 )
-from gemini_lab.recovery.distrust import left_by
+from gemini_lab.recovery.faulty_machines import left_by
 from gemini_lab.recovery.messages import EndReached, ExecutedAs, ScriptFinished
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.rewinds import joined, left_of

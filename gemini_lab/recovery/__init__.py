@@ -1,17 +1,39 @@
-"""Stage 5: who notices a failure, and what is loaded from where.
+"""Stage 5: the root agent, which decides what a failure's restart loads from where.
 
-    the root agent  root > attending > watching > phases > ending > steps, layers of one state
-                    machine; guided asks a function of the user's own, in the words of deciding
-    its words       protocol, what it hears and has done; messages, those between all processes;
-                    log_events, what it knows as the log has it
-    the plan        plan <- planning, seating (who sits where), recutting (other numbers of ranks),
-                    stakes (whether progress would be thrown away), learning (how machines fail)
-    its parts       stop, drains, resizes, replicas (all ranks stop for these); ahead and keeping
-                    (processes that start early, or stay); saver and disowning (what the tier
-                    has, and what of it counts no more); rewinds; roll_call
-    its judgements  faults, hangs, ends, progress; repeats, finite, guard (what was computed);
-                    wrong_sums and distrust (a machine that computes wrong)
-    for people      wasted_time, by the paper's equation
+    root/               the root agent: one class, made of parts
+    root_state          the state that it leaves to the next root agent
+    protocol            happenings and instructions: its input and its output
+    messages            every message between the processes of a lab
+    log_events          the root agent's decisions as events of the log
 
-`model` plays all of this on a modelled world, where an attack looks for what breaks it.
+    plan                version, sources and transfers of a restart, from copies and nodes
+    planning            the same from what the root agent knows
+    seating             which node takes which empty position
+    recutting           a version that another world size made
+    progress_at_risk    whether a plan throws progress away that waiting may save
+    learning            how often machines fail, from earlier logs
+
+    stop                all ranks stop at one version, for these:
+    drains              a node's ranks move before its machine goes
+    resizes             the run goes on with another number of nodes
+    replicas            copies are placed again as failures are seen
+    ahead, keeping      processes that start early, or go on through a recovery
+    roll_call           whether all workers live after a connection broke
+
+    saver               versions on their way to the persistent tier
+    rewinds             versions that a rewind left behind
+    discarded_versions  telling the tier of them
+
+    faults              whether a run starts again, leaves a node, or ends
+    hangs               which worker hangs
+    ends                ranks whose loop ended while others train on
+    progress            how far each rank is, and its pace
+    repeats             whether an iteration that is done again gives the same bits
+    finite, guard       losses that are no numbers, or too high
+    wrong_sums          which machine computes wrong
+    faulty_machines     what the root agent does about it
+    wasted_time         the cost of a failure, by the paper's equation
+
+`guided` and `deciding` are a root agent of the user's own; `model` plays all of this on modelled
+machines, where an attack looks for what breaks it.
 """

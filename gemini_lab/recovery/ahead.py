@@ -19,7 +19,8 @@ from gemini_lab.recovery.messages import (
     WorkerExited,
 )
 from gemini_lab.recovery.plan import PlanPart
-from gemini_lab.recovery.protocol import Emit, Instruction, NodeJoined, RootState, Send
+from gemini_lab.recovery.protocol import Emit, Instruction, NodeJoined, Send
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.seating import fill_positions
 from gemini_lab.recovery.stop import Living
 from gemini_lab.seats import Seats, in_order
@@ -30,7 +31,9 @@ AHEAD_S: Final = 120.0
 
 def next_standby(state: RootState, living: Living, node: str) -> str:
     """Who would take a node's place now; empty if nobody would at once."""
-    spares = set(state.seats.spares(living)) - state.avoided - {*state.leaving, *state.wrong}
+    spares = (
+        set(state.seats.spares(living)) - state.avoided - {*state.drain.leaving, *state.nodes.wrong}
+    )
     ready = [one for one in in_order(spares) if living[one].is_ready]
     seats = state.seats
     filled = fill_positions(
@@ -86,7 +89,7 @@ class Ahead:
             and settings.verify_every is None
             and settings.replicate != "gradients"
         )
-        is_new = can_be_kept and bool(state.rendezvous) and node not in self._given_up
+        is_new = can_be_kept and bool(state.reached.rendezvous) and node not in self._given_up
         return is_new and bool(next_standby(state, living, node))
 
     def begin(
@@ -115,11 +118,11 @@ class Ahead:
             epoch=state.epoch,
             order=state.job,
             seats=seats,
-            plan=PlanPart(version=state.newest, tier="memory"),
+            plan=PlanPart(version=state.reached.newest, tier="memory"),
             rendezvous=said.address,
-            fingerprint=state.fingerprint,
+            fingerprint=state.setup.fingerprint,
             kept=[rank for rank in seats.ranks if rank not in self.ranks],
-            joins=state.rendezvous,
+            joins=state.reached.rendezvous,
             code=state.digests,
         )
         yield Send(to=node, order=order)

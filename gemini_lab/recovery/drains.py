@@ -11,24 +11,16 @@ from dataclasses import replace
 from gemini_lab.log import events
 from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.messages import Drained
-from gemini_lab.recovery.protocol import (
-    ACTIVE,
-    RESTARTING,
-    Emit,
-    Instruction,
-    RequestNodes,
-    RootState,
-    Send,
-    WriteState,
-)
+from gemini_lab.recovery.protocol import Emit, Instruction, RequestNodes, Send, WriteState
 from gemini_lab.recovery.requests import why_no_drain
+from gemini_lab.recovery.root_state import ACTIVE, RESTARTING, RootState
 from gemini_lab.recovery.stop import Living, Stop
 from gemini_lab.seats import in_order, listed
 
 
 def seat_to_leave(state: RootState) -> str:
     """The node that is to leave next and has ranks; empty if there is none."""
-    seated = [node for node in in_order(state.leaving) if node in state.members]
+    seated = [node for node in in_order(state.drain.leaving) if node in state.members]
     return seated[0] if seated else ""
 
 
@@ -37,7 +29,7 @@ def free_to_go(state: RootState) -> list[str]:
     if state.phase in RESTARTING:
         return []
     seated = state.members if state.phase in ACTIVE else ()
-    return [node for node in in_order(state.leaving) if node not in seated]
+    return [node for node in in_order(state.drain.leaving) if node not in seated]
 
 
 def why_not_now(state: RootState, living: Living) -> str:
@@ -45,7 +37,7 @@ def why_not_now(state: RootState, living: Living) -> str:
     settings = state.read_settings()
     if reason := why_no_drain(scheme=settings.scheme, replicas=settings.replicas):
         return reason
-    spares = set(state.seats.spares(living)) - state.avoided - {*state.leaving}
+    spares = set(state.seats.spares(living)) - state.avoided - {*state.drain.leaving}
     if not spares:
         return "no standby is there to take its place"
     if not any(living[node].is_ready for node in spares):
@@ -56,19 +48,25 @@ def why_not_now(state: RootState, living: Living) -> str:
 
 def moving(state: RootState) -> RootState:
     """The state with which workers start again: the node that they stopped for is avoided."""
-    if not state.holding:
+    if not state.drain.holding:
         return state
-    return replace(state, moved=(*state.moved, state.holding), holding="")
+    return replace(
+        state,
+        drain=replace(state.drain, moved=(*state.drain.moved, state.drain.holding), holding=""),
+    )
 
 
 def forgotten(state: RootState, node: str) -> RootState:
     """The state when a node is dead: another machine of its name is not the one that was to go."""
     return replace(
         state,
-        leaving=tuple(name for name in state.leaving if name != node),
-        wrong=tuple(name for name in state.wrong if name != node),
-        holding="" if state.holding == node else state.holding,
-        moved=tuple(name for name in state.moved if name != node),
+        drain=replace(
+            state.drain,
+            leaving=tuple(name for name in state.drain.leaving if name != node),
+            holding="" if state.drain.holding == node else state.drain.holding,
+            moved=tuple(name for name in state.drain.moved if name != node),
+        ),
+        nodes=replace(state.nodes, wrong=tuple(name for name in state.nodes.wrong if name != node)),
     )
 
 
@@ -82,7 +80,7 @@ def ask_for_nodes(state: RootState, living: Living, reason: str) -> Iterator[Ins
 
 def nodes_wanted(state: RootState, living: Living) -> int:
     """How many nodes there are to be, with standbys and those that are about to go."""
-    going = {*state.leaving, *state.moved, *state.wrong} & living.keys()
+    going = {*state.drain.leaving, *state.drain.moved, *state.nodes.wrong} & living.keys()
     return max(state.goal, state.seats.nodes) + state.job.seats.standbys + len(going)
 
 
@@ -104,13 +102,18 @@ class Drains:
         self, state: RootState, living: Living, node: str, *, within_s: float | None = None
     ) -> Iterator[Instruction]:
         """A node is to go; once more changes nothing, but that it is told again when it may."""
-        if node not in living or node in state.leaving:
+        if node not in living or node in state.drain.leaving:
             return
         self._ahead.note_notice(node, within_s)
-        if node not in state.moved:
+        if node not in state.drain.moved:
             yield Emit(event=events.NodeLeaving(name=node, within_s=within_s))
-        moved = state.moved if node in state.members else (*state.moved, node)
-        state = replace(state, leaving=(*state.leaving, node), moved=tuple(dict.fromkeys(moved)))
+        moved = state.drain.moved if node in state.members else (*state.drain.moved, node)
+        state = replace(
+            state,
+            drain=replace(
+                state.drain, leaving=(*state.drain.leaving, node), moved=tuple(dict.fromkeys(moved))
+            ),
+        )
         yield WriteState(state=state)
 
     def let_go(self, state: RootState, living: Living) -> Iterator[Instruction]:
@@ -118,9 +121,9 @@ class Drains:
         free = free_to_go(state)
         if not free:
             return
-        left = tuple(node for node in state.leaving if node not in free)
-        moved = tuple(dict.fromkeys((*state.moved, *free)))
-        state = replace(state, leaving=left, moved=moved)
+        left = tuple(node for node in state.drain.leaving if node not in free)
+        moved = tuple(dict.fromkeys((*state.drain.moved, *free)))
+        state = replace(state, drain=replace(state.drain, leaving=left, moved=moved))
         yield WriteState(state=state)
         for node in free:
             self._ahead.forget(node)
@@ -140,7 +143,9 @@ class Drains:
         if self._ahead.is_awaited(state, living, node):
             yield from self._ahead.begin(at_s, state, living, node)
             return
-        yield from self._stop.begin(at_s, replace(state, holding=node), living)
+        yield from self._stop.begin(
+            at_s, replace(state, drain=replace(state.drain, holding=node)), living
+        )
 
     def _wait(
         self, state: RootState, living: Living, node: str, reason: str
@@ -157,15 +162,15 @@ class Drains:
             state: The run's.
             was_drain: Whether the ranks had stopped for a node to leave, and for nothing else.
         """
-        needed = [node for node in state.moved if node in state.members]
+        needed = [node for node in state.drain.moved if node in state.members]
         for node in needed:
-            leaving = state.leaving
+            leaving = state.drain.leaving
             self._ahead.forget(node)
             state = forgotten(state, node)
             if was_drain:
                 reason = "its memory or its place could not be done without; ask once more later"
                 yield Emit(event=events.DrainWaiting(name=node, reason=reason, is_given_up=True))
             else:
-                state = replace(state, leaving=leaving)
+                state = replace(state, drain=replace(state.drain, leaving=leaving))
         if needed:
             yield WriteState(state=state)

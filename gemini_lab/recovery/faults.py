@@ -10,7 +10,8 @@ from gemini_lab.log.events import FailureCause, ReplicaRejected, VersionRejected
 from gemini_lab.recovery.ends import WAY_OUT, Apart
 from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
 from gemini_lab.recovery.plan import Copy
-from gemini_lab.recovery.protocol import Emit, RootState
+from gemini_lab.recovery.protocol import Emit
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.shard.lineage import Lineage
 
 MAX_ATTEMPTS: Final = 3  # script errors in a row, with no iteration finished between
@@ -77,18 +78,18 @@ def judge_exit(
         spares: Living nodes without a position.
     """
     error, most = own_error(exited), state.read_settings().max_same_errors
-    errors = (*state.errors, error)[-MOST_ERRORS:] if error else state.errors
-    state = replace(_with_attempt(state, [node]), errors=errors)
+    errors = (*state.faults.errors, error)[-MOST_ERRORS:] if error else state.faults.errors
+    state = _with_attempt(state, [node], errors)
     if error:
         times = errors.count(error)
         reason = reason_to_stop_repeating(exited, node=node, times=times, most=most)
         if reason is not None:
             return Verdict(state=state, reason=reason, cause=cause_of(exited))
-    final = FINAL_ERRORS - OF_THE_MACHINE if state.newest else FINAL_ERRORS
+    final = FINAL_ERRORS - OF_THE_MACHINE if state.reached.newest else FINAL_ERRORS
     if _is_of_usage(state, exited):
         final |= {"SystemExit"}
-    reason = reason_to_give_up(exited, node=node, attempts=state.attempts, final=final)
-    has_spare = any(spare not in state.excluded for spare in spares)
+    reason = reason_to_give_up(exited, node=node, attempts=state.faults.attempts, final=final)
+    has_spare = any(spare not in state.nodes.excluded for spare in spares)
     if reason is None and has_spare and exited.error and exited.error.error in OF_THE_MACHINE:
         told = f"rank {exited.rank} on {node}: {exited.error.text}"
         return Verdict(state=state, reason=told, cause="machines", left=node)
@@ -96,18 +97,22 @@ def judge_exit(
     is_killed = reason is None and exited.code == -signal.SIGKILL
     if (
         is_killed
-        and state.attempts >= MAX_ATTEMPTS
-        and (left := node_to_leave(state.offences, state, spares))
+        and state.faults.attempts >= MAX_ATTEMPTS
+        and (left := node_to_leave(state.faults.offences, state, spares))
     ):
         told = (
-            f"rank {exited.rank} on {node} (failure {state.attempts} with no iteration finished "
-            f"between): {_said_last(exited)}"
+            f"rank {exited.rank} on {node} (failure {state.faults.attempts} with no iteration "
+            f"finished between): {_said_last(exited)}"
         )
         return Verdict(state=state, reason=told, cause="machines", left=left)
     if reason is None:
         failed = f"rank {exited.rank} on {node}, exit status {exited.code}: {_said_last(exited)}"
         return _judge_barren(state, failed, cause=cause_of(exited), spares=spares)
-    left = None if _is_the_scripts(state, exited) else node_to_leave(state.offences, state, spares)
+    left = (
+        None
+        if _is_the_scripts(state, exited)
+        else node_to_leave(state.faults.offences, state, spares)
+    )
     return Verdict(state=state, reason=reason, cause=cause_of(exited), left=left)
 
 
@@ -129,12 +134,12 @@ def judge_hang(
         is_past: Whether they have gone past `protect`, which is the script's doing.
     """
     state = _with_attempt(state, nodes)
-    if state.attempts < MAX_ATTEMPTS:
+    if state.faults.attempts < MAX_ATTEMPTS:
         return _judge_barren(state, f"{seen}, and {HANG_WAY_OUT}", cause="machines", spares=spares)
     if is_past:
         return Verdict(state=state, reason=f"{seen}; {PAST_WAY_OUT}", cause="script")
     reason = f"workers stood still repeatedly: {seen}; {HANG_WAY_OUT}"
-    left = node_to_leave(state.offences, state, spares)
+    left = node_to_leave(state.faults.offences, state, spares)
     return Verdict(state=state, reason=reason, left=left)
 
 
@@ -152,10 +157,10 @@ def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> Ver
     """
     nodes = [state.seats.node_of(rank) for rank in apart.ended]
     error = f"{apart.what} of rank {apart.ended[0]} over after {apart.iteration}"
-    is_again = error in state.errors  # after the very same iteration
-    state = replace(_with_attempt(state, nodes), errors=(*state.errors, error)[-MOST_ERRORS:])
+    is_again = error in state.faults.errors  # after the very same iteration
+    state = _with_attempt(state, nodes, (*state.faults.errors, error)[-MOST_ERRORS:])
     most = state.read_settings().max_same_errors
-    times = [*map(_without_numbers, state.errors)].count(_without_numbers(error))
+    times = [*map(_without_numbers, state.faults.errors)].count(_without_numbers(error))
     if is_again or apart.comes_again or (most is not None and times >= most):
         return Verdict(state=state, reason=f"{apart.seen}; {WAY_OUT}", cause="script")
     return _judge_barren(state, apart.seen, cause="script", spares=spares)
@@ -186,8 +191,8 @@ def judge_machine(
         spares: Living nodes without a position.
         is_told: Whether its agent has said that it cannot do what it was told.
     """
-    offences = (*state.offences, node)
-    state = replace(state, offences=offences)
+    offences = (*state.faults.offences, node)
+    state = replace(state, faults=replace(state.faults, offences=offences))
     times = offences.count(node)
     if not is_told and times < MAX_ATTEMPTS:
         return Verdict(state=state)
@@ -197,14 +202,23 @@ def judge_machine(
 
 def pause_s(state: RootState) -> float:
     """How long a run that keeps failing waits before its workers start again: ever longer."""
-    late = state.fruitless - FREE_TRIES
+    late = state.faults.fruitless - FREE_TRIES
     return min(2.0 ** min(late, 10), LONGEST_PAUSE_S) if late > 0 else 0.0
 
 
-def _with_attempt(state: RootState, nodes: Sequence[str]) -> RootState:
-    offences = (*state.offences, *dict.fromkeys(nodes))
-    barren = () if has_got_further(state) else (*state.barren, nodes[0])
-    return replace(state, attempts=state.attempts + 1, offences=offences, barren=barren)
+def _with_attempt(
+    state: RootState, nodes: Sequence[str], errors: tuple[str, ...] | None = None
+) -> RootState:
+    """Return the state with one more failed attempt, on these nodes."""
+    known = state.faults
+    faults = replace(
+        known,
+        attempts=known.attempts + 1,
+        errors=known.errors if errors is None else errors,
+        offences=(*known.offences, *dict.fromkeys(nodes)),
+        barren=() if has_got_further(state) else (*known.barren, nodes[0]),
+    )
+    return replace(state, faults=faults)
 
 
 def _judge_barren(
@@ -214,14 +228,14 @@ def _judge_barren(
 
     A worker that always fails soon after the first iteration would be started again for ever.
     """
-    times = len(state.barren)
+    times = len(state.faults.barren)
     if times < MAX_BARREN:
         return Verdict(state=state)
     reason = (
         f"{times} starts in a row failed before they had got {FURTHER} versions further, the last "
-        f"from version {state.begun}: {failed}; {BARREN_WAY_OUT}"
+        f"from version {state.reached.begun}: {failed}; {BARREN_WAY_OUT}"
     )
-    left = node_to_leave(state.barren, state, spares)
+    left = node_to_leave(state.faults.barren, state, spares)
     return Verdict(state=state, reason=reason, cause=cause, left=left)
 
 
@@ -233,15 +247,17 @@ def has_got_further(state: RootState) -> bool:
     """
     if state.phase != "running":
         return False
-    reached = state.iteration if state.read_settings().scheme == "none" else state.newest
-    return reached >= state.begun + FURTHER
+    reached = (
+        state.reached.iteration if state.read_settings().scheme == "none" else state.reached.newest
+    )
+    return reached >= state.reached.begun + FURTHER
 
 
 def _is_of_usage(state: RootState, exited: WorkerExited) -> bool:
     """Whether a script refused its arguments: it would do so again, on any machine."""
     error = exited.error
     has_left = error is not None and error.error == "SystemExit"
-    return has_left and exited.code == USAGE and not state.newest
+    return has_left and exited.code == USAGE and not state.reached.newest
 
 
 def is_of_the_network(error: str) -> bool:
@@ -344,8 +360,8 @@ def node_to_leave(offences: Sequence[str], state: RootState, spares: Sequence[st
     if len({*offences}) != 1:
         return None
     node = offences[0]
-    has_spare = any(spare not in state.excluded for spare in spares)
-    return node if has_spare and node not in state.excluded else None
+    has_spare = any(spare not in state.nodes.excluded for spare in spares)
+    return node if has_spare and node not in state.nodes.excluded else None
 
 
 def without_copy(
@@ -364,8 +380,10 @@ def without_copy(
     """
     assert said.holder is not None
     bad = Copy(shard=said.shard, version=said.version, node=said.holder, lineage=lineage)
-    more = known if bad in state.bad_copies else [bad]
-    return replace(state, bad_copies=(*state.bad_copies, *more))
+    more = known if bad in state.discarded.bad_copies else [bad]
+    return replace(
+        state, discarded=replace(state.discarded, bad_copies=(*state.discarded.bad_copies, *more))
+    )
 
 
 def rejections(
@@ -383,7 +401,7 @@ def rejections(
             reason=said.reason,
         )
     )
-    if said.holder is not None and {*known} <= {*after.bad_copies}:
+    if said.holder is not None and {*known} <= {*after.discarded.bad_copies}:
         reason = f"no copy of shard {said.shard} in memory could be used"
         yield rejected_version(before, said.version, reason)
 

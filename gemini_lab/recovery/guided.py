@@ -38,8 +38,13 @@ from gemini_lab.recovery.messages import Fenced as FencedSaid
 from gemini_lab.recovery.messages import Inventory, PortHeld
 from gemini_lab.recovery.plan import Copy, RecoveryPlan
 from gemini_lab.recovery.planning import good_copies, hopes, make_plan
-from gemini_lab.recovery.protocol import Instruction, NodeJoined, NodeLost, RootState, WriteState
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.protocol import Instruction, NodeJoined, NodeLost, WriteState
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root.agents import Agents
+from gemini_lab.recovery.root.ending import Ending
+from gemini_lab.recovery.root.lifecycle import Lifecycle
+from gemini_lab.recovery.root.run import Run
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import in_order
 from gemini_lab.shard.lineage import Lineage
 
@@ -49,23 +54,15 @@ SILENCE_S: Final = 10.0
 """After so long without a word of `decide`, and with nobody left to answer, people are told."""
 
 
-class GuidedRoot(RootAgent):
-    """A root agent that asks `decide` what to do after a failure.
+class GuidedLifecycle(Lifecycle):
+    """Recoveries that `decide` decides; until a worker has called `protect` none does."""
 
-    Args:
-        state: Where the previous root left the run.
-        at_s: Now.
-        decide: What is asked.
+    guide: Decide
 
-    Attributes:
-        guide: The same.
-    """
-
-    def __init__(self, *, state: RootState, at_s: float, decide: Decide) -> None:
-        super().__init__(state=state, at_s=at_s)
+    def __init__(self, run: Run, ending: Ending) -> None:
+        super().__init__(run, ending)
         self.decisions: list[tuple[Event, tuple[Action, ...]]] = []
-        self.guide = decide
-        self._is_guided = False  # nothing is to be decided before a worker has called `protect`
+        self.is_guided = False  # nothing is to be decided before a worker has called `protect`
         self._failure = "root_lost"
         self._lost: tuple[str, ...] = ()
         self._has_fenced: set[str] = set()
@@ -74,89 +71,78 @@ class GuidedRoot(RootAgent):
 
     # -- what happens, as `decide` hears it ------------------------------------------------------
 
-    def _begin(
+    def restart(
         self, at_s: float, *, cause: str, lost: Sequence[str], ends: Sequence[int] = ()
     ) -> Iterator[Instruction]:
-        self._is_guided = self.state.settings is not None and cause != "start"
-        if not self._is_guided:
-            yield from super()._begin(at_s, cause=cause, lost=lost, ends=ends)
+        self.is_guided = self.run.state.setup.settings is not None and cause != "start"
+        if not self.is_guided:
+            yield from super().restart(at_s, cause=cause, lost=lost, ends=ends)
             return
         self._failure, self._lost = cause, (*self._lost, *lost)
-        yield from self._ask_guide(at_s, Failed(cause=cause, lost=tuple(lost)))
+        yield from self.ask_guide(at_s, Failed(cause=cause, lost=tuple(lost)))
 
-    def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
-        is_new, phase = joined.node not in self.living, self.state.phase
-        yield from super()._on_joined(joined)
-        if self._is_guided and is_new and phase in ASKING:
-            yield from self._ask_guide(joined.at_s, Joined(node=joined.node))
-
-    def _on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
-        is_spare = lost.node in self.living and lost.node not in self.state.members
-        yield from super()._on_lost(lost)
-        if self._is_guided and is_spare and self.state.phase in ASKING:
-            failed = Failed(cause="node_lost", lost=(lost.node,))
-            yield from self._ask_guide(lost.at_s, failed)
-
-    def _on_answer(
+    def on_answer(
         self, at_s: float, node: str, answer: FencedSaid | Inventory | PortHeld
     ) -> Iterator[Instruction]:
-        if not self._is_guided or isinstance(answer, PortHeld):
-            yield from super()._on_answer(at_s, node, answer)
-        elif self.state.phase not in ASKING:
+        if not self.is_guided or isinstance(answer, PortHeld):
+            yield from super().on_answer(at_s, node, answer)
+        elif self.run.state.phase not in ASKING:
             return
         elif isinstance(answer, FencedSaid):
             self._has_fenced.add(node)
-            self._answered |= {node} if self.state.phase == "fencing" else set()
-            yield from self._ask_guide(at_s, Fenced(node=node))
-        elif self.state.phase == "inventory":
-            yield from super()._on_answer(at_s, node, answer)
+            self.run.answered |= {node} if self.run.state.phase == "fencing" else set()
+            yield from self.ask_guide(at_s, Fenced(node=node))
+        elif self.run.state.phase == "inventory":
+            yield from super().on_answer(at_s, node, answer)
             copies = [copy for copy in self._good_copies() if copy.node == node]
             kept = tuple(Kept(each.shard, each.version, each.lineage.epoch) for each in copies)
-            yield from self._ask_guide(at_s, Told(node=node, copies=kept))
+            yield from self.ask_guide(at_s, Told(node=node, copies=kept))
 
-    def _give_up(self, at_s: float, ending: RunFailed, *, cause: str) -> Iterator[Instruction]:
+    def give_up(self, at_s: float, ending: RunFailed, *, cause: str) -> Iterator[Instruction]:
         """At once: what is asked of whom, to save something first, is the function's word."""
         del cause
-        yield from self._end(at_s, ending)
+        yield from self.ending.end(at_s, ending)
 
-    def _decide(self, at_s: float) -> Iterator[Instruction]:
+    def decide(self, at_s: float) -> Iterator[Instruction]:
         """Where the lab's own root agent would look at its plan again."""
-        if self._is_guided:
-            yield from self._ask_guide(at_s, Changed())
+        if self.is_guided:
+            yield from self.ask_guide(at_s, Changed())
         else:
-            yield from super()._decide(at_s)
+            yield from super().decide(at_s)
 
-    def _advance(self, at_s: float) -> Iterator[Instruction]:
-        if not self._is_guided:
-            yield from super()._advance(at_s)
+    def advance(self, at_s: float) -> Iterator[Instruction]:
+        if not self.is_guided:
+            yield from super().advance(at_s)
 
-    def _take_inventory(self, at_s: float) -> Iterator[Instruction]:
-        if not self._is_guided:
-            yield from super()._take_inventory(at_s)
+    def take_inventory(self, at_s: float) -> Iterator[Instruction]:
+        if not self.is_guided:
+            yield from super().take_inventory(at_s)
 
-    def _on_tick(self, at_s: float) -> Iterator[Instruction]:
-        yield from super()._on_tick(at_s)
-        is_over = self.state.phase in {"failed", "done"}
+    def say_if_silent(self, at_s: float) -> Iterator[Instruction]:
+        """Say once that `decide` did nothing and no agent has anything more to say."""
+        is_over = self.run.state.phase in {"failed", "done"}
         if is_over or self._idle is None or self._is_to_hear_more():
             return
         since_s, event = self._idle
         if at_s - since_s > SILENCE_S:
             self._idle = None
-            yield self._waiting_event(
+            yield self.waiting_event(
                 f"root= answered nothing to {told(event)}, and nobody has anything more to say; "
                 "lab.run.stop() ends the run"
             )
 
     def _is_to_hear_more(self) -> bool:
         """Whether somebody who was asked has yet to answer."""
-        answered = {"fencing": self._has_fenced, "inventory": self._inventory.keys()}
-        return not self.living.keys() <= answered.get(self.state.phase, self.living.keys())
+        answered = {"fencing": self._has_fenced, "inventory": self.run.inventory.keys()}
+        return not self.run.living.keys() <= answered.get(
+            self.run.state.phase, self.run.living.keys()
+        )
 
     # -- what it says, and how that is done ------------------------------------------------------
 
-    def _ask_guide(self, at_s: float, event: Event) -> Iterator[Instruction]:
+    def ask_guide(self, at_s: float, event: Event) -> Iterator[Instruction]:
         """Have `decide` decide; a run whose root agent makes no sense ends, and says so."""
-        kept: dict[str, object] = json.loads(self.state.own or "{}")
+        kept: dict[str, object] = json.loads(self.run.state.setup.own or "{}")
         try:
             actions = as_actions(self.guide(kept, event, self._cluster()))
             own = as_text(kept)
@@ -165,37 +151,39 @@ class GuidedRoot(RootAgent):
         except BaseException as error:  # noqa: BLE001 - whatever it raises
             said = str(error) if isinstance(error, GuideError) else raised(error)
             self.decisions.append((event, ()))
-            yield from self._fail(at_s, f"root= was told {told(event)}: {said}", cause="script")
+            yield from self.ending.fail(
+                at_s, f"root= was told {told(event)}: {said}", cause="script"
+            )
             return
         self.decisions.append((event, actions))
         self._idle = None if actions else (at_s, event)
-        if own != self.state.own:
-            self.state = replace(self.state, own=own)
-            yield WriteState(state=self.state)
+        if own != self.run.state.setup.own:
+            self.run.state = replace(self.run.state, setup=replace(self.run.state.setup, own=own))
+            yield WriteState(state=self.run.state)
         for action in actions:
             yield from self._obey(at_s, action)
 
     def _obey(self, at_s: float, action: Action) -> Iterator[Instruction]:
         match action:
-            case _ if self.state.phase in {"failed", "done"}:
+            case _ if self.run.state.phase in {"failed", "done"}:
                 return
             case Fence():
                 lost, self._lost, self._has_fenced = self._lost, (), set()
-                yield from super()._begin(at_s, cause=self._failure, lost=lost)
+                yield from super().restart(at_s, cause=self._failure, lost=lost)
             case Ask():
-                yield from super()._take_inventory(at_s)
+                yield from super().take_inventory(at_s)
             case Wait():
-                plan = make_plan(self.state, self.living, self._inventory)
-                yield from self._wait(at_s, plan, action.why or "root= waits")
+                plan = make_plan(self.run.state, self.run.living, self.run.inventory)
+                yield from self.wait(at_s, plan, action.why or "root= waits")
             case Start():
                 yield from self._start_with(at_s, action.version)
 
     def _start_with(self, at_s: float, version: int | None) -> Iterator[Instruction]:
         try:
             self._chosen = self._plan_for(version)
-            yield from super()._decide(at_s)
+            yield from super().decide(at_s)
         except GuideError as error:
-            yield from self._fail(at_s, str(error), cause="script")
+            yield from self.ending.fail(at_s, str(error), cause="script")
         finally:
             self._chosen = None
 
@@ -203,10 +191,10 @@ class GuidedRoot(RootAgent):
         return self._chosen or super()._make_plan()
 
     def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
-        return "" if self._is_guided else super()._reason_to_wait(plan, at_s)
+        return "" if self.is_guided else super()._reason_to_wait(plan, at_s)
 
     def _reason_to_pause(self, at_s: float) -> str:
-        return "" if self._is_guided else super()._reason_to_pause(at_s)
+        return "" if self.is_guided else super()._reason_to_pause(at_s)
 
     def _plan_for(self, version: int | None) -> RecoveryPlan:
         """The plan that loads this version.
@@ -214,14 +202,18 @@ class GuidedRoot(RootAgent):
         Raises:
             GuideError: It cannot be loaded, or workers of before may still run.
         """
-        if self.state.phase not in ASKING:
+        if self.run.state.phase not in ASKING:
             raise GuideError(
-                f"root= starts workers although those of epoch {self.state.epoch} were not ended"
+                f"root= starts workers although those of epoch {self.run.state.epoch} were not "
+                "ended"
             )
-        only = {node: _only(said, version=version) for node, said in self._inventory.items()}
+        only = {node: _only(said, version=version) for node, said in self.run.inventory.items()}
         members = self._members()
-        seated = replace(self.state, placed=self.state.seats.seated(members))
-        plan = make_plan(seated, self.living, only)
+        seated = replace(
+            self.run.state,
+            setup=replace(self.run.state.setup, placed=self.run.state.seats.seated(members)),
+        )
+        plan = make_plan(seated, self.run.living, only)
         if plan.missing:
             raise GuideError(f"root= starts workers, and position {plan.missing[0]} has no machine")
         if plan.version != version:
@@ -242,7 +234,7 @@ class GuidedRoot(RootAgent):
         for copy in held:
             if copy.shard in keeps[members.index(copy.node)]:
                 shards[copy.lineage].add(copy.shard)
-        every = set(self.state.ranks)
+        every = set(self.run.state.ranks)
         if set().union(*shards.values()) == every:
             return "whose shards are of different epochs and do not fit together"
         missing = min(every - max(shards.values(), key=len, default=set()))
@@ -252,30 +244,81 @@ class GuidedRoot(RootAgent):
         return f"and no node that trains and was heard has shard {missing} of it"
 
     def _good_copies(self) -> list[Copy]:
-        return good_copies(self.state, self._inventory)
+        return good_copies(self.run.state, self.run.inventory)
 
     def _members(self) -> tuple[str | None, ...]:
         """Who sits where, from now on."""
-        return make_plan(self.state, self.living, self._inventory).members
+        return make_plan(self.run.state, self.run.living, self.run.inventory).members
 
     def _keeps(self) -> tuple[tuple[int, ...], ...]:
         """The shards that each position keeps."""
-        seats = self.state.seats
+        seats = self.run.state.seats
         return tuple(
             tuple(sorted({s for rank in seats.ranks_at(position) for s in seats.kept_shards(rank)}))
             for position in range(seats.nodes)
         )
 
     def _cluster(self) -> Cluster:
-        known = hopes(self.state, self._inventory)
+        known = hopes(self.run.state, self.run.inventory)
         return Cluster(
             members=self._members(),
             keeps=self._keeps(),
-            living=tuple(in_order(self.living)),
-            silent=tuple(in_order(self.state.silent)),
+            living=tuple(in_order(self.run.living)),
+            silent=tuple(in_order(self.run.state.nodes.silent)),
             newest=None if known.unheard else known.newest,
-            has_given_up=self.state.has_given_up,
+            has_given_up=self.run.state.discarded.has_given_up,
         )
+
+
+class GuidedAgents(Agents):
+    """Agents of whose coming and going `decide` hears."""
+
+    lifecycle: GuidedLifecycle
+
+    def on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
+        is_new, phase = joined.node not in self.run.living, self.run.state.phase
+        yield from super().on_joined(joined)
+        if self.lifecycle.is_guided and is_new and phase in ASKING:
+            yield from self.lifecycle.ask_guide(joined.at_s, Joined(node=joined.node))
+
+    def on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
+        is_spare = lost.node in self.run.living and lost.node not in self.run.state.members
+        yield from super().on_lost(lost)
+        if self.lifecycle.is_guided and is_spare and self.run.state.phase in ASKING:
+            failed = Failed(cause="node_lost", lost=(lost.node,))
+            yield from self.lifecycle.ask_guide(lost.at_s, failed)
+
+
+class GuidedRoot(RootAgent):
+    """A root agent that asks `decide` what to do after a failure.
+
+    Args:
+        state: The state that the previous root agent stored.
+        at_s: Now.
+        decide: The function to ask.
+    """
+
+    lifecycle_kind = GuidedLifecycle
+    agents_kind = GuidedAgents
+    lifecycle: GuidedLifecycle
+
+    def __init__(self, *, state: RootState, at_s: float, decide: Decide) -> None:
+        super().__init__(state=state, at_s=at_s)
+        self.lifecycle.guide = decide
+
+    @property
+    def guide(self) -> Decide:
+        """The function to ask."""
+        return self.lifecycle.guide
+
+    @property
+    def decisions(self) -> list[tuple[Event, tuple[Action, ...]]]:
+        """What it was asked, and what it decided."""
+        return self.lifecycle.decisions
+
+    def _on_tick(self, at_s: float) -> Iterator[Instruction]:
+        yield from super()._on_tick(at_s)
+        yield from self.lifecycle.say_if_silent(at_s)
 
 
 def _only(said: Inventory, *, version: int | None) -> Inventory:

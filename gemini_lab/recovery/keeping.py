@@ -13,7 +13,7 @@ from gemini_lab.log.events import DRAIN
 from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.messages import Fenced
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.root_state import RootState
 
 SEVERED: Final = "link_cut"
 HUNG: Final = "worker_hung"
@@ -52,7 +52,7 @@ class Keeping:
             ends: Ranks that may never come to the top of their loop again.
         """
         self._nodes, self._lost, self.ends = {}, frozenset(lost), sorted(ends)
-        is_first = state.phase == "running" and state.trouble is None
+        is_first = state.phase == "running" and state.story.trouble is None
         self._is_asked = is_first and cause in ENDED and state.read_settings().keep_processes
         ahead = self._ahead
         is_of_use = self._is_asked and cause == DRAIN and ahead.is_ready

@@ -7,7 +7,8 @@ from gemini_lab.log import events
 from gemini_lab.recovery.finite import LOSS
 from gemini_lab.recovery.messages import DamagedCopy, Inventory
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.recovery.protocol import Emit, RootState, Trouble
+from gemini_lab.recovery.protocol import Emit
+from gemini_lab.recovery.root_state import RootState, Trouble
 
 
 def beginning(state: RootState, trouble: Trouble) -> RootState:
@@ -18,10 +19,10 @@ def beginning(state: RootState, trouble: Trouble) -> RootState:
         cause=trouble.cause,
         lost=trouble.lost,
         failed_at_s=trouble.at_s,
-        iteration=state.iteration,
+        iteration=state.reached.iteration,
     )
-    ended = [one for one in state.said if isinstance(one, events.RecoveryFinished)]
-    return replace(state, trouble=trouble, said=(*ended, started))
+    ended = [one for one in state.story.said if isinstance(one, events.RecoveryFinished)]
+    return replace(state, story=replace(state.story, trouble=trouble, said=(*ended, started)))
 
 
 def planned_event(plan: RecoveryPlan, *, recovery: int, epoch: int) -> events.RecoveryPlanned:
@@ -55,15 +56,15 @@ def finished_event(
     at_s: float,
 ) -> events.RecoveryFinished:
     """The end of the recovery that `before` was in; agents know of iterations that no root saw."""
-    assert before.trouble is not None
+    assert before.story.trouble is not None
     version = plan.version or 0
-    done = max(before.iteration, before.trouble.reached, last_done(answers))
+    done = max(before.reached.iteration, before.story.trouble.reached, last_done(answers))
     return events.RecoveryFinished(
         recovery=before.recovery,
         epoch=before.epoch,
         version=version,
         iteration=iteration,
-        duration_s=at_s - before.trouble.at_s,
+        duration_s=at_s - before.story.trouble.at_s,
         lost_iterations=max(0, done - version),
     )
 

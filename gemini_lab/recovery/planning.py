@@ -6,11 +6,12 @@ from gemini_lab.log import events
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import Inventory, JobOrder
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
-from gemini_lab.recovery.protocol import Emit, RootState
+from gemini_lab.recovery.progress_at_risk import Hopes, newest_seen
+from gemini_lab.recovery.protocol import Emit
 from gemini_lab.recovery.recutting import with_cuts
 from gemini_lab.recovery.rewinds import is_left
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.seating import rack_warning
-from gemini_lab.recovery.stakes import Hopes, newest_seen
 from gemini_lab.seats import in_order
 from gemini_lab.settings import Settings
 
@@ -36,7 +37,7 @@ def make_plan(
             they are the last.
         first: Of spares that are as good otherwise this one, where processes wait.
     """
-    trusted = [node for node in in_order(living) if node not in state.wrong]
+    trusted = [node for node in in_order(living) if node not in state.nodes.wrong]
     nodes = sorted(trusted, key=lambda node: (node != first, node in importing))
     usable = [node for node in nodes if node not in state.avoided]
     plan = _plan_with(usable, state, inventories, importing)
@@ -57,7 +58,7 @@ def _plan_with(
     """The plan that uses these nodes, as spares in this order."""
     seats = state.seats
     # Without a placement no worker has called protect yet, and there is nothing to load.
-    copies = good_copies(state, inventories) if state.settings else []
+    copies = good_copies(state, inventories) if state.setup.settings else []
     plan = plan_recovery(
         placement=seats.placement or plan_placement(nodes=seats.nodes, replicas=1),
         members=seats.members,
@@ -65,7 +66,7 @@ def _plan_with(
         living=nodes,
         standbys=nodes,
         persistent=stored_versions(state, inventories),
-        rejected=state.rejected,
+        rejected=state.discarded.rejected,
         workers_per_node=seats.workers_per_node,
         rack_of=seats.rack_of,
         late=late,
@@ -96,11 +97,11 @@ def good_copies(state: RootState, inventories: Mapping[str, Inventory]) -> list[
         for node, said in inventories.items()
         for copy in said.copies
     )
-    bad = set(state.bad_copies)
+    bad = set(state.discarded.bad_copies)
     return [
         copy
         for copy in found
-        if copy not in bad and not is_left(copy.version, copy.lineage, state.left)
+        if copy not in bad and not is_left(copy.version, copy.lineage, state.discarded.left)
     ]
 
 
@@ -115,7 +116,7 @@ def stored_versions(state: RootState, inventories: Mapping[str, Inventory]) -> l
         one
         for one in found
         if (order.is_resumed or one.lineage.run == order.run)
-        and not is_left(one.version, one.lineage, state.left)
+        and not is_left(one.version, one.lineage, state.discarded.left)
     ]
 
 
@@ -131,23 +132,29 @@ def resumes_elsewhere(order: JobOrder, settings: Settings) -> bool:
 def hopes(state: RootState, inventories: Mapping[str, Inventory]) -> Hopes:
     """What may still come back that is newer than what is at hand."""
     seen = newest_seen(good_copies(state, inventories))
-    let_go = {one.version for one in state.rejected}
-    known = [v for v in (state.newest, seen, state.saved) if v not in let_go]
-    if state.job.is_resumed and not state.iteration:  # what the run before went back to counts
+    let_go = {one.version for one in state.discarded.rejected}
+    known = [v for v in (state.reached.newest, seen, state.tier.saved) if v not in let_go]
+    if (
+        state.job.is_resumed and not state.reached.iteration
+    ):  # what the run before went back to counts
         known += [one.version for said in inventories.values() for one in said.disowned]
-    if state.rejected and state.trouble is not None:  # who let one go did not ask for the start
-        known.append(state.trouble.reached)
+    if (
+        state.discarded.rejected and state.story.trouble is not None
+    ):  # who let one go did not ask for the start
+        known.append(state.story.trouble.reached)
     unread = next((said.unread for said in inventories.values() if said.unread), "")
-    lost = () if state.trouble is None else state.trouble.lost
+    lost = () if state.story.trouble is None else state.story.trouble.lost
     return Hopes(
         newest=max(known, default=0),
-        saved=0 if state.saved in let_go else state.saved,
+        saved=0 if state.tier.saved in let_go else state.tier.saved,
         stored=tuple(one.version for one in stored_versions(state, inventories)),
         unclear=tuple(one for said in inventories.values() for one in said.unclear),
-        silent=state.silent,
-        unheard=tuple(node for node in state.silent if state.is_unsure and node in lost),
+        silent=state.nodes.silent,
+        unheard=tuple(
+            node for node in state.nodes.silent if state.reached.is_unsure and node in lost
+        ),
         unread=unread,
         is_witnessed=any(node in inventories for node in state.members),
-        unknown=state.iteration if state.is_unsure and lost else 0,
+        unknown=state.reached.iteration if state.reached.is_unsure and lost else 0,
         is_resumed=state.job.is_resumed,
     )

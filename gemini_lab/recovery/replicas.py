@@ -18,14 +18,8 @@ from gemini_lab.placement.following import Change, Follower
 from gemini_lab.recovery.drains import seat_to_leave
 from gemini_lab.recovery.messages import EventSaid, JobOrder, WorkerExited
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.recovery.protocol import (
-    Emit,
-    FromAgent,
-    Happening,
-    Instruction,
-    NodeJoined,
-    RootState,
-)
+from gemini_lab.recovery.protocol import Emit, FromAgent, Happening, Instruction, NodeJoined
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.stop import Living, Stop
 from gemini_lab.seats import Seats, dangers, listed, shards_that_fit
 from gemini_lab.settings import Settings
@@ -55,7 +49,7 @@ class Placed:
 
 def follows(state: RootState) -> bool:
     """Whether this run's copies follow the risk; its own root agent or placement decides alone."""
-    is_known = state.settings is not None and state.settings.adapt_replicas
+    is_known = state.setup.settings is not None and state.setup.settings.adapt_replicas
     return is_known and not state.job.root and state.job.seats.placement is None
 
 
@@ -70,7 +64,11 @@ def follower(settings: Settings) -> Follower:
 
 def known_risk(state: RootState, order: JobOrder) -> Risk:
     """What a job begins with: what was seen here, and with the first one what was learned."""
-    return state.risk.after(order.seats.risk) if state.order is None else state.risk
+    return (
+        state.copies.risk.after(order.seats.risk)
+        if state.setup.order is None
+        else state.copies.risk
+    )
 
 
 def memory_of(living: Living) -> dict[str, int]:
@@ -86,7 +84,7 @@ def memory_of(living: Living) -> dict[str, int]:
 def seats_with(state: RootState, living: Living, at_s: float) -> Seats:
     """The seats with what is known of the machines now."""
     known = {**state.seats.risk.memory_bytes, **memory_of(living)}
-    return replace(state.seats, risk=replace(state.risk.at(at_s), memory_bytes=known))
+    return replace(state.seats, risk=replace(state.copies.risk.at(at_s), memory_bytes=known))
 
 
 def next_change(state: RootState, seats: Seats) -> Change | None:
@@ -95,7 +93,7 @@ def next_change(state: RootState, seats: Seats) -> Change | None:
     return follower(settings).change(
         seats.holders,
         dangers=dangers(seats, settings),
-        fits=shards_that_fit(seats, settings, state.shard_bytes),
+        fits=shards_that_fit(seats, settings, state.setup.shard_bytes),
         causes=_seen(seats, settings),
     )
 
@@ -117,17 +115,20 @@ class Replicas:
         self, happening: Happening, done: Iterable[Instruction], state: RootState
     ) -> RootState:
         """The state with what a happening, and what was done about it, tell of machines."""
-        risk = state.risk
+        risk = state.copies.risk
         if isinstance(happening, NodeJoined):
             risk = risk.joined(happening.node, happening.at_s)
         said = [one.event for one in done if isinstance(one, Emit)]
         at_s = getattr(happening, "at_s", 0.0)
         for event in said:
             match event:
-                case events.NodeLost(name=name) if name in {*state.leaving, *state.moved}:
+                case events.NodeLost(name=name) if name in {
+                    *state.drain.leaving,
+                    *state.drain.moved,
+                }:
                     risk = risk.left(name, at_s)
                 case events.NodeLost(name=name):
-                    rack_of = {} if state.placed is None else state.placed.rack_of
+                    rack_of = {} if state.setup.placed is None else state.setup.placed.rack_of
                     risk = risk.lost(name, at_s, rack_of=rack_of)
                 case events.WorkerHung(rank=rank):
                     risk = risk.failed(state.seats.node_of(rank), at_s)
@@ -135,8 +136,8 @@ class Replicas:
                     risk = _with_killed(risk, happening)
                 case _:
                     pass
-        if risk is not state.risk:
-            state = replace(state, risk=risk)
+        if risk is not state.copies.risk:
+            state = replace(state, copies=replace(state.copies, risk=risk))
         return _with_size(state, happening)
 
     def place(
@@ -153,17 +154,19 @@ class Replicas:
         """
         seats = replace(seats_with(state, living, at_s), members=plan.members)
         if seats.placement is None:  # the workers choose, once they know the sizes
-            return Placed(state=replace(state, placed=seats), plan=plan)
+            return Placed(state=replace(state, setup=replace(state.setup, placed=seats)), plan=plan)
         if not follows(state) or plan.cuts:
             return Placed(state=state, plan=plan)
         for placement, later, told in self._offers(state, seats, plan):
             other = replace(
-                state, placed=replace(seats, placement=placement), later=later, placed_at_s=at_s
+                state,
+                setup=replace(state.setup, placed=replace(seats, placement=placement)),
+                copies=replace(state.copies, later=later, placed_at_s=at_s),
             )
             made = make(other)
             if _what(made) == _what(plan) and _keeps_copies(seats, placement, plan, made):
                 return Placed(state=other, plan=made, told=(told,))
-        return Placed(state=replace(state, placed=seats), plan=plan)
+        return Placed(state=replace(state, setup=replace(state.setup, placed=seats)), plan=plan)
 
     def _offers(
         self, state: RootState, seats: Seats, plan: RecoveryPlan
@@ -192,15 +195,17 @@ class Replicas:
         if state.goal != state.seats.nodes or None in state.members:
             return
         pause_s = state.read_settings().adapt_pause_s
-        if state.placed_at_s and at_s < state.placed_at_s + pause_s:
+        if state.copies.placed_at_s and at_s < state.copies.placed_at_s + pause_s:
             return
-        looked = (state.risk.failures, state.members, state.later, state.epoch)
+        looked = (state.copies.risk.failures, state.members, state.copies.later, state.epoch)
         if looked == self._looked and at_s < self._looked_s + LOOK_S:
             return
         self._looked, self._looked_s = looked, at_s
         seats = seats_with(state, living, at_s)
         if _later(state) or next_change(state, seats):
-            state = replace(state, is_replacing=True, placed_at_s=at_s)
+            state = replace(
+                state, copies=replace(state.copies, is_replacing=True, placed_at_s=at_s)
+            )
             yield from self._stop.begin(at_s, state, living)
         else:
             yield from self._say_short(state, seats)
@@ -211,7 +216,7 @@ class Replicas:
         wanted = follower(settings)
         is_met = wanted.is_met(seats.holders, known)
         chance = known.loss_chance(seats.holders, horizon_days=settings.survival_days)
-        fits = shards_that_fit(seats, settings, state.shard_bytes)
+        fits = shards_that_fit(seats, settings, state.setup.shard_bytes)
         room = sum(fits) - sum(seats.holders.loads)
         said = "" if is_met else f"{seats.members}{room > 0}"
         if said and said != self._short:
@@ -231,7 +236,7 @@ class Replicas:
 
 def _later(state: RootState) -> Placement | None:
     """The placement that the one of now is on the way to, if the nodes are still as many."""
-    later = state.later
+    later = state.copies.later
     return later if later is not None and later.nodes == state.seats.nodes else None
 
 
@@ -275,8 +280,8 @@ def _with_size(state: RootState, happening: Happening) -> RootState:
     said = message.entry.event if isinstance(message, EventSaid) else None
     if not isinstance(said, events.Protected):
         return state
-    known = 0 if said.rank == 0 else state.shard_bytes
-    return replace(state, shard_bytes=max(known, said.shard_bytes))
+    known = 0 if said.rank == 0 else state.setup.shard_bytes
+    return replace(state, setup=replace(state.setup, shard_bytes=max(known, said.shard_bytes)))
 
 
 def _told(seats: Seats, placement: Placement, state: RootState, reason: str) -> Emit:

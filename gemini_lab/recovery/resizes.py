@@ -17,15 +17,10 @@ from gemini_lab.recovery.faults import OF_THE_MACHINE, own_error
 from gemini_lab.recovery.messages import Inventory, Settle, WorkerExited
 from gemini_lab.recovery.plan import Copy, VersionId
 from gemini_lab.recovery.planning import good_copies
-from gemini_lab.recovery.protocol import (
-    Emit,
-    Instruction,
-    RootState,
-    Send,
-    WriteState,
-)
+from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
 from gemini_lab.recovery.recutting import Holders, covering, newest_whole
 from gemini_lab.recovery.requests import why_no_size
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.stop import Living, Stop
 from gemini_lab.seats import in_order
 from gemini_lab.settings import Settings
@@ -35,15 +30,15 @@ LONGEST_PAUSE_S: Final = 1800.0
 
 def why_not(state: RootState, nodes: int) -> str:
     """Why this run cannot go on with so many nodes; empty if it can, as far as is known."""
-    if nodes == state.size:
+    if nodes == state.resize.size:
         return ""
-    if state.settings is None:
+    if state.setup.settings is None:
         return "no worker has told its settings yet"
     if state.job.root:
         return "its root agent is one of the user's own"
-    if nodes in state.refused:
+    if nodes in state.resize.refused:
         return f"its script was tried with {nodes} nodes and refused"
-    placement, settings = state.job.seats.placement, state.settings
+    placement, settings = state.job.seats.placement, state.setup.settings
     return why_no_size(
         scheme=settings.scheme,
         replicas=settings.replicas,
@@ -60,18 +55,18 @@ def largest(state: RootState, most: int) -> int:
 
 def grow_pause_s(state: RootState) -> float:
     """How long the run is left as it is before machines that came make it larger."""
-    doubled = state.read_settings().grow_pause_s * 2.0 ** min(state.growths, 20)
+    doubled = state.read_settings().grow_pause_s * 2.0 ** min(state.resize.growths, 20)
     return min(doubled, LONGEST_PAUSE_S)
 
 
 def patience_s(state: RootState, at_s: float) -> float | None:
     """How much longer a run that is short waits for machines; `None` for ever."""
-    settings = state.settings
-    if settings is None or settings.when_short != "shrink" or state.trouble is None:
+    settings = state.setup.settings
+    if settings is None or settings.when_short != "shrink" or state.story.trouble is None:
         return None
-    if state.none_come:
+    if state.resize.none_come:
         return 0.0
-    return max(0.0, state.trouble.since_s + settings.shrink_after_s - at_s)
+    return max(0.0, state.story.trouble.since_s + settings.shrink_after_s - at_s)
 
 
 def if_none_comes(state: RootState, at_s: float, living: Living) -> str:
@@ -105,7 +100,7 @@ def smaller_sizes(settings: Settings, nodes: int, *, placed: int | None) -> list
 def usable(state: RootState, living: Living) -> list[str]:
     """Nodes that may train: those that do first, then standbys, those without imports last."""
     here = [node for node in state.members if node is not None and node in living]
-    spares = set(state.seats.spares(living)) - {*state.leaving}
+    spares = set(state.seats.spares(living)) - {*state.drain.leaving}
     ready_first = sorted(in_order(spares), key=lambda node: not living[node].is_ready)
     return [node for node in (*here, *ready_first) if node not in state.avoided]
 
@@ -125,7 +120,7 @@ def seat_anew(
     best = newest_whole([copy for copy in copies if copy.node in living])
     nodes = usable(state, living)
     if not _have(nodes, best):  # what would be lost without those that are avoided
-        trusted = in_order(living.keys() - {*state.wrong})
+        trusted = in_order(living.keys() - {*state.nodes.wrong})
         nodes = [*nodes, *(node for node in trusted if node not in nodes)]
     size = _size(at_s, state, len(nodes))
     is_cut = best is not None and len(best[1]) != state.seats.world_size
@@ -145,9 +140,9 @@ def _have(nodes: Collection[str | None], version: tuple[VersionId, Holders] | No
 
 def _size(at_s: float, state: RootState, there: int) -> int:
     """How many nodes the run is to have, of which so many are there."""
-    size = state.size or state.seats.nodes
-    if state.resizing and state.resizing <= there:
-        size = state.resizing
+    size = state.resize.size or state.seats.nodes
+    if state.resize.resizing and state.resize.resizing <= there:
+        size = state.resize.resizing
     if there < size and patience_s(state, at_s) == 0:
         return largest(state, there) or size
     return size
@@ -163,12 +158,18 @@ def _seated(state: RootState, size: int, members: Sequence[str | None]) -> RootS
     """The state with other seats; of the model's fingerprint the number of ranks is a part."""
     settings = state.read_settings()
     seats = replace(state.seats, nodes=size, members=tuple(members), placement=None)
-    shard_bytes = state.shard_bytes * state.seats.nodes // size  # nearly: layouts are not made yet
+    shard_bytes = (
+        state.setup.shard_bytes * state.seats.nodes // size
+    )  # nearly: layouts are not made yet
     try:
         placed = seats.placed(settings, shard_bytes=shard_bytes)
     except CapacityError:  # a worker says so, and of which node
         placed = seats.placed(settings)
-    return replace(state, placed=placed, fingerprint="", is_unsettled=True)
+    return replace(
+        state,
+        setup=replace(state.setup, placed=placed, fingerprint=""),
+        resize=replace(state.resize, is_unsettled=True),
+    )
 
 
 def holders_of(state: RootState) -> Holders:
@@ -199,11 +200,17 @@ class Resizes:
 
     def ask(self, number: int, nodes: int, state: RootState) -> Iterator[Instruction]:
         """Note the size that a user wants; a new root agent reads the same request again."""
-        if number <= state.asked_size:
+        if number <= state.resize.asked_size:
             return
-        refused = tuple(n for n in state.refused if n != nodes)  # to ask again is to try again
-        state = replace(state, asked_size=number, wanted=nodes, refused=refused)
-        state = replace(state, resized_at_s=0.0, growths=0)  # no pause for what a person wants
+        resize = replace(
+            state.resize,
+            asked_size=number,
+            wanted=nodes,
+            refused=tuple(n for n in state.resize.refused if n != nodes),  # the user tries it again
+            resized_at_s=0.0,  # no pause for what a user wants
+            growths=0,
+        )
+        state = replace(state, resize=resize)
         self._waits_for = ""
         yield WriteState(state=state)
         yield Emit(event=events.ResizeWanted(nodes=nodes))
@@ -218,7 +225,9 @@ class Resizes:
             yield from self._wait(state, living, reason)
             return
         self._waits_for = ""
-        yield from self._stop.begin(at_s, replace(state, resizing=size), living)
+        yield from self._stop.begin(
+            at_s, replace(state, resize=replace(state.resize, resizing=size)), living
+        )
 
     def _next_size(self, at_s: float, state: RootState, living: Living) -> tuple[int, str]:
         """The size that the run can have now, or 0 and why it stays as it is."""
@@ -236,7 +245,7 @@ class Resizes:
         if size <= now:
             return 0, why_not(state, goal) or _missing(goal - now)
         pause_s = grow_pause_s(state)
-        if state.resized_at_s and at_s < state.resized_at_s + pause_s:
+        if state.resize.resized_at_s and at_s < state.resize.resized_at_s + pause_s:
             return 0, f"its size has just changed; it grows {pause_s:.0f} s after that"
         return size, ""
 
@@ -254,29 +263,36 @@ class Resizes:
         Says nothing where that was not the size's doing.
         """
         nodes = state.seats.nodes
-        is_new = state.phase == "starting" and state.size not in {0, nodes}
+        is_new = state.phase == "starting" and state.resize.size not in {0, nodes}
         is_its = own_error(exited) or (exited.error and exited.error.error in OF_THE_MACHINE)
         if not is_new or exited.error is None or not is_its:
             return
         reason = f"rank {exited.rank}: {exited.error.error}: {exited.error.text}"
-        wanted = 0 if state.wanted == nodes else state.wanted
-        refused = (*state.refused, nodes)
-        yield WriteState(state=replace(state, refused=refused, wanted=wanted, resizing=0))
+        wanted = 0 if state.resize.wanted == nodes else state.resize.wanted
+        refused = (*state.resize.refused, nodes)
+        yield WriteState(
+            state=replace(
+                state, resize=replace(state.resize, refused=refused, wanted=wanted, resizing=0)
+            )
+        )
         yield Emit(event=events.ResizeRefused(nodes=nodes, reason=reason))
 
     def end(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
         """Training goes on; say if it has another size than before."""
-        before, nodes = state.size, state.seats.nodes
-        state = replace(state, size=nodes, resizing=0)
+        before, nodes = state.resize.size, state.seats.nodes
+        state = replace(state, resize=replace(state.resize, size=nodes, resizing=0))
         if before not in {0, nodes}:
-            is_calm = at_s > state.resized_at_s + LONGEST_PAUSE_S
-            growths = (0 if is_calm else state.growths) + (nodes > before)
-            state = replace(state, resized_at_s=at_s, growths=growths)
+            is_calm = at_s > state.resize.resized_at_s + LONGEST_PAUSE_S
+            growths = (0 if is_calm else state.resize.growths) + (nodes > before)
+            state = replace(state, resize=replace(state.resize, resized_at_s=at_s, growths=growths))
         yield WriteState(state=state)
         if before not in {0, nodes}:
             yield Emit(
                 event=events.Resized(
-                    nodes_then=before, nodes=nodes, wanted=state.goal, iteration=state.iteration
+                    nodes_then=before,
+                    nodes=nodes,
+                    wanted=state.goal,
+                    iteration=state.reached.iteration,
                 )
             )
         if nodes < state.goal:
@@ -284,8 +300,8 @@ class Resizes:
 
     def settle(self, state: RootState, living: Living) -> Iterator[Instruction]:
         """A version that was made since is whole: slabs of other numbers of ranks may go."""
-        if not state.is_unsettled or state.phase != "running":
+        if not state.resize.is_unsettled or state.phase != "running":
             return
-        yield WriteState(state=replace(state, is_unsettled=False))
+        yield WriteState(state=replace(state, resize=replace(state.resize, is_unsettled=False)))
         for node in in_order(living):
             yield Send(to=node, order=Settle(epoch=state.epoch, ranks=state.seats.world_size))

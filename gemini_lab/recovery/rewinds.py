@@ -16,13 +16,8 @@ from typing import Final
 from gemini_lab.log.events import Note, Rewound
 from gemini_lab.recovery.messages import GoBack
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
-from gemini_lab.recovery.protocol import (
-    Emit,
-    Instruction,
-    RootState,
-    Send,
-    WriteState,
-)
+from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.shard.lineage import Lineage
 
 MOST_KEPT: Final = 64
@@ -88,10 +83,11 @@ def ask_back(
     number: int, steps: int, state: RootState, living: Collection[str], *, skip: bool
 ) -> Iterator[Instruction]:
     """Order the rewind that a user wants; a new root agent reads the same request again."""
-    before, count = state.asked_back
+    before, count = state.discarded.asked_back
     if number <= before:
         return
-    yield WriteState(state=replace(state, asked_back=(number, count + 1)))
+    discarded = replace(state.discarded, asked_back=(number, count + 1))
+    yield WriteState(state=replace(state, discarded=discarded))
     if state.phase != "running":
         yield Emit(event=Note(text=CANNOT_GO_BACK))
         return

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gemini_lab.recovery.messages import CallRoll
-from gemini_lab.recovery.protocol import NodeJoined, RootState, Send
+from gemini_lab.recovery.protocol import NodeJoined, Send
+from gemini_lab.recovery.root_state import RootState
 
 ANSWER_S: Final = 0.5
 """For the answers; who gives none may be gone, which is noticed otherwise, or just be slow."""

@@ -14,7 +14,8 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.progress import Slowest
-from gemini_lab.recovery.protocol import Emit, Instruction, RootState, Send
+from gemini_lab.recovery.protocol import Emit, Instruction, Send
+from gemini_lab.recovery.root_state import RootState
 
 FIRST_PAUSE_S: Final = 1.0  # after a second version that did not arrive; twice as long after each
 LONGEST_PAUSE_S: Final = 300.0
@@ -101,7 +102,7 @@ class Saver:
     def lacks(self, state: RootState) -> bool:
         """Whether there is a persistent tier, and it lacks a version that is whole in memory."""
         has_tier = state.read_settings().persistent_url is not None
-        return has_tier and not self.is_held and state.newest > self._last_version
+        return has_tier and not self.is_held and state.reached.newest > self._last_version
 
     def way_on(self) -> Iterator[str]:
         """For the end of a run that failed: from what another one would go on."""
@@ -117,7 +118,7 @@ class Saver:
     def begin_if_due(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
         """Begin to save the next version, if it is time to and none is on its way."""
         settings = state.read_settings()
-        if settings.persistent_url is None or state.settings is None or self.version:
+        if settings.persistent_url is None or state.setup.settings is None or self.version:
             return
         rests = self.is_held or at_s < self._rests_until_s
         if rests and not self._is_wanted:  # a person's word counts for more
@@ -320,10 +321,10 @@ class Saver:
             meta=VersionMeta(
                 job=state.job.job.title,
                 lineage=said.lineage,
-                fingerprint=state.fingerprint,
+                fingerprint=state.setup.fingerprint,
                 world_size=state.seats.world_size,
                 settings=settings.to_json(),
-                left=[*state.left],
+                left=[*state.discarded.left],
                 code=state.digests,
             ),
         )

@@ -8,7 +8,8 @@ from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Hold
-from gemini_lab.recovery.protocol import Instruction, NodeJoined, RootState, Send, WriteState
+from gemini_lab.recovery.protocol import Instruction, NodeJoined, Send, WriteState
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import listed
 
 Living = Mapping[str, NodeJoined]
@@ -19,11 +20,11 @@ LATE_S: Final = 20.0
 
 def what_for(state: RootState) -> str:
     """For what the ranks stop: a `RecoveryStarted.cause` for which nothing failed; empty if not."""
-    if state.holding:
+    if state.drain.holding:
         return events.DRAIN
-    if state.resizing:
+    if state.resize.resizing:
         return events.RESIZE
-    return events.REPLICAS if state.is_replacing else ""
+    return events.REPLICAS if state.copies.is_replacing else ""
 
 
 class Stop:

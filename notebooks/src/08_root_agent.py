@@ -193,8 +193,9 @@ with Verdict() as say:
 lab.controls(job, total=iterations)
 
 # %% [markdown]
-# - The lab's own root agent is `gemini_lab/recovery/root.py`: `handle` takes a happening and gives
-#   instructions, in phases that you will recognise. What does it wait for that yours does not?
+# - The lab's own root agent is in `gemini_lab/recovery/root/agent.py`: `handle` takes a happening
+#   and gives instructions, in phases that you will recognise. What does it wait for that yours
+#   does not?
 # - Kill the root agent's own node, with `RootLoss()`. Does yours go on where it stood?
 # - A node that only falls silent: `NodeFreeze("rank-1")`. Which of your branches answers it?
 # - Paper: section 6.2. For the whole art: Raft in MIT's course 6.5840, and Jepsen's Maelstrom.

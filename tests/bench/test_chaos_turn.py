@@ -7,7 +7,7 @@ import pytest
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.recovery.plan import RecoveryPlan, Unclear
-from gemini_lab.recovery.stakes import Hopes, reason_to_wait
+from gemini_lab.recovery.progress_at_risk import Hopes, reason_to_wait
 from gemini_lab_bench.chaos.faults import Fault
 from gemini_lab_bench.chaos.turn import NEVER_CAME, StoodStillError, Turn
 

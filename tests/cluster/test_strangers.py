@@ -23,7 +23,7 @@ from gemini_lab.log.file import LOG_FILE, read_log
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.sealed_store import SEAL_CHARACTERS
 from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.training.quickstart import gpt_job
 

@@ -16,7 +16,7 @@ from gemini_lab.log.events import Note
 from gemini_lab.node.root_shell import CUT_OFF_S, CutOff, Deposed, RootShell, reaches_others
 from gemini_lab.node.store_watch import Reading
 from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.root_state import RootState, Setup
 from gemini_lab.seats import Seats
 
 
@@ -98,7 +98,8 @@ def training_on(nodes: int) -> RootState:
         number=1, run=7, job=Job(script="train.py"), seats=Seats(nodes=nodes), settings={}
     )
     members = tuple(f"node-{number}" for number in range(nodes))
-    return RootState(phase="running", epoch=4, order=order, placed=order.seats.seated(members))
+    setup = Setup(order=order, placed=order.seats.seated(members))
+    return RootState(phase="running", epoch=4, setup=setup)
 
 
 def test_a_root_agent_that_is_cut_off_ends_no_epoch_before_it_leaves_its_place():

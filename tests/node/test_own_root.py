@@ -27,8 +27,9 @@ from gemini_lab.recovery.deciding import (
     Wait,
 )
 from gemini_lab.recovery.guided import GuidedRoot
-from gemini_lab.recovery.protocol import NodeJoined, RootState
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.protocol import NodeJoined
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 
 CLUSTER = Cluster(
     members=("node-0", None),

@@ -23,7 +23,7 @@ from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.sealed_store import SEAL_CHARACTERS, SealedStore
 from gemini_lab.recovery.messages import JobOrder, Joined, RootHello
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.wire.tcp import serve
 

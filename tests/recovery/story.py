@@ -57,14 +57,14 @@ from gemini_lab.recovery.protocol import (
     NodeLost,
     Requested,
     RequestNodes,
-    RootState,
     Send,
     Tick,
     WriteState,
 )
 from gemini_lab.recovery.requests import DrainNode
 from gemini_lab.recovery.rewinds import is_left, left_of
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
@@ -170,8 +170,11 @@ class Story:
     def do(self, instructions: Iterable[Instruction]) -> None:
         """Carry out instructions; agents answer at once, and pauses are sat out."""
         self._do(instructions)
-        if self.root.state.phase == "waiting" and self.now_s < self.root.resumes_s < self.forever_s:
-            self.tick(self.root.resumes_s)
+        if (
+            self.root.state.phase == "waiting"
+            and self.now_s < self.root.lifecycle.resumes_s < self.forever_s
+        ):
+            self.tick(self.root.lifecycle.resumes_s)
 
     def _do(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
@@ -364,7 +367,7 @@ class Story:
     def go_on(self) -> None:
         """The workers that were started again do an iteration."""
         self.protect()
-        self.iterate(self.root.state.iteration + 1)
+        self.iterate(self.root.state.reached.iteration + 1)
 
     def drain(self, node: str, number: int = 1) -> None:
         """A person wants a node to go."""
@@ -377,7 +380,7 @@ class Story:
     def hold(self, *ranks: int) -> None:
         """Ranks, or all of them, stop where a version is whole."""
         for rank in ranks or self.root.state.ranks:
-            said = Held(rank=rank, epoch=self.epoch, version=self.root.state.iteration)
+            said = Held(rank=rank, epoch=self.epoch, version=self.root.state.reached.iteration)
             self.say(self.members()[rank], said)
 
     def next_root(self) -> None:
@@ -385,7 +388,7 @@ class Story:
         living = self.root.living
         state = RootState.from_text(self.root.state.to_text())
         self.root = RootAgent(state=state, at_s=self.now_s)
-        self.root.living = living
+        self.root.living.update(living)
         self.do(self.root.take_over(self.now_s))
 
     # -- what can be seen of it --------------------------------------------------------------

@@ -16,7 +16,7 @@ TIER = "memory://runs"
 def train(story: Story, iterations: int) -> None:
     """Train on, an iteration a second, while the tier takes nothing."""
     for _ in range(iterations):
-        story.iterate(story.root.state.iteration + 1)
+        story.iterate(story.root.state.reached.iteration + 1)
         story.tick(story.now_s)
         if (version := on_its_way(story)) is not None:
             failed = PersistFailed(epoch=story.epoch, version=version, reason="no space left")
@@ -60,14 +60,14 @@ def test_once_it_works_again_that_is_told_and_every_version_is_saved():
     story = Story().start(0, persistent_url=TIER, persist_every_iterations=1)
     train(story, 8)
     while on_its_way(story) is None:
-        story.iterate(story.root.state.iteration + 1)
+        story.iterate(story.root.state.reached.iteration + 1)
         story.tick(story.now_s)
     arrive(story, begun(story)[-1])
     assert told(story)[1:] == [
         "    memory://runs takes versions again: 10 is there, after 4 that did not arrive"
     ]
     for _ in range(3):
-        story.iterate(story.root.state.iteration + 1)
+        story.iterate(story.root.state.reached.iteration + 1)
         story.tick(story.now_s)
         arrive(story, begun(story)[-1])
     assert begun(story)[-4:] == [10, 11, 12, 13]
@@ -140,7 +140,7 @@ def test_a_save_whose_words_were_lost_is_asked_for_again_when_the_connection_is_
     relink(story, "node-3")
     assert orders(story, Commit) == [("node-3", version)] * 2
     story.say("node-3", Committed(epoch=story.epoch, version=version, size_bytes=4))
-    assert story.root.state.saved == version
+    assert story.root.state.tier.saved == version
     relink(story, "node-3")
     assert len(orders(story, Commit)) == 2
 

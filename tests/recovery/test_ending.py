@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.ending import LAST_TRIES_S
 from gemini_lab.recovery.faults import MAX_ATTEMPTS, MAX_KILLS
 from gemini_lab.recovery.messages import (
     Commit,
@@ -16,6 +15,7 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.recovery.protocol import JobSubmitted, Requested
 from gemini_lab.recovery.requests import SaveVersion, StopRun
+from gemini_lab.recovery.root.ending import LAST_TRIES_S
 from gemini_lab.settings import Settings
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
@@ -129,7 +129,7 @@ def test_a_resumed_run_plans_anew_when_its_script_names_the_tier(known):
     story.event("node-0", said)
     assert story.epoch == first + 1
     assert (story.plan().version, story.plan().tier) == (7, "persistent")
-    assert story.root.state.recoveries == 0, "it is the job's start still"
+    assert story.root.state.story.recoveries == 0, "it is the job's start still"
     story.protect()
     story.iterate(8)
     assert story.root.state.phase == "running"

@@ -5,7 +5,7 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.recovery.deciding import Ask, Failed, Fence, Fenced, Start, Told
 from gemini_lab.recovery.guided import SILENCE_S, GuidedRoot
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.root_state import RootState
 
 from .story import Story
 

@@ -150,7 +150,7 @@ def test_a_verb_is_registered_in_four_files_at_most(kind):
     }
     assert found - {"recovery/model/shell.py"} <= {
         "recovery/requests.py",
-        "recovery/root.py",
+        "recovery/root/agent.py",
         "cli/requests.py",
         "cli/runs.py" if verb == "stop" else "cli/requests.py",
         "cli/main.py",

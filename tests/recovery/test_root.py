@@ -14,8 +14,9 @@ from gemini_lab.recovery.messages import (
     TakeInventory,
 )
 from gemini_lab.recovery.plan import Source
-from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, RootState, Send, WriteState
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, Send, WriteState
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.settings import Settings
 from gemini_lab.shard.layout import ShardRecord
 
@@ -84,7 +85,7 @@ def test_a_second_loss_during_a_recovery_begins_the_same_recovery_anew():
     epoch = story.epoch
     story.lose("node-3")
     assert story.epoch == epoch + 1
-    assert story.root.state.recoveries == 1
+    assert story.root.state.story.recoveries == 1
     assert story.members() == ["node-4", "node-1", "node-2", "node-5"]
     assert story.plan().version == 3
 
@@ -144,7 +145,7 @@ def test_a_new_root_takes_over_a_recovery_that_was_half_done():
         second.root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=left.epoch - 1)
     second.do(second.root.take_over(9.0))
     assert second.root.state.epoch > left.epoch
-    assert second.root.state.recoveries == 1
+    assert second.root.state.story.recoveries == 1
     assert second.members() == ["node-0", "node-1", "node-4", "node-3"]
     assert second.plan().version == 3
 
@@ -402,6 +403,6 @@ def test_a_rank_that_leaves_the_placement_to_rank_0_is_heard_all_the_same():
         rank=3, epoch=story.epoch, shard_bytes=1, settings=Settings(), fingerprint="same"
     )
     story.event("node-3", said)
-    assert story.root.state.settings is None
+    assert story.root.state.setup.settings is None
     story.protect()
     assert story.root.state.seats.placement is not None

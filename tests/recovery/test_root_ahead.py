@@ -12,8 +12,9 @@ from gemini_lab.recovery.messages import (
     StartWorkers,
     WorkerExited,
 )
-from gemini_lab.recovery.protocol import NodeJoined, RootState
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.protocol import NodeJoined
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 
 from .story import Story
 
@@ -53,7 +54,7 @@ def is_ended(story: Story, node: str) -> bool:
 def test_ranks_train_on_until_the_new_process_could_join_and_meet_where_it_waits():
     story = begin(Story())
     story.slow = {2}
-    met_at = story.root.state.rendezvous
+    met_at = story.root.state.reached.rendezvous
     story.drain("node-2")
     (order,) = started_ahead(story)
     assert (order.joins, order.kept) == (met_at, [0, 1, 3])
@@ -168,7 +169,7 @@ def test_a_new_root_starts_others_for_it_knows_of_none():
     story.drain("node-2")
     state, living = RootState.from_text(story.root.state.to_text()), story.root.living
     story.root = RootAgent(state=state, at_s=story.now_s)
-    story.root.living = {
+    story.root.run.living = {
         node: NodeJoined(
             at_s=story.now_s,
             node=node,

@@ -5,8 +5,9 @@ import msgspec
 from gemini_lab.log import events
 from gemini_lab.recovery.log_events import last_done
 from gemini_lab.recovery.messages import Inventory, WorkerStatus
-from gemini_lab.recovery.protocol import NodeJoined, RootState
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.protocol import NodeJoined
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 
 from .story import Story
 

@@ -136,7 +136,7 @@ def test_a_node_that_dies_before_its_ranks_could_move_is_a_lost_node_and_nothing
     story.go_on()
     assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
     assert story.of(events.NodeDrained) == []
-    assert story.root.state.leaving == story.root.state.moved == ()
+    assert story.root.state.drain.leaving == story.root.state.drain.moved == ()
 
 
 def test_with_one_replica_nobody_else_has_its_shards_so_it_stays():
@@ -157,7 +157,7 @@ def test_a_new_root_goes_on_with_a_move_and_hears_the_word_for_it_once():
     story.lose("node-2")
     story.join("node-2")  # another machine of that name
     story.drain("node-2", 1)
-    assert story.root.state.leaving == story.root.state.moved == ()
+    assert story.root.state.drain.leaving == story.root.state.drain.moved == ()
 
 
 def test_an_agent_that_was_told_that_its_machine_goes_asks_by_itself_and_again_of_a_new_root():

@@ -6,6 +6,7 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Fence, Fenced, Inventory, PersistFailed, TakeInventory
 from gemini_lab.recovery.plan import Copy
+from gemini_lab.recovery.progress_at_risk import newest_seen
 from gemini_lab.recovery.protocol import (
     Emit,
     FromAgent,
@@ -13,12 +14,11 @@ from gemini_lab.recovery.protocol import (
     NodeJoined,
     NodeLost,
     Requested,
-    RootState,
     WriteState,
 )
 from gemini_lab.recovery.requests import GiveUpProgress
-from gemini_lab.recovery.root import RootAgent
-from gemini_lab.recovery.stakes import newest_seen
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.settings import Settings
 from gemini_lab.shard.lineage import Lineage
 
@@ -97,7 +97,7 @@ def test_settings_that_no_root_could_store_come_from_the_nodes_that_run_by_them(
     """The store was away while workers started: the next root has the copies, but no settings."""
     story = Story().start(iterations=4)
     left = next(state for state in story.states if state.phase == "starting")
-    assert left.settings is None
+    assert left.setup.settings is None
     protected = events.Protected(
         rank=0,
         epoch=1,
@@ -127,7 +127,7 @@ def test_a_group_that_falls_silent_together_with_the_root_is_waited_for():
     """Nobody is left who has heard of any version, which does not mean that there is none."""
     first = Story(nodes=6).start(iterations=0)
     left = first.states[-1]
-    assert left.newest == 0
+    assert left.reached.newest == 0
     for iteration in (1, 2, 3):
         first.iterate(iteration)
     second = successor(first, left, without=("node-0", "node-1", "node-2", "node-3"))
@@ -318,10 +318,10 @@ def test_a_new_root_does_not_wait_for_silent_nodes_that_it_is_connected_to():
     first = Story(nodes=6).start(iterations=5)
     first.lose("node-0", "lease")
     first.lose("node-1", "lease")
-    assert first.states[-1].silent == ("node-0", "node-1")
+    assert first.states[-1].nodes.silent == ("node-0", "node-1")
     second = successor(first, first.states[-1])
     assert (second.plan().version, second.plan().tier) == (5, "memory")
-    assert second.root.state.silent == ()
+    assert second.root.state.nodes.silent == ()
 
 
 def test_what_a_left_history_had_is_not_waited_for():

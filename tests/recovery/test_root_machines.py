@@ -5,7 +5,7 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Fence, HoldPort, OrderFailed, TakeInventory
 from gemini_lab.recovery.protocol import NodeJoined
-from gemini_lab.recovery.root import RENDEZVOUS_LIMIT_S
+from gemini_lab.recovery.root.agent import RENDEZVOUS_LIMIT_S
 
 from .story import Story
 
@@ -70,7 +70,7 @@ def test_memory_that_cannot_be_read_now_is_waited_for_where_progress_would_be_lo
     story.lack = {}
     story.tick(story.now_s + 60)
     assert story.plan().version == 4
-    assert story.root.state.silent == ()
+    assert story.root.state.nodes.silent == ()
 
 
 def test_a_tier_that_no_process_can_be_started_for_is_unread_and_asked_for_elsewhere():
@@ -148,7 +148,7 @@ def test_a_recovery_that_keeps_being_begun_pauses_whatever_it_is_begun_for():
     began_s = story.now_s
     for _ in range(8):
         story.next_root()
-    assert story.root.state.fruitless == 9
+    assert story.root.state.faults.fruitless == 9
     assert story.now_s - began_s > 60
 
 
@@ -159,7 +159,7 @@ def test_progress_makes_an_end_of_pauses():
         story.exit(0, -9)
         assert story.now_s == began_s
         story.go_on()
-        story.iterate(story.root.state.iteration + 1)
+        story.iterate(story.root.state.reached.iteration + 1)
     assert story.root.state.phase == "running"
 
 
@@ -180,4 +180,4 @@ def test_a_machine_whose_port_refuses_is_silent_and_a_member_again_when_it_answe
     assert story.members() == ["node-0", "node-1", "node-2", "node-3"]
     assert excluded(story) == []
     story.go_on()
-    assert story.root.state.iteration == 5
+    assert story.root.state.reached.iteration == 5

@@ -10,9 +10,10 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.recovery.faults import MAX_ATTEMPTS, MAX_KILLS
 from gemini_lab.recovery.messages import Committed, Persist, PortHeld, ScriptError
-from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, NodeLost, Requested, RootState
+from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, NodeLost, Requested
 from gemini_lab.recovery.requests import GiveUpProgress, StopRun
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 
 from .story import JOB, Story, job
 from .test_root import commits, written
@@ -113,7 +114,7 @@ def test_who_fell_silent_before_later_versions_were_made_is_not_waited_for():
     for node in story.members()[2:]:
         story.lose(node)
     assert (story.plan().version, story.plan().tier) == (7, "persistent")
-    assert RootState.from_text(story.states[-1].to_text()).silent == ()
+    assert RootState.from_text(story.states[-1].to_text()).nodes.silent == ()
 
 
 def test_who_fell_silent_is_waited_for_until_a_later_version_is_whole():
@@ -166,7 +167,7 @@ def test_another_machines_clock_gives_nothing_up_too_early_nor_later(ahead_s):
     first.lose("node-0")
     first.lose("node-1")
     first.tick(first.now_s + 30)
-    left = replace(first.states[-1], clock_s=first.now_s)  # as it is stored
+    left = first.states[-1].written_at(first.now_s)  # as it is stored
     second = Story(nodes=0, state=RootState())
     second.now_s = first.now_s + ahead_s
     second.root = RootAgent(state=RootState.from_text(left.to_text()), at_s=second.now_s)

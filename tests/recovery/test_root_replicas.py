@@ -71,9 +71,9 @@ def test_a_fixed_number_of_replicas_stays_what_it_is():
 def test_what_was_seen_outlives_a_root_agent():
     story = Story().start(replicas="auto")
     kill(story, "node-2", 3)
-    seen = story.root.state.risk.nodes["node-2"].failures
+    seen = story.root.state.copies.risk.nodes["node-2"].failures
     story.next_root()
-    assert seen == story.root.state.risk.nodes["node-2"].failures == 3
+    assert seen == story.root.state.copies.risk.nodes["node-2"].failures == 3
     kill(story, "node-2", 5)
     assert len(holders(story)[2]) == 3
 
@@ -96,7 +96,7 @@ def test_copies_that_are_too_many_go_only_when_those_in_the_new_places_are_whole
     story.lose("node-1")
     story.go_on()
     between = holders(story)
-    last = story.root.state.iteration
+    last = story.root.state.reached.iteration
     story.tick(story.now_s + 50)
     assert not story.told_to_hold()
     story.tick(story.now_s + 101)
@@ -122,13 +122,13 @@ def test_a_node_lost_while_ranks_stop_is_recovered_from_what_memory_has():
     story.go_on()
     story.tick(story.now_s + 101)
     assert story.told_to_hold()
-    last = story.root.state.iteration
+    last = story.root.state.reached.iteration
     story.join("node-5")
     story.lose("node-2")
     story.go_on()
     assert story.of(events.RecoveryFinished)[-1].version == last
     assert story.plan().tier == "memory"
-    assert not story.root.state.is_replacing
+    assert not story.root.state.copies.is_replacing
 
 
 def test_a_target_that_memory_cannot_reach_is_named_once_and_training_goes_on():

@@ -17,9 +17,10 @@ from gemini_lab.recovery.messages import (
     PersistFailed,
 )
 from gemini_lab.recovery.plan import VersionId
-from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, Requested, RootState
+from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, Requested
 from gemini_lab.recovery.requests import GiveUpProgress, RewindRun, SaveVersion
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
@@ -87,7 +88,7 @@ def test_a_left_version_in_the_tier_is_not_gone_on_from(is_heard):
         story.lose(node)
     story.join("node-5")
     assert (story.plan().version, story.plan().tier) == (3, "persistent")
-    assert story.root.state.left
+    assert story.root.state.discarded.left
 
 
 def test_one_agent_that_knows_is_enough():
@@ -105,7 +106,7 @@ def test_a_new_root_knows_from_the_state_that_the_last_one_stored():
     story.persistent = [5]
     story.left.clear()
     stored = RootState.from_text(story.states[-1].to_text())
-    assert stored.left == story.root.state.left
+    assert stored.discarded.left == story.root.state.discarded.left
     again = Story(state=stored)
     again.persistent, again.copies = [5], story.copies
     again.root = RootAgent(state=stored, at_s=0.0)
@@ -338,10 +339,10 @@ def test_a_slow_rank_that_says_late_what_it_had_done_does_not_make_it_count():
         next_version=7,
     )
     story.event(members[3], late)
-    assert story.root.state.newest == 4
+    assert story.root.state.reached.newest == 4
     story.event(members[3], rewinds[3])
-    assert story.root.state.newest == 4
-    assert len(story.root.state.left) == 1
+    assert story.root.state.reached.newest == 4
+    assert len(story.root.state.discarded.left) == 1
 
 
 def test_a_persons_word_goes_to_all_members_once_whoever_is_root():
@@ -354,7 +355,7 @@ def test_a_persons_word_goes_to_all_members_once_whoever_is_root():
         (1, 2, True)
     }
     again = RootAgent(state=RootState.from_text(story.states[-1].to_text()), at_s=story.now_s)
-    again.living = story.root.living
+    again.run.living = story.root.living
     assert again.handle(wanted) == []
 
 

@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.ending import DISOWN_LIMIT_S
 from gemini_lab.recovery.messages import Committed, Disown, KeptCopy, Persist, Persisted
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.planning import make_plan
-from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, RootState
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root.ending import DISOWN_LIMIT_S
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.shard.lineage import Lineage
 
 from .story import RUN, Story, job
@@ -152,7 +153,7 @@ def test_another_root_agent_knows_of_it():
     story = verifying()
     accuse(story, "node-2")
     state = RootState.from_text(story.states[-1].to_text())
-    assert state.wrong == ("node-2",)
+    assert state.nodes.wrong == ("node-2",)
     plan = make_plan(state, ["node-0", "node-1", "node-2", "node-3"], {})
     assert plan.missing
 
@@ -161,7 +162,7 @@ def test_another_machine_of_its_name_is_not_distrusted():
     story = verifying()
     accuse(story, "node-2")
     story.lose("node-2")
-    assert story.root.state.wrong == ()
+    assert story.root.state.nodes.wrong == ()
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ def test_a_version_that_is_being_saved_and_is_left_behind_is_given_up():
     saving = [sent.order for sent in story.orders if isinstance(sent.order, Persist)]
     assert saving
     accuse(story, "node-2")
-    assert story.root._saver.version is None
+    assert story.root.run.saver.version is None
 
 
 TIER = "memory://runs"

@@ -61,7 +61,7 @@ def fail_soon(story: Story, ranks: Sequence[int], code: int, *, versions: int = 
         if story.root.state.phase == "starting":
             story.protect()
         for _ in range(versions):
-            story.iterate(story.root.state.iteration + 1)
+            story.iterate(story.root.state.reached.iteration + 1)
         story.exit(rank, code, "loading plugin\ncannot go on")
 
 
@@ -91,7 +91,7 @@ def test_machines_that_go_between_do_not_make_a_long_start_a_short_one():
         fail_soon(story, [0], 3)
         story.protect()
         for _ in range(5):
-            story.iterate(story.root.state.iteration + 1)
+            story.iterate(story.root.state.reached.iteration + 1)
         story.lose("node-2")
         story.join("node-2")
     assert story.of(events.RunFailed) == []

@@ -5,9 +5,9 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Committed, Persisted, RestoreFailed, StartWorkers
 from gemini_lab.recovery.plan import Unclear
+from gemini_lab.recovery.progress_at_risk import LONGEST_PAUSE_S
 from gemini_lab.recovery.protocol import Requested
 from gemini_lab.recovery.requests import GiveUpProgress
-from gemini_lab.recovery.stakes import LONGEST_PAUSE_S
 
 from .story import Story
 
@@ -92,7 +92,7 @@ def test_a_version_that_does_not_load_is_tried_again_ever_later_and_aloud(story,
         pauses.append(story.now_s - began_s)
     assert pauses[:3] == sorted(pauses[:3])
     assert LONGEST_PAUSE_S <= pauses[-1] <= LONGEST_PAUSE_S + 31.0
-    assert story.root.state.rejected == ()
+    assert story.root.state.discarded.rejected == ()
     story.go_on()
     assert story.root.state.phase == "running"
     assert story.of(events.RecoveryFinished)[-1].lost_iterations == 1
@@ -128,7 +128,7 @@ def test_a_word_about_silent_nodes_is_none_about_the_tier():
     refuse(story, 5, is_unread=False)
     wait(story, 1.0)
     assert story.root.state.phase == "waiting"
-    assert story.root.state.rejected == ()
+    assert story.root.state.discarded.rejected == ()
 
 
 def test_a_setting_lets_go_after_its_time():

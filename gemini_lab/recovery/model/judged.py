@@ -12,9 +12,10 @@ from gemini_lab.recovery.model.node import Node
 from gemini_lab.recovery.model.shell import Shell
 from gemini_lab.recovery.model.truth import BrokenError, Held, Histories, Safety, whole_states
 from gemini_lab.recovery.plan import VersionId
-from gemini_lab.recovery.protocol import Instruction, RootState
+from gemini_lab.recovery.protocol import Instruction
 from gemini_lab.recovery.rewinds import is_left, joined
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.shard.lineage import Lineage
@@ -281,6 +282,6 @@ class JudgedWorld:
         assert shell.root is not None
         state = shell.root.state
         if self.store.root is shell.record:
-            self.heard = max(self.heard, state.newest)
+            self.heard = max(self.heard, state.reached.newest)
         if state.phase == "waiting" and not isinstance(shell.said, events.RecoveryWaiting):
             raise BrokenError(f"the root waits, but the last it said is {shell.said}")

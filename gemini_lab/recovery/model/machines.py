@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gemini_lab.recovery.messages import Commit, Persist, RootOrder, StartWorkers, WorkerStatus
 from gemini_lab.recovery.model.truth import Held, Histories
 from gemini_lab.recovery.plan import CopyTransfer, PlanPart, Stored
-from gemini_lab.recovery.protocol import RootState
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.shard.lineage import Lineage
 

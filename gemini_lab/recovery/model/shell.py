@@ -18,13 +18,13 @@ from gemini_lab.recovery.protocol import (
     NodeJoined,
     NodeLost,
     Requested,
-    RootState,
     Send,
     Tick,
     WriteState,
 )
 from gemini_lab.recovery.requests import DrainNode, GiveUpProgress, ResizeRun, StopRun
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 
 if TYPE_CHECKING:
     from gemini_lab.recovery.model.judged import JudgedWorld
@@ -102,7 +102,7 @@ class Shell:
             return False
         store = self.world.store
         state = RootState() if store.state is None else RootState.from_text(store.state.to_text())
-        self.job_number = state.order.number if state.order else None
+        self.job_number = state.setup.order.number if state.setup.order else None
         root = self.world.make_root(self.node, state)
         for name in store.leases:
             keeper = self.keepers[name] = Keeper()

@@ -68,11 +68,13 @@ class World(ActingWorld):
             if not is_waiting or waited_s < 100:
                 continue
             assert shell.root is not None
-            if shell.root.state.has_given_up:
+            if shell.root.state.discarded.has_given_up:
                 continue
             newest = self.newest_saved()
-            known = shell.root.state.newest
-            is_hopeless = any(not self.nodes[name].is_alive for name in shell.root.state.silent)
+            known = shell.root.state.reached.newest
+            is_hopeless = any(
+                not self.nodes[name].is_alive for name in shell.root.state.nodes.silent
+            )
             if newest and newest >= known and not self.flips and not is_hopeless:
                 raise BrokenError(f"the root waits though version {newest} is there: {shell.said}")
             self.do_give_up()

@@ -12,7 +12,7 @@ from gemini_lab.log.events import (
     RunStarted,
     WrongSums,
 )
-from gemini_lab.recovery.distrust import left_by
+from gemini_lab.recovery.faulty_machines import left_by
 from gemini_lab.recovery.repeats import MOST_SAID, Repeats
 from gemini_lab.report.reducers.checks import MOST_KEPT, MOST_RANKS, whole
 

@@ -6,47 +6,68 @@ from dataclasses import replace
 from gemini_lab.recovery.model.judged import Rules
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.planning import hopes
+from gemini_lab.recovery.progress_at_risk import reason_to_wait
 from gemini_lab.recovery.protocol import Instruction, NodeJoined
-from gemini_lab.recovery.root import RootAgent
-from gemini_lab.recovery.stakes import reason_to_wait
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root.agents import Agents
+from gemini_lab.recovery.root.lifecycle import Lifecycle
+
+
+class IgnoringAgents(Agents):
+    """Agents that are asked for no inventory if they join while the run waits."""
+
+    def on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
+        run = self.run
+        if run.state.phase != "waiting" or joined.node in run.living:
+            yield from super().on_joined(joined)
+            return
+        run.living[joined.node] = joined
+        silent = tuple(node for node in run.state.nodes.silent if node != joined.node)
+        run.state = replace(run.state, nodes=replace(run.state.nodes, silent=silent))
+        yield from self.lifecycle.decide(joined.at_s)
 
 
 class AsksNoReturningNode(RootAgent):
     """A node that joins while the run waits counts as a machine, not as what it has in memory."""
 
-    def _on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
-        if self.state.phase != "waiting" or joined.node in self.living:
-            yield from super()._on_joined(joined)
-            return
-        self.living[joined.node] = joined
-        silent = tuple(node for node in self.state.silent if node != joined.node)
-        self.state = replace(self.state, silent=silent)
-        yield from self._decide(joined.at_s)
+    agents_kind = IgnoringAgents
 
 
-class WaitsForNobody(RootAgent):
-    """Whatever is at hand is gone on from."""
+class HastyLifecycle(Lifecycle):
+    """A lifecycle that never waits for progress."""
 
     def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
         del plan, at_s
         return ""
 
 
-class TrustsAnyMemory(RootAgent):
-    """A version that is whole in memory counts, also where nobody shows how far training came."""
+class WaitsForNobody(RootAgent):
+    """Whatever is at hand is gone on from."""
+
+    lifecycle_kind = HastyLifecycle
+
+
+class TrustingLifecycle(Lifecycle):
+    """A lifecycle that believes in any whole version."""
 
     def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
         if not super()._reason_to_wait(plan, at_s):
             return ""
-        trusting = replace(hopes(self.state, self._inventory), is_witnessed=True)
+        trusting = replace(hopes(self.run.state, self.run.inventory), is_witnessed=True)
         return reason_to_wait(plan, trusting) or ""
+
+
+class TrustsAnyMemory(RootAgent):
+    """A version that is whole in memory counts, also where nobody shows how far training came."""
+
+    lifecycle_kind = TrustingLifecycle
 
 
 class SaysNothingAgain(RootAgent):
     """What a root was cut off from saying of a recovery's start or end is never said."""
 
     def take_over(self, at_s: float) -> list[Instruction]:
-        self.state = replace(self.state, said=())
+        self.run.state = replace(self.run.state, story=replace(self.run.state.story, said=()))
         return super().take_over(at_s)
 
 

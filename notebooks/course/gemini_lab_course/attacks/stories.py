@@ -16,8 +16,9 @@ from gemini_lab.recovery.model.node import Node
 from gemini_lab.recovery.model.shell import Shell
 from gemini_lab.recovery.model.truth import BrokenError
 from gemini_lab.recovery.model.world import World
-from gemini_lab.recovery.protocol import Instruction, RootState, Send
-from gemini_lab.recovery.root import RootAgent
+from gemini_lab.recovery.protocol import Instruction, Send
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 
 MakeRoot = Callable[[RootState, float], RootAgent]
 """A new root agent, from the state that the last one left, and now."""

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from gemini_lab.log.events import WrongSums
 from gemini_lab.recovery.plan import VersionId
-from gemini_lab.recovery.protocol import NodeJoined, RootState
+from gemini_lab.recovery.protocol import NodeJoined
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab.shard.lineage import Lineage
 
 
@@ -23,9 +24,9 @@ def unheard(state: RootState, agents: Iterable[NodeJoined]) -> WrongSums | None:
     """
     for agent in agents:
         said = agent.wrong_sums
-        if said is None or said.epoch != state.trained:
+        if said is None or said.epoch != state.reached.trained:
             continue
-        if not said.nodes or {*said.nodes} - {*state.wrong}:
+        if not said.nodes or {*said.nodes} - {*state.nodes.wrong}:
             return said
     return None
 
@@ -34,11 +35,12 @@ def without(state: RootState, nodes: tuple[str, ...]) -> RootState:
     """The state in which these nodes are never used again."""
     return replace(
         state,
-        wrong=tuple(dict.fromkeys((*state.wrong, *nodes))),
-        excluded=tuple(dict.fromkeys((*state.excluded, *nodes))),
-        attempts=0,
-        offences=(),
-        barren=(),
+        nodes=replace(
+            state.nodes,
+            wrong=tuple(dict.fromkeys((*state.nodes.wrong, *nodes))),
+            excluded=tuple(dict.fromkeys((*state.nodes.excluded, *nodes))),
+        ),
+        faults=replace(state.faults, attempts=0, offences=(), barren=()),
     )
 
 

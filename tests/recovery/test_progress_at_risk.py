@@ -1,7 +1,7 @@
 """Progress is not thrown away while it may come back."""
 
 from gemini_lab.recovery.plan import Copy, RecoveryPlan
-from gemini_lab.recovery.stakes import Hopes, newest_seen, reason_to_wait
+from gemini_lab.recovery.progress_at_risk import Hopes, newest_seen, reason_to_wait
 
 
 def plan(version: int | None, tier: str) -> RecoveryPlan:

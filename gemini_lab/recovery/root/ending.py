@@ -1,0 +1,117 @@
+"""How a run ends: its last version is saved, or what counts no more is said, and all go."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gemini_lab.log import events
+from gemini_lab.recovery.discarded_versions import disown, not_disowned, with_way_on
+from gemini_lab.recovery.messages import Disowned, Release
+from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
+from gemini_lab.recovery.root.run import Run
+
+LAST_TRIES_S: Final = 32.0  # after that the last version is tried to be saved no more
+DISOWN_LIMIT_S: Final = 60.0  # a line in a file; a store that takes longer hangs
+
+
+class Ending:
+    """The end of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def save_last(self, at_s: float) -> Iterator[Instruction]:
+        """Save the last version, and again after a pause where that failed; then that was all.
+
+        A tier that is away for a moment costs a run no version after which none comes.
+        """
+        if self.run.saver.has_failed_last:
+            next_s = self.run.asked_s + self.run.retry_s
+            if max(at_s, next_s) > self.run.entered_s + LAST_TRIES_S:
+                yield from self.run.saver.end(state=self.run.state)
+                yield from self._done(at_s)
+                return
+            if at_s < next_s:
+                return
+            self.run.asked_s, self.run.retry_s = at_s, 2 * self.run.retry_s
+        yield from self.run.saver.begin_last(at_s, state=self.run.state)
+        if self.run.saver.version is None:
+            yield from self._done(at_s)
+
+    def _done(self, at_s: float) -> Iterator[Instruction]:
+        self.run.state = replace(
+            self.run.state,
+            story=replace(
+                self.run.state.story, ending=events.RunFinished(iteration=self.run.saver.complete)
+            ),
+        )
+        yield from self.run.enter("done", at_s)
+        yield from self._tell_ending()
+
+    def fail(
+        self,
+        at_s: float,
+        reason: str,
+        *,
+        cause: events.FailureCause = "machines",
+        output: tuple[str, ...] = (),
+    ) -> Iterator[Instruction]:
+        yield from self.end(at_s, events.RunFailed(reason=reason, cause=cause, output=output))
+
+    def end(self, at_s: float, ending: events.RunFailed) -> Iterator[Instruction]:
+        self.run.state = replace(
+            self.run.state,
+            epoch=self.run.state.epoch + 1,
+            story=replace(self.run.state.story, ending=ending, parting=None),
+        )
+        yield from self.run.enter("failed", at_s)
+        yield from self.part(at_s)
+
+    def part(self, at_s: float) -> Iterator[Instruction]:
+        """Before a failed run's end is told, its persistent tier learns what counts no more."""
+        told = list(disown(self.run.state, self.run.living)) if self.run.state.is_disowning else []
+        self.run.asked_s = at_s
+        yield from told or self._tell_ending()
+
+    def on_disowned(self, at_s: float, said: Disowned) -> Iterator[Instruction]:
+        """The persistent tier knows what was left behind, or could not be told."""
+        if not self.run.state.is_disowning:
+            if said.reason:
+                yield Emit(event=events.Note(text=not_disowned(self.run.state, said.reason)))
+            return
+        newest = self.run.state.discarded.left[-1].version
+        if not said.reason and newest > max(said.versions, default=0):
+            yield from self.run.saver.begin(at_s, newest, state=self.run.state)
+        else:
+            yield from self.end_disowned(said.versions, reason=said.reason)
+
+    def end_disowned(
+        self, versions: Sequence[int] = (), *, reason: str = ""
+    ) -> Iterator[Instruction]:
+        """Tell the end, with what there is to go on from."""
+        self.run.state = with_way_on(self.run.state, versions, reason)
+        yield from self._tell_ending()
+
+    def _tell_ending(self) -> Iterator[Instruction]:
+        """The run is over: let everybody go, and say so; a root that dies leaves it to the next."""
+        if self.run.state.story.ending is None:
+            return
+        yield from self._release()
+        yield Emit(event=self.run.state.story.ending)
+        self.run.state = replace(self.run.state, story=replace(self.run.state.story, ending=None))
+        yield WriteState(state=self.run.state)
+        yield from self.run.adopt(self.run.drains.let_go(self.run.state, self.run.living))
+
+    def _release(self) -> Iterator[Instruction]:
+        for node in self.run.living:
+            yield Send(to=node, order=Release(epoch=self.run.state.epoch))
+
+    def hurry(self, at_s: float) -> Iterator[Instruction]:
+        """A run that has failed waits for its persistent tier no longer than for a save."""
+        if self.run.saver.version is not None:
+            yield from self.run.saver.give_up_if_late(at_s, state=self.run.state)
+            if self.run.saver.version is None:
+                yield from self.end_disowned()
+        elif at_s - self.run.asked_s > DISOWN_LIMIT_S:
+            reason = f"no answer within {DISOWN_LIMIT_S:.0f} s"
+            yield from self.end_disowned(reason=reason)

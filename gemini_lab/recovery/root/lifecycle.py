@@ -1,0 +1,501 @@
+"""The way of a run through its phases, as the root agent takes it.
+
+    idle -> fencing -> inventory <-> (waiting) -> rendezvous -> starting -> running
+                ^___________________________________________________________|   any failure
+    running -> finishing -> done;   anything -> failed
+
+A failure in any phase begins again at fencing, with the next epoch; every step can be repeated. A
+run waits for machines, and for memory that may come back rather than throw progress away.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from gemini_lab.limits import split_names
+from gemini_lab.log import events
+from gemini_lab.recovery.drains import moving
+from gemini_lab.recovery.faults import has_got_further, pause_s, rejected_version
+from gemini_lab.recovery.log_events import (
+    beginning,
+    finished_event,
+    planned_event,
+    rejected_copy,
+)
+from gemini_lab.recovery.messages import (
+    Fence,
+    Fenced,
+    HoldPort,
+    Inventory,
+    PortHeld,
+    Preload,
+    StartWorkers,
+    TakeInventory,
+)
+from gemini_lab.recovery.plan import RecoveryPlan, VersionId
+from gemini_lab.recovery.planning import hopes, rack_notes, stored_versions
+from gemini_lab.recovery.progress_at_risk import TierPause, reason_to_wait
+from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
+from gemini_lab.recovery.replicas import Placed
+from gemini_lab.recovery.resizes import if_none_comes, seat_anew
+from gemini_lab.recovery.rewinds import skipped_again
+from gemini_lab.recovery.root.ending import Ending
+from gemini_lab.recovery.root.run import FIRST_RETRY_S, Run
+from gemini_lab.recovery.root_state import RootState, Trouble
+from gemini_lab.seats import in_order, listed
+from gemini_lab.settings import Settings
+
+NO_FAILURES: Final = frozenset(
+    {"start", "not_kept", "resize_refused", "restore_failed", *events.PLANNED}
+)
+"""Causes of a fence that say nothing of how the run gets on, or have pauses of their own: all
+others count."""
+
+
+class Lifecycle:
+    """The way of a run from each phase to the next.
+
+    Attributes:
+        resumes_s: When workers of a run that keeps failing may start again.
+        tier_pause: A version in the persistent tier that did not load.
+        looks: How often the tier was asked again while the run waits.
+        has_run_short: Whether fewer machines were planned with since the fence.
+    """
+
+    def __init__(self, run: Run, ending: Ending) -> None:
+        self.run, self.ending = run, ending
+        self.tier_pause: TierPause | None = None
+        self.looks = 0
+        self.has_run_short = False
+        self._waits_for = ""  # the reason that was emitted last
+        self._cause, self.resumes_s = "", -math.inf
+
+    def restart(
+        self, at_s: float, *, cause: str, lost: Sequence[str], ends: Sequence[int] = ()
+    ) -> Iterator[Instruction]:
+        """Fence: the next epoch begins, all workers of older ones end, or stand still."""
+        self.run.keeping.begin(self.run.state, cause, lost, ends=ends)
+        state = moving(self.run.state)
+        state = replace(state, copies=replace(state.copies, is_replacing=False))
+        if has_got_further(state):
+            state = replace(state, faults=replace(state.faults, barren=(), fruitless=0))
+        if cause not in NO_FAILURES:
+            state = replace(
+                state, faults=replace(state.faults, fruitless=state.faults.fruitless + 1)
+            )
+        wait_s = pause_s(state)
+        self._cause, self.resumes_s = cause, at_s + wait_s if wait_s else -math.inf
+        self.run.stop.restart()
+        self.run.roll_call.restart()
+        is_start = cause == "start"
+        trouble = state.story.trouble
+        is_new = trouble is None and not is_start
+        if trouble is not None:
+            trouble = replace(trouble, lost=(*trouble.lost, *lost))
+        elif is_new:
+            reached = max(state.reached.iteration, state.reached.newest, state.tier.saved)
+            trouble = Trouble(
+                cause=cause, lost=tuple(lost), at_s=at_s, since_s=at_s, reached=reached
+            )
+            state = replace(
+                state,
+                story=replace(state.story, recoveries=state.story.recoveries + 1),
+                resize=replace(state.resize, none_come=False),
+            )
+            state = replace(
+                state, discarded=replace(state.discarded, has_given_up=False, let_go=-1)
+            )
+        self.run.state = replace(
+            state, epoch=state.epoch + 1, story=replace(state.story, trouble=trouble)
+        )
+        if is_new and trouble is not None:
+            self.run.state = beginning(self.run.state, trouble)
+        yield from self.run.enter("fencing", at_s)
+        self._waits_for, self.has_run_short = "", False
+        if is_new:  # said when it is written: a root that was deposed begins no recovery
+            yield Emit(event=self.run.state.story.said[-1])
+        self.run.plan = None
+        self.run.watch.on_fence()
+        self.run.saver.cancel()
+        for node in self.run.living:
+            yield self.question(node)
+        yield from self.run.tell_tier()
+        yield from self.advance(at_s)
+
+    def question(self, node: str) -> Send:
+        """What every living agent is asked in this phase, latecomers too."""
+        if self.run.state.phase == "fencing":
+            keeps = self.run.keeping.asks(node)
+            ends = self.run.keeping.ends
+            return Send(to=node, order=Fence(epoch=self.run.state.epoch, keeps=keeps, ends=ends))
+        return Send(to=node, order=self._inventory_order())
+
+    def _inventory_order(self, *, persistent_url: str | None = None) -> TakeInventory:
+        return TakeInventory(
+            epoch=self.run.state.epoch,
+            run=self.run.state.job.run,
+            persistent_url=persistent_url,
+            asks_settings=self.run.state.setup.settings is None,
+        )
+
+    def on_answer(
+        self, at_s: float, node: str, answer: Fenced | Inventory | PortHeld
+    ) -> Iterator[Instruction]:
+        """An answer to this phase's question; to an earlier one's it comes too late."""
+        match answer, self.run.state.phase:
+            case Fenced(), "fencing":
+                self.run.answered.add(node)
+                self.run.keeping.hear(node, answer)
+                yield from self.advance(at_s)
+            case Inventory(), "inventory":
+                self.run.answered.add(node)
+                self.run.inventory[node] = answer
+                self._note_stored()
+                silent = tuple(one for one in self.run.state.nodes.silent if one != node)
+                self.run.state = replace(
+                    self.run.state, nodes=replace(self.run.state.nodes, silent=silent)
+                )
+                self.run.repeats.learn(answer.iterations, answer.left)
+                self.run.leave_behind(answer.left)
+                self.run.learn_code(answer.code)
+                if self.run.state.setup.settings is None and answer.protected is not None:
+                    self.run.learn_settings(answer.protected)
+                yield from self.advance(at_s)
+            case PortHeld(), "rendezvous":
+                yield from self._start_workers(at_s, answer.address)
+            case PortHeld(), "running":
+                yield from self.run.ahead.start(self.run.state, node, answer)
+
+    def advance(self, at_s: float) -> Iterator[Instruction]:
+        """Go to the next phase when everybody who was asked has answered."""
+        if not self.run.living or not self.run.answered >= self.run.living.keys():
+            return  # without any agent there is nobody to ask: the first that joins goes on
+        if self.run.state.phase == "fencing":
+            yield from self.take_inventory(at_s)
+        elif self.run.state.phase == "inventory":
+            if self._needs_tier():
+                yield self._ask_tier()
+            else:
+                yield from self.decide(at_s)
+
+    def take_inventory(self, at_s: float) -> Iterator[Instruction]:
+        """Ask everybody what is whole in memory."""
+        self.run.inventory = {}
+        yield from self.run.enter("inventory", at_s)
+        for node in self.run.living:
+            yield self.question(node)
+        yield from self.advance(at_s)
+
+    def _needs_tier(self) -> bool:
+        """Whether memory does not suffice and nobody has looked into the persistent tier yet.
+
+        A tier that is slow to answer holds up no recovery that can do without it. Memory of none
+        but nodes that stood by does not suffice: the tier may have what was made since.
+        """
+        if self.run.state.read_settings().persistent_url is None:
+            return False
+        is_known = any(
+            said.persistent is not None or said.unread for said in self.run.inventory.values()
+        )
+        if is_known:
+            return False
+        is_witnessed = hopes(self.run.state, self.run.inventory).is_witnessed
+        plan = self._make_plan()
+        is_enough = plan.tier == "memory" and (plan.version or 0) >= self.run.state.tier.saved
+        return not is_enough or not is_witnessed
+
+    def _note_stored(self) -> None:
+        """Keep in mind what the tier shows: what was there once is not gone if it shows less."""
+        there = [
+            one.version
+            for one in stored_versions(self.run.state, self.run.inventory)
+            if VersionId(version=one.version, lineage=one.lineage)
+            not in self.run.state.discarded.rejected
+        ]
+        if (newest := max(there, default=0)) > self.run.state.tier.saved:
+            self.run.saver.note_stored(newest)
+            self.run.state = replace(
+                self.run.state, tier=replace(self.run.state.tier, saved=newest)
+            )
+            if (trouble := self.run.state.story.trouble) is not None:
+                trouble = replace(trouble, reached=max(trouble.reached, newest))
+                self.run.state = replace(
+                    self.run.state, story=replace(self.run.state.story, trouble=trouble)
+                )
+
+    def _ask_tier(self) -> Send:
+        """Have one agent answer again, with the versions that the persistent tier has.
+
+        They take turns while the run waits: one may see what another does not.
+        """
+        agents = in_order(self.run.living.keys() - self.run.state.avoided) or in_order(
+            self.run.living
+        )
+        node = agents[self.looks % len(agents)]
+        self.run.answered.discard(node)
+        self.run.tier_asked = node
+        url = self.run.state.read_settings().persistent_url
+        return Send(to=node, order=self._inventory_order(persistent_url=url))
+
+    def decide(self, at_s: float) -> Iterator[Instruction]:
+        """Plan; then hold a port for the rendezvous, or wait for machines or for memory."""
+        if self.run.state.story.parting is not None:
+            yield from self._save_and_end(at_s)
+            return
+        if self.run.state.phase == "inventory":
+            yield from self._report_bad_copies()
+        yield from self._give_up_tier_version(at_s)
+        before = self.run.state
+        self.run.state = seat_anew(at_s, before, self.run.living, self.run.inventory)
+        self.run.plan = plan = self._make_plan()
+        reason = self._reason_to_wait(plan, at_s)
+        if reason and self.run.state.discarded.has_given_up:  # which the user said of this plan
+            to = plan.version or 0
+            self.run.state, before = (
+                replace(one, discarded=replace(one.discarded, has_given_up=False, let_go=to))
+                for one in (self.run.state, before)
+            )
+            reason = self._reason_to_wait(plan, at_s)
+        reason = reason or self._reason_to_pause(at_s)
+        if reason or plan.missing:
+            self.run.state = before
+            yield from self.wait(at_s, plan, reason)
+            return
+        placed = self.run.replicas.place(
+            at_s, self.run.state, plan, self.run.living, self.run.plan_of
+        )
+        if not self.run.keeping.fits(placed.plan, before, placed.state):
+            self.run.state = before
+            yield from self.restart(at_s, cause="not_kept", lost=[])
+            return
+        yield from self._carry_out(at_s, before, placed)
+
+    def give_up(
+        self, at_s: float, ending: events.RunFailed, *, cause: str
+    ) -> Iterator[Instruction]:
+        """End the run, but save first what memory alone has: it goes with the run."""
+        if not self.run.saver.lacks(self.run.state):
+            yield from self.ending.end(at_s, ending)
+            return
+        self.run.state = replace(
+            self.run.state, story=replace(self.run.state.story, parting=ending)
+        )
+        yield from self.restart(at_s, cause=cause, lost=[])
+
+    def _save_and_end(self, at_s: float) -> Iterator[Instruction]:
+        """All workers have ended: whoever has the newest version writes it."""
+        self.run.plan = plan = self._make_plan()
+        if self.run.state.phase != "waiting":
+            yield from self.run.enter("waiting", at_s)
+        yield from self.run.saver.begin_from_memory(at_s, plan, state=self.run.state)
+        yield from self.end_if_saved(at_s)
+
+    def end_if_saved(self, at_s: float) -> Iterator[Instruction]:
+        """End the run that was given up, once its newest version is there, or will not be."""
+        if (ending := self.run.state.story.parting) is not None and self.run.saver.version is None:
+            reason = "; ".join([ending.reason, *self.run.saver.way_on()])
+            yield from self.ending.end(at_s, msgspec.structs.replace(ending, reason=reason))
+
+    def _report_bad_copies(self) -> Iterator[Instruction]:
+        for node, said in self.run.inventory.items():
+            for copy in said.damaged:
+                yield rejected_copy(copy, node, self.run.state)
+
+    def _carry_out(self, at_s: float, before: RootState, placed: Placed) -> Iterator[Instruction]:
+        """Tell of the plan, and have workers meet who begin with it; `before`: as they sat."""
+        self.run.state, self.run.plan = placed.state, placed.plan
+        plan, lineage = placed.plan, placed.plan.lineage
+        self.run.repeats.restart(plan.version, epoch=lineage.epoch, rewinds=lineage.rewinds)
+        # What is newer than the plan's version is lost or given up: not to be waited for again.
+        self.run.state = replace(
+            self.run.state,
+            setup=replace(self.run.state.setup, placed=self.run.state.seats.seated(plan.members)),
+            reached=replace(
+                self.run.state.reached, newest=plan.version or 0, begun=plan.version or 0
+            ),
+            tier=replace(
+                self.run.state.tier, saved=min(self.run.state.tier.saved, plan.version or 0)
+            ),
+            discarded=replace(self.run.state.discarded, has_given_up=False),
+        )
+        self.run.saver.let_go(self.run.state.tier.saved)
+        is_standby_used = len(self.run.spares()) < self.run.state.seats.standbys
+        self.run.retry_s, self._waits_for = FIRST_RETRY_S, ""
+        yield from self.run.enter("rendezvous", at_s)
+        yield Emit(
+            event=planned_event(plan, recovery=self.run.state.recovery, epoch=self.run.state.epoch)
+        )
+        yield from (*rack_notes(before, plan), *self._skips_lost(plan), *placed.told)
+        if self.run.keeping.address:
+            yield from self._start_workers(at_s, self.run.keeping.address)
+        else:
+            yield self._ask_for_port(plan, before.members)
+        if is_standby_used:
+            yield from self.run.ask_for_nodes("a standby was used")
+
+    def _skips_lost(self, plan: RecoveryPlan) -> Iterator[Emit]:
+        """Say where batches come again that a person wanted skipped."""
+        told = (one for said in self.run.inventory.values() for one in said.disowned)
+        if text := skipped_again(plan, (*self.run.state.discarded.left, *told)):
+            yield Emit(event=events.Note(text=text))
+
+    def _ask_for_port(self, plan: RecoveryPlan, members: Sequence[str | None]) -> Send:
+        """Have a node hold a port for the rendezvous: one of `members`, for new ones may import."""
+        hosts = self.run.keeping.hosts(plan, self.run.state)
+        ready = [node for node in hosts if node in members] or [*hosts]
+        host = str(min(ready, key=lambda node: node in self.run.portless))  # of equals the first
+        keeper = self.run.keeping.server(host, self.run.state)
+        self.run.port = Send(to=host, order=HoldPort(epoch=self.run.state.epoch, keeper=keeper))
+        return self.run.port
+
+    def _make_plan(self) -> RecoveryPlan:
+        return self.run.plan_of(self.run.state)
+
+    def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
+        """Return why this plan is not carried out; empty if it loses nothing, or is allowed to.
+
+        A person's word holds for what it was said of: a plan that goes back further needs another.
+        """
+        if pause := self.tier_pause and self.tier_pause.reason_to_wait(plan, at_s):
+            return pause
+        if self._has_waited(at_s) or 0 <= self.run.state.discarded.let_go <= (plan.version or 0):
+            return ""
+        return reason_to_wait(plan, hopes(self.run.state, self.run.inventory)) or ""
+
+    def _has_waited(self, at_s: float) -> bool:
+        """Return whether a setting lets progress go that was waited for this long."""
+        patience_s = self.run.state.read_settings().give_up_progress_after_s
+        trouble = self.run.state.story.trouble
+        waited_s = 0.0 if trouble is None else at_s - trouble.since_s
+        return patience_s is not None and waited_s >= patience_s
+
+    def _give_up_tier_version(self, at_s: float) -> Iterator[Instruction]:
+        """Give up a version in the tier that does not load, if a person or a setting says so."""
+        pause = self.tier_pause
+        if pause is None or not pause.concerns(self._make_plan()):
+            return
+        if self.run.state.discarded.has_given_up or self._has_waited(at_s):
+            yield rejected_version(
+                self.run.state, pause.version.version, f"it was given up: {pause.reason}"
+            )
+            rejected = (*self.run.state.discarded.rejected, pause.version)
+            self.run.state = replace(
+                self.run.state,
+                discarded=replace(self.run.state.discarded, rejected=rejected, has_given_up=False),
+            )
+            self.tier_pause = None
+
+    def _reason_to_pause(self, at_s: float) -> str:
+        """Why workers do not start yet, though they could; empty if they may."""
+        if at_s >= self.resumes_s:
+            return ""
+        return (
+            f"{self.run.state.faults.fruitless} recoveries in a row came to nothing, the last of "
+            f"them begun for {self._cause}: workers start again after a pause of "
+            f"{pause_s(self.run.state):.0f} s"
+        )
+
+    def wait(self, at_s: float, plan: RecoveryPlan, reason: str) -> Iterator[Instruction]:
+        """Nothing starts yet. Positions stay empty: whose memory comes back finds its own."""
+        if self.run.state.phase != "waiting":
+            yield from self.run.enter("waiting", at_s)
+        if plan.missing:
+            machines = (
+                f"no machine for position{'s'[: len(plan.missing) > 1]} {listed(plan.missing)}"
+            )
+            machines += if_none_comes(self.run.state, at_s, self.run.living)
+            reason = f"{reason}; {machines}" if reason else machines
+            yield from self.run.ask_for_nodes(machines)
+        if reason == self._waits_for:
+            return
+        self._waits_for = reason
+        yield self.waiting_event(reason, missing=plan.missing)
+
+    def waiting_event(self, reason: str, *, missing: tuple[int, ...] = ()) -> Emit:
+        return Emit(
+            event=events.RecoveryWaiting(
+                recovery=self.run.state.recovery,
+                epoch=self.run.state.epoch,
+                missing=missing,
+                standbys=tuple(self.run.spares()),
+                reason=reason,
+            )
+        )
+
+    def _start_workers(self, at_s: float, address: str) -> Iterator[Instruction]:
+        assert self.run.plan is not None
+        epoch = self.run.state.epoch
+        self.run.state = replace(
+            self.run.state,
+            reached=replace(
+                self.run.state.reached, is_unsure=False, trained=epoch, rendezvous=address
+            ),
+        )
+        yield from self.run.enter("starting", at_s)
+        if kept := self.run.keeping.trained:
+            recovery = self.run.state.recovery
+            yield Emit(event=events.ProcessesKept(recovery=recovery, epoch=epoch, ranks=kept))
+        self.run.watch.on_start(self.run.state.ranks, iteration=self.run.plan.version or 0)
+        for node, part in self.run.plan.parts().items():
+            order = StartWorkers(
+                epoch=self.run.state.epoch,
+                order=self.run.state.job,
+                seats=self.run.state.seats_to_tell,
+                plan=part,
+                rendezvous=address,
+                fingerprint=self.run.state.setup.fingerprint,
+                kept=[*self.run.keeping.ranks],
+                code=self.run.state.digests,
+            )
+            yield Send(to=node, order=order)
+
+    def resume(self, at_s: float, iteration: int) -> Iterator[Instruction]:
+        assert self.run.plan is not None
+        self.tier_pause = None
+        yield self.run.step("warm_up", at_s)
+        before = self.run.state
+        self.run.state = replace(
+            before,
+            phase="running",
+            story=replace(before.story, trouble=None),
+            reached=replace(before.reached, iteration=iteration),
+            faults=replace(before.faults, attempts=0, offences=()),
+        )
+        if before.story.trouble is not None:
+            answers = self.run.inventory.values()
+            over = finished_event(before, self.run.plan, answers, iteration=iteration, at_s=at_s)
+            self.run.state = replace(
+                self.run.state, story=replace(self.run.state.story, said=(over,))
+            )
+        yield WriteState(state=self.run.state)
+        if before.story.trouble is not None:
+            yield Emit(event=self.run.state.story.said[-1])
+        was_drain = before.story.trouble is not None and before.story.trouble.cause == events.DRAIN
+        yield from self.run.adopt(self.run.drains.end(self.run.state, was_drain=was_drain))
+        ended = self.run.resizes.end(at_s, self.run.state, self.run.living)
+        yield from self.run.adopt(ended)
+        yield from self.run.let_leave(at_s)
+        yield from self.preload(self.run.living)
+
+    def preload(self, nodes: Collection[str]) -> Iterator[Send]:
+        """Have nodes, standbys too, import for the next start what the launcher has named."""
+        job = self.run.state.setup.order
+        assert job is not None
+        if told := Settings.layered(job.defaults, job.settings).preload:
+            modules, environment = split_names(told), dict(job.job.env)
+            order = Preload(epoch=self.run.state.epoch, modules=modules, environment=environment)
+            yield from (Send(to=node, order=order) for node in in_order(nodes))
+
+    def finish_if_all_did(self, at_s: float) -> Iterator[Instruction]:
+        if self.run.state.phase not in {"starting", "running"}:
+            return
+        if len(self.run.watch.finished) < len(self.run.state.ranks):
+            return
+        if self.run.state.phase == "starting" and self.run.plan is not None:
+            yield from self.resume(at_s, self.run.state.reached.iteration)
+        yield from self.run.enter("finishing", at_s)
+        self.run.retry_s = FIRST_RETRY_S
+        yield from self.ending.save_last(at_s)

@@ -1,0 +1,221 @@
+"""The run as the root agent knows it, and steps that more than one of its parts takes."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from gemini_lab.log import events
+from gemini_lab.recovery.ahead import Ahead
+from gemini_lab.recovery.discarded_versions import disown
+from gemini_lab.recovery.drains import Drains, ask_for_nodes
+from gemini_lab.recovery.ends import Ends
+from gemini_lab.recovery.finite import LossWatch
+from gemini_lab.recovery.hangs import Pulses
+from gemini_lab.recovery.keeping import Keeping
+from gemini_lab.recovery.messages import ExecutedAs, Inventory, RootOrder
+from gemini_lab.recovery.plan import RecoveryPlan, VersionId
+from gemini_lab.recovery.planning import make_plan
+from gemini_lab.recovery.progress import Progress
+from gemini_lab.recovery.protocol import Emit, Instruction, NodeJoined, Send, WriteState
+from gemini_lab.recovery.repeats import Repeats
+from gemini_lab.recovery.replicas import Replicas
+from gemini_lab.recovery.resizes import Resizes
+from gemini_lab.recovery.rewinds import joined
+from gemini_lab.recovery.roll_call import RollCall
+from gemini_lab.recovery.root_state import RESTARTING, Phase, RootState
+from gemini_lab.recovery.saver import Saver
+from gemini_lab.recovery.stop import Stop
+
+FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
+
+
+class RankWatch:
+    """The ranks since they were started last: how far each is, and what is seen of it.
+
+    Attributes:
+        protected: Ranks that have called `protect`.
+        restored: Ranks that have loaded their shards.
+        finished: Ranks whose scripts have ended.
+        is_unprotected_told: Whether a user was told that the script has not called `protect`.
+    """
+
+    def __init__(self) -> None:
+        self.progress, self.pulses, self.ends, self.losses = (
+            Progress(),
+            Pulses(),
+            Ends(),
+            LossWatch(),
+        )
+        self.protected: set[int] = set()
+        self.restored: set[int] = set()
+        self.finished: set[int] = set()
+        self.is_unprotected_told = False
+
+    def on_fence(self) -> None:
+        """Forget what was said of workers that end now."""
+        self.protected, self.restored, self.finished = set(), set(), set()
+
+    def on_start(self, ranks: range, *, iteration: int) -> None:
+        """Expect all ranks to go on after an iteration."""
+        self.progress.restart(ranks, iteration=iteration)
+        self.pulses.restart()
+        self.ends.restart(ranks, iteration=iteration)
+
+
+class Run:
+    """A run as the root agent knows it.
+
+    Args:
+        state: The state that the previous root agent stored.
+        at_s: Now.
+
+    Attributes:
+        state: Its state, which is written to the store.
+        living: What the agent of each node said when it joined.
+        answered: Agents that have answered this phase's question.
+        entered_s: When this phase began.
+        asked_s: When the answer was asked for that is waited for.
+        inventory: What each agent has in memory.
+        retry_s: Pause until what failed is tried again.
+        port: The question for a port of the rendezvous.
+        portless: Nodes that could not hold one.
+        tier_asked: The agent that is asked for the persistent tier's list.
+        breaks: How often each agent's connection broke in this phase.
+        asked_back: The last order to rewind.
+    """
+
+    def __init__(self, *, state: RootState, at_s: float) -> None:
+        self.state = state.on_clock(at_s)
+        self.living: dict[str, NodeJoined] = {}
+        self.answered: set[str] = set()
+        self.entered_s = self.asked_s = at_s
+        self.retry_s = FIRST_RETRY_S
+        self.plan: RecoveryPlan | None = None
+        self.inventory: dict[str, Inventory] = {}
+        self.port: Send | None = None
+        self.portless = set[str | None]()
+        self.tier_asked = ""
+        self.breaks: Counter[str] = Counter()
+        self.asked_back: RootOrder | None = None
+        self.watch = RankWatch()
+        self.repeats = Repeats()
+        # Another machine's clock may be ahead of this one's.
+        self.saver = Saver(
+            last_s=min(at_s, state.tier.saved_at_s),
+            last_version=state.tier.saved,
+            is_behind=state.tier.is_behind,
+        )
+        self.stop = Stop()
+        self.roll_call = RollCall()
+        self.ahead = Ahead()
+        self.drains, self.resizes = Drains(self.stop, self.ahead), Resizes(self.stop)
+        self.keeping = Keeping(self.ahead)
+        self.replicas = Replicas(self.stop)
+
+    def enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
+        if self.state.phase in RESTARTING and phase != "fencing":
+            yield self.step(self.state.phase, at_s)
+        self.state = replace(self.state, phase=phase)
+        self.entered_s = self.asked_s = at_s
+        self.answered, self.port, self.tier_asked = set(), None, ""
+        self.breaks.clear()
+        yield WriteState(state=self.state)
+
+    def step(self, name: str, end_s: float) -> Emit:
+        names = {"fencing": "fence", "rendezvous": "plan", "waiting": "reserve"}
+        return Emit(
+            event=events.RecoveryStep(
+                recovery=self.state.recovery,
+                epoch=self.state.epoch,
+                step=names.get(name, name),
+                start_s=self.entered_s,
+                end_s=end_s,
+            )
+        )
+
+    def adopt(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+        """Take on each state that is to be written."""
+        for one in instructions:
+            if isinstance(one, WriteState):
+                self.state = one.state
+            yield one
+
+    def plan_of(self, state: RootState) -> RecoveryPlan:
+        importing = {node for node, joined in self.living.items() if not joined.is_ready}
+        first = self.keeping.standby
+        return make_plan(state, self.living, self.inventory, importing=importing, first=first)
+
+    def spares(self) -> list[str]:
+        going = {*self.state.drain.leaving, *self.state.drain.moved, *self.state.nodes.wrong}
+        return [node for node in self.state.seats.spares(self.living) if node not in going]
+
+    def learn_settings(self, event: events.Protected) -> None:
+        self.state = replace(
+            self.state,
+            setup=replace(
+                self.state.setup,
+                settings=event.settings,
+                fingerprint=event.fingerprint,
+                placed=replace(self.state.seats, placement=event.placement),
+            ),
+        )
+
+    def learn_code(self, files: Mapping[str, ExecutedAs]) -> None:
+        """Keep what workers said last of each file that they execute.
+
+        A word that came too late, or was lost with its connection, comes with a node's inventory.
+        """
+        known = self.state.setup.code
+        newer = {name: said for name, said in files.items() if said >= known.get(name, said)}
+        self.state = replace(self.state, setup=replace(self.state.setup, code={**known, **newer}))
+
+    def leave_behind(self, left: Iterable[VersionId]) -> int | None:
+        """Training went back: versions after that, and iterations, count no more.
+
+        Returns:
+            To which version the last start went back; `None` if it did not, or that was known.
+        """
+        run, trained = self.state.job.run, self.state.reached.trained
+        after = joined(self.state.discarded.left, (one for one in left if one.lineage.run == run))
+        if after == self.state.discarded.left:
+            return None
+        # What the root knows is of the last start: what was left before that has been gone past.
+        new = {
+            one for one in {*after} - {*self.state.discarded.left} if one.lineage.epoch == trained
+        }
+        self.state = replace(self.state, discarded=replace(self.state.discarded, left=after))
+        if not new:
+            return None
+        to = min(one.version for one in new)
+        self.saver.leave(to)
+        self.state = replace(
+            self.state,
+            reached=replace(
+                self.state.reached,
+                newest=min(self.state.reached.newest, to),
+                begun=min(self.state.reached.begun, to),
+                iteration=min(self.state.reached.iteration, to),
+            ),
+            tier=replace(self.state.tier, saved=self.saver.last[0], is_behind=self.saver.is_behind),
+        )
+        return to
+
+    def tell_tier(self) -> Iterator[Instruction]:
+        """Tell the persistent tier again what was left: whoever was told before may be lost."""
+        if self.state.tier.is_behind:
+            yield from disown(self.state, self.living)
+
+    def let_leave(self, at_s: float) -> Iterator[Instruction]:
+        """Let go whoever has no ranks; have all ranks stop if the next one's can move now."""
+        yield from self.adopt(self.drains.let_go(self.state, self.living))
+        yield from self.adopt(self.drains.begin_if_due(at_s, self.state, self.living))
+        yield from self.adopt(self.resizes.begin_if_due(at_s, self.state, self.living))
+
+    def ask_for_nodes(self, reason: str) -> Iterator[Instruction]:
+        yield from ask_for_nodes(self.state, self.living, reason)
+
+    def without_ahead(self, at_s: float, why: str) -> Iterator[Instruction]:
+        """Processes that were started ahead come to nothing: the ranks that are to move do."""
+        yield from self.ahead.give_up(self.state, why)
+        yield from self.let_leave(at_s)

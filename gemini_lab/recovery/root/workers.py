@@ -1,0 +1,458 @@
+"""What workers say and what they do not, as the root agent takes it while they start and run."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from gemini_lab.log import events
+from gemini_lab.recovery.discarded_versions import disown
+from gemini_lab.recovery.ends import Apart, Places
+from gemini_lab.recovery.faults import (
+    Verdict,
+    is_of_apart,
+    judge_apart,
+    judge_exit,
+    judge_hang,
+    judge_machine,
+    rejections,
+    without_copy,
+)
+from gemini_lab.recovery.faulty_machines import left_by, reason_to_end, unheard, without
+from gemini_lab.recovery.hangs import UNPROTECTED_S, Limits
+from gemini_lab.recovery.keeping import HUNG, SEVERED
+from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_finite_reason
+from gemini_lab.recovery.messages import (
+    AllLive,
+    EndReached,
+    RestoreFailed,
+    ScriptFinished,
+    Severed,
+    WorkerExited,
+)
+from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.planning import good_copies, resumes_elsewhere
+from gemini_lab.recovery.progress_at_risk import TierPause
+from gemini_lab.recovery.protocol import Emit, HeardEvent, Instruction, NodeJoined, WriteState
+from gemini_lab.recovery.rewinds import left_of
+from gemini_lab.recovery.root.ending import Ending
+from gemini_lab.recovery.root.lifecycle import Lifecycle
+from gemini_lab.recovery.root.run import Run
+from gemini_lab.recovery.root_state import ACTIVE
+from gemini_lab.shard.lineage import NO_LINEAGE
+
+
+class Workers:
+    """The workers of a run: what they report, how they fail, which of them hang."""
+
+    def __init__(self, run: Run, lifecycle: Lifecycle, ending: Ending) -> None:
+        self.run, self.lifecycle, self.ending = run, lifecycle, ending
+
+    # -- what they say -------------------------------------------------------------------------
+
+    def on_event(self, at_s: float, event: HeardEvent) -> Iterator[Instruction]:
+        match event:
+            case events.Protected() | events.CodeSeen():
+                yield from self._on_protect(at_s, event)
+            # Else it is said again, maybe to a root agent that has made no plan.
+            case events.ShardRestored() if (
+                self.run.plan and event.rank not in self.run.watch.restored
+            ):
+                self.run.watch.restored.add(event.rank)
+                if len(self.run.watch.restored) == len(self.run.state.ranks):
+                    self.run.saver.note_restored(self.run.state.ranks, self.run.plan)
+                    yield self.run.step("retrieve", at_s)
+                    self.run.entered_s = at_s
+                    if self.run.saver.is_behind:  # nothing there counts before this is saved
+                        yield from self.run.saver.begin_if_due(at_s, state=self.run.state)
+            case events.IterationBegun():
+                self.run.watch.ends.begin(event.rank, event.iteration)
+                yield from self._compare(at_s, event)
+            case events.Iteration():
+                yield from self._compare(at_s, event)
+                yield from self._watch_loss(at_s, event)
+                if not event.restored and self.run.state.phase in ACTIVE:
+                    yield from self._on_iteration(at_s, event)
+            case events.Rewound():
+                yield from self._on_rewound(at_s, event)
+            case events.WrongSums():
+                yield from self._on_wrong_sums(at_s, event)
+            case events.RewindFailed(cause="guard"):
+                if self.run.state.phase in ACTIVE:
+                    yield from self.ending.fail(at_s, event.reason, cause="not_finite")
+            case events.VersionComplete():
+                yield from self._on_version(at_s, event)
+
+    def _on_protect(
+        self, at_s: float, event: events.Protected | events.CodeSeen
+    ) -> Iterator[Instruction]:
+        """The settings are known now, and with them who keeps what; or what workers execute."""
+        if isinstance(event, events.CodeSeen):
+            self.run.learn_code({name: (event.epoch, one) for name, one in event.files.items()})
+            yield WriteState(state=self.run.state)
+            return
+        if event.rank in self.run.watch.protected:  # it is said again after a connection broke
+            return
+        self.run.watch.protected.add(event.rank)
+        if self.run.state.setup.fingerprint == "":  # of another number of ranks
+            self.run.state = replace(
+                self.run.state, setup=replace(self.run.state.setup, fingerprint=event.fingerprint)
+            )
+        if self.run.state.setup.settings is None and event.placement is not None:
+            is_elsewhere = resumes_elsewhere(self.run.state.job, event.settings)
+            self.run.learn_settings(event)
+            yield WriteState(state=self.run.state)
+            if is_elsewhere:
+                yield from self.lifecycle.restart(at_s, cause="start", lost=[])
+                return
+        if (
+            len(self.run.watch.protected) == len(self.run.state.ranks)
+            and self.run.state.phase == "starting"
+        ):
+            yield self.run.step("start", at_s)
+            self.run.entered_s = at_s
+
+    def _on_version(self, at_s: float, said: events.VersionComplete) -> Iterator[Instruction]:
+        """A rank's version is whole; with the last of them the job's is."""
+        self.run.saver.note_complete(said.rank, said.version, next_version=said.next_version)
+        newest = max(
+            self.run.state.reached.newest, self.run.saver.newest_whole(self.run.state.ranks)
+        )
+        is_new = newest > self.run.state.reached.newest
+        if is_new:
+            yield from self.run.adopt(self.run.resizes.settle(self.run.state, self.run.living))
+        self.run.state = replace(
+            self.run.state, reached=replace(self.run.state.reached, newest=newest)
+        )
+        if (
+            is_new and self.run.state.nodes.silent
+        ):  # who fell silent before this start has nothing like it
+            self.run.state = replace(self.run.state, nodes=replace(self.run.state.nodes, silent=()))
+            yield WriteState(state=self.run.state)
+        if self.run.state.phase == "running":  # a fast job makes several versions a tick
+            yield from self.run.saver.begin_if_due(at_s, state=self.run.state)
+
+    def _on_iteration(self, at_s: float, event: events.Iteration) -> Iterator[Instruction]:
+        self.run.watch.progress.note(event.rank, event.iteration, duration_s=event.duration_s)
+        self.run.watch.pulses.note_iteration(event.rank, event.iteration)
+        self.run.watch.ends.end(event.rank, event.iteration)
+        done = self.run.watch.progress.done
+        started_from = (self.run.plan.version or 0) if self.run.plan else 0
+        if self.run.state.phase == "starting" and done > started_from:
+            yield from self.lifecycle.resume(at_s, done)
+        elif self.run.state.phase == "running" and done > self.run.state.reached.iteration:
+            self.run.state = replace(
+                self.run.state,
+                reached=replace(self.run.state.reached, iteration=done),
+                faults=replace(self.run.state.faults, attempts=0, offences=()),
+            )
+
+    def _compare(
+        self, at_s: float, said: events.IterationBegun | events.Iteration
+    ) -> Iterator[Instruction]:
+        """Say it where an iteration that is done again is not what it was."""
+        diverged = self.run.repeats.take(said)
+        if diverged is None:
+            return
+        yield Emit(event=diverged)
+        if (
+            self.run.state.phase in ACTIVE
+            and self.run.state.read_settings().on_divergence == "stop"
+        ):
+            yield from self.ending.fail(at_s, divergence_reason(diverged), cause="divergence")
+
+    def _watch_loss(self, at_s: float, said: events.Iteration) -> Iterator[Instruction]:
+        """Keep states that make no numbers out of the persistent tier, where good ones lie."""
+        if said.restored or self.run.state.phase not in ACTIVE:
+            return
+        if not self.run.watch.losses.take(said):
+            return
+        told = loss_event(said, self.run.state, is_finite=self.run.watch.losses.since is None)
+        yield Emit(event=told)
+        if isinstance(told, events.LossFinite):
+            self.run.saver.is_held = False
+        elif told.is_held:
+            # The version before holds the weights of which this loss was made.
+            reason = f"given up, as {told}"
+            yield from self.run.saver.hold(reason, since=said.iteration - 1, state=self.run.state)
+            if self.run.state.read_settings().on_not_finite == "stop":
+                yield from self.ending.fail(at_s, not_finite_reason(told), cause="not_finite")
+
+    def _on_rewound(self, at_s: float, said: events.Rewound) -> Iterator[Instruction]:
+        """A rank went back, and so do all: what they had done since is left behind."""
+        rank, version = said.rank, said.version
+        self.run.saver.note_rewound(rank, version)
+        self.run.watch.progress.go_back(rank, version)
+        self.run.watch.pulses.note_iteration(rank, version)
+        self.run.watch.ends.end(rank, version)
+        self.run.repeats.go_back(said)
+        yield from self._leave([left_of(said, run=self.run.state.job.run)])
+        if self.run.state.phase == "running":
+            yield from self.run.saver.begin_if_due(at_s, state=self.run.state)
+
+    def learn_left(self, agents: Iterable[NodeJoined]) -> Iterator[Instruction]:
+        """Act on rewinds that agents know of, and this root agent has not heard of."""
+        run = self.run.state.job.run
+        told = [one for agent in agents for one in agent.left if one.lineage.run == run]
+        self.run.repeats.learn((), told)
+        yield from self._leave(told)
+
+    def _leave(self, told: Sequence[VersionId]) -> Iterator[Instruction]:
+        """Act on what rewinds left behind: nothing of it is saved, and the tier is told."""
+        before = self.run.state.discarded.left
+        if (version := self.run.leave_behind(told)) is not None:
+            yield from self.run.saver.forget_left(version, state=self.run.state)
+        if self.run.state.discarded.left != before:
+            yield WriteState(state=self.run.state)
+            yield from disown(self.run.state, self.run.living)
+
+    def on_unheard(
+        self, at_s: float, agents: Iterable[NodeJoined], *, lost: Sequence[str] = ()
+    ) -> Iterator[Instruction]:
+        """Act on wrong sums that agents know of, and this root agent has not heard of."""
+        if (said := unheard(self.run.state, agents)) is not None:
+            yield from self._on_wrong_sums(at_s, said, lost=lost)
+
+    def _on_wrong_sums(
+        self, at_s: float, said: events.WrongSums, *, lost: Sequence[str] = ()
+    ) -> Iterator[Instruction]:
+        """A machine computes wrong: go on without it, from what was verified, or end the run."""
+        if (
+            self.run.state.phase not in ACTIVE
+            or self.run.state.read_settings().on_wrong_sums == "warn"
+        ):
+            return
+        left = left_by(said, run=self.run.state.job.run)
+        self.run.repeats.learn((), [left])
+        self.run.leave_behind([left])
+        yield from self.run.saver.forget_left(said.version, state=self.run.state)
+        if reason := reason_to_end(said, self.run.state):
+            yield from self.ending.fail(at_s, reason, cause="wrong_sums")
+            return
+        self.run.state = without(self.run.state, said.nodes)
+        for node in said.nodes:
+            yield Emit(event=events.NodeExcluded(name=node, reason=str(said)))
+        yield from self.lifecycle.restart(at_s, cause="wrong_sums", lost=(*said.nodes, *lost))
+        yield from disown(self.run.state, self.run.living)
+
+    def on_end(self, at_s: float, said: EndReached | ScriptFinished) -> Iterator[Instruction]:
+        """Note that a rank's data, its loop or its script is over; with all scripts the run is."""
+        if isinstance(said, EndReached):
+            self.run.watch.ends.hear(said)
+            return
+        self.run.watch.ends.finish(said.rank)
+        self.run.watch.finished.add(said.rank)
+        yield from self.lifecycle.finish_if_all_did(at_s)
+
+    # -- how they fail -------------------------------------------------------------------------
+
+    def on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
+        if (
+            self.run.state.phase not in {"starting", "running"}
+            or exited.rank in self.run.watch.finished
+        ):
+            return
+        if refused := list(self.run.adopt(self.run.resizes.refuse(self.run.state, exited))):
+            yield from refused
+            yield from self.lifecycle.restart(at_s, cause="resize_refused", lost=[])
+            return
+        if apart := self._apart_at(at_s, exited):
+            yield from self._on_apart(at_s, apart)
+            return
+        verdict = judge_exit(self.run.state, exited, node=node, spares=self.run.spares())
+        output = tuple(exited.output.splitlines())
+        yield from self._act_on(at_s, verdict, cause="worker_exited", output=output)
+
+    def on_trouble(
+        self, at_s: float, node: str, said: Severed | AllLive | RestoreFailed
+    ) -> Iterator[Instruction]:
+        """A copy could not be used, or a connection between workers broke, and all may be well.
+
+        While they start, a connection's error ends the script: one that comes each time is counted
+        there.
+        """
+        match said:
+            case RestoreFailed():
+                yield from self._on_failed_restore(at_s, node, said)
+            case AllLive() if self.run.roll_call.hear(node) and self.run.state.phase == "running":
+                yield from self.lifecycle.restart(at_s, cause=SEVERED, lost=[])
+            case Severed() if (
+                self.run.state.phase == "running" and said.rank not in self.run.watch.finished
+            ):
+                yield from self.run.roll_call.begin(at_s, self.run.state, self.run.living)
+
+    def _on_failed_restore(
+        self, at_s: float, node: str, said: RestoreFailed
+    ) -> Iterator[Instruction]:
+        """Plan again: without a copy in memory that is bad; with the tier's version, but later.
+
+        A version that was saved is never rejected without a person's word, damaged or not: another
+        machine may read it right, and a person may have another copy of it.
+        """
+        before = self.run.state
+        lineage = NO_LINEAGE if self.run.plan is None else self.run.plan.lineage
+        if said.is_unread and self.run.watch.restored:
+            reason = f"rank {said.rank} on {node}, where others read: {said.reason}"
+            verdict = judge_machine(before, node, reason=reason, spares=self.run.spares())
+            self._pause_tier(at_s, said.reason)
+            yield from self._act_on(at_s, verdict, cause="restore_failed")
+            return
+        known = [
+            copy
+            for copy in good_copies(before, self.run.inventory)
+            if (copy.shard, copy.version, copy.lineage) == (said.shard, said.version, lineage)
+        ]
+        if said.holder is None:
+            self._pause_tier(at_s, said.reason)
+        else:
+            self.run.state = without_copy(before, said, lineage, known)
+        if not said.is_unread:
+            yield from rejections(before, self.run.state, said, known)
+        yield from self.lifecycle.restart(at_s, cause="restore_failed", lost=[])
+
+    def _pause_tier(self, at_s: float, reason: str) -> None:
+        """Try the version that the plan loads from the persistent tier again after a pause."""
+        if (plan := self.run.plan) is not None:
+            tried = VersionId(version=plan.version or 0, lineage=plan.lineage)
+            self.lifecycle.tier_pause = TierPause.after(
+                self.lifecycle.tier_pause, tried, reason, at_s=at_s
+            )
+
+    def _say_if_unprotected(self, at_s: float) -> Iterator[Instruction]:
+        """Say once that nothing is kept of a script that calls `protect` late, or never."""
+        has_begun = self.run.state.setup.settings is not None or self.run.watch.protected
+        is_late = self.run.state.phase == "starting" and at_s - self.run.entered_s >= UNPROTECTED_S
+        if (
+            has_begun
+            or not is_late
+            or self.run.watch.is_unprotected_told
+            or self.run.watch.pulses.is_any_in_protect
+        ):
+            return
+        self.run.watch.is_unprotected_told = True
+        text = (
+            f"no rank has called gemini_lab.protect within {UNPROTECTED_S:.0f} s of its start: "
+            "until they do, the script runs unprotected, and nothing is kept of what it computes"
+        )
+        yield Emit(event=events.Note(text=text))
+
+    def check_progress(self, at_s: float) -> Iterator[Instruction]:
+        """Hung workers (SIGSTOP, deadlock): end them, and start anew.
+
+        Those that wait for them in a collective may go on in their processes: it can be ended.
+        """
+        limits = self._limits
+        ranks, finished = self.run.state.ranks, self.run.watch.finished
+        for told in (self.run.watch.pulses.late, self.run.watch.pulses.standing):
+            if text := told(at_s, limits, ranks=ranks, finished=finished):
+                yield Emit(event=events.Note(text=text))
+        yield from self._say_if_unprotected(at_s)
+        hung = self.run.watch.pulses.hung(at_s, limits, ranks=ranks, finished=finished)
+        if apart := self.run.watch.ends.apart(self._places(at_s)):
+            does_nothing = self.run.watch.pulses.stand(at_s, limits, ranks=apart.behind)
+            if hung or (apart.is_certain and does_nothing):
+                yield from self._on_apart(at_s, apart)
+                return
+        if not hung:
+            return
+        for one in hung:
+            yield Emit(
+                event=events.WorkerHung(
+                    rank=one.rank,
+                    epoch=self.run.state.epoch,
+                    silent_s=one.quiet_s,
+                    deadline_s=one.limit_s,
+                    seen=one.seen,
+                )
+            )
+        nodes = [self.run.state.seats.node_of(one.rank) for one in hung]
+        verdict = judge_hang(
+            self.run.state,
+            nodes,
+            seen=hung[0].seen,
+            spares=self.run.spares(),
+            is_past=hung[0].is_past,
+        )
+        if verdict.left is None and self.run.watch.pulses.read_tier([one.rank for one in hung]):
+            self._pause_tier(at_s, hung[0].seen)  # a store that hangs is no fault of the script
+            yield from self.lifecycle.restart(at_s, cause=HUNG, lost=[])
+            return
+        waiting = self.run.watch.pulses.waiting
+        ends = [rank for rank in ranks if rank not in waiting]
+        yield from self._act_on(at_s, verdict, cause=HUNG, ends=ends)
+
+    def _apart_at(self, at_s: float, exited: WorkerExited) -> Apart | None:
+        """Return because of which rank that came to an end before it a worker may have ended."""
+        if not is_of_apart(exited):
+            return None
+        places = self._places(at_s)
+        if exited.code == 0:
+            return self.run.watch.ends.gone(exited.rank, places)
+        apart = self.run.watch.ends.apart(places)
+        is_meant = exited.code < 0 or self.run.state.faults.attempts > 0
+        return apart if apart is not None and (apart.is_certain or is_meant) else None
+
+    def _on_apart(self, at_s: float, apart: Apart) -> Iterator[Instruction]:
+        """A rank came to an end while others train on: name it, and have all start again, once."""
+        first = apart.ended[0]
+        yield Emit(
+            event=events.RanksApart(
+                rank=first, epoch=self.run.state.epoch, iteration=apart.iteration, seen=apart.seen
+            )
+        )
+        verdict = judge_apart(self.run.state, apart, spares=self.run.spares())
+        yield from self._act_on(at_s, verdict, cause="ranks_apart")
+
+    @property
+    def _limits(self) -> Limits:
+        """How long a worker may stand still now."""
+        settings = self.run.state.read_settings()
+        is_running = self.run.state.phase == "running"  # the first step after a start has no pace
+        return Limits(
+            stopped_s=settings.min_progress_s,
+            step_s=self.run.watch.progress.step_limit_s(settings) if is_running else None,
+            idle_s=settings.idle_s,
+        )
+
+    def _places(self, at_s: float) -> Places:
+        return self.run.watch.pulses.places(
+            at_s, self._limits, node_of=self.run.state.seats.node_of
+        )
+
+    def on_machine(
+        self, at_s: float, node: str, reason: str, *, cause: str, is_told: bool = False
+    ) -> Iterator[Instruction]:
+        """A recovery failed at one machine: begin it again, without that one where that can be."""
+        if self.run.state.phase == "rendezvous":
+            self.run.portless.add(node)
+        spares = self.run.spares()
+        verdict = judge_machine(self.run.state, node, reason=reason, spares=spares, is_told=is_told)
+        yield from self._act_on(at_s, verdict, cause=cause)
+
+    def _act_on(
+        self,
+        at_s: float,
+        verdict: Verdict,
+        *,
+        cause: str,
+        output: tuple[str, ...] = (),
+        ends: Sequence[int] = (),
+    ) -> Iterator[Instruction]:
+        """Workers failed: start again, leave the node that is to blame, or give the run up."""
+        self.run.state = verdict.state
+        if not verdict.reason:
+            yield from self.lifecycle.restart(at_s, cause=cause, lost=[], ends=ends)
+        elif verdict.left is not None:
+            left = verdict.left
+            yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
+            excluded = (*self.run.state.nodes.excluded, left)
+            self.run.state = replace(
+                self.run.state,
+                nodes=replace(self.run.state.nodes, excluded=excluded),
+                faults=replace(self.run.state.faults, attempts=0, offences=(), barren=()),
+            )
+            self.run.state = replace(
+                self.run.state, faults=replace(self.run.state.faults, fruitless=0)
+            )  # another machine is another chance
+            yield from self.lifecycle.restart(at_s, cause="node_excluded", lost=[left])
+        else:
+            ending = events.RunFailed(reason=verdict.reason, cause=verdict.cause, output=output)
+            yield from self.lifecycle.give_up(at_s, ending, cause=cause)
