@@ -178,6 +178,7 @@ def _remarks(checked: Checked) -> Iterator[str]:
     for name in checked.unsteady:
         yield f"{name} is another one in each run, also in undisturbed ones: it was not compared"
     yield from checked.remarks
+    yield from checked.hints
 
 
 def _of_difference(checked: Checked, first: FirstDifference | StateDifference) -> dict[str, str]:

@@ -24,7 +24,8 @@ from gemini_lab.engine.digests import feed
 from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer
-from gemini_lab.engine.frameworks.zero import partitions_of
+from gemini_lab.engine.frameworks.weights import own_part
+from gemini_lab.engine.frameworks.zero import Partitions, partitions_of
 from gemini_lab.engine.input_fingerprints import gradient_norm, random_checksums, watch_inputs
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.state.user_state import keepsakes
@@ -169,21 +170,15 @@ class Witness:
         is_torch = isinstance(engine, TorchEngine)
         module: nn.Module = engine.bare if is_torch else engine.module
         for name, weight in module.named_parameters():
-            yield f"weight {name}", getattr(weight, "ds_tensor", weight)
+            yield f"weight {name}", own_part(weight)
         for name, buffer in module.named_buffers():
             yield f"buffer {name}", buffer
         yield "modes of the model's parts", [part.training for part in module.modules()]
         yield "which weights are trained", [one.requires_grad for one in module.parameters()]
         if is_torch:
-            names = {id(one): name for name, one in module.named_parameters()}
-            yield from _of_optimizer(engine.optimizer, names)
+            yield from _of_optimizer(engine.optimizer, dict(module.named_parameters()))
         else:
-            partitions = partitions_of(engine)
-            names = {}
-            for number, master in enumerate(partitions.masters()):
-                names[id(master)] = f"partition {number}"
-                yield f"master weights of partition {number}", master
-            yield from _of_optimizer(partitions.base, names)
+            yield from _of_partitions(partitions_of(engine))
             counters = ("micro_steps", "skipped_steps", "global_samples")
             yield "counters", [getattr(engine, name, None) for name in counters]
         for name, state in random_checksums().items():
@@ -388,17 +383,39 @@ def digest_of(value: object) -> str:
 
 
 def _of_optimizer(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+    optimizer: torch.optim.Optimizer, weights: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, object]]:
-    """An optimizer's state and options, by the names of its weights."""
-    number = 0
+    """Give an optimizer's options and state, by the names of its weights."""
+    yield from _options(optimizer)
+    names = {id(weight): name for name, weight in weights.items()}
+    trained = (weight for group in optimizer.param_groups for weight in group["params"])
+    for number, weight in enumerate(trained):
+        name = names.get(id(weight), f"parameter {number}")
+        yield from _leaves(f"optimizer's state of {name}", optimizer.state.get(weight, {}))
+
+
+def _of_partitions(partitions: Partitions) -> Iterator[tuple[str, object]]:
+    """Give the same of a ZeRO optimizer, and its master weights.
+
+    Partitions are cut by weights, because ZeRO 3 never writes the padding between them: it has
+    what was in that memory before, so it differs from process to process.
+    """
+    yield from _options(partitions.base)
+    masters = partitions.masters()
+    for piece in partitions.pieces(range(len(masters))):
+        master = masters[piece.tensor]
+        cut = slice(piece.tensor_offset, piece.tensor_offset + piece.numel)
+        yield f"master weight {piece.weight}", master.view(-1)[cut]
+        state = partitions.base.state.get(master, {})
+        for name, value in _leaves(f"optimizer's state of {piece.weight}", state):
+            is_cut = isinstance(value, torch.Tensor) and value.numel() == master.numel()
+            yield name, value.view(-1)[cut] if is_cut else value
+
+
+def _options(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, object]]:
     for place, group in enumerate(optimizer.param_groups):
         options = {name: value for name, value in group.items() if name != "params"}
         yield from _leaves(f"optimizer's group {place}", options)
-        for weight in group["params"]:
-            name = names.get(id(weight), f"parameter {number}")
-            yield from _leaves(f"optimizer's state of {name}", optimizer.state.get(weight, {}))
-            number += 1
 
 
 def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, object]]:

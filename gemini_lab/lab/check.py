@@ -18,6 +18,7 @@ from gemini_lab.injector.failures import NodeLoss, WorkerCrash
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
+from gemini_lab.lab.script_source import hints_of
 from gemini_lab.lab.under_torchrun import UnderTorchrun
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Note, RecoveryFinished, Unprotected
@@ -128,6 +129,7 @@ class Checked:
         failure: Why the run with kills ended, if it failed.
         unsteady: What of the script's own differs in each run, also in undisturbed ones.
         remarks: What was said on the way.
+        hints: What the script's source tells about it.
         duration_s: Of all runs.
     """
 
@@ -144,6 +146,7 @@ class Checked:
     failure: str = ""
     unsteady: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
     duration_s: float = 0.0
 
     @property
@@ -273,7 +276,10 @@ class _Check:
         self._forget_values()
         notes = (e.event.text for e in self._logs if isinstance(e.event, Note))
         return replace(
-            found, remarks=tuple(dict.fromkeys(notes)), duration_s=time.monotonic() - began_s
+            found,
+            remarks=tuple(dict.fromkeys(notes)),
+            hints=tuple(hints_of(self._job, differs=found.verdict == "differs")),
+            duration_s=time.monotonic() - began_s,
         )
 
     def _beside_torchrun(self, undisturbed: Records) -> tuple[Compared | None, str, bool]:
