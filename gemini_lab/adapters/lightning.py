@@ -206,6 +206,8 @@ class LightningHooks(Callback):
     def on_train_epoch_end(self, *_: Any) -> None:
         """Say what callbacks have changed in their epoch."""
         self._state.parts.say_changes()
+        if sessions.current is not None and sessions.current.witness is not None:
+            sessions.current.witness.reach("batches over")
 
     def _validate(self, run: Callable[[], Any]) -> Any:
         """However long that takes, it is no hang."""

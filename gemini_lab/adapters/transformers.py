@@ -390,6 +390,8 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
         """An epoch that a callback ended early is not found again by counting."""
         self._state.parts.say_changes()
+        if sessions.current is not None and sessions.current.witness is not None:
+            sessions.current.witness.reach("batches over")
         if self._trainer.control.should_epoch_stop:
             self._remark(
                 "a callback ended an epoch early (should_epoch_stop), so that a recovery does not "

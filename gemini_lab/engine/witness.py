@@ -408,8 +408,10 @@ def _of_partitions(partitions: Partitions) -> Iterator[tuple[str, object]]:
         yield f"master weight {piece.weight}", master.view(-1)[cut]
         state = partitions.base.state.get(master, {})
         for name, value in _leaves(f"optimizer's state of {piece.weight}", state):
-            is_cut = isinstance(value, torch.Tensor) and value.numel() == master.numel()
-            yield name, value.view(-1)[cut] if is_cut else value
+            if isinstance(value, torch.Tensor) and value.numel() == master.numel():
+                yield name, value.view(-1)[cut]
+            else:
+                yield name, value
 
 
 def _options(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, object]]:

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from gemini_lab.job import Job
 from gemini_lab.limits import read_bytes
@@ -64,8 +64,8 @@ def carried_names(tree: ast.Module) -> list[str]:
         own |= {one.arg for one in parts if isinstance(one, ast.arg)}
         if function.name != "__init__":
             regions.append((uses, first, own - shared, shared))
-    told = ((use, first) for uses, first, _, _ in regions for use in uses)
-    read = {use.name for use, first in told if use.how == "read" and first[use.name] != "write"}
+    used = ((use, first) for uses, first, _, _ in regions for use in uses)
+    read = {use.name for use, first in used if use.how == "read" and first[use.name] != "write"}
     found = {}
     for uses, first, own, shared in regions:
         for how, name, line in uses:
@@ -88,7 +88,8 @@ def made_in_loops_alone(tree: ast.Module) -> list[str]:
     Once the later loop has made a version, no pass of the earlier loop runs again.
     """
     found = []
-    for scope in [tree, *(one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef))]:
+    functions = (one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef))
+    for scope in cast("tuple[Any, ...]", (tree, *functions)):
         loops = [(at, one) for at, one in enumerate(scope.body) if isinstance(one, ast.For)]
         ours = [at for at, one in loops if _chain(one.iter) & {"steps", "epochs"}]
         for at in ours[:-1]:
@@ -166,9 +167,9 @@ def _called(node: ast.AST) -> set[str]:
 def _handed_over(nodes: list[ast.AST]) -> set[str]:
     """Return the names in calls of `protect` and its like, and in containers that are given."""
     given: set[str] = set()
-    for node in (one for one in nodes if isinstance(one, ast.Call)):
-        if any(name.startswith("protect") for name in _chain(node.func)):
-            given |= {use.name for one in ast.iter_child_nodes(node) for use in _uses(one)}
+    for call in (one for one in nodes if isinstance(one, ast.Call)):
+        if any(name.startswith("protect") for name in _chain(call.func)):
+            given |= {use.name for one in ast.iter_child_nodes(call) for use in _uses(one)}
     for node in (one for one in nodes if isinstance(one, ast.Assign)):
         names, value = {*map(_base, node.targets)}, node.value
         if names & given and isinstance(value, ast.Dict | ast.List | ast.Tuple):

@@ -62,6 +62,89 @@ for phase in (10, 12):
         train(torch.randn(4, 6))
 """
 
+ZERO = """
+import sys
+import deepspeed, torch
+from torch import nn
+from torch.utils.data import DataLoader
+import gemini_lab
+
+deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+torch.manual_seed(1)
+engine, *_ = deepspeed.initialize(
+    model=nn.Sequential(nn.Linear(6, 11), nn.BatchNorm1d(11), nn.Dropout(0.1), nn.Linear(11, 1)),
+    config={
+        "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}},
+        "gradient_clipping": 0.5, "steps_per_print": 1_000_000,
+        "zero_optimization": {"stage": int(sys.argv[1])},
+    },
+)
+torch.manual_seed(10 + engine.global_rank)
+loader = DataLoader(torch.randn(24, 6), batch_size=4, shuffle=True)
+protected = gemini_lab.protect(engine, data=loader)
+for epoch in protected.epochs(3):
+    for batch in loader:
+        loss = (engine(batch) - 1).square().mean()
+        engine.backward(loss)
+        protected.log(loss=loss.item())
+        engine.step()
+    with torch.no_grad():
+        engine(torch.randn(4, 6))
+"""
+TRAINER = """
+import sys, torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+from gemini_lab.adapters.transformers import protect_trainer
+
+config = GPT2Config(vocab_size=50, n_positions=8, n_embd=8, n_layer=1, n_head=2,
+                    bos_token_id=0, eos_token_id=0)
+texts = [{"input_ids": torch.arange(8) * n % 50, "labels": torch.arange(8)} for n in range(24)]
+set_seed(1)
+trainer = Trainer(GPT2LMHeadModel(config), TrainingArguments(
+    sys.argv[1], use_cpu=True, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+    num_train_epochs=3, learning_rate=1e-2, logging_steps=2, eval_strategy="epoch",
+    save_strategy="no", report_to=[], disable_tqdm=True,
+), train_dataset=texts, eval_dataset=texts[:4])
+protect_trainer(trainer)
+trainer.train()
+"""
+LIGHTNING = """
+import os, sys, torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+from gemini_lab.adapters.lightning import protect_lightning
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.2), nn.Linear(12, 1))
+
+    def training_step(self, batch, _):
+        return self.net(batch).square().mean()
+
+    def validation_step(self, batch, _):
+        self.log("held out", self.net(batch).square().mean() + torch.rand(()))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
+
+torch.manual_seed(1)
+model = Net()
+torch.manual_seed(2 + int(os.environ["RANK"]))
+samples = torch.linspace(-1, 1, 144).view(24, 6)
+trainer = Trainer(
+    accelerator="cpu", strategy="ddp", num_nodes=2, devices=1, max_epochs=3, logger=False,
+    accumulate_grad_batches=2, enable_progress_bar=False, enable_model_summary=False,
+    enable_checkpointing=False, default_root_dir=sys.argv[1])
+protect_lightning(trainer)
+trainer.fit(model, DataLoader(samples, batch_size=2, shuffle=True), DataLoader(samples, 8))
+"""
+LOOPS = {"loop begins", "loop over"}  # a library has one loop, and it is no loop of ours
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
@@ -72,10 +155,8 @@ def two(tmp_path_factory):
 
 @pytest.fixture
 def check(two, script):
-    path = str(script(SCRIPT))
-
-    def checked(habit: str):
-        job = Job(script=path, args=[habit])
+    def checked(habit: str, text: str = SCRIPT):
+        job = Job(script=str(script(text)), args=[habit])
         found = check_script(two, job, iterations=40, kills=9, limit_s=150, tell=print)
         print("\n".join(render(found)))
         return found
@@ -109,6 +190,7 @@ def test_state_of_the_scripts_own_is_found_without_any_loss(check):
     assert found.after is not None
     assert found.after.version < first.version
     assert found.plain.is_same
+    assert [hint.split()[0] for hint in found.hints] == ["scale"]
 
 
 def test_what_a_lab_alone_changes_is_told_before_anything_is_killed(check):
@@ -140,6 +222,30 @@ def test_a_loss_that_is_logged_is_compared_too(check):
     assert found.verdict == "bit-identical", found
     assert found.disturbed.twice.with_values == found.plain.twice.with_values == 24
     assert not isinstance(found.disturbed.first, FirstDifference)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param("1", marks=pytest.mark.long), pytest.param("2", marks=pytest.mark.long), "3"],
+)
+def test_an_engine_of_zero_is_compared_with_plain_torchrun_and_comes_back(check, stage):
+    found = check(stage, ZERO)
+    assert found.verdict == "bit-identical", found
+    assert found.plain is not None, found.plain_failed
+    assert found.missed == ()
+    assert {one.kill.place for one in found.recovered} == set(PLACES) - {"loop begins"}
+    assert found.plain.states.states == 2 * 11
+    assert found.plain.states.pieces >= 25
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text", [TRAINER, LIGHTNING], ids=["transformers", "Lightning"])
+def test_a_library_is_killed_at_each_of_its_places_and_comes_back(check, text, tmp_path):
+    found = check(str(tmp_path / "output"), text)
+    assert found.verdict == "bit-identical", found
+    assert found.plain is not None, found.plain_failed
+    assert found.missed == ()
+    assert {one.kill.place for one in found.recovered} == set(PLACES) - LOOPS
 
 
 def test_nothing_of_torchrun_is_left(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini_lab.engine.witness import Witness, digest_of
+from gemini_lab.engine.witness import Witness, _of_partitions, digest_of
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import Iteration, IterationBegun
 from gemini_lab.log.witnessed import (
@@ -24,6 +24,7 @@ from gemini_lab.log.witnessed import (
     records_file,
     values_file,
 )
+from gemini_lab.shard.layout import WeightPiece
 
 SCRIPT = """
 import sys
@@ -134,6 +135,31 @@ def test_its_places_are_told_once_each(trained):
 def test_a_script_that_fails_has_no_end(trained):
     _, records, _ = trained("steps", "raise", status=1)
     assert not any(isinstance(one, StateSeen) and one.is_end for one in records)
+
+
+class Cut:
+    """ZeRO 3's partition of two weights, of which this rank has two elements and one."""
+
+    def __init__(self, padding):
+        self.master = torch.tensor([1.0, 2.0, padding, 3.0, padding])
+        self.base = torch.optim.AdamW([self.master])
+        self.base.state[self.master] = {"exp_avg": 2 * self.master, "step": torch.tensor(4.0)}
+
+    def masters(self):
+        return [self.master]
+
+    def pieces(self, tensors):
+        common = {"weight_offset": 0, "tensor": tensors[0]}
+        yield WeightPiece(weight="a", tensor_offset=0, numel=2, **common)
+        yield WeightPiece(weight="b", tensor_offset=3, numel=1, **common)
+
+
+def test_what_lies_between_the_weights_of_a_partition_is_no_state():
+    one, other = (dict(_of_partitions(Cut(padding))) for padding in (0.0, 7.0))
+    assert one.keys() == other.keys() >= {"master weight a", "optimizer's state of b.exp_avg"}
+    assert [name for name in one if digest_of(one[name]) != digest_of(other[name])] == []
+    assert one["optimizer's state of b.exp_avg"].tolist() == [6.0]
+    assert one["optimizer's state of b.step"].tolist() == 4.0
 
 
 class Engine:
