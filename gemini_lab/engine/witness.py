@@ -1,8 +1,8 @@
-"""What a process says of itself while `gemini-lab check` looks: places, inputs, results, state.
+"""Records of a training process for `gemini-lab check`: places, inputs, results, state.
 
-It reads what trains and changes nothing, so it is the same in a lab and under plain torchrun, where
-`protect` does nothing else. It looks at what the script has, and not at what a version keeps of it:
-what a version lacks is to be found.
+A witness reads what trains and changes nothing, so it is the same in a lab and under plain
+torchrun. It reads what the script has, and not what a version keeps of it, because the check looks
+for what a version lacks.
 """
 
 import atexit
@@ -45,25 +45,25 @@ from gemini_lab.log.witnessed import (
 )
 
 KILLED_S: Final = 60.0
-"""For a process that stands still at its place to be killed."""
+"""How long a process waits at its place to be killed."""
 _DEEPEST: Final = 8
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 _LEAVES: Final = (torch.Tensor, *_PLAIN)
 
 
 class Witness:
-    """Writes down where a rank's script comes to, and its state where an iteration ends.
+    """A recorder of the places that a rank's script reaches, and of its state after iterations.
 
     Args:
         order: What a check asks of this process.
         engine: What trains.
-        epoch: Gives the number of this start.
+        epoch: Returns the number of this start.
         client_state: What `protect` was given.
         also: The same.
 
     Attributes:
-        is_early: Whether the script has yet to come to the loop that made the restored version,
-            where all is put back: what it is and does before leaves no trace.
+        is_early: Whether the script has yet to reach the loop that made the restored version. All
+            state is put back there, so what it is before does not count.
     """
 
     def __init__(
@@ -87,19 +87,19 @@ class Witness:
 
     @property
     def version(self) -> int:
-        """Updates that are done."""
+        """How many updates are done."""
         return int(self._engine.global_steps)
 
     def hear(self, event: AnyEvent) -> None:
-        """Write down what is said of an iteration."""
+        """Record an event of an iteration."""
         if isinstance(event, Iteration | IterationBegun):
             self._write(event)
 
     def reach(self, place: PlaceName) -> None:
-        """Write down that the script is there, and stand still if it is to be killed there.
+        """Record that the script is there, and wait if it is to be killed there.
 
         Raises:
-            GeminiError: Nobody killed it.
+            GeminiError: The check did not kill it.
         """
         version = self.version
         if (place, version) in self._seen or self.is_early():
@@ -111,7 +111,7 @@ class Witness:
                 self._stand(kill.number)
 
     def _stand(self, number: int) -> None:
-        """Stand still to be killed, unless that was done; kills of one version keep their order."""
+        """Wait to be killed, unless that was done; kills at one version keep their order."""
         ranks = {kill.rank for kill in self._order.kills}
         told = (one for rank in ranks for one in read(records_file(self._folder, rank)))
         struck = {one.number for one in told if isinstance(one, Struck)}
@@ -126,7 +126,7 @@ class Witness:
         )
 
     def end_iteration(self, *, is_end: bool = False) -> None:
-        """Write down the state, once after each update, where the script is at its loop's top."""
+        """Record the state, once after each update, when the script is at its loop's top."""
         if not (self._is_to_be_read or is_end) or self.is_early():
             return
         self._is_to_be_read = False
@@ -137,22 +137,22 @@ class Witness:
             self._keep_values(pieces)
 
     def end_update(self) -> None:
-        """An update was made."""
+        """Expect another state at the iteration's end."""
         self._is_to_be_read = True
 
     def begin_loop(self) -> None:
-        """One of the script's loops begins."""
+        """Record a further loop of the script."""
         self._loops += 1
         if self._loops > 1:
             self.reach("loop begins")
 
     def end_script(self) -> None:
-        """The script is over."""
+        """Record the state and the place at the script's end."""
         self.end_iteration(is_end=True)
         self.reach("script over")
 
     def watch_evaluations(self) -> None:
-        """Notice passes of the model without gradients; it is called as a whole, or inside DDP."""
+        """Record passes without gradients, of the model as a whole or of the one inside DDP."""
         module = self._engine.module
         inside = module.module if isinstance(module, DistributedDataParallel) else module
 
@@ -203,44 +203,36 @@ class Witness:
 
 
 class WitnessedSteps:
-    """A hook in an engine's step with a witness beside it.
-
-    Args:
-        witness: It.
-        inner: The hook; `None`: there is none.
-    """
+    """A hook in an engine's step with a witness beside it."""
 
     def __init__(self, witness: Witness, inner: StepHook) -> None:
         self._witness, self._inner = witness, inner
+        self.before_writing = inner.before_writing
 
     @property
     def counts(self) -> bool:
-        """As the hook says."""
+        """See `StepHook`."""
         return self._inner.counts
 
     @property
     def remarks(self) -> Sequence[str]:
-        """As the hook says."""
+        """See `StepHook`."""
         return self._inner.remarks
 
     def begin_forward(self) -> None:
-        """The next iteration computes, so the one before has ended."""
+        """Record the state, because the iteration before has ended."""
         self._inner.begin_forward()
         self._witness.end_iteration()
         self._witness.reach("forward")
 
     def before_update(self) -> float:
-        """All gradients are there, and the version before is whole."""
+        """Record the place: all gradients are there, and the version before is whole."""
         waited_s = self._inner.before_update()
         self._witness.reach("update")
         return waited_s
 
-    def before_writing(self) -> None:
-        """As the hook does."""
-        self._inner.before_writing()
-
     def after_update(self, waited_s: float) -> None:
-        """As the hook does; the state is another one now."""
+        """Expect another state at the iteration's end."""
         self._inner.after_update(waited_s)
         self._witness.end_update()
 
@@ -249,97 +241,84 @@ class WitnessedLoops:
     """What `protect` returns, with a witness in its loops.
 
     Args:
-        witness: It.
-        inner: What would be returned without.
+        witness: Records what the loops reach.
+        inner: What `protect` would return without it.
+        iterations: Where to add what is logged, if no lab does.
     """
 
-    def __init__(self, witness: Witness, inner: Protected) -> None:
-        self._witness, self._inner = witness, inner
+    def __init__(
+        self, witness: Witness, inner: Protected, iterations: IterationLog | None = None
+    ) -> None:
+        self._witness, self._inner, self._iterations = witness, inner, iterations
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def steps(self, total: int, /) -> Iterator[int]:
-        """As without; an iteration ends at the top."""
-        return self._told(self._inner.steps(total), ends_iterations=True)
+        """Give the loop's numbers; an iteration ends at the top."""
+        return self._told(self._inner.steps(total), self._witness.end_iteration)
 
     def epochs(self, total: int, /) -> Iterator[int]:
-        """As without."""
-        return self._told(self._inner.epochs(total), ends_iterations=False)
-
-    def _told(self, numbers: Iterator[int], *, ends_iterations: bool) -> Iterator[int]:
-        self._witness.begin_loop()
-        for number in numbers:
-            if ends_iterations:
-                self._witness.end_iteration()
-            yield number
-        if ends_iterations:
-            self._witness.end_iteration()
-        self._witness.reach("loop over")
-
-
-class _PlainSteps:
-    """The hook where there is no lab: says what iterations begin with, and what comes out."""
-
-    counts = True
-    remarks: Sequence[str] = ()
-
-    def __init__(self, engine: Engine, witness: Witness, before: Any, after: Any) -> None:
-        self.iterations = IterationLog(witness.hear, measure=lambda: gradient_norm(engine))
-        watch_inputs(engine, self.iterations)
-        self._engine, self._before, self._after = engine, before, after
-
-    def begin_forward(self) -> None:
-        """What is logged from here on is of the next iteration."""
-        self.iterations.begin_forward()
-
-    def before_update(self) -> float:
-        """Nothing is waited for."""
-        self._before()
-        return 0.0
-
-    def before_writing(self) -> None:
-        """Nobody minds."""
-
-    def after_update(self, waited_s: float) -> None:
-        """Say the iteration."""
-        self._after()
-        self.iterations.end(int(self._engine.global_steps), waited_s=waited_s)
-
-
-class _PlainProtected:
-    """What `protect` gives without a lab, with what is logged written down."""
-
-    def __init__(self, inner: Protected, iterations: IterationLog) -> None:
-        self._inner, self._iterations = inner, iterations
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        """Give the loop's numbers; iterations end inside of it."""
+        return self._told(self._inner.epochs(total), lambda: None)
 
     def log(self, **values: float) -> None:
         """Attach values to the iteration."""
         self._inner.log(**values)
-        self._iterations.add(values)
+        if self._iterations is not None:
+            self._iterations.add(values)
+
+    def _told(self, numbers: Iterator[int], at_top: Callable[[], None]) -> Iterator[int]:
+        self._witness.begin_loop()
+        for number in numbers:
+            at_top()
+            yield number
+        at_top()
+        self._witness.reach("loop over")
+
+
+class _PlainSteps:
+    """The hook without a lab: records what iterations begin with, and what they compute."""
+
+    counts = True
+    remarks: Sequence[str] = ()
+
+    def __init__(self, engine: Any, witness: Witness) -> None:
+        self.iterations = IterationLog(witness.hear, measure=lambda: gradient_norm(engine))
+        watch_inputs(engine, self.iterations)
+        self.begin_forward = self.iterations.begin_forward
+        self._engine = engine
+        # A watch over updates listens there already, and the hook takes its place.
+        self._before = getattr(engine, "before_update", _nothing)
+        self._after = getattr(engine, "after_update", _nothing)
+
+    def before_update(self) -> float:
+        self._before()
+        return 0.0
+
+    def before_writing(self) -> None:
+        pass
+
+    def after_update(self, waited_s: float) -> None:
+        self._after()
+        self.iterations.end(int(self._engine.global_steps), waited_s=waited_s)
 
 
 def is_looked_at() -> bool:
-    """Whether this process is one of a check's."""
+    """Return whether this process is one of a check's."""
     return Order.of(os.environ) is not None
 
 
-def beside_unprotected(
-    unprotected: Protected,
-    engine: Engine,
-    *,
-    client_state: Mapping[str, Any] | None,
-    also: Mapping[str, object] | None,
-) -> Protected:
-    """What `protect` gives without a lab; with a witness, if a check looks at this process."""
-    found = look_without_lab(engine, client_state=client_state, also=also)
-    if found is None:
-        return unprotected
-    witness, iterations = found
-    return WitnessedLoops(witness, _PlainProtected(unprotected, iterations))
+def beside_unprotected(unprotected: Protected, engine: Engine, **given: Any) -> Protected:
+    """Return what `protect` gives without a lab; with a witness if a check looks at this process.
+
+    Args:
+        unprotected: What it gives without either.
+        engine: What trains.
+        **given: The script's `client_state` and `also`.
+    """
+    found = look_without_lab(engine, **given)
+    return unprotected if found is None else WitnessedLoops(found[0], unprotected, found[1])
 
 
 def look_without_lab(
@@ -348,18 +327,14 @@ def look_without_lab(
     client_state: Mapping[str, Any] | None = None,
     also: Mapping[str, object] | None = None,
 ) -> tuple[Witness, IterationLog] | None:
-    """Look at what trains without a lab, if a check looks at this process."""
+    """Record what trains without a lab, if a check looks at this process."""
     order = Order.of(os.environ)
     if order is None:
         return None
     witness = Witness(order, engine, epoch=lambda: 0, client_state=client_state, also=also)
-    there = getattr(engine, "before_update", _nothing), getattr(engine, "after_update", _nothing)
-    plain = _PlainSteps(engine, witness, *there)
-    hooked = WitnessedSteps(witness, plain)
-    if isinstance(engine, TorchEngine):
-        hook_optimizer(engine, hooked)
-    else:
-        hook_step(engine, hooked)
+    plain = _PlainSteps(engine, witness)
+    hook = hook_optimizer if isinstance(engine, TorchEngine) else hook_step
+    hook(engine, WitnessedSteps(witness, plain))
 
     def end() -> None:
         if getattr(sys, "last_value", None) is None:  # else the script has failed
@@ -370,7 +345,7 @@ def look_without_lab(
 
 
 def digest_of(value: object) -> str:
-    """Sixteen hexadecimal digits of a piece of state."""
+    """Return sixteen hexadecimal digits of a piece of state."""
     digest = xxhash.xxh3_64()
     if isinstance(value, torch.Tensor):
         part = local_part(value)
@@ -421,7 +396,7 @@ def _options(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, object]]:
 
 
 def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, object]]:
-    """The tensors and plain values in containers, by where they are."""
+    """Give the tensors and plain values in containers, by where they are."""
     if isinstance(value, _LEAVES) or depth >= _DEEPEST:
         yield name, value if isinstance(value, _LEAVES) else type(value).__name__
     elif isinstance(value, Mapping):
@@ -440,4 +415,4 @@ def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, object
 
 
 def _nothing() -> None:
-    """Nobody listens."""
+    pass

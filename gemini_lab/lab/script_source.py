@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from gemini_lab.job import Job
 from gemini_lab.limits import read_bytes
@@ -88,8 +88,8 @@ def made_in_loops_alone(tree: ast.Module) -> list[str]:
     Once the later loop has made a version, no pass of the earlier loop runs again.
     """
     found = []
-    functions = (one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef))
-    for scope in cast("tuple[Any, ...]", (tree, *functions)):
+    scopes: list[Any] = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
+    for scope in (tree, *scopes):
         loops = [(at, one) for at, one in enumerate(scope.body) if isinstance(one, ast.For)]
         ours = [at for at, one in loops if _chain(one.iter) & {"steps", "epochs"}]
         for at in ours[:-1]:

@@ -1,13 +1,13 @@
-"""A rehearsal of the data's second start: before training, positions are put back, and read from.
+"""A rehearsal of the data's second start, before training.
 
-What says its position itself may leave something out: a shuffle buffer, an epoch's number, a
-generator's state. What is read again up to its position may draw from generators that training
-draws from as well. Both show only in the batches that come next. So some batches are read here,
-positions among them are put back as a recovery does, and what follows has to be the same.
+The state_dict of a loader may leave something out: a shuffle buffer, an epoch's number, a
+generator's state. A loader that is read again up to its position may draw from generators that
+training draws from as well. Both show only in the batches that come next. So the rehearsal reads
+some batches, puts positions among them back as a recovery does, and compares what follows.
 
-The data have to be as a new start finds them, and training must not notice. So each reading is
-done in a process that is forked for it, which has no file, socket or pipe of this process: a file
-that is read there would be read on here.
+The data must be as a new start finds them, and training must not notice. So a process is forked for
+each reading. It shares no open file, socket or pipe with this one, because a file that it reads
+would be read on here.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.codec import decode, encode
 
 LIMIT_S: Final = 10.0
-"""For all readings of all sources; what is not read until then is not rehearsed."""
+"""How long all readings of all sources may take; what is not read by then is not rehearsed."""
 _ENOUGH_S: Final = 2.0  # to read on, to later places and a second epoch
 _PLACES: Final = (3, 11, 47, 191, 769)
 """After so many batches of the first epoch: primes, as what waits in a buffer comes and goes."""
@@ -53,7 +53,6 @@ _COLLECTIVES: Final = (
 )
 _LONGEST: Final = 200  # characters of an error
 _MOST_BYTES: Final = 64 * 2**20
-_LENGTH_BYTES: Final = 8
 
 NOT_BACK: Final = (
     "the position in the data does not come back after a failure: the {what} was put back {where}, "
@@ -79,10 +78,10 @@ _READ_AGAIN: Final = (
 
 
 def rehearse_data(script: ScriptState) -> Iterator[str]:
-    """Give what the author should know of the script's data whose position does not come back.
+    """Give a text for each source of the script's data whose position does not come back.
 
-    A loader whose own word is not enough is read again from now on, if that is. Training waits up
-    to `LIMIT_S`. What cannot be read in a forked process is left as it is.
+    A loader whose state_dict is not enough is read again from now on, if that is exact. Training
+    waits up to `LIMIT_S`. Sources that a forked process cannot read stay as they are.
 
     Raises:
         UnsupportedError: No start after a failure would come up.
@@ -110,7 +109,7 @@ def rehearse_data(script: ScriptState) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flaw:
-    """A position that does not come back: after which batches, what was seen, if it failed."""
+    """A position that does not come back: its place, what was seen, whether loading failed."""
 
     where: str
     seen: str
@@ -127,12 +126,12 @@ def _is_exact_read_again(loader: Any) -> bool:
 
 
 def _first_flaw(thing: Any, give_up_s: float, *, is_watched: bool = False) -> _Flaw | None:
-    """The first position that does not come back; `None` also if nobody can tell.
+    """Return the first position that does not come back; `None` also if that is not known.
 
     Args:
         thing: What is read.
-        give_up_s: When it is to be known, by the monotonic clock.
-        is_watched: Whether its batches are read again, whatever it says of itself.
+        give_up_s: When the rehearsal ends, by the monotonic clock.
+        is_watched: Whether its batches are read again, whatever its state_dict says.
     """
 
     def ask(work: Callable[["_Reading"], dict[str, Any]]) -> dict[str, Any] | None:
@@ -170,7 +169,7 @@ def _tried(
 
 
 class _Reading:
-    """Reads a source, in a process of its own, as training does: which draws in between."""
+    """A reader of a source that draws random numbers in between, as training does."""
 
     def __init__(self, thing: Any, *, is_watched: bool) -> None:
         self._thing = thing
@@ -181,7 +180,7 @@ class _Reading:
         self.epoch = 0  # of which it reads, counted from its first
 
     def read_through(self) -> dict[str, Any]:
-        """Read to some way into the second epoch, if that comes soon; give places on the way."""
+        """Read into the second epoch, if that comes soon; return places on the way."""
         began_s = time.monotonic()
         sums: list[str] = []
         places: list[tuple[int, bytes, str]] = []
@@ -210,7 +209,7 @@ class _Reading:
         }
 
     def read_from(self, position: bytes, batches: int) -> dict[str, Any]:
-        """Go to a position, and read on."""
+        """Put a position back, and read on."""
         small = decode(position)
         self._state.put_data(small["data"], seeds=small["seeds"])
         self._state.put({"also": {}, "made": {}, **small})
@@ -239,36 +238,41 @@ class _Reading:
 
 
 def _in_fork(work: Callable[[], bytes], give_up_s: float) -> bytes | None:
-    """What work gives in a forked process; `None` where that fails or takes too long."""
+    """Return what work gives in a forked process; `None` if that fails or takes too long."""
     if time.monotonic() >= give_up_s:
         return None
-    ours, its = os.pipe()
+    answer = os.memfd_create("data-rehearsal")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer Pythons warn of threads, which it does without
         child = os.fork()
     if not child:
+        status = 1
         try:
-            _be_alone(its)
-            answer = work()
-            _write(its, len(answer).to_bytes(_LENGTH_BYTES, "little") + answer)
+            _be_alone(answer)
+            with open(answer, "wb", closefd=False) as file:
+                file.write(work())
+            status = 0
         finally:
-            os.kill(os.getpid(), signal.SIGKILL)  # nothing of this process is taken apart there
-    os.close(its)
+            os._exit(status)  # nothing of this process is taken apart there
+    status = 1  # also where the script ignores SIGCHLD, so that the kernel keeps none
     try:
-        length = _read(ours, _LENGTH_BYTES, give_up_s)
-        size = None if length is None else int.from_bytes(length, "little")
-        return None if size is None or size > _MOST_BYTES else _read(ours, size, give_up_s)
+        ended = os.pidfd_open(child)
+        select.select([ended], [], [], max(0.0, give_up_s - time.monotonic()))
+        os.close(ended)
     finally:
-        os.close(ours)
         for end in (os.killpg, os.kill):  # its own workers, too
             with contextlib.suppress(ProcessLookupError):
                 end(child, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(child, 0)
+            _, status = os.waitpid(child, 0)
+        with open(answer, "rb") as file:
+            file.seek(0)
+            found = file.read(_MOST_BYTES + 1)
+    return found if status == 0 and len(found) <= _MOST_BYTES else None
 
 
 def _be_alone(answers: int) -> None:
-    """Leave what the process has that forked this one: its group, files, device and threads."""
+    """Cut this process off from its parent: its group, files, device and threads."""
     die_with_parent()
     os.setsid()
     gc.disable()  # what it takes apart may wait for threads that are not here
@@ -282,12 +286,12 @@ def _be_alone(answers: int) -> None:
 
 
 def _refuse(*_: object, **__: object) -> None:
-    """Fail at once: a collective would wait for ranks that never come."""
+    """Fail at once, because a collective would wait for ranks that never come."""
     raise UnsupportedError("data are read here by one process alone")
 
 
 def _cut_off(number: int) -> None:
-    """Open a file that is read once more, by itself; what else is there leads nowhere."""
+    """Open a file that is read again, by itself; replace what else is open by /dev/null."""
     try:
         kind, flags = os.fstat(number).st_mode, fcntl.fcntl(number, fcntl.F_GETFL)
     except OSError:  # the list's own
@@ -302,23 +306,3 @@ def _cut_off(number: int) -> None:
         other = os.open(os.devnull, os.O_RDWR)
     os.dup2(other, number)
     os.close(other)
-
-
-def _write(pipe: int, raw: bytes) -> None:
-    left = memoryview(raw)
-    while left:
-        left = left[os.write(pipe, left) :]
-
-
-def _read(pipe: int, size: int, give_up_s: float) -> bytes | None:
-    """So many bytes; `None` where they do not come."""
-    found = bytearray()
-    while len(found) < size:
-        left_s = give_up_s - time.monotonic()
-        if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
-            return None
-        part = os.read(pipe, min(size - len(found), 1 << 20))
-        if not part:
-            return None
-        found += part
-    return bytes(found)
