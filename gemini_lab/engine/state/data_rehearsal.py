@@ -265,9 +265,8 @@ def _in_fork(work: Callable[[], bytes], give_up_s: float) -> bytes | None:
                 end(child, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             _, status = os.waitpid(child, 0)
-        with open(answer, "rb") as file:
-            file.seek(0)
-            found = file.read(_MOST_BYTES + 1)
+        found = os.pread(answer, _MOST_BYTES + 1, 0)
+        os.close(answer)
     return found if status == 0 and len(found) <= _MOST_BYTES else None
 
 
