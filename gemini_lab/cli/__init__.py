@@ -1,10 +1,9 @@
 """The `gemini-lab` command and its sub-commands.
 
-    commands        main has the table of all, some of which live with what they show; here: run (by
-                    dry_run and following), torchrun, check, node, doctor, report, metrics,
-                    top, runs (list, attach, status, stop)
-    asked of a run  inject, drain, resize and rewind, followed by asked
-    shared          exits (with what a command ends), hangup, screen, seconds, system_errors
+    commands        main has the table of all, some of which live in other rooms; here: run (with
+                    dry_run), torchrun, check, node, doctor, report, metrics, top, runs (list,
+                    attach, status, stop), requests (drain, resize, rewind, inject)
+    shared          exits (exit codes), signals, screen
 
-What a command does lives with what it is about; here is how it is asked for and told.
+A command's work lives in the room that it concerns; here are its options and its output.
 """

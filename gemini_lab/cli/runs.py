@@ -15,12 +15,12 @@ from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.cli.screen import Beside, console, screen
 from gemini_lab.display import complain, readable, tell
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
-from gemini_lab.lab.access import Finder, Listed, access_in, labs_in
 from gemini_lab.lab.attached import AttachedRun, watched
 from gemini_lab.lab.control import RunGoneError, described, owner_listens, way_in
 from gemini_lab.lab.detached import end_by_force
-from gemini_lab.lab.notice import save_within
+from gemini_lab.lab.preemption import save_within
 from gemini_lab.lab.progress import show_progress
+from gemini_lab.lab.run_locator import Finder, Listed, access_in, labs_in
 from gemini_lab.limits import seconds
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError

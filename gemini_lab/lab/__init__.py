@@ -1,20 +1,16 @@
-"""What a person holds: a lab, its runs, and how they are shown and stopped.
+"""Lab and Run, the handles that a user holds, and how runs are shown and stopped.
 
-    the handle      lab, by config and submission (checked at the door, within a limit), earlier
-                    and known_machines (what earlier runs left); run and runs; followed, a run as
-                    its log tells it; said_once, what a log is told again and tells once
-    its nodes       cluster, the contract; agents fulfils it, by starting, connections, loop;
-                    announcement is the lab's key in the store, roster says who is there, alone,
-                    when nobody is, and bringing asks for machines
-    from elsewhere  control and attached, by attach and access; detached starts a run that outlives
-                    its launcher, owner keeps its log; notice ends one that was told to,
-                    interrupts says what Ctrl-C ended; at_end closes what is open when a program
-                    ends
-    what is seen    progress and bars, output; pages finds what
-                    draws
+    the handle      lab, by config and submission, which check what a user asks for and read what
+                    earlier runs left; run and runs; followed, a run as its log shows it
+    its nodes       cluster, the contract; agents implements it, by starting, connections, loop;
+                    announcement is the lab's key in the store, roster lists living nodes
+    from elsewhere  control and attached, by attach and run_locator; detached starts a run that
+                    outlives its launcher, owner keeps its log; preemption ends a run in time,
+                    interrupts reports what Ctrl-C ended
+    what is seen    progress and bars; pages loads the dashboards of gemini_lab_widgets
     metrics         metrics, served; sinks and otlp, sent
     trying a script check, beside under_torchrun; profile_script, by profile_runner, on a network of
                     namespaces
 
-What is asked of nodes here is carried out in `node`.
+What a lab asks of its nodes is carried out in `node`.
 """

@@ -1,28 +1,26 @@
-"""A cluster of agents: an operator brings them, etcd introduces them, the lab talks to each."""
+"""Agents of a lab: an operator starts them, etcd names them, the lab connects to each."""
 
 import asyncio
 import time
 import traceback
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
-from gemini_lab.errors import ConfigError, LaunchError
+from gemini_lab.errors import ConfigError, GeminiError, LaunchError
 from gemini_lab.injector.orders import Order
-from gemini_lab.lab.alone import ALONE_S, LOOK_S, Alone
 from gemini_lab.lab.announcement import Announcement
-from gemini_lab.lab.bringing import Bringing
 from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.connections import ANSWER_S, Connections
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.roster import Roster
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import NodeReady
-from gemini_lab.node.config import AgentUp, LabRecord
+from gemini_lab.node.config import NONE_COME_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.node.sealed_store import SealedStore
@@ -48,10 +46,10 @@ class AgentCluster:
 
     Args:
         store: The lab's.
-        record: What the lab says of itself there.
-        operator: Where machines come from.
-        loop: Where agents are listened to.
-        audience: Who is told what they say.
+        record: The lab's description in the store.
+        operator: The source of machines.
+        loop: Receives the agents' messages.
+        audience: Gets them.
         beside: The node on which the owner of a detached lab runs.
     """
 
@@ -72,7 +70,7 @@ class AgentCluster:
         self._loop, self._audience = loop, audience
         self._announcement = Announcement(store, record)
         self._roster = Roster()
-        self._bringing = Bringing(
+        self._requests = MachineRequests(
             operator=operator,
             store=store,
             connect=self._connect,
@@ -108,7 +106,7 @@ class AgentCluster:
         self._spawn(self._connections.acknowledge(self._audience.settle))
 
     def ends_with(self, undo: ExitStack) -> None:
-        """`undo` is what `close` has to do."""
+        """Run `undo` in `close`."""
         self._undo = undo
 
     def close(self) -> None:
@@ -117,17 +115,17 @@ class AgentCluster:
         self._undo.close()
 
     def leave(self) -> None:
-        """Have the agents end, and take this lab's keys out of the store."""
+        """End the agents, and delete the lab's keys from the store."""
         self._begin_to_close()
         with suppress(TimeoutError):
             self._loop.finish(self._say_goodbye(), timeout_s=LEAVE_S)
 
     def _begin_to_close(self) -> None:
         self._is_closing = True
-        self._bringing.end()
+        self._requests.end()
 
     def leave_beside(self) -> None:
-        """Have the agent end beside which this owner runs, as the last: it ends the owner, too."""
+        """End the agent beside this owner last, because it ends the owner, too."""
         if self._beside is not None:
             self._loop.call(self._connections.send, self._beside, CloseLab())
 
@@ -145,12 +143,12 @@ class AgentCluster:
             await asyncio.to_thread(self._announcement.withdraw, spare=spare)
 
     async def _watch(self) -> None:
-        """Say when what a run cannot do without is away, and end the wait when all is lost.
+        """Log when the store is away, and end the run when all nodes are lost.
 
         Agents whose connections broke are connected to again, also while the store is away: they
         still listen at the same addresses.
         """
-        alone, away_since_s, known = Alone(), None, dict[str, str]()
+        all_lost, away_since_s, known = AllNodesLost(), None, dict[str, str]()
         while not self._is_closing:
             await asyncio.sleep(LOOK_S)
             addresses = None
@@ -166,9 +164,9 @@ class AgentCluster:
                     self._audience.take_note(f"etcd is back after {away_s:.0f} s")
                 away_since_s = None
             await self._meet(known)
-            verdict = alone.look(
+            verdict = all_lost.look(
                 is_connected=bool(self.members),
-                is_coming=self._bringing.is_under_way,
+                is_coming=self._requests.is_under_way,
                 is_empty=addresses == {},
             )
             if verdict == "bring":
@@ -180,7 +178,7 @@ class AgentCluster:
                 return
 
     def _bring_anew(self) -> None:
-        """No root agent is left that would ask for machines."""
+        """Ask for all machines again, because no root agent is left to do so."""
         self._audience.take_note(
             f"all nodes are lost, with what they had in memory; {self._machines} new ones are "
             "asked for"
@@ -188,24 +186,24 @@ class AgentCluster:
         self._want(self._machines)
 
     def _want(self, machines: int) -> None:
-        self._bringing.wanted = machines
+        self._requests.wanted = machines
         self._spawn(self._bring())
 
     async def _bring(self) -> None:
         await self._are_met.wait()
-        await self._bringing.bring()
+        await self._requests.bring()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._work.add(self._begin(work))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> Future[None]:
-        """Start what goes on until the loop ends: what is left to say needs a connection."""
+        """Start work that goes on until the loop ends, because last messages need a connection."""
         future = self._loop.spawn(work)
         future.add_done_callback(self._ended)
         return future
 
     def _ended(self, work: Future[None]) -> None:
-        """Nobody waits for this work: what went wrong with it would be lost."""
+        """Log an error of this work, because no caller waits for it."""
         self._work.discard(work)
         error = None if work.cancelled() else work.exception()
         if error is not None:
@@ -269,12 +267,12 @@ class AgentCluster:
                 return
 
     async def _meet(self, addresses: Mapping[str, str]) -> None:
-        """Connect to agents that have joined by themselves; who does not answer is tried again."""
+        """Connect to agents that joined by themselves; try silent ones again."""
         if not self._is_closing:
             await self._connections.meet(addresses)
 
     def hear(self, name: str, message: Message) -> None:
-        """An agent said something."""
+        """Handle a message of an agent."""
         match message:
             case EventSaid(entry=entry) if self._roster.is_heard(message.term):
                 self._roster.follow(entry.event)
@@ -287,7 +285,7 @@ class AgentCluster:
                 self._want(message.wanted)
 
     def _remark(self) -> None:
-        """Say what is likely wrong with the nodes' networks."""
+        """Log what is likely wrong with the nodes' networks."""
         for text in self._roster.remarks():
             self._audience.take_note(text)
 
@@ -313,7 +311,7 @@ class AgentCluster:
         patiently(partial(self._store.put, key, value))
 
     def obey(self, order: Order) -> None:
-        """Tell a node what to do to itself.
+        """Send a node an injected failure.
 
         Raises:
             ConfigError: No such node is there.
@@ -322,3 +320,124 @@ class AgentCluster:
             known = ", ".join(self.members)
             raise ConfigError(f"no node {order.node!r} is there; there are {known}")
         self._loop.call(self._connections.send, order.node, Inject(action=order.action))
+
+
+# -- all nodes lost --------------------------------------------------------------------------------
+
+LOOK_S: Final = 1.0
+LOST_S: Final = 3.0  # after this long without any agent, new machines are asked for
+ALONE_S: Final = 60.0  # after this long without any, and none on its way, a run has ended
+
+Verdict = Literal["wait", "bring", "end"]
+
+
+class AllNodesLost:
+    """How long a lab has been without any agent.
+
+    No root agent is left then that would ask for machines, so the lab itself does, once. That the
+    store still names agents, whose leases have not run out, or does not answer, delays it.
+    """
+
+    def __init__(self) -> None:
+        self._alone_s = 0.0
+        self._has_asked = False
+
+    def look(self, *, is_connected: bool, is_coming: bool, is_empty: bool) -> Verdict:
+        """Return what to do now; called every `LOOK_S`.
+
+        Args:
+            is_connected: Whether any agent is connected.
+            is_coming: Whether a machine is on its way, which may take long.
+            is_empty: Whether the store answers and names no agent.
+        """
+        if is_connected:
+            self._alone_s, self._has_asked = 0.0, False
+            return "wait"
+        if not is_coming:
+            self._alone_s += LOOK_S
+        if self._alone_s >= ALONE_S:
+            return "end"
+        if self._alone_s > LOST_S and is_empty and not self._has_asked:
+            self._has_asked = True
+            return "bring"
+        return "wait"
+
+
+# -- requests for machines -------------------------------------------------------------------------
+
+FIRST_RETRY_S: Final = 5.0
+LONGEST_RETRY_S: Final = 60.0
+
+
+class MachineRequests:
+    """Requests for missing machines to the operator.
+
+    Args:
+        operator: The source of machines.
+        store: Tells the root agent of a short run that no machine comes.
+        connect: Connects to agents that the operator brought.
+        count_living: Returns how many agents live now.
+        audience: Logs why no machine comes.
+
+    Attributes:
+        wanted: Agents that the root agent wants by its newest message.
+    """
+
+    def __init__(
+        self,
+        *,
+        operator: Operator,
+        store: SealedStore,
+        connect: Callable[[Sequence[AgentUp]], Awaitable[None]],
+        count_living: Callable[[], int],
+        audience: Audience,
+    ) -> None:
+        self.wanted = 0
+        self._operator, self._store = operator, store
+        self._connect, self._count_living, self._audience = connect, count_living, audience
+        self._coming = 0
+        self._waits = 0
+        self._has_ended = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a machine is on its way."""
+        return self._coming > 0
+
+    def end(self) -> None:
+        """Stop asking."""
+        self._has_ended = True
+
+    async def bring(self) -> None:
+        """Ask the operator for the machines that are missing and not already on their way.
+
+        An operator without machines may have some later, so this asks again after ever longer
+        pauses, as long as machines are missing. Of several waiting calls the newest asks for all.
+        """
+        pause_s = FIRST_RETRY_S
+        while (count := self._missing) > 0 and not self._has_ended:
+            self._coming += count
+            try:
+                await self._connect(await asyncio.to_thread(self._operator.bring, count))
+            except GeminiError as error:  # what is impossible now may be mended meanwhile
+                self._audience.take_note(
+                    f"no new node: {error}; the operator is asked again in {pause_s:.0f} s"
+                )
+                await asyncio.to_thread(self._say_none_come)
+            finally:
+                self._coming -= count
+            self._waits += 1
+            wait = self._waits
+            await asyncio.sleep(pause_s)
+            if wait != self._waits:
+                return
+            pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+
+    @property
+    def _missing(self) -> int:
+        return self.wanted - self._count_living() - self._coming
+
+    def _say_none_come(self) -> None:
+        """Tell the root agent of a short run, which may go on with fewer nodes."""
+        with suppress(StoreUnavailableError):
+            self._store.put(NONE_COME_KEY, str(time.time_ns()))

@@ -6,10 +6,10 @@ from typing import Unpack
 
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
-from gemini_lab.lab.access import Finder
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.config import LabOptions, config_of
 from gemini_lab.lab.detached import start_detached
+from gemini_lab.lab.run_locator import Finder
 from gemini_lab.lab.submission import Submission
 from gemini_lab.log.file import LATEST, RUNS_FOLDER
 from gemini_lab.settings import SettingValue

@@ -10,9 +10,9 @@ from typing import Final, Self
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import Failure
-from gemini_lab.lab.access import Finder
 from gemini_lab.lab.control import OwnerAwayError, RunGoneError, Way, ask_by, read_lines
 from gemini_lab.lab.followed import FollowedRun
+from gemini_lab.lab.run_locator import Finder
 from gemini_lab.lab.runs import said
 from gemini_lab.log.events import RunFailed
 from gemini_lab.log.file import LOG_FILE, read_line

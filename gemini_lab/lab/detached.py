@@ -10,10 +10,10 @@ import msgspec
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.lab.access import ACCESS_FILE, RUN_KEY, Access
 from gemini_lab.lab.announcement import clear_left, is_own
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.control import write_secret
+from gemini_lab.lab.run_locator import ACCESS_FILE, RUN_KEY, Access
 from gemini_lab.lab.runs import begun, fresh_folder, run_started, said
 from gemini_lab.lab.starting import embedded_etcd, own_operator, record_of
 from gemini_lab.lab.submission import Submission

@@ -1,8 +1,11 @@
 """`Lab`: the handle that a notebook, or the command line, holds on a cluster."""
 
+import concurrent.futures.thread  # noqa: F401 - its own ending is to come after this one
+import os
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from html import escape
 from pathlib import Path
@@ -12,7 +15,6 @@ from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job, job_of
 from gemini_lab.lab import pages
-from gemini_lab.lab.at_end import close_at_end, forget
 from gemini_lab.lab.cluster import Starter
 from gemini_lab.lab.config import LabConfig, config_of
 from gemini_lab.lab.control import ControlServer
@@ -373,3 +375,40 @@ class Lab:
         }
         cells = (f"<tr><th>{name}</th><td>{escape(str(v))}</td></tr>" for name, v in rows.items())
         return f"<table>{''.join(cells)}</table>"
+
+
+# -- the end of the program ------------------------------------------------------------------------
+
+_open: Final[dict[Callable[[], None], int]] = {}
+"""What closes each, and the process that is to call it: a forked one ends by itself."""
+
+
+def close_at_end(close: Callable[[], None]) -> None:
+    """Have `close` called when this program ends, however it does, unless it is killed."""
+    _open[close] = os.getpid()
+
+
+def forget(close: Callable[[], None]) -> None:
+    """It need not be called any more."""
+    _open.pop(close, None)
+
+
+def _close_all() -> None:
+    for close, process in reversed(_open.copy().items()):
+        if process == os.getpid():
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001 - the process's edge: told, the others close
+                _say(error)
+
+
+def _say(error: Exception) -> None:
+    if not hasattr(sys, "last_value"):  # of the traceback that Python has shown
+        sys.stderr.write(
+            f"gemini_lab: a lab was not closed in order: {type(error).__name__}: {error}; "
+            "its nodes end by themselves within seconds\n"
+        )
+
+
+# Python has no public name for this; its own pools of threads end by it.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]  # noqa: SLF001

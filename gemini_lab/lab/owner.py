@@ -19,12 +19,12 @@ import msgspec
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.lab.access import ACCESS_FILE, OWNER_KEY, RUN_KEY, access_in
 from gemini_lab.lab.agents import AgentCluster
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.detached import RunRecord
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
+from gemini_lab.lab.run_locator import ACCESS_FILE, OWNER_KEY, RUN_KEY, access_in
 from gemini_lab.lab.runs import Runs, said
 from gemini_lab.lab.starting import own_operator
 from gemini_lab.launch.members import Members

@@ -4,10 +4,13 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
@@ -19,13 +22,20 @@ from gemini_lab.lab import pages
 from gemini_lab.lab.cluster import RunOwner
 from gemini_lab.lab.control import close_control
 from gemini_lab.lab.followed import FollowedRun
-from gemini_lab.lab.output import OutputFiles
-from gemini_lab.lab.said_once import Placed, Recoveries
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import FailureCause, RunFailed
+from gemini_lab.log.events import (
+    AnyEvent,
+    FailureCause,
+    Protected,
+    RecoveryFinished,
+    RecoveryPlanned,
+    RecoveryStarted,
+    RunFailed,
+)
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
 from gemini_lab.memory.free import free_memory, too_little_for
+from gemini_lab.placement import Placement
 from gemini_lab.recovery.messages import OutputSaid, RunDescribed
 from gemini_lab.recovery.requests import AnyRequest, Requestable, RunFacts
 from gemini_lab.report import RunReport, load_report
@@ -308,3 +318,97 @@ class Run(FollowedRun, Requestable):
     def _end(self) -> None:
         close_control(self.folder)
         super()._end()
+
+
+# -- workers' output -------------------------------------------------------------------------------
+
+MOST_BYTES: Final = 64 << 20
+KEPT: Final = 3  # older files of a rank
+
+
+class OutputFiles:
+    """The files of one run.
+
+    Args:
+        folder: Where they lie; it is made when there is something to write.
+        most_bytes: How large one may grow.
+    """
+
+    def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
+        self._folder, self._most_bytes = folder, most_bytes
+        self._heads: dict[int, str] = {}
+
+    def write(self, rank: int, lines: Sequence[str], *, node: str, epoch: int) -> None:
+        """Add lines that a worker printed."""
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"rank-{rank}.log"
+        if path.exists() and path.stat().st_size > self._most_bytes:
+            self._turn(path)
+            self._heads.pop(rank, None)
+        head = f"{node}, epoch {epoch}"
+        with path.open("a", encoding="utf-8") as file:
+            if self._heads.get(rank) != head:
+                self._heads[rank] = head
+                moment = time.strftime("%Y-%m-%d %H:%M:%S")
+                file.write(f"-- rank {rank} on {head}, {moment} --\n")
+            file.writelines(line + "\n" for line in lines)
+
+    def _turn(self, path: Path) -> None:
+        """Make room for a new file."""
+        for number in range(KEPT, 0, -1):
+            older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
+            if older.exists():
+                older.replace(path.with_name(f"{path.name}.{number}"))
+
+
+# -- events that a new root agent repeats ----------------------------------------------------------
+
+
+class Recoveries:
+    """Takes each recovery's start and end once.
+
+    A root agent that is elected says the newest ones again: where its predecessor was cut off as it
+    said them, they have not been heard.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[type[AnyEvent], int] = {}
+
+    def takes(self, event: AnyEvent) -> bool:
+        """Whether it is to be taken: it was not said before."""
+        if not isinstance(event, RecoveryStarted | RecoveryFinished):
+            return True
+        is_new = event.recovery > self._newest.get(type(event), 0)
+        if is_new:
+            self._newest[type(event)] = event.recovery
+        return is_new
+
+
+class Placed:
+    """Leaves a placement out where the log has it already.
+
+    Rank 0 says it in each start, and it grows with the nodes. Readers go on with the last one, or,
+    where there are more nodes or fewer, with none: then it is told again.
+    """
+
+    def __init__(self) -> None:
+        self._known: Placement | None = None
+        self._epoch = 0
+        self._is_told: dict[int, bool] = {}  # by epoch: what is said again is told as it was
+
+    def brief(self, entry: Entry) -> Entry:
+        """The entry as the log is to tell it; one of the log itself stays as it is."""
+        match entry.event:
+            case RecoveryPlanned(epoch=epoch, members=members) if epoch >= self._epoch:
+                self._epoch = epoch
+                if self._known is not None and self._known.nodes != len(members):
+                    self._known = None
+            case Protected(rank=0, epoch=epoch, placement=None):
+                self._is_told[epoch] = False
+            case Protected(epoch=epoch, placement=Placement() as placement) as event:
+                if not self._is_told.setdefault(epoch, placement != self._known):
+                    untold = msgspec.structs.replace(event, placement=None)
+                    return msgspec.structs.replace(entry, event=untold)
+                if epoch >= self._epoch:
+                    self._known = placement
+        return entry

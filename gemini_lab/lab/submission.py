@@ -1,28 +1,37 @@
 """What a person wants to run, checked before anything is made or started for it."""
 
+import contextlib
 import os
+import random
 import secrets
+import signal
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import msgspec
 
-from gemini_lab.errors import ConfigError, kind_of
+from gemini_lab.errors import ConfigError, GeminiError, kind_of
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job, hash_seed_in, job_of
 from gemini_lab.lab.config import LabConfig
-from gemini_lab.lab.earlier import TIER, earlier_tier
-from gemini_lab.lab.known_machines import learn_from, split_runs
-from gemini_lab.lab.limit import TooLong, limit
 from gemini_lab.limits import require_text
-from gemini_lab.log.file import LATEST
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import RunStarted
+from gemini_lab.log.file import LATEST, LOG_FILE, find_log, read_line
+from gemini_lab.log.follow import LogFeed
+from gemini_lab.log.hiding import hidden_arguments
 from gemini_lab.node.own_root import ONE_S, packed
-from gemini_lab.placement import Placement
+from gemini_lab.placement import Placement, Risk
 from gemini_lab.placement.own import placed_by
 from gemini_lab.recovery.deciding import Decide
+from gemini_lab.recovery.learning import READ, learn_risk
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import AUTO, Settings, SettingValue
@@ -229,3 +238,146 @@ def _check(seats: Seats, settings: Settings, scenario: Scenario) -> None:
     names = [node_name(number) for number in range(max(100, 10 * seats.nodes))]
     seats.seated(names[: seats.nodes]).placed(settings)
     scenario.check(nodes=names, ranks=seats.world_size, racks=list(seats.nodes_by_rack))
+
+
+# -- an earlier run --------------------------------------------------------------------------------
+
+TIER: Final = "persistent"
+"""The folder in a run's own that is its persistent tier, where it was given no other."""
+HEAD: Final = 32  # entries of a log, among which its job is told
+
+
+def earlier_tier(folder: Path, job: Job) -> Path | None:
+    """The persistent tier of the newest run of `job` below `folder` that has a version there.
+
+    One that has none any more that counts is taken, too: the run that goes on asks what to do.
+    """
+    runs = [log.parent for log in folder.glob(f"*/{LOG_FILE}") if (log.parent / TIER).is_dir()]
+    for run in sorted(runs, key=lambda run: (run / LOG_FILE).stat().st_mtime, reverse=True):
+        if any(_is_of(told, job) for told in _told(run)) and _has_begun(str(run / TIER)):
+            return run / TIER
+    return None
+
+
+def _has_begun(url: str) -> bool:
+    """Whether a persistent tier has a version, or had one that training went back behind.
+
+    One that cannot be read has: an earlier run's must not be taken for the newest.
+    """
+    try:
+        there = persistent_tier(url).survey()
+    except GeminiError:
+        return True
+    return bool(there.stored or there.unclear or there.disowned)
+
+
+def _told(run: Path) -> Iterator[RunStarted]:
+    """What the log says of the run's job; nothing if it cannot be read."""
+    try:
+        head = LogFeed(run).poll(limit=HEAD)
+    except (GeminiError, OSError):
+        return
+    yield from (entry.event for entry in head if isinstance(entry.event, RunStarted))
+
+
+def _is_of(told: RunStarted, job: Job) -> bool:
+    shown = tuple(hidden_arguments(job.args))
+    return (told.script, told.module, told.args) == (job.script, job.module, shown)
+
+
+# -- failures in earlier runs ----------------------------------------------------------------------
+
+
+def split_runs(text: str) -> list[str]:
+    """The runs that the setting `risk_from` names, with commas between."""
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
+def learn_from(runs: Sequence[str]) -> Risk:
+    """What the logs of these runs tell together.
+
+    Args:
+        runs: Their folders, or as `find_log` takes them.
+
+    Raises:
+        ConfigError: One of them is no run.
+        EventError: A line of a log is no event.
+    """
+    known = Risk()
+    for run in runs:
+        known = learn_risk(_lines_of_machines(find_log(run))).after(known)
+    return known
+
+
+def _lines_of_machines(path: Path) -> Iterator[Entry]:
+    """The entries that tell of machines, and the last one, which tells how long it was."""
+    kinds = tuple(f'"kind":"{kind.__struct_config__.tag}"'.encode() for kind in READ)
+    last = b""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines):
+            if not line.endswith(b"\n"):
+                break
+            last = line
+            if number == 0 or any(kind in line for kind in kinds):
+                entry = read_line(line)
+                if entry is not None:
+                    yield entry
+                last = b""
+    if last and (entry := read_line(last)) is not None:
+        yield entry
+
+
+# -- a time limit ----------------------------------------------------------------------------------
+
+_AT_ONCE_S: Final = 1e-6, 1e-4
+_SOON_S: Final = 1e-3
+
+
+class TooLong(BaseException):
+    """An answer took too long; no error, which whoever is asked might catch."""
+
+
+@contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Raise `TooLong` in the block after so many seconds.
+
+    A signal interrupts the block, so this needs the main thread, in which cells and agents run; in
+    another thread there is no limit. A loop that catches everything meets the next signal while it
+    does so, and one that is not caught at last.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_late = is_over = False
+    user = sys._getframe(2)  # noqa: SLF001 - who limits the block: nobody in the block is above it
+
+    def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as handlers are called
+        nonlocal is_late
+        if is_over:
+            return
+        if is_late and _is_leaving(frame, user):
+            signal.setitimer(signal.ITIMER_REAL, _SOON_S)
+            return
+        is_late = True
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(*_AT_ONCE_S))
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+        if is_late:
+            raise TooLong
+    finally:
+        is_over = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _is_leaving(frame: FrameType | None, user: FrameType) -> bool:
+    """Whether the block may be on its way out already, to who limits it."""
+    while frame is not None and frame.f_code.co_filename in {contextlib.__file__, __file__}:
+        if frame is user:
+            return True
+        frame = frame.f_back
+    return frame is None or frame is user

@@ -3,6 +3,7 @@
     root/               the root agent: one class, made of parts
     root_state          the state that it leaves to the next root agent
     protocol            happenings and instructions: its input and its output
+    requests            what a user asks of a run, from the shell to the root agent
     messages            every message between the processes of a lab
     log_events          the root agent's decisions as events of the log
 

@@ -14,11 +14,10 @@ import pytest
 from lab_stand_in import begin, run_in, tell
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
-from gemini_lab.cli.following import follow
 from gemini_lab.cli.main import main
-from gemini_lab.cli.run import setting_of
+from gemini_lab.cli.run import follow, setting_of
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.notice import NOTHING_YET, save_within
+from gemini_lab.lab.preemption import NOTHING_YET, save_within
 from gemini_lab.log.events import (
     FailureCause,
     PersistFailed,

@@ -10,7 +10,7 @@ import pytest
 from gemini_lab_widgets.pictures import view
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.limit import TooLong, limit
+from gemini_lab.lab.submission import TooLong, limit
 from gemini_lab.node.own_root import MOST_BYTES, loaded, packed
 from gemini_lab.recovery.deciding import (
     Ask,

@@ -71,7 +71,7 @@ WAITS = {
     "a process that makes": ["engine.gradients.sent_differences.IDLE_S"],
     "MPI to start": ["launch.mpi.LAUNCH_S"],
     "its etcd's members": ["launch.members.END_S"],
-    "any agent at all": ["lab.alone.LOST_S", "lab.alone.ALONE_S"],
+    "any agent at all": ["lab.agents.LOST_S", "lab.agents.ALONE_S"],
     "etcd to start": ["launch.etcd.START_S", "launch.boot.READY_S"],
     "agents to leave": ["lab.agents.GOODBYE_S"],
     "its launcher": ["lab.owner.START_S"],
@@ -99,7 +99,7 @@ IN_WORDS = {
     "its lab | 10 min": "gemini-lab node's option, launch.join.WAIT_S by default",
 }
 NO_WAITS = {
-    "lab.bringing.LONGEST_RETRY_S": "a pause",
+    "lab.agents.LONGEST_RETRY_S": "a pause",
     "lab.followed.LONG_S": "a glance in a loop",
     "lab.otlp.EVERY_S": "how often",
     "lab.under_torchrun.END_S": "a call",

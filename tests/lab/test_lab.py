@@ -15,7 +15,7 @@ from gemini_lab.job import job_of
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.control import CONTROL_FILE, Way, ask, write_secret
 from gemini_lab.lab.detached import start_detached
-from gemini_lab.lab.output import OutputFiles
+from gemini_lab.lab.run import OutputFiles
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import check_name
 from gemini_lab.log.events import RunFinished

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.lab.attached import AttachedRun
-from gemini_lab.lab.said_once import Placed
+from gemini_lab.lab.run import Placed
 from gemini_lab.log.events import (
     Note,
     Protected,

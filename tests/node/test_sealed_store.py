@@ -11,8 +11,8 @@ from membership_stand_in import StoreStandIn, member, shell_in
 
 from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.job import Job
-from gemini_lab.lab.access import Access, labs_in
 from gemini_lab.lab.announcement import Announcement
+from gemini_lab.lab.run_locator import Access, labs_in
 from gemini_lab.launch.etcd import find_etcd, start_etcd
 from gemini_lab.launch.join import find_lab, prefix_of
 from gemini_lab.log.events import Note, RootElected

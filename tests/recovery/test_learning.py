@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.known_machines import learn_from, split_runs
+from gemini_lab.lab.submission import learn_from, split_runs
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, encode_entry
 from gemini_lab.log.file import LOG_FILE

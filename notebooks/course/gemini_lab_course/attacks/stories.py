@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gemini_lab.lab.limit import TooLong, limit
+from gemini_lab.lab.submission import TooLong, limit
 from gemini_lab.log import events
 from gemini_lab.node.own_root import ONE_S, loaded
 from gemini_lab.recovery.deciding import Cluster, Decide, Event, GuideError, told

@@ -1,13 +1,13 @@
 """A lab that has lost all of its nodes asks for new ones, once, and ends if none come."""
 
-from gemini_lab.lab.alone import ALONE_S, Alone
+from gemini_lab.lab.agents import ALONE_S, AllNodesLost
 
 LOOKS = range(200)
 
 
 def verdicts(*, coming=(), silent=(), connected=()):
     """What is decided at each look; the given looks find something else than an empty store."""
-    alone, found = Alone(), []
+    alone, found = AllNodesLost(), []
     for look in LOOKS:
         found.append(
             alone.look(
