@@ -34,7 +34,7 @@ _OWN_WAITS: Final = {
 _NOT_THE_SCRIPTS: Final = (sysconfig.get_paths()["stdlib"], "<", str(Path(__file__).parents[1]))
 
 
-class Pulse:
+class Heartbeat:
     """What a worker's training thread does now.
 
     The thread that makes it is the one that is watched; it calls `enter`, `within` and `pause`.

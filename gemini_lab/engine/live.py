@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 import torch
@@ -20,7 +21,7 @@ from gemini_lab.engine.arguments import require_rewind, require_total
 from gemini_lab.engine.contract import WorldChange
 from gemini_lab.engine.ends import UNKNOWN, Ends, collectives_so_far
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
-from gemini_lab.engine.heartbeat import Pulse
+from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.iterations import IterationLog, iteration_in
 from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
@@ -75,6 +76,35 @@ class Unsealed:
     at_top: bool = False
 
 
+class LoopTop(Enum):
+    """The part that the script's loop has in sealing versions."""
+
+    NONE = auto()  # there is no loop of ours: the next forward pass seals
+    UNTOLD = auto()  # nothing has said when this loop comes to its top
+    TOLD = auto()  # `steps` or its loader says so: the top seals
+
+
+@dataclass(slots=True, kw_only=True)
+class IterationState:
+    """An iteration under way, and what is due at its end; after a return, another one begins.
+
+    Attributes:
+        is_computing: Whether there are gradients of which no update was made yet.
+        is_judged: Whether the guard has seen its numbers.
+        unsealed: The version that it began with, until that is sent.
+        wish: The script's wish to go back.
+        is_to_hold: Whether all ranks stop here, as they have agreed.
+        is_asked_back: Whether the user asked to go back; all ranks know.
+    """
+
+    is_computing: bool = False
+    is_judged: bool = True
+    unsealed: Unsealed | None = None
+    wish: Wish | None = None
+    is_to_hold: bool = False
+    is_asked_back: bool = False
+
+
 class LiveProtection:
     """Protection of one worker of a lab, made of its parts; it is the hook in the engine's step.
 
@@ -102,7 +132,7 @@ class LiveProtection:
         state: EngineState,
         traffic: CheckpointTraffic,
         iterations: IterationLog,
-        pulse: Pulse,
+        pulse: Heartbeat,
         *,
         lineage: Lineage,
         place: LoopPlace = (),
@@ -142,14 +172,11 @@ class LiveProtection:
         self._left_out = 0  # updates that do not count
         self._is_over_said = False
         self._is_asked = False  # by the script, where to go on
-        self._is_in_loop = False
-        self._top_is_told = False  # that of this very loop, by `steps` or by its loader
+        self._top = LoopTop.NONE
         self._has_loop = False  # the script, over steps or epochs
         self._seen_place = (UNKNOWN, UNKNOWN)  # when the last version was sealed
-        self._is_computing = False  # an iteration: gradients are there, and no update yet
+        self._now = IterationState()
         # The newest version.
-        self._unsealed: Unsealed | None = None
-        self._is_judged = True  # by the guard
         self._is_withheld = False  # it was sent, and is to exist where the next loop begins
         self._is_finished = False
         if ends is not None:
@@ -158,11 +185,7 @@ class LiveProtection:
                 watch.on_over = self._end_pass
         self._is_rehearsed = False  # in this epoch
         self._thread = 0  # which makes updates
-        # What is to be done at the loop's top.
-        self._is_to_hold = False
-        self._is_asked_back = False  # by a person; all ranks know
-        self._order_back = 0  # of those to go back, the last that was carried out
-        self._wish: Wish | None = None  # the script's own, to go back
+        self._order_back = 0  # of the orders to go back, the last that was carried out
 
     @property
     def step(self) -> int:
@@ -189,7 +212,7 @@ class LiveProtection:
         with self._in_loop("steps", total) as loop:
             if loop is None:
                 return
-            self._top_is_told = True
+            self._top = LoopTop.TOLD
             if self._rejoining is not None:
                 self._rejoining.enter_loop(self._traffic)
             try:
@@ -198,7 +221,7 @@ class LiveProtection:
                     if not self._loops.leads_to_place:  # else the pass is given once more
                         loop.begin(self._state.version)
                     yield loop.number
-                    self._is_to_hold &= self._state.version < total  # where it ends, it ends
+                    self._now.is_to_hold &= self._state.version < total  # where it ends, it ends
                     self._leave_pass(loop)
                     self.reach_top(ends_at=total)
                 self._traffic.wait()  # the script may write, or destroy its process groups now
@@ -226,11 +249,11 @@ class LiveProtection:
                     yield number
                     self._leave_pass(loop)
                     loop.begin(number + 1)
-                    if not self._top_is_told:
+                    if self._top is not LoopTop.TOLD:
                         self._keep_drawn()
             finally:  # also where the script breaks off its loop
                 self._say_end("break" if loop.number < total else "loop")
-            self._is_to_hold = False
+            self._now.is_to_hold = False
             self.reach_top(ends_at=self._state.version)
             self._traffic.wait()
 
@@ -240,7 +263,7 @@ class LiveProtection:
         self._is_asked = True
         if self._loops.is_at_place:
             self._arrive()
-        told_outside = self._top_is_told, self._is_in_loop
+        outside = self._top
         with self._loops.within(kind, total) as loop:
             if loop is None:
                 self._say_over(kind, total)
@@ -249,13 +272,13 @@ class LiveProtection:
             done = loop.number if kind == "epochs" else self._began_at
             if self._loops.is_at_place and done >= total:
                 self._say_over(kind, total)
-            self._top_is_told, self._is_in_loop, self._has_loop = False, True, True
+            self._top, self._has_loop = LoopTop.UNTOLD, True
             self._begin_pass()
             try:
                 yield loop
             finally:
                 self._keep_drawn()
-                self._top_is_told, self._is_in_loop = told_outside
+                self._top = outside
 
     def _begin_pass(self) -> None:
         for watch in self._state.script.watches:
@@ -279,8 +302,7 @@ class LiveProtection:
         if self._left_out:
             self._traffic.go_back(self._state.version)
         self._left_out = 0
-        self._unsealed, self._wish = None, None
-        self._is_computing, self._is_judged = False, True
+        self._now = IterationState()
         self._iterations.go_back(self._iterations.newest)
         if self._update_watch is not None:
             self._update_watch.begin_anew()
@@ -330,7 +352,7 @@ class LiveProtection:
         """The first of `data` is asked for a batch, which there may be or not."""
         if self._loops.innermost != "epochs":
             return
-        self._top_is_told = True
+        self._top = LoopTop.TOLD
         if self._loops.is_at_place and not self._state.script.watches[0].is_where_put:
             return  # it looks at a batch before the loop over them
         if not self._loops.leads_to_place:
@@ -344,10 +366,10 @@ class LiveProtection:
         """Take iterations back when the loop comes to its top; see `Protected`."""
         require_rewind(steps, skip)
         done = self._state.version
-        can_rewind = self._is_in_loop and self._rewinder is not None
+        can_rewind = self._top is not LoopTop.NONE and self._rewinder is not None
         require_steps(steps, version=done, can_rewind=can_rewind)
-        if steps or self._unsealed is None:  # else there is nothing to take back
-            self._wish = Wish(version=done - steps, skips=skip, cause="script")
+        if steps or self._now.unsealed is None:  # else there is nothing to take back
+            self._now.wish = Wish(version=done - steps, skips=skip, cause="script")
 
     def pause(self, reason: str) -> AbstractContextManager[None]:
         """Long work of the script's own; see `Protected`."""
@@ -369,12 +391,12 @@ class LiveProtection:
     def begin_forward(self) -> None:
         """An iteration computes: the version before it is sealed now, if that was not done yet."""
         self._pulse.enter("step")
-        self._is_computing = True
+        self._now.is_computing = True
         if self._is_broken:
             return
         if self._loops.innermost != "steps":
             self._process.train_without_loop()
-        if not self._top_is_told:
+        if self._top is not LoopTop.TOLD:
             self._seal()
         if self._loops.awaited is not None:
             return
@@ -387,13 +409,15 @@ class LiveProtection:
         """Wait until the version on its way is whole: its tensors are about to change."""
         if self._update_watch is not None:
             self._update_watch.begin_update()
-        self._unsealed = None  # an update within one pass of the loop: the loop's top comes later
+        self._now.unsealed = (
+            None  # an update within one pass of the loop: the loop's top comes later
+        )
         self._release()
         waited_s = self._wait_for_version()
         if self._is_broken or self._loops.awaited is not None:
             return 0.0
-        self._is_to_hold = self._traffic.is_hold_agreed
-        self._is_asked_back = self._traffic.agreed_back[0] > self._order_back
+        self._now.is_to_hold = self._traffic.is_hold_agreed
+        self._now.is_asked_back = self._traffic.agreed_back[0] > self._order_back
         if self._verification is not None:
             self._verification.before_update(self._state.version + 1, rewinds=self._lineage.rewinds)
         return waited_s
@@ -417,14 +441,14 @@ class LiveProtection:
             self._update_watch.end_update()
         version = self._state.version
         self._script_watch.end_update()
-        self._is_computing = self._is_judged = False
+        self._now.is_computing = self._now.is_judged = False
         if self._is_broken:
             return
         if self._loops.awaited is not None:
             self._leave_out()
             return
         if self._rewinder is not None and self._rewinder.guard is not None:
-            require_loop(is_in_loop=self._is_in_loop)
+            require_loop(is_in_loop=self._top is not LoopTop.NONE)
         self._iterations.end(version, waited_s=waited_s)
         try:
             is_to_be_sent = self._traffic.end_iteration(version)
@@ -432,12 +456,12 @@ class LiveProtection:
             if not self._is_lost_with_a_rank():
                 raise
             return
-        if is_to_be_sent or self._is_to_hold:
-            self._unsealed = Unsealed(drawn=None)
-            if not self._top_is_told:
+        if is_to_be_sent or self._now.is_to_hold:
+            self._now.unsealed = Unsealed(drawn=None)
+            if self._top is not LoopTop.TOLD:
                 self._keep_drawn()
         if self._verification is not None:
-            is_sent = self._unsealed is not None
+            is_sent = self._now.unsealed is not None
             self._verification.after_update(version, self._lineage, is_sent=is_sent)
         self._pulse.enter("between steps")
 
@@ -454,7 +478,7 @@ class LiveProtection:
 
     def _rejoin(self, rejoining: Rejoining) -> None:
         """Be at the top of the iteration after the version of the plan, with other ranks."""
-        if self._is_computing:
+        if self._now.is_computing:
             raise CannotGoOnError("the engine has computed gradients of which no update was made")
         try:
             went = rejoining.rejoin(self._traffic, self._loops.place)
@@ -465,10 +489,8 @@ class LiveProtection:
             ) from error
         self._traffic, self._rewinder = went.traffic, went.rewinder
         self._lineage, small = went.ready.place.lineage, went.ready.small
-        self._unsealed = self._wish = None
-        self._is_to_hold = self._is_asked_back = self._is_withheld = False
-        self._order_back = 0
-        self._is_judged, self._is_rehearsed = True, False
+        self._now, self._order_back = IterationState(), 0
+        self._is_withheld = self._is_rehearsed = False
         self._iterations.go_back(iteration_in(small))
         self._pulse.enter("between steps")
 
@@ -499,23 +521,23 @@ class LiveProtection:
         self._release()
         if self._update_watch is not None:
             self._update_watch.reach_top()
-        if self._rewinder is not None and self._is_in_loop:
-            wish = self._wish or self._asked_back()
-            if wish is None and not self._is_judged:
+        if self._rewinder is not None and self._top is not LoopTop.NONE:
+            wish = self._now.wish or self._asked_back()
+            if wish is None and not self._now.is_judged:
                 wish = self._rewinder.judge(self._iterations.newest)
-            self._is_judged, self._wish = True, None
+            self._now.is_judged, self._now.wish = True, None
             if wish is not None:
                 self._go_back(self._rewinder, wish)
-        if self._unsealed is not None:
-            self._unsealed = Unsealed()  # what was kept of it is older than this moment
+        if self._now.unsealed is not None:
+            self._now.unsealed = Unsealed()  # what was kept of it is older than this moment
             is_last = ends_at is not None and self._state.version >= ends_at
             self._seal(at_top=True, sends=sends, is_withheld=is_last)
 
     def _asked_back(self) -> Wish | None:
         """What a person has asked for, as all ranks know by now."""
-        if not self._is_asked_back:
+        if not self._now.is_asked_back:
             return None
-        self._is_asked_back = False
+        self._now.is_asked_back = False
         self._order_back, how = self._traffic.agreed_back
         return wish_of(how, version=self._state.version)
 
@@ -525,11 +547,11 @@ class LiveProtection:
             wish,
             lineage=self._lineage,
             place=self._loops.place,
-            is_computing=self._is_computing,
+            is_computing=self._now.is_computing,
         )
         if went is None:
             return
-        self._unsealed, self._is_computing = None, False
+        self._now.unsealed, self._now.is_computing = None, False
         self._lineage = went.lineage
         if self._verification is not None:
             self._verification.go_back(went.extra)
@@ -540,13 +562,15 @@ class LiveProtection:
 
     def _keep_drawn(self) -> None:
         """Keep what was drawn by now, and where: no top of a loop may follow that tells."""
-        if self._unsealed is not None:
-            self._unsealed = Unsealed(drawn=self._state.capture_drawn(), place=self._loops.place)
+        if self._now.unsealed is not None:
+            self._now.unsealed = Unsealed(
+                drawn=self._state.capture_drawn(), place=self._loops.place
+            )
 
     def _seal(self, *, at_top: bool = False, sends: bool = True, is_withheld: bool = False) -> None:
-        if self._unsealed is None:
+        if self._now.unsealed is None:
             return
-        drawn, place = self._unsealed.drawn, self._unsealed.place
+        drawn, place = self._now.unsealed.drawn, self._now.unsealed.place
         if drawn is None:
             drawn, place = self._state.capture_drawn(), self._loops.place
         # All ranks have to come here at one place among their collectives, which what reads data in
@@ -555,21 +579,21 @@ class LiveProtection:
             self._rehearse()
             self._is_rehearsed = True
         small = self._capture(drawn, place, at_top=at_top)
-        self._unsealed = Unsealed(drawn=drawn, place=place, small=small, at_top=at_top)
+        self._now.unsealed = Unsealed(drawn=drawn, place=place, small=small, at_top=at_top)
         if sends:
             self._send_sealed(is_withheld=is_withheld)
 
     def _send_sealed(self, *, is_withheld: bool = False) -> None:
         """Send the version that was sealed, if one was and has not left."""
-        sealed = self._unsealed
+        sealed = self._now.unsealed
         if sealed is None or sealed.small is None or sealed.drawn is None:
             return
-        self._unsealed = None
+        self._now.unsealed = None
         self._script_watch.see_version(sealed.drawn, at_top=sealed.at_top, is_asked=self._is_asked)
-        if self._is_to_hold:
+        if self._now.is_to_hold:
             self._traffic.end_training()  # this version leaves at once, whatever the plan says
         self._send(sealed.small, is_withheld=is_withheld)
-        if self._is_to_hold:
+        if self._now.is_to_hold:
             self._traffic.wait()
             self._hold(self._state.version)
 
@@ -637,7 +661,7 @@ class LiveProtection:
         if self._is_broken:
             raise CannotGoOnError("a rank is lost, and the script has left its loop")
         self._require_arrived()
-        self._is_finished, self._is_to_hold = True, False
+        self._is_finished, self._now.is_to_hold = True, False
         if self._has_loop:  # which the script may have broken off
             self._say_end("loop")
         self._say_end("script")
@@ -645,7 +669,7 @@ class LiveProtection:
         with self._pulse.pause(WAITS_FOR_ENDS) if self._is_withheld else nullcontext():
             self._release()
             self._traffic.end_training()
-        if self._unsealed is not None:
+        if self._now.unsealed is not None:
             self._seal()
         elif not self._traffic.is_sent(self._state.version):
             self.send_version()

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 from torch.distributed import DistStoreError
 
-from gemini_lab.engine.heartbeat import Pulse
+from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.restore import UnusableCopyError
 from gemini_lab.engine.same_code import SameCode
 from gemini_lab.engine.witness import Witness
@@ -111,7 +111,7 @@ class WorkerSession:
         start: WorkerStart,
         channel: LocalChannel,
         store: Any,
-        pulse: Pulse,
+        pulse: Heartbeat,
         kept: KeptProcess | None = None,
     ) -> None:
         self.start, self.store, self.pulse = start, store, pulse

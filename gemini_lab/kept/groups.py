@@ -7,7 +7,7 @@ so that an iteration that cannot be finished comes to its end without anybody's 
 computed is thrown away, and the state of a whole version is put in its place.
 
 A process that takes a lost rank's place makes its groups `alone`: what the other ranks would have
-answered during its set-up is played from a record that they made of their own (`set_up_record`).
+answered during its set-up is played from a record that they made of their own (`record`).
 """
 
 import threading

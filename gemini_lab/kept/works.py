@@ -1,4 +1,4 @@
-"""Collectives under way in groups that can be broken off: see `standing_groups`."""
+"""Collectives under way in groups that can be broken off: see `groups`."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -24,7 +24,7 @@ from gemini_lab.lab.profile_script import too_short
 from gemini_lab.profiler.observe import Profiler
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.transfer.collective_calls import DeviceClock, WallClock
-from gemini_lab.transfer.comm_hook import CommSeam, Pace
+from gemini_lab.transfer.comm_hook import CommHook, Pace
 from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer
 from gemini_lab.units import format_bytes
 
@@ -61,28 +61,28 @@ class ProfiledSteps:
         self._skip = skip
         self._link = link
         self._conditions = list(conditions)
-        self._seam: CommSeam | None = None
+        self._hook: CommHook | None = None
         self._profiler: Profiler | None = None
         self.seen = 0
 
     def __call__(self, engine: Any, *args: Any, **kwargs: Any) -> Any:
         """One call of `engine.step`; only those that update the states end an iteration."""
-        if self._seam is None:
+        if self._hook is None:
             self._attach()
-        assert self._seam is not None
+        assert self._hook is not None
         is_update = next_step_updates(engine)
         if is_update:
-            self._seam.begin_update()
+            self._hook.begin_update()
         result = self._step(engine, *args, **kwargs)
         if is_update:
-            self._end_iteration(self._seam)
+            self._end_iteration(self._hook)
         return result
 
     def _attach(self) -> None:
         on_device = torch.cuda.is_available() and "nccl" in dist.get_backend()
         pace: Pace | None = LinkPacer(self._link, shares=GLOO) if self._link else None
         clock = DeviceClock() if on_device else WallClock()
-        self._seam = CommSeam(clock=clock, pace=pace).attach()
+        self._hook = CommHook(clock=clock, pace=pace).attach()
         if self._link is not None:
             rate = format_bytes(self._link.bytes_per_s)
             self._conditions.append(f"each rank on a link paced to {rate}/s")
@@ -93,13 +93,13 @@ class ProfiledSteps:
             conditions=self._conditions,
         )
 
-    def _end_iteration(self, seam: CommSeam) -> None:
-        record = seam.begin_iteration()
+    def _end_iteration(self, hook: CommHook) -> None:
+        record = hook.begin_iteration()
         if record is None or self._profiler is None:
             return
         self.seen += 1
         if isinstance(self._profiler.observe(record), Profile):
-            seam.detach()
+            hook.detach()
             raise ProfileMade
 
     @property

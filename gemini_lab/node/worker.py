@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from gemini_lab.display import readable
 from gemini_lab.engine import session
 from gemini_lab.engine.executed_code import process_code
-from gemini_lab.engine.heartbeat import Pulse
+from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.made_objects import follow_constructors
 from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.process_exit import die_with_parent, leave
@@ -206,7 +206,7 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
     settle_in(start)
     channel = LocalChannel.adopt(channel_fd)
-    pulse = Pulse(channel.send, rank=start.rank, epoch=start.epoch)
+    pulse = Heartbeat(channel.send, rank=start.rank, epoch=start.epoch)
     pulse.start()
     # DeepSpeed calls torch by its older names: nothing that a script's author could mend.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
@@ -268,7 +268,7 @@ def settle_in(start: WorkerStart) -> None:
 
 
 def open_session(
-    start: WorkerStart, channel: LocalChannel, store: "TCPStore", pulse: Pulse
+    start: WorkerStart, channel: LocalChannel, store: "TCPStore", pulse: Heartbeat
 ) -> session.WorkerSession:
     """What `gemini_lab.protect` finds of the job in the script that runs next."""
     kept = kept_process(start, store)

@@ -6,7 +6,7 @@ from torch import nn
 
 from gemini_lab.engine import session
 from gemini_lab.training.accelerator import SlowLayers
-from gemini_lab.transfer.comm_hook import CommSeam
+from gemini_lab.transfer.comm_hook import CommHook
 from gemini_lab.transfer.link import GLOO, LinkPacer, own_link
 
 
@@ -27,4 +27,4 @@ def emulate(
         SlowLayers(layers, forward_s=layer_s)
     if link_bytes_per_s is not None and session.current is None:
         pacer = LinkPacer(own_link(link_bytes_per_s), shares=GLOO)
-        CommSeam(pace=pacer, recording=False).attach()
+        CommHook(pace=pacer, recording=False).attach()

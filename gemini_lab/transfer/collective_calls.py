@@ -1,4 +1,4 @@
-"""Training's collectives as a seam sees them: a call's times, and a handle that tells its end."""
+"""Training's collectives as a hook sees them: a call's times, and a handle that tells its end."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -125,7 +125,7 @@ class Call:
 
 
 class FollowedWork:
-    """A handle whose `wait` also waits for the emulated link, and tells the seam."""
+    """A handle whose `wait` also waits for the emulated link, and tells the hook."""
 
     def __init__(self, work: Any, release_s: float, done: Callable[[], None]) -> None:
         self._work = work

@@ -1,6 +1,6 @@
-"""The seam in DeepSpeed's communication: every collective passes here, and nothing else is touched.
+"""The hook in DeepSpeed's communication: every collective passes here, and nothing else is touched.
 
-DeepSpeed sends all its collectives through one object, `deepspeed.comm.comm.cdb`. A `CommSeam` puts
+DeepSpeed sends all its collectives through one object, `deepspeed.comm.comm.cdb`. A `CommHook` puts
 its own functions in front of that object's methods and takes them off again.
 """
 
@@ -49,7 +49,7 @@ class Gate(Protocol):
         """The optimizer step is about to begin."""
 
 
-class CommSeam:
+class CommHook:
     """Counts, times and, if asked, paces every collective of one DeepSpeed job on this rank.
 
     The training thread says where iterations and updates begin; any thread may ask whether a
@@ -99,19 +99,19 @@ class CommSeam:
         self._expected: list[tuple[str, int]] = []
         self._gate: Gate | None = None
 
-    # -- on and off ----------------------------------------------------------------------------
+    # -- on and off --------------------------------------------------------------------------------
 
     def attach(self) -> Self:
-        """Put the seam in place.
+        """Put the hook in place.
 
         Raises:
-            ConfigError: Another seam is in place, or DeepSpeed has not started to communicate.
+            ConfigError: Another hook is in place, or DeepSpeed has not started to communicate.
         """
         if self._backend is None:
             self._backend = _deepspeed_backend()
         if hasattr(self._backend, _MARK):
             raise ConfigError(
-                "DeepSpeed's collectives are already watched; detach the other seam first"
+                "DeepSpeed's collectives are already watched; detach the other hook first"
             )
         setattr(self._backend, _MARK, self)
         for name, operation in OPERATIONS.items():
@@ -125,7 +125,7 @@ class CommSeam:
         for name in (_MARK, *OPERATIONS):
             vars(self._backend).pop(name, None)
 
-    # -- what the training thread says ---------------------------------------------------------
+    # -- what the training thread says -------------------------------------------------------------
 
     def begin_update(self) -> None:
         """The optimizer step begins: from here on training waits for the checkpoint."""
@@ -181,7 +181,7 @@ class CommSeam:
         self._expected = [] if profile is None else profile.sequence
         self._gate = gate
 
-    # -- what any thread may ask ---------------------------------------------------------------
+    # -- what any thread may ask -------------------------------------------------------------------
 
     @property
     def in_flight(self) -> bool:
@@ -245,7 +245,7 @@ class CommSeam:
         while not self.wait_to_send(span, timeout_s=_POLL_S):
             pass
 
-    # -- every collective ----------------------------------------------------------------------
+    # -- every collective --------------------------------------------------------------------------
 
     def _wrapped(self, name: str, operation: Operation, method: Callable[..., Any]) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:

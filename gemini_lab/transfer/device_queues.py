@@ -1,6 +1,6 @@
 """What a device does in the background, in queues: the contract, and a GPU's streams.
 
-`CudaLanes` and `pin` need a GPU; everything that stands on the contract does not.
+`CudaQueues` and `pin` need a GPU; everything that stands on the contract does not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ class Lanes(Protocol):
         """Hold the calling thread until the mark is reached."""
 
 
-class CudaLanes:
+class CudaQueues:
     """The lanes of this rank's GPU, the current one of the thread that makes them.
 
     Every rank makes one, at the same time.

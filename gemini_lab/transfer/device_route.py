@@ -18,7 +18,7 @@ order, or is a copy into the slab, which waits for earlier operations only. So t
 operation of all can always run, on all its ranks: nobody holds a thread up between an iteration's
 start and its update. Two things are taken for granted: that training itself calls its collectives
 in one order on all ranks (the ranks compare their sequences before there is a schedule), and that
-it calls them through DeepSpeed's comm object, where the seam sees them.
+it calls them through DeepSpeed's comm object, where the hook sees them.
 
 The tests run this with CPU tensors, on lanes that work in any order that their waiting allows.
 """
@@ -103,9 +103,9 @@ def rounds(
 class DeviceRoute:
     """Moves the chunks of versions as their ranks' schedules say, by way of the device's memory.
 
-    Training's thread calls `begin`, then the seam's gate: `before_call` and `after_call` around
-    every collective, `before_update` at the end. The mover's thread calls `exchange`. On the device
-    it takes p sub-buffers and one to send from, each as large as the largest chunk.
+    Training's thread calls `begin`, then the hook's gate: `before_call` and `after_call` around
+    every collective, `before_update` at the end. The replicator's thread calls `exchange`. On the
+    device it takes p sub-buffers and one to send from, each as large as the largest chunk.
 
     Args:
         lanes: The device's.
@@ -139,7 +139,7 @@ class DeviceRoute:
         self._rooms.clear()
         self._out = self._lanes.room(0)
 
-    # -- training's thread -----------------------------------------------------------------------
+    # -- training's thread -------------------------------------------------------------------------
 
     def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
         """A version is there, and buffers for it in pinned memory."""
@@ -200,7 +200,7 @@ class DeviceRoute:
             lanes.copy("bus", home, self._rooms[number][: chunk.size_bytes])
             self._copied[number] = lanes.mark("bus")
 
-    # -- the mover's thread ----------------------------------------------------------------------
+    # -- the replicator's thread -------------------------------------------------------------------
 
     def wait_for_first(self) -> None:
         """Nothing to wait for: the device copies by itself."""

@@ -105,7 +105,7 @@ class Trust:
 
 
 class Differences:
-    """One rank's part in versions that are sent as differences; on the mover's thread.
+    """One rank's part in versions that are sent as differences; on the replicator's thread.
 
     Args:
         wire: What they travel over.

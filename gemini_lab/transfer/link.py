@@ -144,7 +144,7 @@ class LinkBucket:
 
 
 class LinkPacer:
-    """Reserves a node's link for the collectives of one of its ranks; the `pace` of a `CommSeam`.
+    """Reserves a node's link for the collectives of one of its ranks; the `pace` of a `CommHook`.
 
     Rings are laid node by node, as NCCL lays them, so a ring crosses each node's link once however
     many of its ranks take part: each of them reserves its part of those bytes.

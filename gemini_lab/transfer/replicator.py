@@ -56,14 +56,14 @@ class _Carried:
     is_full: bool = True
 
 
-class VersionMover:
+class Replicator:
     """Moves versions, one at a time, on a thread of its own.
 
     Every rank moves the same versions in the same order. A version is done here only when it is
     whole on all ranks (the last act is a barrier), so nobody overwrites a buffer of version v-1
     before every holder has version v.
 
-    Training's thread calls every method; `on_moved` and `mark` are called on the mover's thread,
+    Training's thread calls every method; `on_moved` and `mark` are called on the replicator's thread,
     which begins with the first version.
 
     Args:
@@ -106,7 +106,8 @@ class VersionMover:
         self._route: Route = self._in_background
         self._sizes_bytes: dict[int, int] = {}  # of shards that are received
         self._thread = OwnThread(
-            "gemini-mover", begin=(lambda: None) if wire.lanes is None else wire.lanes.enter_thread
+            "gemini-replicator",
+            begin=(lambda: None) if wire.lanes is None else wire.lanes.enter_thread,
         )
         self._under_way: Future[None] | None = None
         self._carried: Future[None] = Future()  # all bytes of it are where they are to be
@@ -125,7 +126,7 @@ class VersionMover:
         """Let chunks travel by another route from the next version on; all ranks do it together.
 
         Args:
-            route: The mover closes it in the end; `None`: in the background.
+            route: The replicator closes it in the end; `None`: in the background.
 
         Raises:
             RuntimeError: A version is under way; `wait` for it first.
@@ -221,7 +222,7 @@ class VersionMover:
     def stop(self, within_s: float) -> bool:
         """Break off what is under way, and begin nothing more; any thread may call it.
 
-        The mover's thread may go on waiting for what will not come: see `CheckpointGroup.cut`.
+        The replicator's thread may go on waiting for what will not come: see `CheckpointGroup.cut`.
 
         Returns:
             Whether nothing of this writes to the slab any more, by that time.
@@ -242,7 +243,7 @@ class VersionMover:
         if self._differences is not None:
             self._differences.close()
 
-    # -- the mover's thread ----------------------------------------------------------------------
+    # -- the replicator's thread -------------------------------------------------------------------
 
     def _move(
         self,

@@ -32,14 +32,14 @@ class Route(Protocol):
     """How the chunks of versions travel from rank to rank.
 
     For each version `begin` is called on training's thread, then `wait_for_first` and `exchange` on
-    the mover's.
+    the replicator's.
     """
 
     def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
         """A version is there; the next iteration has not called a collective yet."""
 
     def wait_for_first(self) -> None:
-        """Hold the mover's thread while a version needs nothing of it yet."""
+        """Hold the replicator's thread while a version needs nothing of it yet."""
 
     def exchange(
         self, local: Source, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]
@@ -73,7 +73,7 @@ class BackgroundRoute:
         self._peers = peers
 
     def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
-        """Nothing yet: all is done by the mover's thread."""
+        """Nothing yet: all is done by the replicator's thread."""
 
     def wait_for_first(self) -> None:
         """Nothing to wait for."""

@@ -28,7 +28,7 @@ from gemini_lab.units import format_seconds
 
 
 class Mover(Protocol):
-    """What moves versions, as far as the conductor tells it anything: see `VersionMover`."""
+    """What moves versions, as far as the controller tells it anything: see `Replicator`."""
 
     def follow(self, route: Route | None) -> None:
         """Let chunks travel by another route from the next version on."""
@@ -38,7 +38,7 @@ class Mover(Protocol):
 
 
 class Seam(Protocol):
-    """What watches training's collectives, as far as the conductor asks it: see `CommSeam`."""
+    """What watches training's collectives, as far as the controller asks it: see `CommHook`."""
 
     def expect(self, profile: Profile | None, *, gate: Gate | None = None) -> None:
         """Follow this profile from here on."""
@@ -47,7 +47,7 @@ class Seam(Protocol):
         """Return when a chunk of that span may leave."""
 
 
-class Conductor:
+class ScheduleController:
     """Carries out one rank's orders, between iterations; called by training's thread.
 
     Args:
@@ -56,8 +56,8 @@ class Conductor:
         wire: What versions travel over; its group is idle whenever `end_iteration` is called.
         peers: With whom this rank exchanges versions.
         shard_bytes: Payload bytes of every rank's shard.
-        mover: Moves the versions.
-        seam: Says when a chunk may leave, and is told of the profile that is followed.
+        replicator: Moves the versions.
+        hook: Says when a chunk may leave, and is told of the profile that is followed.
         emit: Says an event.
 
     Attributes:
@@ -72,8 +72,8 @@ class Conductor:
         wire: Wire,
         peers: Peers,
         shard_bytes: Sequence[int],
-        mover: Mover,
-        seam: Seam,
+        replicator: Mover,
+        hook: Seam,
         emit: Callable[[events.AnyEvent], None],
     ) -> None:
         self.schedule: ChunkSchedule | None = None
@@ -82,8 +82,8 @@ class Conductor:
         self._wire = wire
         self._peers = peers
         self._shard_bytes = shard_bytes
-        self._mover = mover
-        self._seam = seam
+        self._replicator = replicator
+        self._hook = hook
         self._emit = emit
 
     def end_iteration(self, version: int, record: IterationRecord | None) -> bool:
@@ -91,12 +91,12 @@ class Conductor:
 
         Args:
             version: What the update that ended the iteration made.
-            record: What the seam saw of the iteration.
+            record: What the hook saw of the iteration.
 
         Returns:
             Whether `version` is to be sent.
         """
-        for order in self._planner.end_iteration(record, self._mover.take_marks()):
+        for order in self._planner.end_iteration(record, self._replicator.take_marks()):
             self._obey(order)
         return self._planner.admit(version)
 
@@ -113,8 +113,8 @@ class Conductor:
                 self._plan(order)
             case UseBackground():
                 self.schedule = None
-                self._seam.expect(None)
-                self._mover.follow(None)
+                self._hook.expect(None)
+                self._replicator.follow(None)
                 self._say(order.reason)
 
     def _say(self, text: str) -> None:
@@ -173,10 +173,10 @@ class Conductor:
     ) -> None:
         """Send by these schedules from the next version on."""
         if self._wire.lanes is None:
-            self._seam.expect(profile)
-            self._mover.follow(
+            self._hook.expect(profile)
+            self._replicator.follow(
                 ScheduledRoute(
-                    self._wire, self._peers, schedules, wait_for_span=self._seam.wait_for_span
+                    self._wire, self._peers, schedules, wait_for_span=self._hook.wait_for_span
                 )
             )
         else:
@@ -187,8 +187,8 @@ class Conductor:
                 schedules,
                 spans_after=[span.after for span in profile.idle_spans],
             )
-            self._seam.expect(profile, gate=route)
-            self._mover.follow(route)
+            self._hook.expect(profile, gate=route)
+            self._replicator.follow(route)
         every = max(schedule.every_iterations for schedule in schedules.values())
         expected = expected_of(profile, schedules.values(), felt_s=felt_s)
         self._planner.follow(every_iterations=every, expected=expected)

@@ -14,13 +14,13 @@ from gemini_lab.pipeliner.online import OnlinePlanner
 from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.settings import SCHEDULED, Settings
 from gemini_lab.transfer.collective_calls import DeviceClock, WallClock
-from gemini_lab.transfer.comm_hook import CommSeam
-from gemini_lab.transfer.device_queues import CudaLanes, pin, require_current
+from gemini_lab.transfer.comm_hook import CommHook
+from gemini_lab.transfer.device_queues import CudaQueues, pin, require_current
 from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer, own_link
-from gemini_lab.transfer.replicator import VersionMover
-from gemini_lab.transfer.schedule_controller import Conductor
+from gemini_lab.transfer.replicator import Replicator
+from gemini_lab.transfer.schedule_controller import ScheduleController
 from gemini_lab.transfer.version import Asked, MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab.units import to_microsecond
 
@@ -33,25 +33,25 @@ class CheckpointTraffic:
 
     Args:
         settings: The job's.
-        mover: Moves the versions.
-        seam: Watches training's collectives, if anything needs it to.
-        conductor: Says which versions leave and how, under the schemes that use idle spans.
+        replicator: Moves the versions.
+        hook: Watches training's collectives, if anything needs it to.
+        controller: Says which versions leave and how, under the schemes that use idle spans.
         emit: Says an event.
     """
 
     def __init__(
         self,
         settings: Settings,
-        mover: VersionMover,
+        replicator: Replicator,
         *,
-        seam: CommSeam | None,
-        conductor: Conductor | None,
+        hook: CommHook | None,
+        controller: ScheduleController | None,
         emit: Emit,
     ) -> None:
         self._scheme = settings.scheme
-        self._mover = mover
-        self._seam = seam
-        self._conductor = conductor
+        self._replicator = replicator
+        self._hook = hook
+        self._controller = controller
         self._logs_collectives = settings.log_collectives is not False
         self._emit = emit
         self._newest_sent: int | None = None
@@ -59,22 +59,22 @@ class CheckpointTraffic:
     @property
     def collectives(self) -> int:
         """A number that every collective of training changes, where they are watched."""
-        return 0 if self._seam is None else self._seam.calls
+        return 0 if self._hook is None else self._hook.calls
 
     @property
     def wants_differences(self) -> bool:
         """Whether versions may be sent as what made them."""
-        return self._mover.wants_differences
+        return self._replicator.wants_differences
 
     @property
     def is_hold_agreed(self) -> bool:
         """Whether all ranks know, since the version that was waited for last, that they stop."""
-        return self._mover.is_hold_agreed
+        return self._replicator.is_hold_agreed
 
     @property
     def agreed_back(self) -> tuple[int, int]:
         """What all ranks know of going back, since then: the newest order's number, and how."""
-        return self._mover.agreed_back
+        return self._replicator.agreed_back
 
     def wait(self) -> float:
         """Training has come to its update: let everything go, and wait until it is whole.
@@ -85,9 +85,9 @@ class CheckpointTraffic:
         Raises:
             RuntimeError: The transfer broke, as it does when a peer dies.
         """
-        if self._seam is not None:
-            self._seam.begin_update()
-        return self._mover.wait()
+        if self._hook is not None:
+            self._hook.begin_update()
+        return self._replicator.wait()
 
     def end_iteration(self, version: int) -> bool:
         """The update is done; go on to the next iteration, by another plan if it is time for one.
@@ -98,12 +98,12 @@ class CheckpointTraffic:
         Returns:
             Whether `version` is to be sent now.
         """
-        record = None if self._seam is None else self._seam.begin_iteration()
+        record = None if self._hook is None else self._hook.begin_iteration()
         ended_s = time.time()
-        if self._conductor is None:
+        if self._controller is None:
             is_to_be_sent = self._scheme != "none"
         else:
-            is_to_be_sent = self._conductor.end_iteration(version, record)
+            is_to_be_sent = self._controller.end_iteration(version, record)
         if self._logs_collectives and record is not None:
             self._emit(_collectives(version, record, ended_s))
         return is_to_be_sent
@@ -111,13 +111,13 @@ class CheckpointTraffic:
     def send(self, version: OutgoingVersion) -> None:
         """Begin to send a version; under `"blocking"`, return when it is whole everywhere."""
         self._newest_sent = version.version
-        self._mover.send(version)
+        self._replicator.send(version)
         if self._scheme == "blocking":
-            self._mover.wait()
+            self._replicator.wait()
 
     def release(self) -> None:
         """Have the version that was sent withheld exist, once all ranks have called this."""
-        self._mover.release()
+        self._replicator.release()
 
     def note_whole(self, version: int) -> None:
         """A version is on all its holders already: a recovery brought it there."""
@@ -128,21 +128,21 @@ class CheckpointTraffic:
 
         Only between an update and the version that is sent of it, or after `wait`.
         """
-        return self._mover.exchange(values)
+        return self._replicator.exchange(values)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """In it, what training communicates is no part of its iteration."""
-        with nullcontext() if self._seam is None else self._seam.apart():
+        with nullcontext() if self._hook is None else self._hook.apart():
             yield
 
     def go_back(self, version: int) -> None:
         """Training goes back to a version that is whole, after `wait`; a new iteration begins."""
         self._newest_sent = version
-        if self._seam is not None:
-            self._seam.begin_iteration()
-        if self._conductor is not None:
-            self._conductor.go_back(version)
+        if self._hook is not None:
+            self._hook.begin_iteration()
+        if self._controller is not None:
+            self._controller.go_back(version)
 
     def is_sent(self, version: int) -> bool:
         """Whether this version was sent, or none ever is."""
@@ -155,24 +155,24 @@ class CheckpointTraffic:
         schemes' NCCL group among them.
         """
         self.wait()
-        if self._seam is not None:
-            self._seam.expect(None)
-        self._mover.follow(None)
+        if self._hook is not None:
+            self._hook.expect(None)
+        self._replicator.follow(None)
 
     def stop(self, within_s: float) -> bool:
-        """Break off what is under way; see `VersionMover.stop`. Another traffic follows."""
-        return self._mover.stop(within_s)
+        """Break off what is under way; see `Replicator.stop`. Another traffic follows."""
+        return self._replicator.stop(within_s)
 
     def detach(self) -> None:
         """Leave training's collectives to the next traffic, after `stop`."""
-        if self._seam is not None:
-            self._seam.detach()
-        self._mover.close()
+        if self._hook is not None:
+            self._hook.detach()
+        self._replicator.close()
 
     def close(self) -> None:
         """Finish what is under way."""
         self.wait()
-        self._mover.close()
+        self._replicator.close()
 
 
 def open_traffic(
@@ -189,7 +189,7 @@ def open_traffic(
     asked: Callable[[], Asked],
     differences: Callable[[Wire], Differences] | None,
 ) -> CheckpointTraffic:
-    """A rank's traffic, with its seam in DeepSpeed's collectives; all ranks call it together.
+    """A rank's traffic, with its hook in DeepSpeed's collectives; all ranks call it together.
 
     Args:
         settings: The job's.
@@ -215,7 +215,7 @@ def open_traffic(
         iterations=settings.profile_iterations,
         conditions=settings.conditions,
     )
-    mover = VersionMover(
+    replicator = Replicator(
         wire,
         peers,
         slab,
@@ -226,20 +226,20 @@ def open_traffic(
         asked=asked,
         differences=None if differences is None else differences(wire),
     )
-    seam = _open_seam(settings, link=link, node_of=node_of, on_device=on_device)
-    conductor = None
-    if is_scheduled and seam is not None:
-        conductor = Conductor(
+    hook = _open_hook(settings, link=link, node_of=node_of, on_device=on_device)
+    controller = None
+    if is_scheduled and hook is not None:
+        controller = ScheduleController(
             planner,
             settings,
             wire=wire,
             peers=peers,
             shard_bytes=shard_bytes,
-            mover=mover,
-            seam=seam,
+            replicator=replicator,
+            hook=hook,
             emit=emit,
         )
-    return CheckpointTraffic(settings, mover, seam=seam, conductor=conductor, emit=emit)
+    return CheckpointTraffic(settings, replicator, hook=hook, controller=controller, emit=emit)
 
 
 def _open_wire(
@@ -257,7 +257,7 @@ def _open_wire(
         pin(slab.memory)
         is_sent = settings.replicas > 1 and settings.scheme in SCHEDULED
         torch_distributed: Any = dist  # its stubs leave out what is used here
-        lanes = CudaLanes(torch_distributed.new_group(backend="nccl") if is_sent else None)
+        lanes = CudaQueues(torch_distributed.new_group(backend="nccl") if is_sent else None)
     bus_bytes_per_s = settings.copy_bytes_per_s if settings.scheme in SCHEDULED else None
     return Wire(
         group=group,
@@ -267,14 +267,14 @@ def _open_wire(
     )
 
 
-def _open_seam(
+def _open_hook(
     settings: Settings,
     *,
     link: LinkBucket | None,
     node_of: Callable[[int], Hashable],
     on_device: bool,
-) -> CommSeam | None:
-    """A seam in DeepSpeed's collectives, if they are to be paced, profiled or logged."""
+) -> CommHook | None:
+    """A hook in DeepSpeed's collectives, if they are to be paced, profiled or logged."""
     # Only profiling is worth it on CUDA: to ask for a collective's times is to wait for the device.
     is_logged = settings.log_collectives is not False and not on_device
     recording = settings.scheme in SCHEDULED or is_logged
@@ -282,7 +282,7 @@ def _open_seam(
         return None
     pacer = None if link is None else LinkPacer(link, node_of=node_of, shares=GLOO)
     clock = DeviceClock() if on_device else WallClock()
-    return CommSeam(clock=clock, pace=pacer, recording=recording).attach()
+    return CommHook(clock=clock, pace=pacer, recording=recording).attach()
 
 
 def _say_moved(emit: Emit, moved: MovedVersion, rank: int, next_version: int) -> None:

@@ -89,7 +89,7 @@ class OutgoingVersion:
         difference: What made it of the version before, in one step; `None` if that is not known.
         place: Where in the script it was sealed.
         is_withheld: Whether it is to exist only when all ranks have let it: see
-            `VersionMover.release`.
+            `Replicator.release`.
     """
 
     version: int

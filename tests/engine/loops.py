@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from gemini_lab.engine.discovery import gather
-from gemini_lab.engine.heartbeat import Pulse
+from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.rewinding import Rewinder
@@ -63,7 +63,7 @@ class Job:
             state,
             self.keeper,
             IterationLog(lambda _: None),
-            Pulse(lambda _: None, rank=dist.get_rank(), epoch=1),
+            Heartbeat(lambda _: None, rank=dist.get_rank(), epoch=1),
             lineage=NO_LINEAGE,
             place=place_in(small),
             rewinder=rewinder,

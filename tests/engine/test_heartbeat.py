@@ -15,7 +15,7 @@ import torch
 from torch.utils import cpp_extension
 from torch.utils.file_baton import FileBaton
 
-from gemini_lab.engine.heartbeat import Pulse
+from gemini_lab.engine.heartbeat import Heartbeat
 
 IS_HELD_BY_THE_KERNEL = "baton" not in cpp_extension._jit_compile.__code__.co_varnames
 
@@ -38,7 +38,9 @@ def clocks():
 
 @pytest.fixture
 def pulse(clocks):
-    return Pulse(print, rank=1, epoch=2, clock=lambda: clocks.now_s, used_s=lambda: clocks.used_s)
+    return Heartbeat(
+        print, rank=1, epoch=2, clock=lambda: clocks.now_s, used_s=lambda: clocks.used_s
+    )
 
 
 def stood(pulse):
@@ -95,7 +97,7 @@ def test_a_script_that_lists_what_holds_its_frame_does_not_hold_itself(pulse):
 
 LOOKS_AMID_COLLECTIONS = """
 import gc, os, threading, time
-from gemini_lab.engine.heartbeat import Pulse
+from gemini_lab.engine.heartbeat import Heartbeat
 
 class Left:
     def __init__(self):
@@ -114,7 +116,7 @@ def begin_and_end():
 
 for _ in range(4):
     threading.Thread(target=begin_and_end, daemon=True).start()
-pulse = Pulse(print, rank=0, epoch=0)
+pulse = Heartbeat(print, rank=0, epoch=0)
 gc.collect()
 gc.freeze()
 gc.set_threshold(12, 1000, 1000)
@@ -204,7 +206,7 @@ def test_who_waits_for_a_handle_waits_in_a_collective():
             assert go_on.wait(timeout.total_seconds())
 
     def train():
-        pulses.append(Pulse(print, rank=0, epoch=1))
+        pulses.append(Heartbeat(print, rank=0, epoch=1))
         Watched(Work(), None, (), lambda: None).wait(timedelta(seconds=20))
 
     pulses = []
@@ -229,7 +231,7 @@ def test_the_place_in_the_script_and_the_collective_are_named():
             return 1
 
     def train():
-        pulses.append(Pulse(print, rank=0, epoch=1))
+        pulses.append(Heartbeat(print, rank=0, epoch=1))
         dist.get_world_size(Group())
 
     pulses = []
@@ -246,7 +248,7 @@ def test_the_place_in_the_script_and_the_collective_are_named():
 
 def test_it_is_said_by_a_thread_of_its_own():
     said = threading.Event()
-    pulse = Pulse(lambda _: said.set(), rank=0, epoch=1)
+    pulse = Heartbeat(lambda _: said.set(), rank=0, epoch=1)
     pulse.start()
     assert said.wait(20)
 
@@ -256,7 +258,7 @@ def watched_while(work, is_seen):
     pulses, ready = [], threading.Event()
 
     def run():
-        pulses.append(Pulse(print, rank=0, epoch=1))
+        pulses.append(Heartbeat(print, rank=0, epoch=1))
         ready.set()
         work()
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.frameworks.stepping import hook_step
-from gemini_lab.engine.heartbeat import Pulse
+from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import MOST_LEFT_OUT, LiveProtection
 from gemini_lab.engine.script_loops import Pass
@@ -276,7 +276,7 @@ class Training:
             self.state,
             self.traffic,
             IterationLog(lambda _: None),
-            Pulse(lambda _: None, rank=0, epoch=2),
+            Heartbeat(lambda _: None, rank=0, epoch=2),
             lineage=Lineage(run=7, epoch=2),
             remark=self.remarks.append,
             hold=self.hold,

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from gemini_lab.engine.arguments import as_engine, with_schedule
 from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.frameworks.optimizer_state import local_part
-from gemini_lab.engine.heartbeat import Pulse
+from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.iterations import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.protection import Unprotected
@@ -285,7 +285,7 @@ class Job:
             self.state,
             self.keeper,
             IterationLog(lambda _: None),
-            Pulse(lambda _: None, rank=engine.global_rank, epoch=1),
+            Heartbeat(lambda _: None, rank=engine.global_rank, epoch=1),
             lineage=NO_LINEAGE,
             remark=self.remarks.append,
             rehearse=self.rehearse if self.case.get("rehearses", True) else lambda: None,

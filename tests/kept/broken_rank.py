@@ -18,7 +18,7 @@ from gemini_lab.kept.groups import StandingGroups
 from gemini_lab.kept.record import SetUpRecord
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.replicator import VersionMover
+from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 
 SIZE_BYTES = 2**28
@@ -48,23 +48,23 @@ if kind == "version":
     slab = Slab.create(slots, chunk_bytes=SIZE_BYTES)
     group = CheckpointGroup(store, rank=rank, world_size=2, timeout_s=600)
     peers = Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1})
-    mover = VersionMover(Wire(group=group), peers, slab, on_moved=lambda _: None)
+    replicator = Replicator(Wire(group=group), peers, slab, on_moved=lambda _: None)
     size_bytes = SIZE_BYTES if rank else SMALL_BYTES
     state = torch.ones(size_bytes, dtype=torch.uint8)
     theirs = slab.begin(1 - rank, 1).data  # it is written next
-    mover.send(OutgoingVersion(version=1, pieces=[(0, state)], payload_bytes=size_bytes))
+    replicator.send(OutgoingVersion(version=1, pieces=[(0, state)], payload_bytes=size_bytes))
     if rank == 0:
         stop_other(lambda: theirs[0], lambda: theirs[-1])
-        say(broken_off=mover.stop(WITHIN_S))
+        say(broken_off=replicator.stop(WITHIN_S))
         try:
-            mover.wait()
+            replicator.wait()
         except RuntimeError as error:
             say(error=str(error))
-        mover.close()
+        replicator.close()
         threading._shutdown()  # as when a script ends
         say(whole=[copy.version for copy in slab.copies()])
     else:
-        mover.wait()
+        replicator.wait()
 else:
     groups = StandingGroups(record=SetUpRecord())
     groups.install()

@@ -1,4 +1,4 @@
-"""One rank of a job whose process groups outlive a lost rank; run by test_standing_groups."""
+"""One rank of a job whose process groups outlive a lost rank; run by test_groups."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""One rank that trains in plain PyTorch, and outlives a lost rank; run by test_standing_groups."""
+"""One rank that trains in plain PyTorch, and outlives a lost rank; run by test_groups."""
 
 import json
 import os

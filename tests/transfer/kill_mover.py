@@ -17,7 +17,7 @@ from gemini_lab.memory.slab import Slab, SlotSpec, WriteBuffer
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.replicator import VersionMover
+from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.scheduled_route import ScheduledRoute
 from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 
@@ -77,14 +77,16 @@ def work(rank: int, port: int, fd: int, die_at: int, *, scheduled: bool) -> None
     wire = Wire(group=group, empty=(lambda _: None) if scheduled else None)
     slab = DeadlySlab.attach(fd)
     slab.rank, slab.seals_left = rank, die_at
-    mover = VersionMover(wire, peers, slab, on_moved=lambda _: None)
+    replicator = Replicator(wire, peers, slab, on_moved=lambda _: None)
     if scheduled:
         schedules = dict.fromkeys((0, 1), schedule())
-        mover.follow(ScheduledRoute(wire, peers, schedules, wait_for_span=lambda _: None))
+        replicator.follow(ScheduledRoute(wire, peers, schedules, wait_for_span=lambda _: None))
     for version in range(1, VERSIONS + 1):
         pieces = [(0, payload(rank, version))]
-        mover.send(OutgoingVersion(version=version, pieces=pieces, payload_bytes=PAYLOAD_BYTES))
-    mover.wait()
+        replicator.send(
+            OutgoingVersion(version=version, pieces=pieces, payload_bytes=PAYLOAD_BYTES)
+        )
+    replicator.wait()
 
 
 def left(slabs: list[Slab]) -> dict[int, list[int]]:

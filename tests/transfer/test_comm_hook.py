@@ -1,4 +1,4 @@
-"""The seam: what it counts, when it lets chunks pass, and that it leaves nothing behind."""
+"""The hook: what it counts, when it lets chunks pass, and that it leaves nothing behind."""
 
 # ruff: noqa: ARG002, FBT001, FBT002  (the backend's own signatures)
 
@@ -13,7 +13,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.profiler.observe import IterationRecord, Profiler
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.transfer.collective_calls import DeviceClock
-from gemini_lab.transfer.comm_hook import CommSeam
+from gemini_lab.transfer.comm_hook import CommHook
 
 WORD = torch.zeros(2)  # 8 bytes
 
@@ -49,38 +49,38 @@ class Backend:
 
 
 @pytest.fixture
-def seam():
-    seam = CommSeam(Backend()).attach()
-    yield seam
-    seam.detach()
+def hook():
+    hook = CommHook(Backend()).attach()
+    yield hook
+    hook.detach()
 
 
-def run_iteration(seam: CommSeam, *, calls: int = 2) -> IterationRecord | None:
+def run_iteration(hook: CommHook, *, calls: int = 2) -> IterationRecord | None:
     """`calls` all-reduces, the last of them in the update."""
     for _ in range(calls - 1):
-        seam._backend.all_reduce(WORD)
-    seam.begin_update()
-    seam._backend.all_reduce(WORD)
-    return seam.begin_iteration()
+        hook._backend.all_reduce(WORD)
+    hook.begin_update()
+    hook._backend.all_reduce(WORD)
+    return hook.begin_iteration()
 
 
-def profile_of(seam: CommSeam, *, calls: int = 2) -> Profile:
+def profile_of(hook: CommHook, *, calls: int = 2) -> Profile:
     profiler = Profiler(iterations=1, skip=0)
-    seam.begin_iteration()
-    record = run_iteration(seam, calls=calls)
+    hook.begin_iteration()
+    record = run_iteration(hook, calls=calls)
     assert record is not None
     profile = profiler.observe(record)
     assert isinstance(profile, Profile)
     return profile
 
 
-def test_every_collective_is_recorded_with_its_full_size(seam: CommSeam) -> None:
-    assert seam.begin_iteration() is None
-    backend = seam._backend
+def test_every_collective_is_recorded_with_its_full_size(hook: CommHook) -> None:
+    assert hook.begin_iteration() is None
+    backend = hook._backend
     backend.all_reduce(WORD)
     backend.reduce_scatter_tensor(WORD, torch.zeros(4))
     backend.all_gather(tensor_list=[WORD, WORD, WORD], tensor=WORD)
-    record = seam.begin_iteration()
+    record = hook.begin_iteration()
     assert record is not None
     assert record.sequence == [("all_reduce", 8), ("reduce_scatter_tensor", 16), ("all_gather", 24)]
     assert record.update_s == record.iteration_s
@@ -89,158 +89,158 @@ def test_every_collective_is_recorded_with_its_full_size(seam: CommSeam) -> None
     assert 0 <= times[0] <= times[-1] <= record.iteration_s
 
 
-def test_the_update_is_marked_within_the_iteration(seam: CommSeam) -> None:
-    seam.begin_iteration()
-    record = run_iteration(seam)
+def test_the_update_is_marked_within_the_iteration(hook: CommHook) -> None:
+    hook.begin_iteration()
+    record = run_iteration(hook)
     assert record is not None
     first, second = record.collectives
     assert first.end_s <= record.update_s <= second.start_s
-    assert not seam.is_updating
+    assert not hook.is_updating
 
 
 def test_what_is_apart_from_an_iteration_is_not_recorded_and_deviates_from_no_profile(
-    seam: CommSeam,
+    hook: CommHook,
 ) -> None:
-    seam.expect(profile_of(seam))
-    seam.begin_iteration()
-    seam._backend.all_reduce(WORD)
-    with seam.apart():
-        seam._backend.reduce_scatter_tensor(WORD, torch.zeros(4))
-    assert (seam.calls, seam.deviation, seam.in_flight) == (1, "", False)
-    seam.begin_update()
-    seam._backend.all_reduce(WORD)
-    assert not seam.deviation
-    record = seam.begin_iteration()
+    hook.expect(profile_of(hook))
+    hook.begin_iteration()
+    hook._backend.all_reduce(WORD)
+    with hook.apart():
+        hook._backend.reduce_scatter_tensor(WORD, torch.zeros(4))
+    assert (hook.calls, hook.deviation, hook.in_flight) == (1, "", False)
+    hook.begin_update()
+    hook._backend.all_reduce(WORD)
+    assert not hook.deviation
+    record = hook.begin_iteration()
     assert record is not None
     assert [name for name, _ in record.sequence] == ["all_reduce", "all_reduce"]
 
 
 def test_detached_the_backend_is_as_it_was() -> None:
     backend = Backend()
-    seam = CommSeam(backend).attach()
+    hook = CommHook(backend).attach()
     with pytest.raises(ConfigError, match="already watched"):
-        CommSeam(backend).attach()
-    seam.detach()
+        CommHook(backend).attach()
+    hook.detach()
     assert vars(backend) == {}
-    CommSeam(backend).attach().detach()
+    CommHook(backend).attach().detach()
 
 
-def test_an_asynchronous_collective_is_in_flight_until_it_is_waited_for(seam: CommSeam) -> None:
-    seam.begin_iteration()
-    handle = seam._backend.all_reduce(WORD, None, None, True)
-    assert seam.in_flight
+def test_an_asynchronous_collective_is_in_flight_until_it_is_waited_for(hook: CommHook) -> None:
+    hook.begin_iteration()
+    handle = hook._backend.all_reduce(WORD, None, None, True)
+    assert hook.in_flight
     assert handle.wait() == "result"
     assert handle.waited
-    assert not seam.in_flight
+    assert not hook.in_flight
 
 
-def test_a_synchronous_collective_is_in_flight_while_it_runs(seam: CommSeam) -> None:
+def test_a_synchronous_collective_is_in_flight_while_it_runs(hook: CommHook) -> None:
     seen = []
-    seam._backend.during = lambda: seen.append((seam.in_flight, seam.calls))
-    seam._backend.all_reduce(WORD)
+    hook._backend.during = lambda: seen.append((hook.in_flight, hook.calls))
+    hook._backend.all_reduce(WORD)
     assert seen == [(True, 1)]
-    assert not seam.in_flight
+    assert not hook.in_flight
 
 
-def test_a_collective_that_fails_is_no_longer_in_flight(seam: CommSeam) -> None:
+def test_a_collective_that_fails_is_no_longer_in_flight(hook: CommHook) -> None:
     with pytest.raises(ValueError, match="no peer"):
-        seam._backend.barrier()
-    assert not seam.in_flight
+        hook._backend.barrier()
+    assert not hook.in_flight
 
 
-def test_a_chunk_leaves_in_its_span_or_later_and_never_beside_a_collective(seam: CommSeam) -> None:
-    profile = profile_of(seam)
+def test_a_chunk_leaves_in_its_span_or_later_and_never_beside_a_collective(hook: CommHook) -> None:
+    profile = profile_of(hook)
     before, after = (n for n, s in enumerate(profile.idle_spans) if s.before_update)
-    seam.expect(profile)
-    backend = seam._backend
-    assert seam.may_send(before)
-    assert not seam.may_send(after)
-    assert not seam.may_send(None)
+    hook.expect(profile)
+    backend = hook._backend
+    assert hook.may_send(before)
+    assert not hook.may_send(after)
+    assert not hook.may_send(None)
     handle = backend.all_reduce(WORD, async_op=True)
-    assert not seam.may_send(before)
+    assert not hook.may_send(before)
     handle.wait()
-    assert seam.may_send(before)
-    assert seam.may_send(after)
-    assert seam.may_send(None)
-    seam.begin_update()
+    assert hook.may_send(before)
+    assert hook.may_send(after)
+    assert hook.may_send(None)
+    hook.begin_update()
     backend.all_reduce(WORD, async_op=True)
-    assert seam.may_send(after)
+    assert hook.may_send(after)
 
 
-def test_a_sender_waits_for_its_span_and_gives_up_in_time(seam: CommSeam) -> None:
-    profile = profile_of(seam)
-    seam.expect(profile)
-    assert not seam.wait_to_send(None, timeout_s=0.01)
+def test_a_sender_waits_for_its_span_and_gives_up_in_time(hook: CommHook) -> None:
+    profile = profile_of(hook)
+    hook.expect(profile)
+    assert not hook.wait_to_send(None, timeout_s=0.01)
     answers: list[bool] = []
     sender = threading.Thread(
-        target=lambda: answers.append(seam.wait_to_send(None, timeout_s=30.0))
+        target=lambda: answers.append(hook.wait_to_send(None, timeout_s=30.0))
     )
     sender.start()
-    seam._backend.all_reduce(WORD)
+    hook._backend.all_reduce(WORD)
     sender.join(timeout=20)
     assert answers == [True]
 
 
 @pytest.mark.parametrize("waits_for_peers", [False, True])
 def test_a_chunk_leaves_when_training_stands_still(
-    seam: CommSeam, *, waits_for_peers: bool, monkeypatch: pytest.MonkeyPatch
+    hook: CommHook, *, waits_for_peers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank evaluates, and the others wait for it in a collective."""
     monkeypatch.setattr("gemini_lab.transfer.comm_hook._STILL_S", 0.3)
-    seam.expect(profile_of(seam, calls=4))
-    seam._backend.all_reduce(WORD, async_op=waits_for_peers)
-    assert not seam.wait_to_send(None, timeout_s=0.05)
-    assert seam.wait_to_send(None, timeout_s=30.0)
+    hook.expect(profile_of(hook, calls=4))
+    hook._backend.all_reduce(WORD, async_op=waits_for_peers)
+    assert not hook.wait_to_send(None, timeout_s=0.05)
+    assert hook.wait_to_send(None, timeout_s=30.0)
 
 
 def test_collectives_before_its_span_leave_a_sender_asleep(
-    seam: CommSeam, monkeypatch: pytest.MonkeyPatch
+    hook: CommHook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seam.expect(profile_of(seam, calls=6))
+    hook.expect(profile_of(hook, calls=6))
     looks: list[bool] = []
 
     def may_send(span: int | None) -> bool:
-        looks.append(CommSeam.may_send(seam, span))
+        looks.append(CommHook.may_send(hook, span))
         return looks[-1]
 
-    monkeypatch.setattr(seam, "may_send", may_send)
-    sender = threading.Thread(target=lambda: seam.wait_to_send(None, timeout_s=30.0))
+    monkeypatch.setattr(hook, "may_send", may_send)
+    sender = threading.Thread(target=lambda: hook.wait_to_send(None, timeout_s=30.0))
     sender.start()
     for _ in range(5):
         time.sleep(0.05)  # it would look meanwhile
-        seam._backend.all_reduce(WORD)
+        hook._backend.all_reduce(WORD)
     sender.join(timeout=20)
     assert looks == [False, True]
 
 
-def test_a_change_in_mid_iteration_is_said_once_and_frees_the_sender(seam: CommSeam) -> None:
-    profile = profile_of(seam)
-    seam.expect(profile)
-    run_iteration(seam)
-    assert seam.deviation == ""
-    seam._backend.all_reduce(torch.zeros(3))
-    said = seam.deviation
-    seam._backend.all_reduce(torch.zeros(4))
-    assert seam.deviation == said
+def test_a_change_in_mid_iteration_is_said_once_and_frees_the_sender(hook: CommHook) -> None:
+    profile = profile_of(hook)
+    hook.expect(profile)
+    run_iteration(hook)
+    assert hook.deviation == ""
+    hook._backend.all_reduce(torch.zeros(3))
+    said = hook.deviation
+    hook._backend.all_reduce(torch.zeros(4))
+    assert hook.deviation == said
     assert "collective 0 is all_reduce of 12 B" in said
-    assert seam.may_send(len(profile.idle_spans) - 1)
-    seam.begin_iteration()
-    assert seam.deviation == ""
+    assert hook.may_send(len(profile.idle_spans) - 1)
+    hook.begin_iteration()
+    assert hook.deviation == ""
 
 
-def test_a_collective_too_many_is_a_change(seam: CommSeam) -> None:
-    seam.expect(profile_of(seam))
+def test_a_collective_too_many_is_a_change(hook: CommHook) -> None:
+    hook.expect(profile_of(hook))
     for _ in range(2):
-        seam._backend.all_reduce(WORD)
-    assert seam.deviation == ""
-    seam._backend.all_reduce(WORD)
-    assert seam.deviation.startswith("3 collectives")
+        hook._backend.all_reduce(WORD)
+    assert hook.deviation == ""
+    hook._backend.all_reduce(WORD)
+    assert hook.deviation.startswith("3 collectives")
 
 
-def test_without_recording_calls_are_counted_and_compared_only(seam: CommSeam) -> None:
-    profile = profile_of(seam)
+def test_without_recording_calls_are_counted_and_compared_only(hook: CommHook) -> None:
+    profile = profile_of(hook)
     backend = Backend()
-    counting = CommSeam(backend, recording=False).attach()
+    counting = CommHook(backend, recording=False).attach()
     counting.expect(profile)
     assert run_iteration(counting) is None
     assert run_iteration(counting) is None
@@ -260,14 +260,14 @@ def test_a_paced_collective_ends_when_the_link_has_carried_it() -> None:
         return time.monotonic() + 0.05
 
     backend = Backend()
-    seam = CommSeam(backend, pace=pace).attach()
-    seam.begin_iteration()
+    hook = CommHook(backend, pace=pace).attach()
+    hook.begin_iteration()
     backend.all_reduce(WORD)
     handle = backend.all_reduce(WORD, async_op=True)
-    assert seam.in_flight
+    assert hook.in_flight
     handle.wait()
-    record = seam.begin_iteration()
-    seam.detach()
+    record = hook.begin_iteration()
+    hook.detach()
     assert asked == [("all_reduce", 8)] * 2
     assert record is not None
     assert all(c.end_s - c.start_s >= 0.05 for c in record.collectives)
@@ -289,27 +289,27 @@ class Gate:
         self.told.append("update")
 
 
-def test_a_gate_stands_between_the_calls_of_an_iteration(seam: CommSeam) -> None:
+def test_a_gate_stands_between_the_calls_of_an_iteration(hook: CommHook) -> None:
     gate = Gate()
-    seam.expect(profile_of(seam), gate=gate)
-    seam._backend.all_reduce(WORD)
-    seam._backend.all_reduce(WORD, async_op=True).wait()
-    seam.begin_update()
-    seam.begin_iteration()
-    seam._backend.all_reduce(WORD)
+    hook.expect(profile_of(hook), gate=gate)
+    hook._backend.all_reduce(WORD)
+    hook._backend.all_reduce(WORD, async_op=True).wait()
+    hook.begin_update()
+    hook.begin_iteration()
+    hook._backend.all_reduce(WORD)
     first = ["before", (1, type(None)), "before", (2, Handle), "update"]
     assert gate.told == [*first, "before", (1, type(None))]
     with pytest.raises(ValueError, match="no peer"):
-        seam._backend.barrier()
+        hook._backend.barrier()
     assert gate.told[len(first) + 2 :] == ["before"]
-    seam.expect(None)
-    seam._backend.all_reduce(WORD)
+    hook.expect(None)
+    hook._backend.all_reduce(WORD)
     assert gate.told[len(first) + 3 :] == []
 
 
 def test_a_paced_link_is_refused_on_cuda() -> None:
     with pytest.raises(ConfigError, match="CPU backends only"):
-        CommSeam(Backend(), clock=DeviceClock(), pace=lambda *_: 0.0)
+        CommHook(Backend(), clock=DeviceClock(), pace=lambda *_: 0.0)
 
 
 def test_gloo_handles_end_on_their_own(tmp_path) -> None:
@@ -324,11 +324,11 @@ def test_gloo_handles_end_on_their_own(tmp_path) -> None:
                 return dist.all_reduce(tensor, group=group, async_op=async_op)
 
         backend = Gloo()
-        seam = CommSeam(backend).attach()
-        seam.begin_iteration()
+        hook = CommHook(backend).attach()
+        hook.begin_iteration()
         handle = backend.all_reduce(WORD.clone(), async_op=True)
-        assert seam.wait_to_send(0, timeout_s=30.0)
+        assert hook.wait_to_send(0, timeout_s=30.0)
         handle.wait()
-        seam.detach()
+        hook.detach()
     finally:
         dist.destroy_process_group()

@@ -5,7 +5,7 @@ import torch
 
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.memory.slab import Slab, SlotSpec
-from gemini_lab.transfer.device_queues import CudaLanes, pin, require_current, require_one_device
+from gemini_lab.transfer.device_queues import CudaQueues, pin, require_current, require_one_device
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.version import OutgoingVersion
 from gemini_lab.units import KIB, MIB
@@ -32,7 +32,7 @@ def test_state_on_several_devices_is_refused_and_state_in_cpu_memory_is_not() ->
 
 @needs_a_gpu
 def test_lanes_wait_for_each_other_by_marks_only() -> None:
-    lanes = CudaLanes()
+    lanes = CudaQueues()
     source, target = lanes.room(MIB), lanes.home(MIB)
     source.fill_(7)
     lanes.follow("bus", lanes.mark("training"))
@@ -43,7 +43,7 @@ def test_lanes_wait_for_each_other_by_marks_only() -> None:
 
 @needs_a_gpu
 def test_a_shard_on_the_gpu_reaches_a_pinned_slab_whole() -> None:
-    lanes = CudaLanes()
+    lanes = CudaQueues()
     shard = torch.randint(256, (3 * MIB + 5,), dtype=torch.uint8, device="cuda")
     slab = Slab.create([SlotSpec(0, shard.numel())], chunk_bytes=256 * KIB)
     pin(slab.memory)

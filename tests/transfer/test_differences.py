@@ -18,7 +18,7 @@ from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.differences import MOST_DIFFERING, TRIED, Differences, Trust
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.replicator import VersionMover
+from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.scheduled_route import ScheduledRoute
 from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 
@@ -93,7 +93,7 @@ class Rank:
             makers={1 - rank: self.maker},
             full_every=full_every,
         )
-        self.mover = VersionMover(
+        self.replicator = Replicator(
             self.wire,
             self.peers,
             self.slab,
@@ -103,7 +103,7 @@ class Rank:
 
     def send(self, version, *, lineage=HISTORY, knows=True):
         self.room.data[:] = difference_of(self.rank, version)
-        self.mover.send(
+        self.replicator.send(
             OutgoingVersion(
                 version=version,
                 pieces=[(0, torch.from_numpy(shard_of(self.rank, version)))],
@@ -112,10 +112,10 @@ class Rank:
                 difference=self.room.data if knows else None,
             )
         )
-        self.mover.wait()
+        self.replicator.wait()
 
     def close(self):
-        self.mover.close()
+        self.replicator.close()
         self.room.close()
         self.slab.close()
 
@@ -232,7 +232,7 @@ def test_what_differs_again_and_again_ends_it_on_all_ranks_at_once(job):
         assert rank.forms == ["copy", *["gradients"] * MOST_DIFFERING, "copy", "copy", "copy"]
         ended = [moved.version for moved in rank.moved if moved.ended]
         assert ended == [1 + MOST_DIFFERING]
-        assert not rank.mover.wants_differences
+        assert not rank.replicator.wants_differences
 
 
 class Flipping(CheckpointGroup):
@@ -328,7 +328,7 @@ def test_differences_leave_in_the_spans_of_a_schedule_and_full_versions_beside_i
     )
     for rank in ranks:
         schedules = dict.fromkeys((0, 1), schedule)
-        rank.mover.follow(
+        rank.replicator.follow(
             ScheduledRoute(rank.wire, rank.peers, schedules, wait_for_span=lambda _: None)
         )
     send(ranks, [1, 2])

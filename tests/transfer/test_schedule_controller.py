@@ -1,4 +1,4 @@
-"""From marks that agree to a schedule that all ranks follow, and back: what a conductor does."""
+"""From marks that agree to a schedule that all ranks follow, and back: what a controller does."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +12,7 @@ from gemini_lab.profiler.profile import CollectiveRecord
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.device_route import DeviceRoute
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.schedule_controller import Conductor
+from gemini_lab.transfer.schedule_controller import ScheduleController
 from gemini_lab.transfer.scheduled_route import ScheduledRoute
 from gemini_lab.transfer.version import Peers, Wire
 from gemini_lab.units import KIB
@@ -79,17 +79,17 @@ class Rank:
             wire = dist.PrefixStore("wire", store)
             lanes = GlooLanes(CheckpointGroup(wire, rank=rank, world_size=WORLD, timeout_s=60))
         self.events: list[events.Event] = []
-        self.seam, self.mover = Seam(), Mover()
+        self.hook, self.replicator = Seam(), Mover()
         self.planner = OnlinePlanner(world_size=WORLD, iterations=PROFILED)
         self.group = group
-        self.conductor = Conductor(
+        self.controller = ScheduleController(
             self.planner,
             Settings(profile_iterations=PROFILED, **settings),
             wire=Wire(group=group, lanes=lanes),
             peers=Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1}),
             shard_bytes=sizes,
-            mover=self.mover,
-            seam=self.seam,
+            replicator=self.replicator,
+            hook=self.hook,
             emit=self.events.append,
         )
         self.sent: list[int] = []
@@ -103,10 +103,10 @@ class Rank:
         for _ in range(iterations):
             is_bare = bare is not None and self.version not in self.sent
             self.version += 1
-            if self.conductor.end_iteration(self.version, bare if is_bare else record):
+            if self.controller.end_iteration(self.version, bare if is_bare else record):
                 self.sent.append(self.version)
                 marks = self.group.all_gather([self.planner.mark])
-                self.mover.marks = tuple(mark for (mark,) in marks)
+                self.replicator.marks = tuple(mark for (mark,) in marks)
 
     def told(self, kind: type[events.Event]) -> list:
         return [event for event in self.events if isinstance(event, kind)]
@@ -125,26 +125,26 @@ def ranks(*, sizes: list[int], calls=CALLS, on_device: bool = False, **settings)
 
 def test_ranks_plan_with_one_profile_though_each_saw_another() -> None:
     both = ranks(sizes=[8 * KIB, 8 * KIB], scheme="gemini")
-    schedules = [one.conductor.schedule for one in both]
+    schedules = [one.controller.schedule for one in both]
     assert schedules[0] == schedules[1]
     assert schedules[0].iteration_s == pytest.approx(1.1)
-    assert both[0].seam.expected == both[1].seam.expected
-    assert len(both[0].seam.expected) == 1
+    assert both[0].hook.expected == both[1].hook.expected
+    assert len(both[0].hook.expected) == 1
 
 
 def test_every_byte_of_every_shard_is_planned_by_its_own_size() -> None:
     sizes = [8 * KIB, 3 * KIB]
     both = ranks(sizes=sizes, scheme="gemini", buffer_bytes=4 * KIB)
     for one, size_bytes in zip(both, sizes, strict=True):
-        assert one.conductor.schedule.sent_bytes == size_bytes
-        assert isinstance(one.mover.route, ScheduledRoute)
+        assert one.controller.schedule.sent_bytes == size_bytes
+        assert isinstance(one.replicator.route, ScheduledRoute)
 
 
 def test_the_plan_is_told_once_with_all_that_it_was_made_from() -> None:
     first, second = ranks(sizes=[8, 8], scheme="gemini")
     (told,) = first.told(events.Profiled)
     assert second.told(events.Profiled) == []
-    assert told.schedule.fingerprint == first.conductor.schedule.fingerprint
+    assert told.schedule.fingerprint == first.controller.schedule.fingerprint
     assert len(told.profile.collectives) == 3
     assert told.calibration.bandwidth_bytes_per_s > 0
 
@@ -158,9 +158,9 @@ def test_once_planned_every_version_is_sent_again() -> None:
 def test_on_a_device_chunks_go_its_own_way_and_the_plan_is_made_for_its_wire_and_bus() -> None:
     both = ranks(sizes=[8 * KIB] * 2, scheme="gemini", on_device=True)
     for one in both:
-        assert isinstance(one.mover.route, DeviceRoute)
-        assert one.seam.gate is one.mover.route
-    assert both[0].conductor.schedule == both[1].conductor.schedule
+        assert isinstance(one.replicator.route, DeviceRoute)
+        assert one.hook.gate is one.replicator.route
+    assert both[0].controller.schedule == both[1].controller.schedule
     (told,) = both[0].told(events.Profiled)
     assert told.calibration.copy_bytes_per_s > 0
 
@@ -168,8 +168,8 @@ def test_on_a_device_chunks_go_its_own_way_and_the_plan_is_made_for_its_wire_and
 def test_a_scheme_that_its_buffer_refuses_leaves_all_ranks_in_the_background() -> None:
     both = ranks(sizes=[64 * KIB] * 2, scheme="naive", buffer_bytes=KIB, sub_buffers=1)
     for one in both:
-        assert one.conductor.schedule is None
-        assert one.mover.route is None
+        assert one.controller.schedule is None
+        assert one.replicator.route is None
         assert one.sent[-3:] == list(range(one.sent[-1] - 2, one.sent[-1] + 1))
     (note,) = both[0].told(events.Note)
     assert "the scheme was refused" in note.text
@@ -179,7 +179,7 @@ def test_a_scheme_that_its_buffer_refuses_leaves_all_ranks_in_the_background() -
 def test_a_job_without_idle_time_sends_all_before_the_update_and_says_its_cost() -> None:
     both = ranks(sizes=[8 * KIB] * 2, calls=[(0.0, 0.5), (0.5, 1.3)], scheme="gemini")
     for one in both:
-        schedule = one.conductor.schedule
+        schedule = one.controller.schedule
         assert schedule.leftover == schedule.chunks
         assert schedule.delay_s > 0
     assert any("do not fit" in note.text for note in both[0].told(events.Note))
@@ -191,17 +191,17 @@ def test_when_the_collectives_change_all_leave_the_plan_the_seam_and_the_route(o
     changed = iteration([*CALLS, (0.6, 0.7)], 1.1)
     together(lambda number: both[number].train(changed, 2))
     for rank, one in enumerate(both):
-        assert one.conductor.schedule is None
-        assert one.mover.route is None
-        assert one.seam.expected[-1] is None
-        assert one.seam.gate is None
+        assert one.controller.schedule is None
+        assert one.replicator.route is None
+        assert one.hook.expected[-1] is None
+        assert one.hook.gate is None
         assert any(f"rank {rank}: " in note.text for note in one.told(events.Note))
     assert any("is profiled again" in note.text for note in both[0].told(events.Note))
 
 
 def test_when_idle_spans_drift_all_plan_anew_and_the_log_says_by_how_much() -> None:
     both = ranks(sizes=[8 * KIB] * 2, scheme="gemini")
-    then = both[0].conductor.schedule
+    then = both[0].controller.schedule
     shorter = iteration([(0.05, 0.1), (0.15, 0.2), (0.21, 0.8)], 1.1)
     together(lambda number: both[number].train(iteration(CALLS, 1.1), 10))
     together(lambda number: both[number].train(shorter, 60))
@@ -210,9 +210,9 @@ def test_when_idle_spans_drift_all_plan_anew_and_the_log_says_by_how_much() -> N
             f"rank {rank}: idle time before the update was" in note.text
             for note in one.told(events.Note)
         )
-        assert one.conductor.schedule != then
-        assert len(one.seam.expected) == 3
-    assert both[0].conductor.schedule == both[1].conductor.schedule
+        assert one.controller.schedule != then
+        assert len(one.hook.expected) == 3
+    assert both[0].controller.schedule == both[1].controller.schedule
     assert len(both[0].told(events.Profiled)) == 2
 
 
@@ -227,7 +227,7 @@ def test_chunks_that_are_felt_count_with_what_they_cost_unless_it_was_the_machin
     was_it = bare_s == 1.1
     assert any("they cost an iteration 300 ms beside" in note for note in notes) == was_it
     for one in both:
-        schedule = one.conductor.schedule
+        schedule = one.controller.schedule
         assert schedule.iteration_s == pytest.approx(bare_s)
         assert schedule.predicted_iteration_s == pytest.approx(1.4, abs=1e-3)
         assert schedule.every_iterations == (3 if was_it else 1)

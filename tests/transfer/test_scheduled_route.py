@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.pipeliner import Chunk, ChunkSchedule
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.replicator import VersionMover
+from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.scheduled_route import ScheduledRoute, incoming_chunks
 from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
 
@@ -56,7 +56,7 @@ class Rank:
         self.spans: list[int | None] = []
         self.moved: list = []
         wire = Wire(group=group, empty=empty)
-        self.mover = VersionMover(
+        self.replicator = Replicator(
             wire, peers, self.slab, on_moved=self.moved.append, mark=lambda: 7 + rank
         )
 
@@ -66,16 +66,16 @@ class Rank:
 
         schedules = {r: schedule(s, replicas=world - 1) for r, s in enumerate(sizes)}
         self.route = ScheduledRoute(wire, peers, schedules, wait_for_span=wait_for_span)
-        self.mover.follow(self.route)
+        self.replicator.follow(self.route)
         torch.manual_seed(rank)
         self.payload = torch.randint(256, (sum(sizes[rank]),), dtype=torch.uint8)
 
     def move(self, version: int) -> None:
         size_bytes = self.payload.numel()
-        self.mover.send(
+        self.replicator.send(
             OutgoingVersion(version=version, pieces=[(0, self.payload)], payload_bytes=size_bytes)
         )
-        self.mover.wait()
+        self.replicator.wait()
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["straight", "through sub-buffers"])
@@ -93,8 +93,8 @@ def test_every_holder_gets_every_shard_whole(sizes, staged) -> None:
         for version in (1, 2):
             list(pool.map(Rank.move, ranks, [version] * world))
     for holder in ranks:
-        assert holder.mover.take_marks() == tuple(7 + rank for rank in range(world))
-        assert holder.mover.take_marks() == ()
+        assert holder.replicator.take_marks() == tuple(7 + rank for rank in range(world))
+        assert holder.replicator.take_marks() == ()
         for owner in ranks:
             copy = holder.slab.read(owner.rank, 2)
             assert bytes(copy.data) == bytes(owner.payload.numpy())
@@ -103,7 +103,7 @@ def test_every_holder_gets_every_shard_whole(sizes, staged) -> None:
         assert sum(one.sent_bytes for one in sent) == 2 * (world - 1) * sum(sizes[holder.rank])
         waits = [span for moved in holder.moved for span in (0, *(one.span for one in moved.sent))]
         assert holder.spans == waits, "a version's first span is waited for before all else, too"
-        holder.mover.close()
+        holder.replicator.close()
         holder.slab.close()
 
 
@@ -130,7 +130,7 @@ def test_nothing_leaves_before_its_span_opens_and_the_old_version_stays_whole() 
             move.result(30)
     for one in ranks:
         assert sorted(copy.version for copy in one.slab.copies()) == [1, 1, 2, 2]
-        one.mover.close()
+        one.replicator.close()
         one.slab.close()
 
 
@@ -161,7 +161,7 @@ def test_a_slow_receiver_holds_its_sender_back_and_never_has_more_than_its_sub_b
     assert ahead == [2] * 6 + [1]
     assert bytes(receiver.slab.read(0, 1).data) == bytes(sender.payload.numpy())
     for one in ranks:
-        one.mover.close()
+        one.replicator.close()
         one.slab.close()
 
 

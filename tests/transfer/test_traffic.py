@@ -5,7 +5,7 @@ import torch
 
 from gemini_lab.log.events import Collectives
 from gemini_lab.settings import SCHEDULED, SCHEMES, Settings
-from gemini_lab.transfer.comm_hook import CommSeam
+from gemini_lab.transfer.comm_hook import CommHook
 from gemini_lab.transfer.traffic import CheckpointTraffic
 from gemini_lab.transfer.version import OutgoingVersion
 
@@ -40,7 +40,7 @@ class Backend:
 
 
 @pytest.fixture
-def mover():
+def replicator():
     return Mover()
 
 
@@ -55,11 +55,11 @@ def said():
 
 
 @pytest.fixture
-def traffic(mover, backend, said):
+def traffic(replicator, backend, said):
     def make(**settings) -> CheckpointTraffic:
-        seam = CommSeam(backend).attach()
+        hook = CommHook(backend).attach()
         return CheckpointTraffic(
-            Settings(**settings), mover, seam=seam, conductor=None, emit=said.append
+            Settings(**settings), replicator, hook=hook, controller=None, emit=said.append
         )
 
     return make
@@ -72,23 +72,25 @@ def test_without_a_plan_every_version_is_sent_or_none(traffic, scheme) -> None:
     assert one.is_sent(2) == (scheme == "none")
 
 
-def test_in_the_background_training_goes_on_while_a_version_travels(traffic, mover) -> None:
+def test_in_the_background_training_goes_on_while_a_version_travels(traffic, replicator) -> None:
     traffic(scheme="background").send(VERSION)
-    assert mover.told == ["send 4"]
+    assert replicator.told == ["send 4"]
 
 
-def test_what_is_sent_when_training_is_over_needs_no_group_of_the_scripts(traffic, mover) -> None:
+def test_what_is_sent_when_training_is_over_needs_no_group_of_the_scripts(
+    traffic, replicator
+) -> None:
     """A script that destroys its process groups at its end takes NCCL's along."""
     one = traffic(scheme="gemini")
     one.end_training()
     one.send(VERSION)
-    assert mover.told == ["wait", "follow None", "send 4"]
+    assert replicator.told == ["wait", "follow None", "send 4"]
 
 
-def test_under_blocking_a_version_is_whole_before_training_goes_on(traffic, mover) -> None:
+def test_under_blocking_a_version_is_whole_before_training_goes_on(traffic, replicator) -> None:
     one = traffic(scheme="blocking")
     one.send(VERSION)
-    assert mover.told == ["send 4", "wait"]
+    assert replicator.told == ["send 4", "wait"]
     assert one.is_sent(4)
 
 
@@ -113,6 +115,6 @@ def test_collectives_are_not_told_where_the_settings_say_so(traffic, said) -> No
     assert said == []
 
 
-def test_at_its_end_traffic_finishes_what_is_under_way(traffic, mover) -> None:
+def test_at_its_end_traffic_finishes_what_is_under_way(traffic, replicator) -> None:
     traffic().close()
-    assert mover.told == ["wait", "close"]
+    assert replicator.told == ["wait", "close"]

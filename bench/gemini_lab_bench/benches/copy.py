@@ -15,7 +15,7 @@ from gemini_lab.memory.slab import Slab, SlotSpec, chunk_digest
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket
 from gemini_lab.transfer.local_copy import LocalCopy
-from gemini_lab.transfer.replicator import VersionMover
+from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.route import WINDOW_CHUNKS
 from gemini_lab.transfer.version import Carry, MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab.units import MB, MIB, format_bytes
@@ -135,10 +135,10 @@ def _wire_rank(
     peers = Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1})
     moved: list[MovedVersion] = []
 
-    def mover(carry: Carry | None) -> VersionMover:
-        return VersionMover(Wire(group=group, carry=carry), peers, slab, on_moved=moved.append)
+    def replicator(carry: Carry | None) -> Replicator:
+        return Replicator(Wire(group=group, carry=carry), peers, slab, on_moved=moved.append)
 
-    def version(by: VersionMover) -> None:
+    def version(by: Replicator) -> None:
         number, pieces = len(moved) + 1, [(0, source)]
         by.send(OutgoingVersion(version=number, pieces=pieces, payload_bytes=payload_bytes))
         by.wait()
@@ -154,7 +154,7 @@ def _wire_rank(
         bare(None)
 
     with LinkBucket(f"{store}-link-{rank}", bytes_per_s=LINK_BYTES_PER_S) as link:
-        free, paced = mover(None), mover(link.carry)
+        free, paced = replicator(None), replicator(link.carry)
         times = _in_turn(
             {
                 "bare Gloo": lambda: bare(None),

@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from gemini_lab.errors import ConfigError
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.training.gpt import GPT, GPTConfig, named_size
-from gemini_lab.transfer.device_queues import CudaLanes, Lanes, pin
+from gemini_lab.transfer.device_queues import CudaQueues, Lanes, pin
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.replicator import VersionMover
+from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab.units import GIB, MIB, format_bytes
 from gemini_lab_bench.rows import Row
@@ -45,7 +45,7 @@ def bench(repeats: int) -> list[Row]:
     """
     require_gpu()
     training = Training(named_size("1b"), device="cuda", batch=8, block=512)
-    with Keeper(training, lanes=CudaLanes(), pinned=True) as keeper:
+    with Keeper(training, lanes=CudaQueues(), pinned=True) as keeper:
         turns = [one_turn(training, keeper) for _ in range(repeats)]
     return rows(turns, training)
 
@@ -119,7 +119,7 @@ class Training:
 
 
 class Keeper:
-    """Takes versions of a training's state into a slab, by the product's own mover.
+    """Takes versions of a training's state into a slab, by the product's own replicator.
 
     Args:
         training: Whose state.
@@ -143,25 +143,25 @@ class Keeper:
         self.moved: list[MovedVersion] = []
         store: Any = dist.HashStore()  # type: ignore[attr-defined]
         wire = Wire(group=CheckpointGroup(store, rank=0, world_size=1), lanes=lanes)
-        self._mover = VersionMover(wire, Peers(rank=0), self.slab, on_moved=self.moved.append)
+        self._replicator = Replicator(wire, Peers(rank=0), self.slab, on_moved=self.moved.append)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._mover.close()
+        self._replicator.close()
         self.slab.close()
 
     def start(self) -> None:
         """Begin to take the newest version."""
         number = len(self.moved) + 1
-        self._mover.send(
+        self._replicator.send(
             OutgoingVersion(version=number, pieces=self.pieces, payload_bytes=self.size_bytes)
         )
 
     def wait(self) -> None:
         """Wait until it is whole."""
-        self._mover.wait()
+        self._replicator.wait()
 
     def bus_s(self) -> float:
         """Seconds that as many bytes take in one bare copy to pinned memory, chunk by chunk."""

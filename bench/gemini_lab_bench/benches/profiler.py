@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from gemini_lab.transfer.comm_hook import CommSeam
+from gemini_lab.transfer.comm_hook import CommHook
 from gemini_lab_bench.rows import Row, timed
 
 CALLS: Final = 1000
@@ -39,9 +39,9 @@ def bench(repeats: int) -> list[Row]:
             work = _iteration(backend, async_op=async_op)
             rows.append(_row(f"{kind}, bare", timed(work, repeats=repeats)))
             for name, recording in (("watched", True), ("counted only", False)):
-                seam = CommSeam(backend, recording=recording).attach()
-                values = timed(_watched(seam, work), repeats=repeats)
-                seam.detach()
+                hook = CommHook(backend, recording=recording).attach()
+                values = timed(_watched(hook, work), repeats=repeats)
+                hook.detach()
                 rows.append(_row(f"{kind}, {name}", values))
     return rows
 
@@ -58,11 +58,11 @@ def _iteration(backend: _OneRank, *, async_op: bool) -> Callable[[], None]:
     return work
 
 
-def _watched(seam: CommSeam, work: Callable[[], None]) -> Callable[[], None]:
+def _watched(hook: CommHook, work: Callable[[], None]) -> Callable[[], None]:
     def iteration() -> None:
         work()
-        seam.begin_update()
-        seam.begin_iteration()
+        hook.begin_update()
+        hook.begin_iteration()
 
     return iteration
 

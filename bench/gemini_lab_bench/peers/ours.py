@@ -11,7 +11,7 @@ from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, SlotSpec
 from gemini_lab.settings import Settings
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.replicator import VersionMover
+from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab_bench.peers.contract import Peer, Region, Task
 
@@ -33,7 +33,7 @@ class Ours(Peer):
         self._whole_s = 0.0
         self._wire = Wire(group=group)
         self._peers = Peers(rank=task.rank, sends_to=(after,), receives_from={before: 1})
-        self._mover = self._make_mover()
+        self._replicator = self._make_replicator()
 
     def begin(self, step: int) -> None:
         """Hand the tensors over: they are copied and sent while the iteration computes."""
@@ -41,15 +41,17 @@ class Ours(Peer):
         for tensor in self.state.values():
             pieces.append((offset_bytes, tensor))
             offset_bytes += tensor.nbytes
-        self._mover.send(OutgoingVersion(version=step, pieces=pieces, payload_bytes=offset_bytes))
+        self._replicator.send(
+            OutgoingVersion(version=step, pieces=pieces, payload_bytes=offset_bytes)
+        )
 
     def before_update(self) -> None:
         """Wait for what is left of the version."""
-        self._mover.wait()
+        self._replicator.wait()
 
     def finish(self) -> float:
         """When the version was whole on all ranks."""
-        self._mover.wait()
+        self._replicator.wait()
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
@@ -83,16 +85,16 @@ class Ours(Peer):
         return copy.digests.view(np.uint8), np.asarray(copy.data)
 
     def start_over(self) -> None:
-        """Another mover: one that has refused a version stays so."""
-        self._mover.close()
-        self._mover = self._make_mover()
+        """Another replicator: one that has refused a version stays so."""
+        self._replicator.close()
+        self._replicator = self._make_replicator()
 
     def close(self) -> None:
-        """End the mover's thread."""
-        self._mover.close()
+        """End the replicator's thread."""
+        self._replicator.close()
 
-    def _make_mover(self) -> VersionMover:
-        return VersionMover(self._wire, self._peers, self._slab, on_moved=self._note)
+    def _make_replicator(self) -> Replicator:
+        return Replicator(self._wire, self._peers, self._slab, on_moved=self._note)
 
     def _note(self, _: MovedVersion) -> None:
         self._whole_s = time.perf_counter()

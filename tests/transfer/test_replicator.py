@@ -17,7 +17,7 @@ from json_lines import json_lines
 from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.replicator import VersionMover
+from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.route import BackgroundRoute
 from gemini_lab.transfer.version import SAMPLES, Asked, OutgoingVersion, Peers, Wire, moment_of
 
@@ -30,7 +30,7 @@ VERSION = OutgoingVersion(version=1, pieces=[(0, STATE)], payload_bytes=100)
 
 @pytest.fixture
 def alone():
-    """What a mover of a job of one rank is made of: it copies into its own slab alone."""
+    """What a replicator of a job of one rank is made of: it copies into its own slab alone."""
     group = CheckpointGroup(dist.HashStore(), rank=0, world_size=1)
     slab = Slab.create([SlotSpec(0, 100)], chunk_bytes=32)
     yield Wire(group=group), Peers(rank=0), slab
@@ -39,13 +39,13 @@ def alone():
 
 def test_another_route_is_refused_while_a_version_is_under_way(alone):
     may_end = threading.Event()
-    with VersionMover(*alone, on_moved=lambda _: may_end.wait(30)) as mover:
-        mover.send(VERSION)
+    with Replicator(*alone, on_moved=lambda _: may_end.wait(30)) as replicator:
+        replicator.send(VERSION)
         with pytest.raises(RuntimeError, match="wait for it"):
-            mover.follow(BackgroundRoute(*alone[:2]))
+            replicator.follow(BackgroundRoute(*alone[:2]))
         may_end.set()
-        mover.wait()
-        mover.follow(BackgroundRoute(*alone[:2]))
+        replicator.wait()
+        replicator.follow(BackgroundRoute(*alone[:2]))
 
 
 def test_a_route_is_closed_when_it_is_left_and_the_last_one_with_the_mover(alone):
@@ -57,11 +57,11 @@ def test_a_route_is_closed_when_it_is_left_and_the_last_one_with_the_mover(alone
 
     closed = []
     routes = [Route(*alone[:2]) for _ in range(2)]
-    with VersionMover(*alone, on_moved=lambda _: None) as mover:
-        mover.follow(routes[0])
-        mover.send(VERSION)
-        mover.wait()
-        mover.follow(routes[1])
+    with Replicator(*alone, on_moved=lambda _: None) as replicator:
+        replicator.follow(routes[0])
+        replicator.send(VERSION)
+        replicator.wait()
+        replicator.follow(routes[1])
         assert closed == routes[:1]
     assert closed == routes
     assert bytes(alone[2].read(0, 1).data) == bytes(STATE.numpy())
@@ -90,9 +90,9 @@ def test_a_thread_makes_the_device_its_own_before_it_gives_it_work(alone):
     """Else CUDA copies by way of the first GPU, and takes memory there for every worker."""
     wire, peers, slab = alone
     lanes = Watched()
-    with VersionMover(replace(wire, lanes=lanes), peers, slab, on_moved=lambda _: None) as mover:
-        mover.send(VERSION)
-        mover.wait()
+    with Replicator(replace(wire, lanes=lanes), peers, slab, on_moved=lambda _: None) as replicator:
+        replicator.send(VERSION)
+        replicator.wait()
     assert bytes(slab.read(0, 1).data) == bytes(STATE.numpy())
     assert lanes.gave
     assert lanes.gave <= lanes.entered - {threading.get_ident()}
@@ -103,11 +103,11 @@ def test_what_broke_on_the_movers_thread_is_raised_where_training_waits(alone):
     def break_down(_):
         raise OSError("the disk is gone")
 
-    with VersionMover(*alone, on_moved=break_down) as mover:
-        mover.send(VERSION)
+    with Replicator(*alone, on_moved=break_down) as replicator:
+        replicator.send(VERSION)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="a peer may be gone") as caught:
-                mover.wait()
+                replicator.wait()
             assert isinstance(caught.value.__cause__, OSError)
 
 
@@ -132,17 +132,17 @@ def test_a_version_that_is_written_to_on_its_way_is_dropped_and_the_one_before_s
     base = torch.zeros(200, dtype=torch.uint8)
     pieces = [(0, base[:50]), (50, base[100:150])]
     versions = [OutgoingVersion(version=v, pieces=pieces, payload_bytes=100) for v in (1, 2)]
-    with VersionMover(*alone, on_moved=lambda _: None) as mover:
-        mover.send(versions[0])
-        mover.wait()
+    with Replicator(*alone, on_moved=lambda _: None) as replicator:
+        replicator.send(versions[0])
+        replicator.wait()
         base.add_(1)  # between two versions
-        mover.follow(Halting(*alone[:2]))
-        mover.send(versions[1])
+        replicator.follow(Halting(*alone[:2]))
+        replicator.send(versions[1])
         WRITES[write](base, pieces[1][1])
         may_begin.set()
         outcome = contextlib.nullcontext() if write == "nothing" else pytest.raises(IntegrityError)
         with outcome:
-            mover.wait()
+            replicator.wait()
     whole = {copy.version: bytes(alone[2].read(0, copy.version).data) for copy in alone[2].copies()}
     assert whole[1] == bytes(100)
     assert whole.get(2) == (bytes([1] * 100) if write == "nothing" else None)
@@ -167,11 +167,11 @@ def test_weights_that_are_swapped_while_a_version_is_copied_are_noticed_wherever
     wire, peers, _ = alone
     version = OutgoingVersion(version=1, pieces=[(0, tensor)], payload_bytes=100_000)
     assert len(moment_of(version).places) == SAMPLES + 1
-    with VersionMover(wire, peers, slab, on_moved=lambda _: None) as mover:
-        mover.follow(Swapping(wire, peers))
-        mover.send(version)
+    with Replicator(wire, peers, slab, on_moved=lambda _: None) as replicator:
+        replicator.follow(Swapping(wire, peers))
+        replicator.send(version)
         with pytest.raises(IntegrityError, match="of 33 samples of the tensors"):
-            mover.wait()
+            replicator.wait()
     assert slab.copies() == []
     slab.close()
 
@@ -207,17 +207,17 @@ def test_a_rank_killed_at_any_chunk_leaves_one_version_of_every_shard_whole(how,
 
 def test_that_a_rank_was_asked_to_stop_is_known_with_the_next_whole_version(alone):
     asked = []
-    with VersionMover(
+    with Replicator(
         *alone, on_moved=lambda _: None, asked=lambda: Asked(hold=bool(asked))
-    ) as mover:
-        mover.send(VERSION)
-        mover.wait()
-        assert not mover.is_hold_agreed
+    ) as replicator:
+        replicator.send(VERSION)
+        replicator.wait()
+        assert not replicator.is_hold_agreed
         asked.append(True)
-        assert not mover.is_hold_agreed
-        mover.send(replace(VERSION, version=2))
-        mover.wait()
-        assert mover.is_hold_agreed
+        assert not replicator.is_hold_agreed
+        replicator.send(replace(VERSION, version=2))
+        replicator.wait()
+        assert replicator.is_hold_agreed
 
 
 def versions_in(slab):
@@ -226,52 +226,52 @@ def versions_in(slab):
 
 def test_a_withheld_version_exists_only_when_it_is_released_and_is_of_the_moment_it_was_sent(alone):
     slab, state = alone[2], STATE.clone()
-    with VersionMover(*alone, on_moved=lambda _: None) as mover:
-        mover.send(VERSION)
+    with Replicator(*alone, on_moved=lambda _: None) as replicator:
+        replicator.send(VERSION)
         withheld = replace(VERSION, version=2, pieces=[(0, state)], is_withheld=True)
-        mover.send(withheld)
-        mover.wait()
+        replicator.send(withheld)
+        replicator.wait()
         state.zero_()  # as a script that loads its best weights after its loop
         assert versions_in(slab) == [(0, 1)]
-        mover.release()
-        mover.wait()
+        replicator.release()
+        replicator.wait()
         assert versions_in(slab) == [(0, 1), (0, 2)]
         assert bytes(slab.read(0, 2).data) == bytes(STATE.numpy())
 
 
 def test_a_withheld_version_of_one_rank_waits_for_the_others_word():
     """Else the version before, with which the others would go on, could not be chosen any more."""
-    store, slabs, movers = dist.HashStore(), [], []
+    store, slabs, replicators = dist.HashStore(), [], []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         groups = [*pool.map(lambda rank: CheckpointGroup(store, rank=rank, world_size=2), range(2))]
     for rank, group in enumerate(groups):
         slabs.append(Slab.create([SlotSpec(shard, 100) for shard in range(2)], chunk_bytes=32))
         peers = Peers(rank=rank, sends_to=(1 - rank,), receives_from={1 - rank: 1})
-        movers.append(VersionMover(Wire(group=group), peers, slabs[-1], on_moved=lambda _: None))
+        replicators.append(Replicator(Wire(group=group), peers, slabs[-1], on_moved=lambda _: None))
     for is_withheld in (False, True):
-        for mover in movers:
+        for replicator in replicators:
             version = replace(VERSION, version=1 + is_withheld, is_withheld=is_withheld)
-            mover.send(version)
-        for mover in movers:
-            mover.wait()
-    movers[0].release()
+            replicator.send(version)
+        for replicator in replicators:
+            replicator.wait()
+    replicators[0].release()
     time.sleep(0.3)
     assert [versions_in(slab) for slab in slabs] == [[(0, 1), (1, 1)]] * 2
-    movers[1].release()
-    for mover in movers:
-        mover.wait()
-        mover.close()
+    replicators[1].release()
+    for replicator in replicators:
+        replicator.wait()
+        replicator.close()
     assert [versions_in(slab) for slab in slabs] == [[(0, 1), (0, 2), (1, 1), (1, 2)]] * 2
     for slab in slabs:
         slab.close()
 
 
 def test_a_withheld_version_that_is_broken_off_never_exists(alone):
-    mover = VersionMover(*alone, on_moved=lambda _: None)
-    mover.send(replace(VERSION, is_withheld=True))
-    mover.wait()
-    assert mover.stop(5.0)
+    replicator = Replicator(*alone, on_moved=lambda _: None)
+    replicator.send(replace(VERSION, is_withheld=True))
+    replicator.wait()
+    assert replicator.stop(5.0)
     with pytest.raises(RuntimeError, match="sending the checkpoint failed"):
-        mover.wait()
-    mover.close()
+        replicator.wait()
+    replicator.close()
     assert versions_in(alone[2]) == []
