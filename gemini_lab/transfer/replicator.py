@@ -63,8 +63,8 @@ class Replicator:
     whole on all ranks (the last act is a barrier), so nobody overwrites a buffer of version v-1
     before every holder has version v.
 
-    Training's thread calls every method; `on_moved` and `mark` are called on the replicator's thread,
-    which begins with the first version.
+    Training's thread calls every method; the replicator's thread, which begins with the first
+    version, calls `on_moved` and `mark`.
 
     Args:
         wire: What versions travel over.
