@@ -12,26 +12,26 @@ class StoreStandIn:
     def __init__(self):
         self.keys = {f"nodes/node-{n}": '{"address": "127.0.0.1:1"}' for n in range(3)}
 
-    def grant(self, ttl_s):
+    async def grant(self, ttl_s):
         return ttl_s
 
-    def put(self, key, value, **_):
+    async def put(self, key, value, **_):
         self.keys[key] = value
 
-    def create(self, key, value, **_):
+    async def create(self, key, value, **_):
         return self.keys.setdefault(key, value) is value
 
-    def put_if(self, values, *, guard, held):
+    async def put_if(self, values, *, guard, held):
         self.keys |= values if self.keys.get(guard) == held else {}
         return self.keys.get(guard) == held
 
-    def delete_if(self, key, held):
+    async def delete_if(self, key, held):
         return self.keys.get(key) == held and self.keys.pop(key) == held
 
-    def items(self):
+    async def items(self):
         return dict(self.keys)
 
-    def get(self, keys):
+    async def get(self, keys):
         return {key: self.keys[key] for key in keys if key in self.keys}
 
 
@@ -45,7 +45,7 @@ async def shell_in(store, *, emit=lambda _event: None, wall_s=time.time):
     await membership.register()
     shell = RootShell(
         membership=membership,
-        record=await membership.campaign(store.items()),
+        record=await membership.campaign(await store.items()),
         token="secret",
         emit=emit,
         request_nodes=lambda _wanted, _reason: None,

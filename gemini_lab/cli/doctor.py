@@ -65,7 +65,6 @@ def examine() -> list[Finding]:
         lambda: package("mpi4py", module="mpi4py"),
         mpi,
         etcd,
-        etcd_client,
         cores,
         memory,
         slabs,
@@ -186,18 +185,6 @@ def etcd(find: Callable[[], str] = find_etcd) -> Finding:
     if version is None:
         return Finding(name="etcd", state="missing", found=f"{path} does not run", remedy=EMBED)
     return Finding(name="etcd", state="ok", found=f"{version}, at {path}")
-
-
-def etcd_client() -> Finding:
-    """The client module, which has a namesake that newer protobuf breaks."""
-    remedy = "pip uninstall etcd3, then pip install cslab-etcd3"
-    try:
-        importlib.import_module("etcd3")
-    except (ImportError, TypeError) as error:
-        return Finding(
-            name="etcd client", state="missing", found=f"its import fails: {error}", remedy=remedy
-        )
-    return package("cslab-etcd3", module="etcd3")
 
 
 def cores(count: int | None = None) -> Finding:

@@ -18,8 +18,8 @@ from gemini_lab.lab.runs import begun, fresh_folder, run_started, said
 from gemini_lab.lab.starting import embedded_etcd, own_operator, record_of
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.etcd import Embedded
+from gemini_lab.launch.etcd_members import COUNT, Members
 from gemini_lab.launch.join import check_name, prefix_of, say
-from gemini_lab.launch.members import COUNT, Members
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.providers import AutoScaling, Slurm
 from gemini_lab.log.events import LabStarted

@@ -27,7 +27,7 @@ from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.run_locator import ACCESS_FILE, OWNER_KEY, RUN_KEY, access_in
 from gemini_lab.lab.runs import Runs, said
 from gemini_lab.lab.starting import own_operator
-from gemini_lab.launch.members import Members
+from gemini_lab.launch.etcd_members import Members
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import LabClosed, RunFailed, RunFinished
 from gemini_lab.log.file import LOG_FILE, EventLog

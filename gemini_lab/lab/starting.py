@@ -13,8 +13,8 @@ from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.launch.etcd import Embedded, start_etcd
+from gemini_lab.launch.etcd_members import COUNT, Members, start_members
 from gemini_lab.launch.join import JoinOperator, prefix_of
-from gemini_lab.launch.members import COUNT, Members, start_members
 from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator
 from gemini_lab.launch.provider import Invitation, Supply

@@ -2,8 +2,8 @@
 
     operators       operator, the contract, and `mpiexec` by it: mpi, mpi_order, boot
     who join        join; provider, the contract of what starts them; providers, by it
-    etcd            etcd, of one member; members, of three, by etcd_members; etcd_keeper keeps each
-                    running (etcd_server); certificate
+    etcd            etcd, of one member; etcd_members, of three; etcd_keeper keeps each running
+                    (etcd_server) and says when it ends; certificate
 
 What is started is in `node`.
 """

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import ipaddress
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -11,23 +10,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from gemini_lab.node.etcd_address import OwnCertificates
+
 VALID: Final = dt.timedelta(days=3650)  # longer than any run; the keys end with the lab
 BEFORE: Final = dt.timedelta(days=1)  # clocks of machines differ
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
-    """A certificate and its private key.
-
-    Attributes:
-        pem: The certificate.
-        key_pem: The key, which only its bearer may have.
-        authority_pem: Whose word it is: what others trust.
-    """
-
-    pem: bytes
-    key_pem: bytes
-    authority_pem: bytes
 
 
 class Authority(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +40,7 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         pem = made.public_bytes(serialization.Encoding.PEM)
         return cls(pem=pem.decode(), key_pem=_pem_of(key).decode())
 
-    def certify(self, address: str | None = None) -> Certificate:
+    def certify(self, address: str | None = None) -> OwnCertificates:
         """Return a new certificate of a server at this IP address, or, without one, of a client."""
         authority = x509.load_pem_x509_certificate(self.pem.encode())
         signs = serialization.load_pem_private_key(self.key_pem.encode(), password=None)
@@ -65,10 +51,10 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             host = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
             wanted = wanted.add_extension(host, critical=False)
         made = wanted.sign(signs, hashes.SHA256())
-        return Certificate(
-            pem=made.public_bytes(serialization.Encoding.PEM),
-            key_pem=_pem_of(key),
-            authority_pem=self.pem.encode(),
+        return OwnCertificates(
+            authority_pem=self.pem,
+            pem=made.public_bytes(serialization.Encoding.PEM).decode(),
+            key_pem=_pem_of(key).decode(),
         )
 
 

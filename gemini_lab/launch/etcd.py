@@ -19,7 +19,7 @@ from gemini_lab.launch.etcd_server import LOG, Member
 from gemini_lab.launch.mpi import find_program
 from gemini_lab.limits import read_end
 from gemini_lab.node.control_store import StoreUnavailableError
-from gemini_lab.node.etcd_address import EtcdAddress, OwnCertificates
+from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.locked_tempdir import hold
 from gemini_lab.node.orphan_etcd import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
@@ -68,6 +68,47 @@ def free_port(host: str) -> int:
         return port
 
 
+def start_member(
+    authority: Authority,
+    prefix: str,
+    *,
+    endpoint: str,
+    peer: str,
+    name: str,
+    cluster: str,
+    is_first: bool = True,
+    is_durable: bool = False,
+) -> tuple[Member, subprocess.Popen[bytes]]:
+    """Start a member of an etcd, and its keeper in a session of its own.
+
+    Args:
+        authority: Signs its certificate.
+        prefix: Of its lab's keys.
+        endpoint: `host:port` for clients.
+        peer: The URL for other members.
+        name: Its own, in `cluster`.
+        cluster: `name=peer URL` of each member, separated by commas.
+        is_first: Whether the etcd begins with it.
+        is_durable: Whether data outlives the machine's power.
+    """
+    binary = find_etcd()
+    end_left_stores()
+    host, _, port = endpoint.rpartition(":")
+    folder, held = hold(f"{FOLDER}{port}-")
+    member = Member(
+        binary=binary,
+        folder=str(folder),
+        client=f"https://{endpoint}",
+        peer=peer,
+        name=name,
+        cluster=cluster,
+        is_first=is_first,
+        is_durable=is_durable,
+    )
+    member.write(authority.certify(host))
+    return member, start_keeper(member, prefix, held)
+
+
 @dataclass(frozen=True, slots=True)
 class Embedded:
     """An etcd that this process started.
@@ -101,23 +142,12 @@ def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
         LaunchError: There is no etcd, or it does not start.
     """
     with held_port(host) as port, held_port(LOOPBACK) as peer_port:
-        authority = Authority.make()
-        endpoint = f"{host}:{port}"
+        authority, endpoint = Authority.make(), f"{host}:{port}"
         peer = f"https://{LOOPBACK}:{peer_port}"
-        binary = find_etcd()
-        end_left_stores()
-        folder, held = hold(f"{FOLDER}{port}-")
-        member = Member(
-            binary=binary,
-            folder=str(folder),
-            client=f"https://{endpoint}",
-            peer=peer,
-            name="gemini",
-            cluster=f"gemini={peer}",
+        member, keeper = start_member(
+            authority, prefix, endpoint=endpoint, peer=peer, name="gemini", cluster=f"gemini={peer}"
         )
-        member.write(authority.certify(host))
         address = own_address([endpoint], authority)
-        keeper = start_keeper(member, prefix, held)
         assert keeper.stdin is not None
         try:
             _wait_for(member, address, keeper)
@@ -199,13 +229,4 @@ def own_address(
         authority: Signs the certificates of members and clients.
         is_followed: Whether its members may change.
     """
-    client = authority.certify()
-    return EtcdAddress(
-        endpoints=tuple(endpoints),
-        own=OwnCertificates(
-            authority_pem=authority.pem,
-            pem=client.pem.decode(),
-            key_pem=client.key_pem.decode(),
-        ),
-        is_followed=is_followed,
-    )
+    return EtcdAddress(endpoints=tuple(endpoints), own=authority.certify(), is_followed=is_followed)

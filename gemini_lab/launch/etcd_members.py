@@ -1,35 +1,49 @@
 """An embedded etcd of three members on three machines: it outlives any one of them.
 
-`mpiexec` runs this program on the machines, and hands it the secrets as `boot` does. It starts a
-keeper, which outlives MPI and ends when the lab's key is gone, and returns. When a machine is lost
-and another one comes, the member of the lost one is removed and one on the new machine added.
+The lab's owner has `mpiexec` run this program on the machines, and hands it the secrets as `boot`
+does. It starts a keeper, which outlives MPI and ends when the lab's key is gone, and returns. When
+a machine is lost and another one comes, the member of the lost one is removed and one on the new
+machine added.
 """
 
+import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any, Final
-from urllib.parse import urlsplit
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Final
 
 import msgspec
 
+from gemini_lab.errors import LaunchError
 from gemini_lab.launch.boot import Ranks, hand_out, mpi_world
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd import find_etcd, held_port, own_address
-from gemini_lab.launch.etcd_keeper import Stay, start_keeper
-from gemini_lab.launch.etcd_server import Member
+from gemini_lab.launch.etcd import (
+    held_port,
+    own_address,
+    start_member,
+    wait_until_ready,
+)
+from gemini_lab.launch.etcd_keeper import DEAF_S, Stay
+from gemini_lab.launch.join import say
+from gemini_lab.launch.mpi import run_on_hosts
 from gemini_lab.launch.mpi_order import take_order
 from gemini_lab.node.agent import address_towards
-from gemini_lab.node.control_store import patiently
+from gemini_lab.node.config import OVER_KEY
+from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.locked_tempdir import hold
-from gemini_lab.node.orphan_etcd import FOLDER, end_left_stores
 
-PATIENCE_S: Final = 60.0  # for members to agree on another one
 PROGRAM: Final = "gemini_lab.launch.etcd_members"
+COUNT: Final = 3
+PATIENCE_S: Final = 60.0  # for members to agree on another one
+DEAD_S: Final = 15.0  # one that says nothing for so long is lost
+REFUSALS: Final = 6  # as is one whose machine says so often that nobody listens: it is kept alive
+LOOK_S: Final = 0.5
+CONNECT_S: Final = 2.0
+OVER_S: Final = 5.0  # to write that the lab is over; if none answers, none needs to hear it
+END_S: Final = DEAF_S + 30.0  # for all members to be gone, at the lab's end
 
 
 class MemberOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,9 +65,8 @@ class MemberOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class MemberPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a member listens, and its name."""
+    """The place where a member listens."""
 
-    name: str
     host: str
     client_port: int
     peer_port: int
@@ -63,11 +76,16 @@ class MemberPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def towards(cls, reach: str) -> "Iterator[MemberPlace]":
         """A free place of this machine, on its network towards `reach`; held within the block.
 
-        All machines wait there for each other, and where a member is replaced for the others' word.
+        All machines wait there for each other, and a replaced member for the others' agreement.
         """
         host = address_towards(reach)
         with held_port(host) as client, held_port(host) as peer:
-            yield cls(name=f"{host}-{peer}", host=host, client_port=client, peer_port=peer)
+            yield cls(host=host, client_port=client, peer_port=peer)
+
+    @property
+    def name(self) -> str:
+        """The member's name in the cluster."""
+        return f"{self.host}-{self.peer_port}"
 
     @property
     def endpoint(self) -> str:
@@ -80,110 +98,175 @@ class MemberPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return f"https://{self.host}:{self.peer_port}"
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A member, as etcd lists it: one that has not started yet has no name."""
-
-    number: int
-    name: str
-    peer: str
-    clients: tuple[str, ...]
+Run = Callable[[MemberOrder, Sequence[str]], list[MemberPlace]]
+"""Runs this program with an order on hosts, and returns what it prints."""
 
 
-class MemberStore(EtcdStore):
-    """An etcd whose members are looked at and changed."""
-
-    def members(self) -> list[Listed]:
-        """All of them."""
-        return self._call(
-            lambda etcd: [
-                Listed(
-                    number=one.id,
-                    name=one.name,
-                    peer=one.peer_urls[0],
-                    clients=tuple(urlsplit(url).netloc for url in one.client_urls),
-                )
-                for one in etcd.members
-            ]
-        )
-
-    def replace_member(self, lost: str, peer: str) -> list[Listed]:
-        """Remove the member at the endpoint `lost`, and add one at `peer`; may be called again."""
-        members = self.members()
-        for number in [one.number for one in members if lost in one.clients]:
-            self._call(partial(_remove, number=number))
-        if peer not in {one.peer for one in members}:
-            self._call(lambda etcd: etcd.add_member([peer]))
-        return self.members()
-
-
-def _remove(etcd: Any, *, number: int) -> None:
-    etcd.remove_member(number)
-
-
-def start_member(own: MemberPlace, cluster: str, order: MemberOrder, address: EtcdAddress) -> None:
-    """Start a member's keeper in a session of its own, and leave it.
-
-    Args:
-        own: Where it is to listen.
-        cluster: All members, as `Member.cluster`.
-        order: What was ordered.
-        address: The whole etcd's.
-    """
-    binary = find_etcd()
-    end_left_stores()
-    folder, held = hold(f"{FOLDER}{own.client_port}-")
-    member = Member(
-        binary=binary,
-        folder=str(folder),
-        client=f"https://{own.endpoint}",
-        peer=own.peer,
-        name=own.name,
-        cluster=cluster,
-        is_first=order.etcd is None,
-        is_durable=True,
-    )
-    member.write(order.authority.certify(own.host))
-    keeper = start_keeper(member, order.prefix, held)
-    assert keeper.stdin is not None
-    keeper.stdin.write(msgspec.json.encode(Stay(address, has_begun=order.etcd is not None)))
-    keeper.stdin.close()
-
-
-def begin(own: MemberPlace, places: Sequence[MemberPlace], order: MemberOrder) -> None:
-    """Start one of the members with which an etcd begins."""
-    start_member(
-        own,
-        ",".join(f"{one.name}={one.peer}" for one in places),
-        order,
-        address_of(places, order),
-    )
-
-
-def take_place(own: MemberPlace, order: MemberOrder) -> None:
-    """Start a member in a lost one's place.
+def run_with_mpi(order: MemberOrder, hosts: Sequence[str]) -> list[MemberPlace]:
+    """Run this program on these hosts, with `mpiexec`.
 
     Raises:
-        StoreUnavailableError: The others do not agree on it in time.
+        LaunchError: It failed; the message has what was said.
     """
-    assert order.etcd is not None
-    store = MemberStore(order.etcd, order.prefix, timeout_s=5.0)
-    members = patiently(lambda: store.replace_member(order.lost, own.peer), patience_s=PATIENCE_S)
-    store.close()
-    cluster = ",".join(
-        f"{own.name if one.peer == own.peer else one.name}={one.peer}" for one in members
-    )
-    start_member(own, cluster, order, exchanged(order.etcd, order.lost, own.endpoint))
+    line = run_on_hosts(PROGRAM, len(hosts), hosts, msgspec.json.encode(order).decode())
+    return msgspec.json.decode(line, type=list[MemberPlace])
 
 
-def address_of(places: Sequence[MemberPlace], order: MemberOrder) -> EtcdAddress:
-    """How agents reach an etcd that begins."""
+@dataclass(slots=True, kw_only=True)
+class Members:
+    """The members of a lab's etcd, as its owner sees them.
+
+    Attributes:
+        address: How agents reach them.
+        authority: Signs their certificates.
+        prefix: Of the lab's keys.
+        run: Runs this program with an order on hosts, and gives what it prints.
+    """
+
+    address: EtcdAddress
+    authority: Authority
+    prefix: str
+    run: Run = run_with_mpi
+
+    def mend(self, hosts: Sequence[str]) -> None:
+        """Have a new machine each take the place of a member that is lost, if one is.
+
+        Raises:
+            LaunchError: That could not be done.
+        """
+        lost = [one for one in self.address.endpoints if not self._answers(one)]
+        if 2 * len(lost) > len(self.address.endpoints):
+            raise LaunchError(
+                f"of the etcd's members {', '.join(lost)} do not answer, and the others are too "
+                "few to agree on new ones; the run goes on until it needs etcd"
+            )
+        for endpoint, host in zip(lost, hosts, strict=False):
+            there = next(one for one in self.address.endpoints if one not in lost)
+            order = MemberOrder(
+                reach=there,
+                authority=self.authority,
+                prefix=self.prefix,
+                etcd=self.address,
+                lost=endpoint,
+            )
+            (place,) = self.run(order, [host])
+            self.address = exchanged(self.address, endpoint, place.endpoint)
+            wait_until_ready(self._alone(place.endpoint), f"a member on {host}")
+
+    def see_off(self) -> None:
+        """Wait until no member is left: their lab is over, and its key is gone from the store.
+
+        Agents tell those beside them; one whose agent was lost asks the store, and ends after
+        `DEAF_S` if the others have ended before.
+        """
+        store = EtcdStore(self.address, self.prefix)
+        with suppress(StoreUnavailableError):
+            patiently(lambda: store.put(OVER_KEY, ""), patience_s=OVER_S)
+        store.close()
+        give_up_s = time.monotonic() + END_S
+        left = list(self.address.endpoints)
+        while left := [one for one in left if obstacle(one) is None]:
+            if time.monotonic() > give_up_s:
+                say(f"of the lab's etcd {', '.join(left)} still run after {END_S:.0f} s")
+                return
+            time.sleep(LOOK_S)
+
+    def _alone(self, endpoint: str) -> EtcdAddress:
+        return replace(self.address, endpoints=(endpoint,), is_followed=False)
+
+    def _answers(self, endpoint: str) -> bool:
+        """Whether a member does; one that only starts anew, or is slow, is waited for."""
+        store = EtcdStore(self._alone(endpoint), self.prefix)
+        give_up_s, refusals = time.monotonic() + DEAD_S, 0
+        while time.monotonic() < give_up_s and refusals < REFUSALS:
+            try:
+                store.items()
+            except StoreUnavailableError:
+                is_refused = isinstance(obstacle(endpoint), ConnectionRefusedError)
+                refusals = refusals + 1 if is_refused else 0
+                time.sleep(LOOK_S)
+            else:
+                store.close()
+                return True
+        return False
+
+
+def start_members(
+    hosts: Sequence[str],
+    prefix: str,
+    *,
+    reach: str,
+    run: Run = run_with_mpi,
+) -> Members:
+    """An etcd with a member on each of these hosts; it ends when the lab's key is gone.
+
+    Args:
+        hosts: Three machines.
+        prefix: Of the lab's keys.
+        reach: `host:port` of the network on which members listen.
+        run: Runs this program on hosts.
+
+    Raises:
+        LaunchError: A member does not start; those that did end when no lab has come for `BEGIN_S`.
+    """
+    order = MemberOrder(reach=reach, authority=Authority.make(), prefix=prefix)
+    address = first_address(run(order, hosts), order)
+    wait_until_ready(address, f"the etcd on {', '.join(hosts)}")
+    return Members(address=address, authority=order.authority, prefix=prefix, run=run)
+
+
+def obstacle(endpoint: str) -> OSError | None:
+    """What stands against a connection to it; `None`: somebody listens there."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        return error
+    return None
+
+
+def first_address(places: Sequence[MemberPlace], order: MemberOrder) -> EtcdAddress:
+    """Return how agents reach an etcd that begins with these members."""
     return own_address([one.endpoint for one in places], order.authority, is_followed=True)
 
 
 def exchanged(address: EtcdAddress, lost: str, new: str) -> EtcdAddress:
-    """The address with one endpoint in another one's place."""
+    """Return the address with one endpoint in another one's place."""
     kept = [one for one in address.endpoints if one != lost]
     return replace(address, endpoints=(*kept, new))
+
+
+def join_cluster(own: MemberPlace, places: Sequence[MemberPlace], order: MemberOrder) -> None:
+    """Start this machine's member, as one of the first or in a lost one's place.
+
+    Raises:
+        StoreUnavailableError: The other members do not agree on it in time.
+    """
+    if order.etcd is None:
+        address = first_address(places, order)
+        names = {one.peer: one.name for one in places}
+    else:
+        address = exchanged(order.etcd, order.lost, own.endpoint)
+        store = EtcdStore(order.etcd, order.prefix, timeout_s=5.0)
+        members = patiently(
+            lambda: store.wait(store.client.replace_member(order.lost, own.peer)),
+            patience_s=PATIENCE_S,
+        )
+        store.close()
+        names = {one.peer: one.name for one in members} | {own.peer: own.name}
+    _, keeper = start_member(
+        order.authority,
+        order.prefix,
+        endpoint=own.endpoint,
+        peer=own.peer,
+        name=own.name,
+        cluster=",".join(f"{name}={peer}" for peer, name in names.items()),
+        is_first=order.etcd is None,
+        is_durable=True,
+    )
+    assert keeper.stdin is not None
+    keeper.stdin.write(msgspec.json.encode(Stay(address, has_begun=order.etcd is not None)))
+    keeper.stdin.close()
 
 
 def main() -> None:
@@ -204,10 +287,7 @@ def start_all(world: Ranks) -> None:
     order = msgspec.json.decode(hand_out(world, parts), type=MemberOrder)
     with MemberPlace.towards(order.reach) as own:
         places = _exchange(world, own)
-        if order.etcd is None:
-            begin(own, places, order)
-        else:
-            take_place(own, order)
+        join_cluster(own, places, order)
     if world.rank == 0:
         sys.stdout.write(msgspec.json.encode(places).decode() + "\n")
         sys.stdout.flush()

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gemini_lab.launch.certificate import Certificate
+from gemini_lab.node.etcd_address import OwnCertificates
 from gemini_lab.node.orphan_etcd import CLIENTS_AT, DATA
 
 ASK_S: Final = 2.0  # for an answer to whether it is well
@@ -57,13 +57,13 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_first: bool = True
     is_durable: bool = False
 
-    def write(self, certificate: Certificate) -> None:
-        """Have it prove itself with this certificate, and let in who has one of its authority."""
+    def write(self, certificate: OwnCertificates) -> None:
+        """Write the certificate that it shows, and that of the authority which it trusts."""
         folder = Path(self.folder)
-        (folder / AUTHORITY).write_bytes(certificate.authority_pem)
-        (folder / CERTIFICATE).write_bytes(certificate.pem)
-        (folder / KEY).touch(mode=0o600)
-        (folder / KEY).write_bytes(certificate.key_pem)
+        (folder / AUTHORITY).write_text(certificate.authority_pem)
+        (folder / CERTIFICATE).write_text(certificate.pem)
+        (folder / KEY).touch(mode=0o600)  # before the key is in it
+        (folder / KEY).write_text(certificate.key_pem)
 
     def command(self) -> list[str]:
         """What starts it."""

@@ -25,11 +25,11 @@ from gemini_lab.launch.provider import TOKEN_VARIABLE, Joined, Supply
 from gemini_lab.limits import read_file
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import (
-    ControlStore,
     StoreForgedError,
     StoreUnavailableError,
     patiently,
 )
+from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.seats import in_order, node_name, node_number
 
@@ -114,7 +114,7 @@ def say(text: str) -> None:
 
 
 def find_lab(
-    store: ControlStore, lab: str, *, wait_s: float, tell: Callable[[str], None]
+    store: EtcdStore, lab: str, *, wait_s: float, tell: Callable[[str], None]
 ) -> LabRecord:
     """What the lab says of itself; a lab or a store that is not there yet is waited for.
 
@@ -152,7 +152,7 @@ def find_lab(
         time.sleep(LOOK_S)
 
 
-def take_name(store: ControlStore, host: str, *, machine: str = "", first: int = 0) -> str:
+def take_name(store: EtcdStore, host: str, *, machine: str = "", first: int = 0) -> str:
     """A name that no node of the lab has had; it is this host's from now on.
 
     Args:
@@ -203,7 +203,7 @@ class JoinOperator:
         supply: Starts them; `None`: somebody else does.
     """
 
-    store: ControlStore
+    store: EtcdStore
     token: str = field(repr=False)
     wait_s: float = WAIT_S
     tell: Callable[[str], None] = say

@@ -12,8 +12,8 @@ from typing import Protocol
 import psutil
 
 from gemini_lab.errors import CapacityError, GeminiError
+from gemini_lab.launch.etcd_members import Members
 from gemini_lab.launch.join import say
-from gemini_lab.launch.members import Members
 from gemini_lab.launch.mpi import Hosts, launch_agents
 from gemini_lab.node.config import AgentConfig, AgentUp, Detached
 from gemini_lab.node.etcd_address import EtcdAddress

@@ -25,7 +25,7 @@ from gemini_lab.log.events import NodeReady
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
-from gemini_lab.node.etcd_streams import EtcdStreams
+from gemini_lab.node.etcd_client import EtcdClient
 from gemini_lab.node.freeze_guard import end_stopped
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink, RootLink
@@ -34,7 +34,7 @@ from gemini_lab.node.membership import Membership, RootRecord, read_epoch
 from gemini_lab.node.orphan_etcd import end_left_stores
 from gemini_lab.node.processes import release_store
 from gemini_lab.node.root_role import RootRole
-from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.node.sealed_store import Sealed
 from gemini_lab.node.store_watch import Reading
 from gemini_lab.node.strike import strike
 from gemini_lab.node.supervisor import Supervisor
@@ -120,16 +120,11 @@ class Agent:
         """
         server, port = await serve(self._ip, self.config.token, self._welcome)
         self.address = f"{self._ip}:{port}"
+        etcd, prefix = self.config.etcd, self.config.prefix
+        sealed = Sealed(etcd, prefix, token=self.config.token, identity=self.config.identity)
         self.membership = Membership(
-            store=SealedStore(
-                self.config.etcd,
-                self.config.prefix,
-                token=self.config.token,
-                identity=self.config.identity,
-            ),
-            streams=EtcdStreams(
-                self.config.etcd, self.config.prefix, timeout_s=max(1.0, self.config.lease_s / 2)
-            ),
+            store=EtcdClient(etcd, prefix, values=sealed),
+            streams=EtcdClient(etcd, prefix, timeout_s=max(1.0, self.config.lease_s / 2)),
             name=self.config.name,
             address=self.address,
             lease_s=self.config.lease_s,

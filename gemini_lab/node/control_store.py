@@ -30,44 +30,58 @@ class StoreForgedError(StoreUnavailableError):
     may_pass = False
 
 
+class Tell(Protocol):
+    """Receives what a watch reports."""
+
+    def __call__(self, *, has_ended: bool) -> None:
+        """Note a change, or the watch's end, after which it reports nothing more."""
+
+
 class ControlStore(Protocol):
     """What gemini_lab asks of a store. Every call may raise `StoreUnavailableError`."""
 
-    def grant(self, ttl_s: int) -> int:
-        """A new lease: its keys vanish when it is not kept alive for `ttl_s`."""
+    async def grant(self, ttl_s: int) -> int:
+        """Return a new lease: its keys vanish if it is not kept alive for `ttl_s`."""
 
-    def keep_alive(self, lease: int) -> bool:
-        """Renew a lease; `False` when it has already run out."""
+    async def keep_alive(self, lease: int) -> bool:
+        """Renew a lease; return `False` if it has already run out."""
 
-    def revoke(self, lease: int) -> None:
+    async def revoke(self, lease: int) -> None:
         """End a lease and drop its keys."""
 
-    def put(self, key: str, value: str, *, lease: int | None = None) -> None:
+    async def put(self, key: str, value: str, *, lease: int | None = None) -> None:
         """Set a key."""
 
-    def create(self, key: str, value: str, *, lease: int | None = None) -> bool:
-        """Set a key if it does not exist; says whether it was set."""
+    async def create(self, key: str, value: str, *, lease: int | None = None) -> bool:
+        """Set a key if it does not exist; return whether it was set."""
 
-    def put_if(self, values: Mapping[str, str], *, guard: str, held: str) -> bool:
+    async def put_if(self, values: Mapping[str, str], *, guard: str, held: str) -> bool:
         """Set keys, all or none, while the key `guard` still has the value `held`: fenced."""
 
-    def delete_if(self, key: str, held: str) -> bool:
+    async def delete_if(self, key: str, held: str) -> bool:
         """Delete `key` only while it still has the value `held`."""
 
-    def delete(self, key: str) -> None:
+    async def delete(self, key: str) -> None:
         """Delete a key if it exists."""
 
-    def items(self) -> dict[str, str]:
-        """All keys of this lab with their values, read at one revision."""
+    async def items(self) -> dict[str, str]:
+        """Return all keys of this lab with their values, read at one revision."""
 
-    def names(self) -> set[str]:
+    async def names(self) -> set[str]:
         """Return the names of all keys of this lab, whatever their values are."""
 
-    def get(self, keys: Sequence[str]) -> dict[str, str]:
-        """Those of these keys that exist, with their values, read at one revision."""
+    async def get(self, keys: Sequence[str]) -> dict[str, str]:
+        """Return those of these keys that exist, with their values, read at one revision."""
 
-    def close(self) -> None:
-        """Drop the connection."""
+    async def watch(self, keys: Sequence[str] | None, tell: Tell) -> None:
+        """Call `tell` whenever one of these keys changes (`None`: any key).
+
+        It replaces the watch before. It ends with the connection, and reports its end; a change
+        may be reported more than once.
+        """
+
+    async def close(self) -> None:
+        """Drop the connection, and with it the watch."""
 
 
 def patiently(

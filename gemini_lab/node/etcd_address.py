@@ -3,7 +3,7 @@
 import itertools
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,11 +15,11 @@ from gemini_lab.limits import read_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCertificates:
-    """What proves a client to an etcd that a lab has started, and that etcd to the client.
+    """A certificate by which a client and a member of a lab's own etcd know one another.
 
     Attributes:
         authority_pem: Signs the certificates of both.
-        pem: The client's certificate.
+        pem: The certificate of one of them.
         key_pem: Its key.
     """
 
@@ -181,8 +181,3 @@ class Endpoints:
         """These are the members now, as one of them says."""
         if told and set(told) != self._known:
             self._known, self._turn = set(told), itertools.cycle(tuple(told))
-
-
-def client_endpoints(urls: Iterable[Sequence[str]]) -> list[str]:
-    """`host:port` of each member that has started, from its URLs for clients."""
-    return [urlsplit(one[0]).netloc for one in urls if one]

@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gemini_lab.node.control_store import ControlStore, patiently
-from gemini_lab.node.etcd_streams import StoreStreams
+from gemini_lab.node.control_store import (
+    PATIENCE_S,
+    ControlStore,
+    StoreForgedError,
+    StoreUnavailableError,
+)
 from gemini_lab.node.store_watch import Reading, StoreWatch
 
 NODES: Final = "nodes/"
 """Before the name of each node that is registered."""
+AGAIN_S: Final = 0.1  # between tries to register
 ABSTAINS_S: Final = 10.0  # others look at least so often whether there is a root
 
 
@@ -42,7 +47,8 @@ class Membership:
 
     Args:
         store: The lab's store.
-        streams: What is open to it all the time.
+        streams: The same store, over a connection that only heartbeats and the watch use: a slow
+            read neither delays nor drops them.
         name: This node.
         address: Where its agent listens.
         lease_s: How long the node counts as alive without a sign of life.
@@ -56,7 +62,7 @@ class Membership:
         self,
         *,
         store: ControlStore,
-        streams: StoreStreams,
+        streams: ControlStore,
         name: str,
         address: str,
         lease_s: float,
@@ -82,13 +88,17 @@ class Membership:
         ttl_s = max(2, round(self.lease_s))
         value = json.dumps({"address": self.address})
 
-        def write() -> int:
-            lease = self.store.grant(ttl_s)
-            self.store.put(f"{NODES}{self.name}", value, lease=lease)
-            return lease
-
-        self._lease = await asyncio.to_thread(patiently, write)
-        self._renewed_s = time.monotonic()
+        give_up_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                lease = await self.store.grant(ttl_s)
+                await self.store.put(f"{NODES}{self.name}", value, lease=lease)
+                break
+            except StoreUnavailableError as error:
+                if isinstance(error, StoreForgedError) or time.monotonic() > give_up_s:
+                    raise
+                await asyncio.sleep(AGAIN_S)
+        self._lease, self._renewed_s = lease, time.monotonic()
 
     async def renew(self) -> bool:
         """Keep the lease alive; `False` when it had run out."""
@@ -108,9 +118,9 @@ class Membership:
         lease, self._lease = self._lease, None
         try:
             if lease is not None:
-                await asyncio.to_thread(self.store.revoke, lease)
+                await self.store.revoke(lease)
         finally:
-            self.store.close()
+            await self.store.close()
 
     async def read(self, *, whole: bool = False) -> Reading:
         """What every agent is to know of the store, or all that is in the lab's part of it."""
@@ -136,7 +146,7 @@ class Membership:
 
     async def is_deposed(self, record: RootRecord) -> bool:
         """Whether another root was elected; one whose lease ran out may have its place again."""
-        items = await asyncio.to_thread(self.store.get, ["root", "term"])
+        items = await self.store.get(["root", "term"])
         held = items.get("root", record.to_text())
         return held != record.to_text() or int(items.get("term", "0")) > record.term
 
@@ -148,12 +158,12 @@ class Membership:
         text, lease = record.to_text(), self._lease
         if lease is None:
             return False
-        return await asyncio.to_thread(self.store.create, "root", text, lease=lease)
+        return await self.store.create("root", text, lease=lease)
 
     async def write_as_root(self, record: RootRecord, values: Mapping[str, str]) -> bool:
         """Write, all or nothing, while `record` is the root: a deposed root changes nothing."""
         held = record.to_text()
-        return await asyncio.to_thread(self.store.put_if, values, guard="root", held=held)
+        return await self.store.put_if(values, guard="root", held=held)
 
     async def stand_down(self, record: RootRecord) -> None:
         """Be root no more, and leave the place to others, unless none of them takes it."""
@@ -162,7 +172,7 @@ class Membership:
 
     async def depose(self, record: RootRecord) -> None:
         """Remove a root whose process is known to be dead."""
-        await asyncio.to_thread(self.store.delete_if, "root", record.to_text())
+        await self.store.delete_if("root", record.to_text())
 
 
 def node_addresses(items: Mapping[str, str]) -> dict[str, str]:

@@ -165,7 +165,7 @@ class RootShell:
         """
         while True:
             try:
-                return await asyncio.to_thread(self._membership.store.items)
+                return await self._membership.store.items()
             except StoreForgedError as error:
                 self._say_once(f"{error}; no failure is answered until then")
             await asyncio.sleep(DOUBTS_S)

@@ -24,8 +24,8 @@ SHOWN_CHARACTERS: Final = 80
 SEAL_CHARACTERS: Final = 2 * hashlib.sha256().digest_size
 
 
-class SealedStore(EtcdStore):
-    """An `EtcdStore` whose values are proved by the lab's token.
+class Sealed:
+    """`Values` of a lab, which its token proves.
 
     The value of `LAB_KEY` tells the lab's identity, and so it is sealed without it. `OVER_KEY` is
     for etcd's keepers, which have no token: it is left out of what is read.
@@ -35,26 +35,17 @@ class SealedStore(EtcdStore):
         prefix: Of all the lab's keys.
         token: The lab's secret.
         identity: The lab's, as in its `LabRecord`; it may be set once that was read.
-        timeout_s: For an answer.
     """
 
-    def __init__(
-        self,
-        address: EtcdAddress,
-        prefix: str,
-        *,
-        token: str,
-        identity: str = "",
-        timeout_s: float = 1.0,
-    ) -> None:
-        super().__init__(address, prefix, timeout_s=timeout_s)
+    def __init__(self, address: EtcdAddress, prefix: str, *, token: str, identity: str) -> None:
         self.identity = identity
+        self._where, self._prefix = ", ".join(address.endpoints), prefix.rstrip("/") + "/"
         self._key = key_of(token, prefix)
 
-    def _written(self, key: str, value: str) -> str:
+    def written(self, key: str, value: str) -> str:
         return seal(self._key, self._identity_in(key), key, value) + value
 
-    def _read(self, found: Mapping[str, bytes]) -> dict[str, str]:
+    def read(self, found: Mapping[str, bytes]) -> dict[str, str]:
         return {key: self._proved(key, found[key]) for key in found if key != OVER_KEY}
 
     def _proved(self, key: str, stored: bytes) -> str:
@@ -68,16 +59,35 @@ class SealedStore(EtcdStore):
         wanted = seal(self._key, self._identity_in(key), key, value)
         if hmac.compare_digest(said, wanted.encode()):
             return value
-        name = repr(self.prefix + key[:SHOWN_CHARACTERS])  # a stranger may have chosen it
+        name = repr(self._prefix + key[:SHOWN_CHARACTERS])  # a stranger may have chosen it
         raise StoreForgedError(
-            f"{name} in the store at {', '.join(self.address.endpoints)} was not "
+            f"{name} in the store at {self._where} was not "
             "written with this lab's token, or not for this key of it; nothing of it is believed. "
-            "Where the token is right, find out who else writes there, and take the key out "
+            "If the token is right, find out who else writes there, and take the key out "
             f"(etcdctl del {name})"
         )
 
     def _identity_in(self, key: str) -> str:
         return "" if key == LAB_KEY else self.identity
+
+
+class SealedStore(EtcdStore):
+    """An `EtcdStore` of `Sealed` values."""
+
+    def __init__(
+        self, address: EtcdAddress, prefix: str, *, token: str, identity: str = ""
+    ) -> None:
+        self.sealed = Sealed(address, prefix, token=token, identity=identity)
+        super().__init__(address, prefix, values=self.sealed)
+
+    @property
+    def identity(self) -> str:
+        """The lab's, by which its values are proved."""
+        return self.sealed.identity
+
+    @identity.setter
+    def identity(self, identity: str) -> None:
+        self.sealed.identity = identity
 
 
 def seal(secret: bytes, identity: str, key: str, value: str) -> str:

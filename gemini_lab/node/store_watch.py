@@ -10,11 +10,9 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from gemini_lab.node.control_store import ControlStore
-from gemini_lab.node.etcd_streams import StoreStreams
 
 HEAD: Final = ("epoch", "lab", "root", "term")
 """The keys that every agent follows; all others concern the root agent alone."""
@@ -47,7 +45,7 @@ class StoreWatch:
     def __init__(
         self,
         store: ControlStore,
-        streams: StoreStreams,
+        streams: ControlStore,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,8 +91,8 @@ class StoreWatch:
             has_rung, self._rung_s = self._rung_s is not None, None
             try:
                 await self._follow(whole=whole)
-                act = self._store.items if whole else partial(self._store.get, HEAD)
-                reading = Reading(items=await asyncio.to_thread(act), is_whole=whole)
+                items = await (self._store.items() if whole else self._store.get(HEAD))
+                reading = Reading(items=items, is_whole=whole)
             except BaseException:
                 self.ring()
                 raise

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -22,7 +23,13 @@ import pytest
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd import find_etcd, free_port, held_port, own_address, start_etcd
+from gemini_lab.launch.etcd import (
+    find_etcd,
+    free_port,
+    held_port,
+    own_address,
+    start_etcd,
+)
 from gemini_lab.launch.etcd_keeper import HUNG_S
 from gemini_lab.launch.etcd_server import (
     AUTHORITY,
@@ -33,10 +40,11 @@ from gemini_lab.launch.etcd_server import (
     PEERS_AT,
     Member,
 )
+from gemini_lab.launch.mpi import find_program
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_client import EtcdClient
 from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.etcd_streams import EtcdStreams
 from gemini_lab.node.orphan_etcd import CLIENTS_AT, FOLDER, end_left_stores, lack_of_room
 from gemini_lab.node.processes import STORE_KEEPER
 
@@ -198,7 +206,13 @@ def test_another_user_of_the_machine_gives_the_embedded_etcd_no_entry():
         tried = subprocess.run(command, capture_output=True, text=True, check=True)
         assert tried.stdout == ""
         assert tried.stderr.count("refused") == 4
-        assert patiently(lambda: store._call(lambda etcd: etcd.status().raft_term)) < 1000
+        folder = Path(words[words.index("--data-dir") + 1]).parent
+        proof = zip(("--cacert", "--cert", "--key"), (AUTHORITY, CERTIFICATE, KEY), strict=True)
+        asked = [str(part) for option, name in proof for part in (option, folder / name)]
+        etcdctl = [find_program("etcdctl", ""), f"--endpoints={urls[1]}", *asked]
+        status = [*etcdctl, "endpoint", "status", "--write-out=json"]
+        told = subprocess.run(status, capture_output=True, text=True, check=True)
+        assert json.loads(told.stdout)[0]["Status"]["raftTerm"] < 1000
         assert patiently(store.items) == {"key": "ours"}
         store.close()
 
@@ -320,7 +334,7 @@ def test_an_etcd_is_reached_past_all_proxies(monkeypatch):
     with start_etcd() as etcd:
         store = EtcdStore(etcd.address, "test")
         lease = store.grant(2)
-        assert asyncio.run(EtcdStreams(etcd.address, "test").keep_alive(lease))
+        assert asyncio.run(EtcdClient(etcd.address, "test").keep_alive(lease))
         (keeper,) = (one for one in psutil.Process().children() if STORE_KEEPER in one.cmdline())
         (server,) = keeper.children()
         heard = {name.lower() for name in server.environ()}
@@ -416,7 +430,7 @@ def own_ip() -> str:
 
 async def lease_is_kept(address: EtcdAddress) -> bool:
     """Whether what an agent keeps open finds this etcd; it has no such lease."""
-    streams = EtcdStreams(address, "test")
+    streams = EtcdClient(address, "test")
     try:
         return not await streams.keep_alive(1)
     except StoreUnavailableError:

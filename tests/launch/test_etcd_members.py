@@ -21,9 +21,8 @@ from gemini_lab.job import python_command
 from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import find_etcd, own_address
 from gemini_lab.launch.etcd_keeper import LEAVE_S
-from gemini_lab.launch.etcd_members import MemberPlace, begin, take_place
+from gemini_lab.launch.etcd_members import MemberPlace, join_cluster, start_members
 from gemini_lab.launch.etcd_server import Member
-from gemini_lab.launch.members import start_members
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_store import EtcdStore
@@ -60,10 +59,7 @@ def run_here(order, hosts):
     with ExitStack() as held:
         places = [held.enter_context(MemberPlace.towards(order.reach)) for _ in hosts]
         for own in places:
-            if order.etcd is None:
-                begin(own, places, order)
-            else:
-                take_place(own, order)
+            join_cluster(own, places, order)
     return places
 
 

@@ -42,7 +42,7 @@ def test_a_root_agent_that_is_cut_off_says_so_and_leaves_its_place_to_others():
     async def stand_down():
         membership = member(store, "node-0")
         await membership.register()
-        record = await membership.campaign(store.items())
+        record = await membership.campaign(store.keys)
         shell = RootShell(
             membership=membership,
             record=record,
@@ -54,13 +54,13 @@ def test_a_root_agent_that_is_cut_off_says_so_and_leaves_its_place_to_others():
         acting = asyncio.create_task(shell.run())
         while not acting.done():
             await asyncio.sleep(0.01)
-            shell.observe(Reading(items=store.items(), is_whole=True), is_settled=True)
+            shell.observe(Reading(items=dict(store.keys), is_whole=True), is_settled=True)
         await acting
-        assert "root" not in store.items()
-        assert await membership.campaign(store.items()) is None
+        assert "root" not in store.keys
+        assert await membership.campaign(store.keys) is None
         other = member(store, "node-1")
         await other.register()
-        return await other.campaign(store.items())
+        return await other.campaign(store.keys)
 
     elected = asyncio.run(asyncio.wait_for(stand_down(), 20))
     assert (elected.name, elected.term) == ("node-1", 2)
@@ -114,14 +114,14 @@ def test_a_root_agent_that_is_cut_off_ends_no_epoch_before_it_leaves_its_place()
         acting = asyncio.create_task(shell.run())
         while not acting.done():
             await asyncio.sleep(0.05)
-            shell.observe(Reading(items=store.items(), is_whole=True), is_settled=True)
+            shell.observe(Reading(items=dict(store.keys), is_whole=True), is_settled=True)
             shell._cut_off = CutOff(shell._clock())  # as where connections have not broken yet
         await acting
 
     with silence() as silent:
         asyncio.run(asyncio.wait_for(wait_and_leave(silent), 60))
-    assert store.items()["epoch"] == "4"
-    assert "root" not in store.items()
+    assert store.keys["epoch"] == "4"
+    assert "root" not in store.keys
     assert any(isinstance(event, Note) for event in said)
 
 
@@ -144,4 +144,4 @@ def test_a_root_agent_that_can_open_nothing_says_so_and_leaves_before_it_begins_
     lacks = f"[Errno {errno.EMFILE}] {os.strerror(errno.EMFILE)}"
     text = f"node-0 cannot open connections ({lacks}): another agent is to be root"
     assert said == [Note(text=text)]
-    assert "root" not in store.items()
+    assert "root" not in store.keys

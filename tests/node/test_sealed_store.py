@@ -41,7 +41,7 @@ def store_of(address=NOWHERE, **other) -> SealedStore:
 
 def refuses(store: SealedStore, key: str, stored: bytes) -> bool:
     try:
-        store._read({key: stored})
+        store.sealed.read({key: stored})
     except StoreForgedError as error:
         return repr(store.prefix + key[:80]) in str(error)
     return False
@@ -50,8 +50,8 @@ def refuses(store: SealedStore, key: str, stored: bytes) -> bool:
 @given(KEYS, VALUES, st.data())
 def test_a_value_of_which_any_byte_is_another_is_refused(key, value, data):
     store = store_of()
-    stored = store._written(key, value).encode()
-    assert store._read({key: stored}) == ({} if key == "over" else {key: value})
+    stored = store.sealed.written(key, value).encode()
+    assert store.sealed.read({key: stored}) == ({} if key == "over" else {key: value})
     at = data.draw(st.integers(0, len(stored) - 1))
     flipped = bytearray(stored)
     flipped[at] ^= data.draw(st.integers(1, 255))
@@ -62,7 +62,7 @@ def test_a_value_of_which_any_byte_is_another_is_refused(key, value, data):
 @given(KEYS, KEYS, VALUES)
 def test_a_value_is_of_one_key_of_one_lab(key, other_key, value):
     store = store_of()
-    stored = store._written(key, value).encode()
+    stored = store.sealed.written(key, value).encode()
     if other_key not in {key, "over"}:
         assert refuses(store, other_key, stored)
     if key not in {"over", LAB_KEY}:
@@ -74,14 +74,14 @@ def test_a_value_is_of_one_key_of_one_lab(key, other_key, value):
 def test_no_part_of_a_key_passes_for_one_of_the_value(key, value):
     """A key is what a stranger may choose, and so is where a seal lies."""
     store = store_of()
-    proof = store._written(key, "x" + value)[:SEAL_CHARACTERS]
+    proof = store.sealed.written(key, "x" + value)[:SEAL_CHARACTERS]
     if key + "x" != "over":
         assert refuses(store, key + "x", f"{proof}{value}".encode())
 
 
 def test_the_labs_own_key_tells_its_identity_and_is_read_without_it():
-    stored = store_of(identity="")._written(LAB_KEY, "record").encode()
-    assert store_of()._read({LAB_KEY: stored}) == {LAB_KEY: "record"}
+    stored = store_of(identity="").sealed.written(LAB_KEY, "record").encode()
+    assert store_of().sealed.read({LAB_KEY: stored}) == {LAB_KEY: "record"}
     assert refuses(store_of(token="u" * 32), LAB_KEY, stored)
 
 
@@ -202,10 +202,10 @@ class Forged(StoreStandIn):
 
     is_forged = True
 
-    def items(self):
+    async def items(self):
         if self.is_forged:
             raise StoreForgedError("ours/job is not ours")
-        return super().items()
+        return await super().items()
 
 
 def test_a_root_agent_begins_nothing_anew_where_it_cannot_believe_the_store():

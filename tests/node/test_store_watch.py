@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -12,8 +13,8 @@ import pytest
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_client import EtcdClient
 from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.etcd_streams import EtcdStreams
 from gemini_lab.node.store_watch import REREAD_S, SPREAD_S, StoreWatch
 
 LIMIT_S = 20.0
@@ -32,14 +33,14 @@ def follow(etcd: EtcdAddress, request: pytest.FixtureRequest) -> Callable[[Trial
     prefix = f"gemini_lab/{request.node.name}"
 
     async def run(trial: Trial) -> None:
-        writer, reader = EtcdStore(etcd, prefix), EtcdStore(etcd, prefix)
-        streams = EtcdStreams(etcd, prefix)
+        writer, reader = EtcdStore(etcd, prefix), EtcdClient(etcd, prefix)
+        streams = EtcdClient(etcd, prefix)
         try:
             await trial(writer, StoreWatch(reader, streams))
         finally:
             await streams.close()
+            await reader.close()
             writer.close()
-            reader.close()
 
     return lambda trial: asyncio.run(run(trial))
 
@@ -118,7 +119,7 @@ def test_a_store_that_was_away_is_read_again_and_watched_again(follow):
 def test_a_heartbeat_keeps_a_lease_and_says_when_it_is_gone(etcd):
     async def beat() -> None:
         store = EtcdStore(etcd, "gemini_lab/heartbeat")
-        streams = EtcdStreams(etcd, "gemini_lab/heartbeat")
+        streams = EtcdClient(etcd, "gemini_lab/heartbeat")
         lease = store.grant(2)
         store.put("nodes/node-0", "{}", lease=lease)
         for _ in range(8):
@@ -138,9 +139,10 @@ def test_a_heartbeat_goes_on_while_the_watch_is_changed_and_survives_a_closed_co
 
     async def beat() -> None:
         store = EtcdStore(etcd, "gemini_lab/both")
-        streams = EtcdStreams(etcd, "gemini_lab/both")
+        streams = EtcdClient(etcd, "gemini_lab/both")
         lease = store.grant(30)
-        watch = StoreWatch(store, streams)
+        reader = EtcdClient(etcd, "gemini_lab/both")
+        watch = StoreWatch(reader, streams)
 
         async def renew() -> int:
             renewed = 0
@@ -164,11 +166,74 @@ def test_a_heartbeat_goes_on_while_the_watch_is_changed_and_survives_a_closed_co
     asyncio.run(beat())
 
 
+def test_a_heartbeat_that_was_given_up_leaves_no_answer_to_the_next_one(etcd):
+    """Answers have no names: a lease that is gone would pass for one that stands."""
+
+    async def beat() -> None:
+        client = EtcdClient(etcd, "gemini_lab/given-up", timeout_s=LIMIT_S)
+        lease = await client.grant(60)
+        assert await client.keep_alive(lease)
+        (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
+        server.suspend()
+        try:
+            given_up = asyncio.create_task(client.keep_alive(lease))
+            await asyncio.sleep(0.2)
+            given_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+        finally:
+            server.resume()
+        assert not await client.keep_alive(lease + 1)
+        assert await client.keep_alive(lease)
+        await client.close()
+
+    asyncio.run(beat())
+
+
+def test_a_call_that_fails_ends_those_beside_it_and_the_next_ones_are_answered(etcd):
+    async def ask() -> None:
+        client = EtcdClient(etcd, "gemini_lab/beside", timeout_s=1.0)
+        await client.put("key", "kept")
+        (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
+        server.suspend()
+        try:
+            calls = [client.items() for _ in range(10)] + [client.get(["key"])]
+            failed = await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            server.resume()
+        assert {type(one) for one in failed} == {StoreUnavailableError}
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                with contextlib.suppress(StoreUnavailableError):
+                    answered = await asyncio.gather(*(client.items() for _ in range(10)))
+                    break
+        assert answered == [{"key": "kept"}] * 10
+        await client.close()
+
+    asyncio.run(ask())
+
+
+def test_a_store_is_asked_from_threads_and_from_inside_a_running_loop(etcd):
+    """A notebook's cell runs in one."""
+    store = EtcdStore(etcd, "gemini_lab/threads")
+    store.put("key", "kept")
+
+    async def cell() -> dict[str, str]:
+        return store.items()
+
+    assert asyncio.run(cell()) == {"key": "kept"}
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda _: store.items(), range(80))) == [{"key": "kept"}] * 80
+    store.close()
+    assert store.items() == {"key": "kept"}
+    store.close()
+
+
 def test_an_etcd_that_is_not_there_is_named_in_one_line_with_the_reason():
     async def beat() -> None:
         nowhere = EtcdAddress(endpoints=("127.0.0.1:1",))
         with pytest.raises(StoreUnavailableError) as by_stream:
-            await EtcdStreams(nowhere, "gemini_lab/none").keep_alive(1)
+            await EtcdClient(nowhere, "gemini_lab/none").keep_alive(1)
         with pytest.raises(StoreUnavailableError) as by_call:
             EtcdStore(nowhere, "gemini_lab/none").items()
         for raised in (by_stream, by_call):
@@ -189,7 +254,7 @@ class DeafStore:
         self.is_away = False
         self.tell: Callable[..., None] | None = None
 
-    def get(self, keys):
+    async def get(self, keys):
         if self.is_away:
             raise StoreUnavailableError("away")
         return {key: self.kept[key] for key in keys if key in self.kept}

@@ -1,0 +1,331 @@
+"""The client of etcd: on one event loop, over one connection that every failure drops."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gemini_lab.node.control_store import (
+    ControlStore,
+    StoreFullError,
+    StoreUnavailableError,
+    Tell,
+)
+from gemini_lab.node.etcd_address import (
+    DIRECT,
+    Endpoints,
+    EtcdAddress,
+    tls_credentials,
+)
+from gemini_lab.node.etcd_messages import (
+    COMPARES_CREATION,
+    COMPARES_VALUE,
+    method,
+    request,
+)
+from gemini_lab.node.orphan_etcd import lack_of_room
+
+Result = TypeVar("Result")
+QUOTA_REACHED: Final = "database space exceeded"
+"""The end of etcd's answer to a write when its database is full."""
+
+
+class Values(Protocol):
+    """Translates a lab's values to what stands in etcd, and back."""
+
+    def written(self, key: str, value: str) -> str:
+        """Return what stands in etcd for a value of this key."""
+
+    def read(self, found: Mapping[str, bytes]) -> dict[str, str]:
+        """Return the values for which these stand; a stranger may have written them."""
+
+
+class Plain:
+    """`Values` that stand in etcd as they are."""
+
+    def written(self, key: str, value: str) -> str:
+        del key
+        return value
+
+    def read(self, found: Mapping[str, bytes]) -> dict[str, str]:
+        return {key: value.decode(errors="replace") for key, value in found.items()}
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A member, as etcd lists it: one that has not started yet has no name and no client URL."""
+
+    number: int
+    name: str
+    peer: str
+    clients: tuple[str, ...]
+
+
+class _Link:
+    """A connection to one member, with the stream of heartbeats on it."""
+
+    def __init__(self, channel: Any, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self.channel, self.metadata = channel, metadata
+        self.heartbeats: Any = None
+        self.turn = asyncio.Lock()  # one heartbeat at a time: answers have no names
+
+    async def ask(self, call: str, **fields: Any) -> Any:
+        """Send one request, and return its answer."""
+        return await method(self.channel, call)(request(call, **fields), metadata=self.metadata)
+
+    def stream(self, call: str) -> Any:
+        """Open a stream of requests and answers."""
+        return method(self.channel, call, is_stream=True)(metadata=self.metadata)
+
+
+class EtcdClient(ControlStore):
+    """`ControlStore` on etcd v3; every key lies under `prefix`.
+
+    A failed call drops the connection, and with it all other calls on it; the next call tries the
+    next endpoint. A client that waited in gRPC's back-off would miss its lease.
+
+    Args:
+        address: Where etcd is.
+        prefix: Of all the lab's keys.
+        timeout_s: For each call, with the connection that it may need.
+        values: How values stand in etcd.
+    """
+
+    def __init__(
+        self,
+        address: EtcdAddress,
+        prefix: str,
+        *,
+        timeout_s: float = 1.0,
+        values: Values | None = None,
+    ) -> None:
+        self.address = address
+        self.prefix = prefix.rstrip("/") + "/"
+        self.timeout_s = timeout_s
+        self._values = Plain() if values is None else values
+        self._endpoints = Endpoints(address.endpoints)
+        self._turn = asyncio.Lock()  # one connection is made at a time
+        self._link: _Link | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def grant(self, ttl_s: int) -> int:
+        return int((await self._ask("LeaseGrant", TTL=ttl_s)).ID)
+
+    async def keep_alive(self, lease: int) -> bool:
+        async def renew(link: _Link) -> bool:
+            async with link.turn:
+                if link.heartbeats is None:
+                    link.heartbeats = link.stream("LeaseKeepAlive")
+                await link.heartbeats.write(request("LeaseKeepAlive", ID=lease))
+                return bool((await link.heartbeats.read()).TTL > 0)
+
+        return await self._call(renew)
+
+    async def revoke(self, lease: int) -> None:
+        await self._ask("LeaseRevoke", ID=lease)
+
+    async def put(self, key: str, value: str, *, lease: int | None = None) -> None:
+        await self._ask("Put", **self._put(key, value, lease))
+
+    async def create(self, key: str, value: str, *, lease: int | None = None) -> bool:
+        new = {"target": COMPARES_CREATION, "key": self._full(key)}  # revision 0: there is none
+        done = await self._ask(
+            "Txn", compare=[new], success=[{"request_put": self._put(key, value, lease)}]
+        )
+        return bool(done.succeeded)
+
+    async def put_if(self, values: Mapping[str, str], *, guard: str, held: str) -> bool:
+        puts = [{"request_put": self._put(key, value)} for key, value in values.items()]
+        done = await self._ask("Txn", compare=[self._holds(guard, held)], success=puts)
+        return bool(done.succeeded)
+
+    async def delete_if(self, key: str, held: str) -> bool:
+        gone = {"request_delete_range": {"key": self._full(key)}}
+        done = await self._ask("Txn", compare=[self._holds(key, held)], success=[gone])
+        return bool(done.succeeded)
+
+    async def delete(self, key: str) -> None:
+        await self._ask("DeleteRange", key=self._full(key))
+
+    async def items(self) -> dict[str, str]:
+        return self._values.read(self._by_key((await self._ask("Range", **self._whole)).kvs))
+
+    async def names(self) -> set[str]:
+        return set(self._by_key((await self._ask("Range", **self._whole, keys_only=True)).kvs))
+
+    async def get(self, keys: Sequence[str]) -> dict[str, str]:
+        wanted = [{"request_range": {"key": self._full(key)}} for key in keys]
+        done = await self._ask("Txn", success=wanted)
+        pairs = [pair for one in done.responses for pair in one.response_range.kvs]
+        return self._values.read(self._by_key(pairs))
+
+    async def watch(self, keys: Sequence[str] | None, tell: Tell) -> None:
+        ranges = [self._whole] if keys is None else [{"key": self._full(key)} for key in keys]
+
+        async def begin(link: _Link) -> Any:
+            stream = link.stream("Watch")
+            for one in ranges:
+                await stream.write(request("Watch", create_request=one))
+            begun = 0
+            while begun < len(ranges):
+                answer = await stream.read()
+                if answer.canceled:
+                    raise ConnectionError(answer.cancel_reason)
+                begun += answer.created
+            return stream
+
+        stream = await self._call(begin)
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = asyncio.create_task(_listen(stream, tell))
+
+    async def members(self) -> list[Member]:
+        """Return all members, as one of them lists them."""
+        return _members(await self._ask("MemberList"))
+
+    async def replace_member(self, lost: str, peer: str) -> list[Member]:
+        """Remove the member at the endpoint `lost`, and add one at `peer`; may be called again."""
+        members = await self.members()
+        for number in [one.number for one in members if lost in one.clients]:
+            await self._ask("MemberRemove", ID=number)
+        if peer not in {one.peer for one in members}:
+            await self._ask("MemberAdd", peerURLs=[peer])
+        return await self.members()
+
+    async def close(self) -> None:
+        if (link := self._link) is not None:
+            await self._drop(link)  # watches end and say so
+
+    def _full(self, key: str) -> bytes:
+        return (self.prefix + key).encode()
+
+    @property
+    def _whole(self) -> dict[str, bytes]:
+        """The range of all the lab's keys: up to the prefix with its last byte one higher."""
+        first = self.prefix.encode()
+        return {"key": first, "range_end": first[:-1] + bytes([first[-1] + 1])}
+
+    def _put(self, key: str, value: str, lease: int | None = None) -> dict[str, Any]:
+        text = self._values.written(key, value).encode()
+        return {"key": self._full(key), "value": text, "lease": lease or 0}
+
+    def _holds(self, key: str, held: str) -> dict[str, Any]:
+        text = self._values.written(key, held).encode()
+        return {"target": COMPARES_VALUE, "key": self._full(key), "value": text}
+
+    def _by_key(self, found: Sequence[Any]) -> dict[str, bytes]:
+        return {
+            pair.key.decode(errors="replace").removeprefix(self.prefix): pair.value
+            for pair in found
+        }
+
+    async def _ask(self, call: str, **fields: Any) -> Any:
+        return await self._call(lambda link: link.ask(call, **fields))
+
+    async def _call(self, act: Callable[[_Link], Awaitable[Result]]) -> Result:
+        link: _Link | None = None
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                link = await self._linked()
+                return await act(link)
+        except (Exception, asyncio.CancelledError) as error:
+            if link is not None:  # a heartbeat's answer may still come, and would be the next one's
+                await self._drop(link)
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                raise  # the caller gives up; else another call closed the connection under this one
+            raise no_answer(self.address, self.timeout_s, error) from error
+
+    async def _linked(self) -> _Link:
+        async with self._turn:
+            if self._link is None:
+                self._link = await self._connect(self._endpoints.next())
+            return self._link
+
+    async def _drop(self, link: _Link) -> None:
+        if self._link is link:  # else a call that failed before has dropped it already
+            self._link = None
+        await link.channel.close()
+
+    async def _connect(self, endpoint: str) -> _Link:
+        link = _Link(_channel_to(endpoint, self.address))
+        try:
+            if self.address.user is not None:
+                name, password = self.address.user, self.address.password
+                answer = await link.ask("Authenticate", name=name, password=password)
+                link.metadata = (("token", answer.token),)
+            if self.address.is_followed:
+                told = _members(await link.ask("MemberList"))
+                self._endpoints.learn([one.clients[0] for one in told if one.clients])
+        except BaseException:
+            await link.channel.close()
+            raise
+        return link
+
+
+def _channel_to(endpoint: str, address: EtcdAddress) -> Any:
+    """Return a connection to one member, which begins with its first use."""
+    import grpc.aio  # noqa: PLC0415  (gRPC's threads start with its import)
+
+    target = endpoint.rpartition("//")[2]
+    if (credentials := tls_credentials(address)) is None:
+        return grpc.aio.insecure_channel(target, options=DIRECT)
+    return grpc.aio.secure_channel(target, credentials, options=DIRECT)
+
+
+def _members(told: Any) -> list[Member]:
+    return [
+        Member(
+            number=one.ID,
+            name=one.name,
+            peer=one.peerURLs[0],
+            clients=tuple(urlsplit(url).netloc for url in one.clientURLs),
+        )
+        for one in told.members
+    ]
+
+
+async def _listen(stream: Any, tell: Tell) -> None:
+    """Tell of every change until the watch ends, however it does."""
+    import grpc.aio  # noqa: PLC0415
+
+    try:
+        while (answer := await stream.read()) is not grpc.aio.EOF and not answer.canceled:
+            tell(has_ended=False)
+    except grpc.RpcError:
+        pass  # the connection broke
+    finally:
+        tell(has_ended=True)
+
+
+def no_answer(
+    address: EtcdAddress, timeout_s: float, error: BaseException
+) -> StoreUnavailableError:
+    """Return the error for an etcd that did not answer, or that takes nothing more."""
+    where, reason = ", ".join(address.endpoints), why(error)
+    if reason == QUOTA_REACHED:
+        return StoreFullError(
+            f"etcd at {where} takes nothing more: its database has reached its quota and raised "
+            "the alarm NOSPACE; compact and defragment it (etcdctl compact, etcdctl defrag), or "
+            "raise --quota-backend-bytes, and then lift it with `etcdctl alarm disarm`"
+        )
+    said = f"etcd at {where} did not answer within {timeout_s:g} s"
+    if lack := lack_of_room(address.endpoints):
+        return StoreUnavailableError(f"{said}: {lack}; free space there, and it starts again")
+    return StoreUnavailableError(
+        f"{said} ({reason}); `etcdctl --endpoints={','.join(address.endpoints)} endpoint health` "
+        "asks it by hand"
+    )
+
+
+def why(error: BaseException) -> str:
+    """Return in a few words why etcd did not answer.
+
+    gRPC's errors print a page, and the end of one of its lines has the reason.
+    """
+    details = getattr(error, "details", None)
+    if callable(details) and (text := str(details() or "").strip()):
+        return text.splitlines()[0].rpartition(": ")[2].rstrip("]")
+    told = str(error).strip()
+    return told.splitlines()[0] if told else type(error).__name__
