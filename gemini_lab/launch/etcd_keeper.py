@@ -4,7 +4,7 @@ Run as `python -m gemini_lab.launch.etcd_keeper PREFIX FD MEMBER`, with the pref
 keys, the descriptor that holds the folder, and a `Member` as JSON, it keeps etcd as its child, ends
 it in the end, and removes its folder. The end comes when standard input closes: that happens when
 whoever started it ends, however that is. If it was told of a lab before (`Stay`), it comes as
-`etcd_end` says; an agent tells by SIGTERM. Where the keeper is killed, etcd lives on, and
+`LabEnd` says; an agent tells by SIGTERM. If the keeper is killed, etcd lives on, and
 `node.orphan_etcd` says who ends it.
 """
 
