@@ -12,8 +12,7 @@ from gemini_lab.display import complain, readable, tell
 from gemini_lab.errors import shown
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.entry import Entry, EventError
-from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER, find_log, read_log
-from gemini_lab.log.follow import name_of
+from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER, find_log, name_of, read_log
 from gemini_lab.report.build import load_report, report_of
 from gemini_lab.report.predicted import lines, predict
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer

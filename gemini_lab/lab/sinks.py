@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 from gemini_lab.display import complain
 from gemini_lab.errors import ConfigError
 from gemini_lab.report.follower import LogFollower
-from gemini_lab.report.metrics import PREFIX, Snapshot, snapshots
-from gemini_lab.report.scalars import Scalars
+from gemini_lab.report.metrics import PREFIX, Scalars, Snapshot, snapshots
 
 LOOK_S: Final = 1.0
 MOST_BUSY: Final = 0.05

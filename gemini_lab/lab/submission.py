@@ -24,9 +24,7 @@ from gemini_lab.lab.config import LabConfig
 from gemini_lab.limits import require_text
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import RunStarted
-from gemini_lab.log.file import LATEST, LOG_FILE, find_log, read_line
-from gemini_lab.log.follow import LogFeed
-from gemini_lab.log.hiding import hidden_arguments
+from gemini_lab.log.file import LATEST, LOG_FILE, LogFeed, find_log, hidden_arguments, read_line
 from gemini_lab.node.own_root import ONE_S, packed
 from gemini_lab.placement import Placement, Risk
 from gemini_lab.placement.own import placed_by

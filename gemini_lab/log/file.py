@@ -1,15 +1,19 @@
-"""A run's log on disk: where it is, how it is written, how it is read."""
+"""A run's log on disk: its place, its writer, its readers, and what is kept out of it."""
 
 import os
+import re
 import shutil
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import msgspec
+
+from gemini_lab.display import readable
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.limits import open_file
 from gemini_lab.log.entry import (
@@ -20,8 +24,46 @@ from gemini_lab.log.entry import (
     is_odd,
     readable_entry,
 )
-from gemini_lab.log.events import SCHEMA, LogOpened
-from gemini_lab.log.hiding import line_of
+from gemini_lab.log.events import SCHEMA, LogOpened, RunStarted
+
+HIDDEN: Final = "***"
+_SECRET: Final = re.compile(
+    r"(token|key|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE
+)
+_LOGIN: Final = re.compile(rb'(?<=://)[^/@\s"]+@')
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether an argument or a variable of this name is a secret."""
+    return _SECRET.search(name) is not None
+
+
+def line_of(entry: Entry) -> bytes:
+    """The entry as one line of a log, without its secrets."""
+    if isinstance(entry.event, RunStarted):
+        shown = tuple(hidden_arguments(entry.event.args))
+        event = msgspec.structs.replace(entry.event, args=shown)
+        entry = msgspec.structs.replace(entry, event=event)
+    line = encode_entry(entry)
+    # `s3://user:password@host/run` is `s3://***@host/run`, wherever it stands.
+    return _LOGIN.sub(f"{HIDDEN}@".encode(), line) if b"://" in line else line
+
+
+def hidden_arguments(args: Sequence[str]) -> list[str]:
+    """Arguments of a command: what follows `--api-key` or `API_KEY=` is hidden."""
+    shown, is_secret = [], False
+    for arg in args:
+        name, equals, _ = arg.partition("=")
+        if is_secret:
+            shown.append(HIDDEN)
+        elif equals and _SECRET.search(name):
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(arg)
+        is_named = arg.startswith("-") and not equals and _SECRET.search(arg) is not None
+        is_secret = is_named and not is_secret
+    return shown
+
 
 LOG_FILE: Final = "events.jsonl"
 """The log in a run's folder."""
@@ -331,3 +373,101 @@ def find_log(run: str, *, below: Path = RUNS_FOLDER) -> Path:
     if os.path.isfile(run):  # noqa: PTH113 - false where one may not look
         return require_log(Path(run))
     return find_run(run, below=below) / LOG_FILE
+
+
+BLOCK_BYTES: Final = 1 << 20
+LONGEST_LINE_BYTES: Final = 1 << 26
+"""A longer line is not an event."""
+
+
+def log_of(path: Path) -> Path:
+    """The log that is meant by a run's folder, or by the log itself."""
+    return path / LOG_FILE if path.is_dir() else path
+
+
+def name_of(log: Path) -> str:
+    """What the run with this log is called: as its folder, or its file."""
+    return readable(log.absolute().parent.name if log.name == LOG_FILE else log.stem)
+
+
+class LogFeed:
+    """The entries of a log that grows; a last line that is not whole yet waits.
+
+    Args:
+        path: A run's folder or its log; it need not be there yet.
+
+    Attributes:
+        bad_lines: Whole lines that were no events.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = log_of(Path(path))
+        self.bad_lines = 0
+        self._read_bytes = 0
+        self._rest = b""
+        self._lines: list[bytes] = []
+
+    @property
+    def behind_bytes(self) -> int:
+        """What the log has beyond the entries that were given out."""
+        waiting = len(self._rest) + sum(len(line) + 1 for line in self._lines)
+        return max(0, self._size() - self._read_bytes) + waiting
+
+    @property
+    def read_bytes(self) -> int:
+        """How much of the log has been read."""
+        return self._read_bytes
+
+    def poll(self, *, limit: int = 20_000) -> list[Entry]:
+        """Return the next entries, at most `limit`; none if the log has no more whole lines now.
+
+        A log that became shorter is read from its start again.
+
+        Raises:
+            SchemaError: The log is of a version that this package cannot read.
+        """
+        entries: list[Entry] = []
+        left = (
+            limit  # a line that is no event counts, so that a damaged log gives a reader its turn
+        )
+        while (left > 0 or not entries) and (self._lines or self._read()):
+            most = left if left > 0 else limit
+            lines = self._lines[: -most - 1 : -1]
+            del self._lines[-most:]
+            for line in lines:
+                try:
+                    entry = read_line(line)
+                except EventError:
+                    self.bad_lines += bool(line.strip())
+                else:
+                    if entry is None:  # it tells how the log is written
+                        continue
+                    entries.append(entry)
+                left -= 1
+        return entries
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def _read(self) -> bool:
+        """Read on until there are whole lines; false if the log has none now."""
+        if self._size() < self._read_bytes:
+            self._read_bytes, self._rest = 0, b""
+        try:
+            with self.path.open("rb") as log:
+                log.seek(self._read_bytes)
+                while block := log.read(BLOCK_BYTES):
+                    self._read_bytes += len(block)
+                    *lines, self._rest = (self._rest + block).split(b"\n")
+                    if len(self._rest) > LONGEST_LINE_BYTES:
+                        self._rest = b""
+                        self.bad_lines += 1
+                    if lines:
+                        self._lines = lines[::-1]
+                        return True
+        except OSError:
+            return False
+        return False

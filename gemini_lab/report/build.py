@@ -6,8 +6,7 @@ from statistics import fmean
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.file import LOG_FILE, read_log
-from gemini_lab.log.follow import log_of, name_of
+from gemini_lab.log.file import LOG_FILE, log_of, name_of, read_log
 from gemini_lab.report.recovery import Recovery, WastedTime, WorkerExit
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.pace import Pace

@@ -24,8 +24,7 @@ from typing import BinaryIO, Final, Self, TypeVar
 import numpy as np
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.file import user_cache
-from gemini_lab.log.follow import LogFeed, name_of
+from gemini_lab.log.file import LogFeed, name_of, user_cache
 from gemini_lab.report.blocks import OWNERS, FileBlocks
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.reducer import FOR_DASHBOARD, FOR_METRICS, Keep, RunReducer

@@ -15,7 +15,7 @@ from io import BytesIO
 from typing import Any, Final
 
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.follow import LogFeed
+from gemini_lab.log.file import LogFeed
 from gemini_lab.report.blocks import FileBlocks, MemoryBlocks
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.nodes import Nodes

@@ -21,31 +21,32 @@ from gemini_lab.log.events import (
     Transfer,
     VersionComplete,
 )
-from gemini_lab.log.follow import LogFeed, name_of
+from gemini_lab.log.file import LogFeed, name_of
 from gemini_lab.report.bars import BATCH
 from gemini_lab.report.blocks import Blocks, FileBlocks
 from gemini_lab.report.pyramid import Pyramid
-from gemini_lab.report.reducers.arrivals import Arrivals
 from gemini_lab.report.reducers.checks import seconds
 from gemini_lab.report.reducers.copies import Copies
-from gemini_lab.report.reducers.copies_placed import CopiesPlaced
 from gemini_lab.report.reducers.course import Course
-from gemini_lab.report.reducers.divergences import Divergences
-from gemini_lab.report.reducers.finite import Finite
-from gemini_lab.report.reducers.iterations import Iterations
+from gemini_lab.report.reducers.facts import (
+    Arrivals,
+    CopiesPlaced,
+    Finite,
+    Persistent,
+    Plans,
+    Rewinds,
+    Sizes,
+    Sums,
+    VerifiedSums,
+)
+from gemini_lab.report.reducers.iterations import Divergences, Iterations
 from gemini_lab.report.reducers.logged import Logged
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.report.reducers.pace import Pace
-from gemini_lab.report.reducers.persistent import Persistent
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.recoveries import Recoveries
-from gemini_lab.report.reducers.rewinds import Rewinds
-from gemini_lab.report.reducers.seated import Seated
-from gemini_lab.report.reducers.sizes import Sizes
-from gemini_lab.report.reducers.spans import Spans
-from gemini_lab.report.reducers.sums import Plans, Sums
+from gemini_lab.report.reducers.spans import Seated, Spans
 from gemini_lab.report.reducers.traffic import Traffic
-from gemini_lab.report.reducers.verified import VerifiedSums
 
 
 class Reducer(Protocol):

@@ -14,9 +14,8 @@ from wandb_file import rows_in
 
 from gemini_lab.engine.iterations import MonitorFeed, with_monitor
 from gemini_lab.log import events
-from gemini_lab.report.metrics import metrics_of
+from gemini_lab.report.metrics import Scalars, metrics_of
 from gemini_lab.report.reducer import FOR_METRICS, RunReducer
-from gemini_lab.report.scalars import Scalars
 
 
 class Monitor:

@@ -6,9 +6,8 @@ say: events are read and made as typed values only.
 
 import msgspec
 
-from gemini_lab.log.emitters import emitters, made_in
 from gemini_lab.log.events import KINDS
-from gemini_lab.log.table import table
+from gemini_lab.log.table import emitters, made_in, table
 
 
 def test_every_kind_is_said_by_somebody():

@@ -13,8 +13,7 @@ from full_disk import full_at
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, EventError, encode_entry
-from gemini_lab.log.file import EventLog, LogTakenError, SchemaError, read_log, require_log
-from gemini_lab.log.follow import LogFeed
+from gemini_lab.log.file import EventLog, LogFeed, LogTakenError, SchemaError, read_log, require_log
 
 HERE = Path(__file__).parent
 RUN = HERE / "run.jsonl"

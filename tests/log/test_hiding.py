@@ -4,8 +4,7 @@ import pytest
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Note, RunStarted
-from gemini_lab.log.file import EventLog, read_log
-from gemini_lab.log.hiding import hidden_arguments
+from gemini_lab.log.file import EventLog, hidden_arguments, read_log
 
 
 def started(args, **settings):

@@ -9,7 +9,7 @@ from gemini_lab.log.events import (
     NodeLost,
     NodeRequested,
 )
-from gemini_lab.report.reducers.arrivals import Arrivals
+from gemini_lab.report.reducers.facts import Arrivals
 
 
 def lost(name):

@@ -7,7 +7,7 @@ from gemini_lab.log import events
 from gemini_lab.placement import plan_placement
 from gemini_lab.report import build_report
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.losses import losses
+from gemini_lab.report.tables.recoveries import losses
 from gemini_lab.report.tables.status import status
 from gemini_lab.report.text import render
 

@@ -4,7 +4,7 @@ from told_runs import ToldRun
 
 from gemini_lab.log import events
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.losses import losses
+from gemini_lab.report.tables.recoveries import losses
 from gemini_lab.report.tables.status import status
 
 

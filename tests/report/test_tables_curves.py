@@ -9,7 +9,7 @@ from told_runs import ToldRun
 from gemini_lab.log import events
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.logged import MOST_NAMES, OPEN
-from gemini_lab.report.tables.curves import POINTS, curves, thinned
+from gemini_lab.report.tables.iterations import MOST_POINTS, curves, thinned
 from gemini_lab.report.tables.past import Curves
 
 
@@ -134,8 +134,8 @@ def test_two_infinities_have_no_mean_and_break_nothing() -> None:
 def test_of_many_points_the_extremes_are_kept() -> None:
     values = np.sin(np.arange(100_000.0))
     values[77_777] = 40.0
-    kept = thinned(values, POINTS)
-    assert kept.size <= POINTS + 1
+    kept = thinned(values, MOST_POINTS)
+    assert kept.size <= MOST_POINTS + 1
     assert 77_777 in kept
     assert kept[-1] == 99_999
     assert (np.diff(kept) > 0).all()

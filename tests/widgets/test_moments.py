@@ -8,7 +8,7 @@ from gemini_lab_widgets.library import Library
 from told_runs import ToldRun, with_one_loss
 
 from gemini_lab.log.entry import encode_entry
-from gemini_lab.log.follow import LogFeed
+from gemini_lab.log.file import LogFeed
 from gemini_lab.report.moments import MOST_COPIES, STEP, Moments
 from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
 from gemini_lab.report.tables import Tables, tables_of

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.log.follow import name_of
+from gemini_lab.log.file import name_of
 from gemini_lab.report.follower import LONG, SLICE, LogFollower, cache_folder, keep, reopened, room
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.tables import Tables

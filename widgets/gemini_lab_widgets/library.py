@@ -10,8 +10,7 @@ from weakref import WeakValueDictionary
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import RunStarted
-from gemini_lab.log.file import LOG_FILE, read_log
-from gemini_lab.log.follow import name_of
+from gemini_lab.log.file import LOG_FILE, name_of, read_log
 from gemini_lab_widgets.follow import Follower
 
 NEWEST: Final = 50

@@ -12,8 +12,7 @@ from bokeh.resources import INLINE
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry, encode_entry
-from gemini_lab.log.file import LOG_FILE
-from gemini_lab.log.follow import LogFeed, log_of
+from gemini_lab.log.file import LOG_FILE, LogFeed, log_of
 from gemini_lab.report.moments import Moments
 from gemini_lab_widgets.kept import script_of
 from gemini_lab_widgets.library import Library

@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.follow import log_of, name_of
+from gemini_lab.log.file import log_of, name_of
 from gemini_lab.report.follower import opened
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.reducer import RunReducer

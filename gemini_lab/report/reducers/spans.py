@@ -1,15 +1,49 @@
-"""When a run started, failed, recovered and waited: what its seconds went into beside training."""
+"""The times of a run: when nodes had ranks, when it failed, recovered and waited, what was lost."""
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import RecoveryPlanned
 from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.exposure import Interval
-from gemini_lab.report.reducers.seated import Seated
+from gemini_lab.report.reducers.pace import Pace
+
+
+class Seated:
+    """Who sits where from one plan to the next, in whichever order the plans are told.
+
+    Memory: 4 bytes for each node of every plan that has other nodes than those before it.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._sets: dict[bytes, bytes] = {}
+        self._plans: list[tuple[float, bytes]] = []
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        event = entry.event
+        if not isinstance(event, RecoveryPlanned) or len(self._plans) >= MOST_KEPT:
+            return
+        at_s, _ = seconds(entry.at_s), whole(event.version or 0)  # an odd plan seats nobody
+        numbers = {
+            self._numbers.setdefault(name, len(self._numbers)) for name in event.members if name
+        }
+        packed = array("I", sorted(numbers)).tobytes()
+        insort(self._plans, (at_s, self._sets.setdefault(packed, packed)))
+
+    def had_ranks(self, node: str, at_s: float) -> bool:
+        """Whether a node had ranks then; every node may have, before the first plan."""
+        before = bisect_right(self._plans, at_s, key=lambda plan: plan[0])
+        if before == 0:
+            return True
+        return self._numbers.get(node, -1) in memoryview(self._plans[before - 1][1]).cast("I")
+
 
 NEVER: Final = float("inf")
 STRIKES: Final = frozenset({"worker_crash", "worker_hang", "node_loss", "node_freeze"})
@@ -137,3 +171,43 @@ class Spans:
 def _keep(rows: list[Row], row: Row) -> None:
     if len(rows) < MOST_KEPT:
         rows.append(row)
+
+
+def lost_training(outages: Sequence[Outage], pace: Pace) -> dict[int, list[Interval]]:
+    """From when to when training was for nothing, by recovery, newest first.
+
+    That is the time since the version that was loaded had been reached, or from the first iteration
+    on where there was none, up to the failure. Earlier recoveries in between do not count, up to
+    the end of their first iteration, nor does what the failures before them had lost already.
+
+    Args:
+        outages: In their order.
+        pace: When which iteration ended.
+
+    Returns:
+        None for a recovery of which nobody knows when its version was reached, or whether there
+        is one.
+    """
+    reached_s = pace.reached()
+    starts_s, _, _ = pace.spans()
+    began_s = float(starts_s.min(initial=float("inf")))  # in whichever try
+    found: dict[int, list[Interval]] = {}
+    gone: list[Interval] = []  # apart from one another, in order
+    for outage in outages:
+        since_s = began_s if outage.version == 0 else None
+        if outage.version:  # ranks that were not struck may bring it about after the failure
+            since_s = reached_s(outage.version, outage.resumed_s)
+        edge_s = outage.failed_s
+        from_s = edge_s if since_s is None else min(since_s, edge_s)
+        lost = []
+        while gone and gone[-1][1] > from_s:
+            start_s, end_s = gone.pop()
+            if end_s < edge_s:
+                lost.append((end_s, edge_s))
+            edge_s = min(edge_s, start_s)
+        if from_s < edge_s:
+            lost.append((from_s, edge_s))
+        gone.append((min(from_s, edge_s), outage.resumed_s))
+        if since_s is not None:
+            found[outage.recovery] = lost
+    return found

@@ -35,8 +35,8 @@ from gemini_lab.report.reducers.exposure import (
     Sending,
     judge,
 )
-from gemini_lab.report.reducers.marks import Mark, Marks
 from gemini_lab.report.reducers.nodes import LAB, Nodes
+from gemini_lab.report.reducers.recoveries import Mark, Marks
 
 MAX_NAMES: Final = 65_535
 """Lanes and names that a column's two bytes can tell apart."""

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 
 from gemini_lab.report.recovery import STEPS
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.curves import curves
-from gemini_lab.report.tables.iterations import Baseline, iterations
-from gemini_lab.report.tables.losses import Losses
-from gemini_lab.report.tables.losses import losses as losses_of
+from gemini_lab.report.tables.iterations import Baseline, curves, iterations
 from gemini_lab.report.tables.now import (
     CopyRow,
     CopyState,
@@ -31,14 +28,15 @@ from gemini_lab.report.tables.past import (
     RecoveryRow,
     Spent,
     SpentRow,
+    Tables,
     Wasted,
     WastedRow,
 )
-from gemini_lab.report.tables.recoveries import recoveries, wasted
+from gemini_lab.report.tables.recoveries import Losses, recoveries, wasted
+from gemini_lab.report.tables.recoveries import losses as losses_of
 from gemini_lab.report.tables.replicas import memory, replicas
 from gemini_lab.report.tables.spent import FAILURES, spent
 from gemini_lab.report.tables.status import status
-from gemini_lab.report.tables.values import Tables
 
 __all__ = [
     "FAILURES",

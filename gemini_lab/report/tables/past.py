@@ -7,7 +7,7 @@ printed are those of the log, not yet escaped.
 from dataclasses import dataclass
 from typing import Literal
 
-from gemini_lab.report.tables.now import Origin
+from gemini_lab.report.tables.now import Memory, Origin, Replicas, Status
 
 Part = Literal[
     "first_start",
@@ -287,3 +287,17 @@ class Curves:
     ranks: int
     notes: tuple[str, ...]
     is_simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """One snapshot; each view draws one part of it."""
+
+    status: Status
+    curves: Curves
+    spent: Spent
+    replicas: Replicas
+    memory: Memory
+    recoveries: Recoveries
+    iterations: Iterations
+    wasted: Wasted

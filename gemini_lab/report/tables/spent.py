@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.exposure import Interval
-from gemini_lab.report.reducers.lost import lost_training
+from gemini_lab.report.reducers.spans import lost_training
 from gemini_lab.report.tables.past import Part, Spent, SpentRow
 
 GROUPS: Final[dict[str, Part]] = {

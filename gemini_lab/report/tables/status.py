@@ -8,8 +8,8 @@ from gemini_lab.report.output import error_line
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.tables.losses import Losses
 from gemini_lab.report.tables.now import NodeHealth, NodeRow, Status
+from gemini_lab.report.tables.recoveries import Losses
 from gemini_lab.units import format_bytes
 
 GONE_SHOWN: Final = 8

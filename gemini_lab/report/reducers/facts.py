@@ -1,0 +1,325 @@
+"""Parts of a run that a few kinds of events tell completely: a small class each."""
+
+from array import array
+from bisect import bisect_left
+from collections import Counter, deque
+from typing import Final
+
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import (
+    DrainWaiting,
+    LabStarted,
+    LossFinite,
+    LossNotFinite,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
+    NodeRequested,
+    PersistFailed,
+    PersistFinished,
+    Profiled,
+    ReplicasPlaced,
+    ReplicasShort,
+    Resized,
+    ResizeRefused,
+    ResizeWaiting,
+    Rewound,
+    RunFailed,
+    RunFinished,
+    ShardRestored,
+    SumsVerified,
+    VersionComplete,
+    WrongSums,
+)
+from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
+from gemini_lab.report.values import NotFinite, TrafficPlan
+
+
+class Arrivals:
+    """Machines that came in place of others, those that were asked for first coming first.
+
+    A request may be told twice, as by a root agent that takes over; so there is one for each
+    machine that is gone or is to go, and it counts from the first one told after that.
+
+    Attributes:
+        waits_s: From a request until the machine's agent was there, one a machine.
+    """
+
+    def __init__(self) -> None:
+        self.waits_s: deque[float] = deque(maxlen=MOST_KEPT)
+        self._known: set[str] = set()
+        self._lost: set[str] = set()
+        self._unordered = 0
+        self._ordered_s: deque[float] = deque(maxlen=MOST_KEPT)
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case LabStarted(names=names):
+                self._known.update(names[:MOST_KEPT])
+            case NodeLost(name=name) | NodeLeaving(name=name) if self._is_there(name):
+                self._lost.add(name)
+                self._unordered += 1
+            case DrainWaiting(name=name, is_given_up=True):
+                self._stay(name)
+            case NodeRequested():
+                self._ordered_s.extend([entry.at_s] * min(self._unordered, MOST_KEPT))
+                self._unordered = 0
+            case NodeJoined(name=name) if len(self._known) < MOST_KEPT:
+                self._join(name, entry.at_s)
+
+    def _is_there(self, name: str) -> bool:
+        return name in self._known and name not in self._lost
+
+    def _join(self, name: str, at_s: float) -> None:
+        self._stay(name)  # it may only have been silent
+        if name not in self._known and self._ordered_s:
+            self.waits_s.append(max(0.0, at_s - self._ordered_s.popleft()))
+        self._known.add(name)
+
+    def _stay(self, name: str) -> None:
+        if name not in self._lost:
+            return
+        self._lost.discard(name)
+        if self._unordered:
+            self._unordered -= 1
+        elif self._ordered_s:
+            self._ordered_s.pop()
+
+
+class Sizes:
+    """Each change of a run's size.
+
+    Attributes:
+        found: The newest, in order of the log.
+        waits_for: Why it is not the size that it is to be; empty if it is, or nothing was said.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Resized] = []
+        self.waits_for = ""
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case Resized() as said:
+                whole(said.nodes)
+                self.found.append(said)
+                del self.found[:-MOST_KEPT]
+                self.waits_for = ""
+            case ResizeWaiting(nodes=nodes, reason=reason):
+                self.waits_for = f"{nodes} nodes: {reason}"
+            case ResizeRefused(nodes=nodes, reason=reason):
+                self.waits_for = f"{nodes} nodes are refused: {reason}"
+            case RunFinished() | RunFailed():
+                self.waits_for = ""
+
+
+class Rewinds:
+    """Each time once, though every rank says it.
+
+    Attributes:
+        found: The newest, in order of the log; what the first rank said.
+        total: How many there were, also before those that are kept.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Rewound] = []
+        self.total = 0
+        self._newest = (-1, -1)  # epoch, and how many there were in it
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case Rewound() as said if (whole(said.epoch), whole(said.rewinds)) > self._newest:
+                self._newest = (said.epoch, said.rewinds)
+                self.total += 1
+                self.found.append(said)
+                del self.found[:-MOST_KEPT]
+
+
+class CopiesPlaced:
+    """Each change of who keeps what.
+
+    Attributes:
+        found: The newest, in order of the log.
+        short: Why the target is not reached; empty if it is, or nothing was said.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[ReplicasPlaced] = []
+        self.short = ""
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case ReplicasPlaced() as said:
+                self.found.append(said)
+                del self.found[:-MOST_KEPT]
+                self.short = ""
+            case ReplicasShort(reason=reason):
+                self.short = reason
+            case RunFinished() | RunFailed():
+                self.short = ""
+
+
+class Finite:
+    """When losses were NaN or infinite, as the root agent noticed.
+
+    Attributes:
+        found: In order of the log; the last may not be over.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[NotFinite] = []
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case LossNotFinite(iteration=iteration) as noticed:
+                whole(iteration)
+                # A root that was just elected says it again.
+                if len(self.found) < MOST_KEPT and self.under_way is None:
+                    self.found.append(NotFinite(began=noticed))
+            case LossFinite(iteration=iteration) if self.under_way is not None:
+                self.found[-1] = NotFinite(began=self.found[-1].began, ended=whole(iteration))
+
+    @property
+    def under_way(self) -> NotFinite | None:
+        """What is not over, if it is so."""
+        return self.found[-1] if self.found and self.found[-1].ended is None else None
+
+
+class VerifiedSums:
+    """What was verified, and each time that machines came to different numbers.
+
+    Attributes:
+        count: Iterations of which all machines computed the same.
+        newest: The newest of them; `None` for none.
+        took_s: What that took, all together.
+        wrong: Each time that they did not, once though every rank says it; the newest.
+        total: How many of these there were, also before those that are kept.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.newest: int | None = None
+        self.took_s = 0.0
+        self.wrong: list[WrongSums] = []
+        self.total = 0
+        self._last: tuple[int, int, str] = (-1, -1, "")
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case SumsVerified() as said:
+                self.count += 1
+                self.newest = whole(said.iteration)
+                self.took_s += seconds(said.duration_s)
+            case WrongSums() as said:
+                key = whole(said.epoch), whole(said.iteration), said.work
+                if key == self._last:
+                    return
+                self._last = key
+                self.total += 1
+                self.wrong.append(said)
+                del self.wrong[:-MOST_KEPT]
+                if said.goes_back:
+                    self.newest = whole(said.version)
+
+
+TIMED: Final = 10_000
+"""Newest versions of which it is known when they were whole."""
+
+
+class Persistent:
+    """Versions in the persistent tier.
+
+    Attributes:
+        size_bytes: Of all that was written.
+        versions: Which are whole there.
+        written: When each was whole, and how long it took.
+        failed: Versions that did not get there.
+        failures: Why a version did not get there, for people.
+    """
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.failed = 0
+        self.versions: set[int] = set()
+        self.written: deque[tuple[float, float]] = deque(maxlen=TIMED)
+        self.failures: deque[str] = deque(maxlen=MOST_KEPT)
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case PersistFinished() as done:
+                version, size_bytes = whole(done.version), whole(done.size_bytes)
+                self.written.append((entry.at_s, seconds(done.duration_s)))
+                self.versions.add(version)
+                self.size_bytes += size_bytes
+            case PersistFailed() as failed:
+                self.failed += 1
+                self.failures.append(f"version {failed.version}: {failed.reason}")
+
+
+class Sums:
+    """What was sent.
+
+    Memory: 8 bytes a version.
+
+    Attributes:
+        checkpoint_bytes: Replicas sent while training.
+        restored_bytes: Shards that were loaded, by the tier that they came from.
+        versions: Versions that were whole at some time, each once, in order.
+    """
+
+    def __init__(self) -> None:
+        self.checkpoint_bytes = 0
+        self.restored_bytes: Counter[str] = Counter()
+        self.versions = array("q")
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case VersionComplete() as done:
+                version, sent_bytes = whole(done.version), whole(done.sent_bytes)
+                self.checkpoint_bytes += sent_bytes
+                newest = self.versions[-1] if self.versions else -1
+                if version > newest:  # nearly always
+                    self.versions.append(version)
+                elif version != newest:
+                    place = bisect_left(self.versions, version)
+                    if self.versions[place] != version:
+                        self.versions.insert(place, version)
+            case ShardRestored(tier=tier, size_bytes=size_bytes):
+                self.restored_bytes[tier] += whole(size_bytes)
+
+    @property
+    def recovery_bytes(self) -> int:
+        """Shards that came from a peer in recoveries."""
+        return self.restored_bytes["peer"]
+
+
+class Plans:
+    """What the ranks agreed on when they had profiled the job; a few times in a run."""
+
+    def __init__(self) -> None:
+        self._told: list[TrafficPlan] = []
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case Profiled() as plan:
+                self._told.append(
+                    TrafficPlan(
+                        at_s=entry.at_s,
+                        profile=plan.profile,
+                        schedule=plan.schedule,
+                        calibration=plan.calibration,
+                    )
+                )
+
+    def told(self) -> tuple[TrafficPlan, ...]:
+        """In order of time."""
+        return tuple(sorted(self._told, key=lambda plan: plan.at_s))
