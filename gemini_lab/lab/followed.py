@@ -198,7 +198,7 @@ class FollowedRun:
             listener(rank, shown)
 
     def _culprits(self) -> Iterator[str]:
-        """Who ended in the last try, if that is why the run failed."""
+        """Give the table of the workers that ended in the last try, if they made the run fail."""
         exits = [*self._exits]  # at once: the log may still tell of others
         newest = max((one.epoch for one in exits), default=0)
         if self.course.output:
@@ -208,7 +208,7 @@ class FollowedRun:
         self._over.set()
 
     def _finish_showing(self) -> None:
-        """Have bars say their last, so that what is printed from here on stands below it."""
+        """Wait until progress bars have shown their last lines: later output is below them."""
         showing, self._showing = self._showing, []
         for each in showing:
             each.join(SHOWN_S)

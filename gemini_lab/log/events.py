@@ -1,4 +1,4 @@
-"""What can happen in a run: one frozen class a kind, which all parts of a run and simulator share.
+"""The events of a run: one frozen class a kind, shared by all parts of a run and the simulator.
 
 Who says an event builds the event alone. When it happened and on which node is added by whoever
 owns the clock and the name: see `gemini_lab.log.entry.Entry`. A kind is a class's name in lower
@@ -149,7 +149,7 @@ class NodeJoined(Event, frozen=True, kw_only=True):
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What carries a node's traffic.
+    """The connection that carries a node's traffic.
 
     Attributes:
         address: The node's, on which it listens.
@@ -376,7 +376,7 @@ class LabClosed(Event, frozen=True, kw_only=True):
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a simulated run assumes.
+    """The assumptions of a simulated run.
 
     Attributes:
         policy: The policy's name.
@@ -496,7 +496,7 @@ class CodeSeen(OfWorker, frozen=True, kw_only=True):
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an iteration began with on one rank: the same inputs and weights give the same numbers.
+    """The inputs of a rank's iteration; with equal weights, equal inputs give equal numbers.
 
     Attributes:
         batch: Checksum of what entered its first forward pass.
@@ -754,7 +754,7 @@ class VersionComplete(OfWorker, frozen=True, kw_only=True):
 
 
 class ReplicaDiffered(OfWorker, frozen=True, kw_only=True):
-    """What was made of a gradient was not what its owner has, and came in full instead.
+    """A version made of a gradient differed from its owner's, and was sent in full instead.
 
     Attributes:
         shard: The owner's.
@@ -1029,7 +1029,7 @@ class VersionRejected(OfRecovery, frozen=True, kw_only=True):
 
 
 class ShardSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where one shard comes from.
+    """The place from which one shard comes.
 
     Attributes:
         shard: Rank of its owner.
@@ -1057,7 +1057,7 @@ class ShardMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
-    """What will be loaded from where; see `gemini_lab.recovery.plan.RecoveryPlan`.
+    """The version to load and its sources; see `gemini_lab.recovery.plan.RecoveryPlan`.
 
     Attributes:
         version: What every rank loads; `None` when training starts anew.

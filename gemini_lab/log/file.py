@@ -285,7 +285,7 @@ def read_log(path: Path, *, seen: Callable[[int], object] | None = None) -> Iter
 
 
 def user_cache() -> Path:
-    """Where a user's programs keep what can be had again; one without a home keeps nothing."""
+    """Return the folder for a user's cached files; `NOWHERE` for a user without a home."""
     with suppress(RuntimeError):
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return NOWHERE
@@ -386,7 +386,7 @@ def log_of(path: Path) -> Path:
 
 
 def name_of(log: Path) -> str:
-    """What the run with this log is called: as its folder, or its file."""
+    """Return the name of the run with this log: its folder's, or its file's."""
     return readable(log.absolute().parent.name if log.name == LOG_FILE else log.stem)
 
 
@@ -409,7 +409,7 @@ class LogFeed:
 
     @property
     def behind_bytes(self) -> int:
-        """What the log has beyond the entries that were given out."""
+        """Bytes of the log beyond the entries that were returned."""
         waiting = len(self._rest) + sum(len(line) + 1 for line in self._lines)
         return max(0, self._size() - self._read_bytes) + waiting
 

@@ -98,7 +98,7 @@ def _fields(kind: type[Event]) -> Iterator[str]:
 
 
 def _texts(kind: type[Event]) -> dict[str, str]:
-    """What the docstrings of `kind` and its bases say of each field."""
+    """Return the description of each field in the docstrings of `kind` and its bases."""
     texts: dict[str, str] = {}
     for base in kind.__mro__:
         _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")

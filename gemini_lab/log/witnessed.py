@@ -1,4 +1,4 @@
-"""What a script's runs say of themselves while `gemini-lab check` looks, and whether they agree.
+"""The records that a script's processes write for `gemini-lab check`, and their comparison.
 
 Each rank appends lines to a file of its own, with a lab and without one. They tell the places that
 its script comes to, with what each iteration began and what came out, and a digest of each named
@@ -73,7 +73,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the processes of a run under a check are to do.
+    """The instructions to the processes of a run under a check.
 
     Attributes:
         folder: Where they write.
@@ -149,12 +149,12 @@ _RECORD: Final = msgspec.json.Decoder(Record)
 
 
 def records_file(folder: Path, rank: int) -> Path:
-    """Where a rank writes its records."""
+    """Return the file of a rank's records."""
     return folder / f"rank-{rank}.jsonl"
 
 
 def values_file(folder: Path, rank: int) -> Path:
-    """Where a rank writes the values of its state, at the end."""
+    """Return the file of a rank's final state values."""
     return folder / f"rank-{rank}.pt"
 
 
@@ -177,7 +177,7 @@ def read(file: Path) -> list[Record]:
 
 
 class Records:
-    """What all ranks of a run have written, read as it grows.
+    """The records of all ranks of a run, read as they grow.
 
     Args:
         folder: Where they write.
@@ -193,7 +193,7 @@ class Records:
         self._read = [0] * ranks
 
     def news(self) -> list[Record]:
-        """What they have written since the last call."""
+        """Return the records written since the last call."""
         new: list[Record] = []
         for rank in range(self.ranks):
             try:
@@ -210,7 +210,7 @@ class Records:
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """What they said of iterations, as a log has it."""
+        """The records of iterations, as entries of a log."""
         for one in self.all:
             if isinstance(one, IterationBegun | Iteration):
                 yield Entry(at_s=0.0, node="", event=one)
@@ -222,7 +222,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDifference:
-    """Where the states of two runs part.
+    """The first difference between the states of two runs.
 
     Attributes:
         version: The first that differs.
@@ -307,7 +307,7 @@ def _states(records: Iterable[Record]) -> dict[tuple[int, bool, int], StateSeen]
 
 
 def choose_kills(records: Sequence[Record], *, iterations: int, most: int) -> tuple[Kill, ...]:
-    """Where to kill in the next run, drawn from the places that an undisturbed one came to.
+    """Draw the places of the next run's kills from those that an undisturbed run reached.
 
     Each kind of place has one kill, in different epochs where there are several, for a place that
     is done again with another one proves less. What comes first in the list below is kept where

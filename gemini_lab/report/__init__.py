@@ -1,4 +1,4 @@
-"""What a run did, from its event log and nothing else.
+"""Reports of a run, from its event log and nothing else.
 
     the reducer     reducer takes entries in, by its parts in `reducers`; the timeline's bars are in
                     `bars`, `pyramid` and `blocks`; culprits, who ended on its own account

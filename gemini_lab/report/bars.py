@@ -15,7 +15,7 @@ from gemini_lab.log.events import Collectives
 
 
 class Kind(IntEnum):
-    """What a bar shows; the numbers are those in js/kinds.js."""
+    """The meaning of a bar; the numbers are those in js/kinds.js."""
 
     ITERATION = 0  # one optimizer step of a rank; number: iteration, part: microseconds waited
     COLLECTIVE = 1  # a training collective; number: iteration

@@ -1,4 +1,4 @@
-"""Where a pyramid keeps its blocks: bytes that are written once and read again, in a file."""
+"""Storage of a pyramid's blocks: bytes that are written once and read again, in a file."""
 
 import fcntl
 import os
@@ -13,13 +13,13 @@ OWNERS: Final = 0o600
 
 
 class Blocks(Protocol):
-    """What a pyramid writes to and reads from."""
+    """The storage that a pyramid writes to and reads from."""
 
     def put(self, data: bytes) -> int:
         """Keep bytes; the number under which they are found again."""
 
     def get(self, number: int) -> bytes:
-        """What was put as that number."""
+        """Return the bytes that were stored under a number."""
 
 
 class FileBlocks:
@@ -79,7 +79,7 @@ class FileBlocks:
         return len(self._places) - 1
 
     def get(self, number: int) -> bytes:
-        """What was put as that number."""
+        """Return the bytes that were stored under a number."""
         is_beside, at, size = self._places[number]
         file = self._beside if is_beside else self._file
         assert file is not None
@@ -131,5 +131,5 @@ class MemoryBlocks:
         return len(self._blocks) - 1
 
     def get(self, number: int) -> bytes:
-        """What was put as that number."""
+        """Return the bytes that were stored under a number."""
         return self._blocks[number]

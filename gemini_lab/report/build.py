@@ -25,7 +25,7 @@ def load_report(run: Path) -> RunReport:
 
 
 def build_report(entries: Iterable[Entry], *, name: str = "") -> RunReport:
-    """What the run with these entries did.
+    """Return the report of the run with these entries.
 
     Args:
         entries: The whole log in order of arrival, or as much of it as there is.
@@ -40,7 +40,7 @@ def build_report(entries: Iterable[Entry], *, name: str = "") -> RunReport:
 
 
 def report_of(run: RunReducer) -> RunReport:
-    """What a run did, as far as it was told; see `build_report`."""
+    """Return the report of a run so far; see `build_report`."""
     course = run.course
     if course.job is None:
         raise ConfigError(

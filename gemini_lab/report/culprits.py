@@ -16,7 +16,7 @@ LONGEST: Final = 32
 
 
 def part_of(gone: WorkerExit) -> Part:
-    """What a worker's end looks like."""
+    """Classify the way in which a worker ended."""
     if not gone.how.startswith("exit code"):
         return "was killed"
     if gone.how == "exit code 0":

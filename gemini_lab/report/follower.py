@@ -215,7 +215,7 @@ def room(log: Path, folder: Path | None = None) -> tuple[float, float]:
 
 
 def cache_folder() -> Path:
-    """Where what logs came to is kept."""
+    """Return the folder of saved states."""
     return user_cache() / "gemini_lab"
 
 
@@ -286,7 +286,7 @@ def keep(reading: LogFollower, *, most_bytes: int = MOST_BYTES) -> bool:
 
 
 def _write(path: Path, head: bytes, value: object) -> None:
-    """Have a file hold a value, or stay as it is.
+    """Replace a file by one with this value, or leave it as it is.
 
     Raises:
         OSError: It cannot be written.
@@ -308,7 +308,7 @@ def _place(log: Path, folder: Path) -> Path:
 
 
 def _kept(log: Path, place: Path) -> LogFollower | None:
-    """What was kept of this very log; `None` where there is nothing that fits."""
+    """Return the saved state of this log; `None` if there is none that fits."""
     try:
         with (place / STATE).open("rb") as file:
             if not _is_ours(file):
@@ -348,7 +348,7 @@ def _is_ours(file: BinaryIO) -> bool:
 
 
 def _proof(log: Path, read_bytes: int) -> dict[str, object]:
-    """What tells that a log, up to some byte, and what reads it are the same as before.
+    """Return what identifies a log up to some byte, and the code that reads it.
 
     Raises:
         OSError: It cannot be read.
@@ -364,7 +364,7 @@ def _proof(log: Path, read_bytes: int) -> dict[str, object]:
 
 @cache
 def _reader() -> str:
-    """What tells one state of this package from another: a pickle holds its very classes."""
+    """Return a digest of this package's sources: a pickle is of one state of its classes."""
     told = hashlib.sha256(f"{sys.version_info[:2]} {np.__version__}".encode())
     package = Path(__file__).parents[1]
     for source in sorted(package.rglob("*.py")):
@@ -373,7 +373,7 @@ def _reader() -> str:
 
 
 def _tidy(folder: Path, most_bytes: int, *, but: Path) -> None:
-    """Let the readings go that nobody looked at for longest, until there is room."""
+    """Evict the least recently used states until the cache fits."""
     found = []
     for place in folder.iterdir():
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a run's log teaches a simulation: how long its steps took, and what failed when."""
+"""Measurements for a simulation from a run's log: durations of steps, and failures."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from gemini_lab.simulator.times import Measured, Spread, Steps, Times
 
 
 def load_measured(folder: Path | str) -> Measured:
-    """What `measure` makes of the log in a run's folder.
+    """Return what `measure` finds in the log of a run's folder.
 
     Raises:
         ConfigError: There is no log, or nothing to learn from it.
@@ -104,7 +104,7 @@ def steps_of(recovery: Recovery, iteration_s: float) -> Steps:
 
 
 def failures_of(run: RunReducer) -> tuple[Outage, ...]:
-    """What broke in a run, injected or not, as a simulation takes it: one failure a recovery.
+    """Return a run's failures, injected or not, for a simulation: one a recovery.
 
     Each strikes where training stood, in iterations that the run had done, the running one as a
     fraction. What struck before the first one delayed the start alone, and is left out. A standby

@@ -1,4 +1,4 @@
-"""What a worker printed last, made fit to be read: the end matters most."""
+"""The last lines of a worker's output, made readable: the end matters most."""
 
 import re
 from collections.abc import Iterator, Sequence

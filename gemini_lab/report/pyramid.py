@@ -59,7 +59,7 @@ def lines(cells: Cells) -> Lines:
 
 
 def cells_of(rows: Rows, *, level: int, origin_s: float) -> Cells:
-    """What bars change in the bins of a level; bins count from `origin_s`."""
+    """Return the cells of bars at a level; bins count from `origin_s`."""
     layers = np.array(LAYER, np.int64)[rows["kind"]]
     is_moment = rows["duration_s"] == 0
     rows, layers, is_moment = (
@@ -154,7 +154,7 @@ FURTHEST: Final = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is known of a block without reading it: what it holds lies between two places.
+    """The bounds of a block, known without reading it.
 
     Attributes:
         number: Among all blocks.
@@ -281,7 +281,7 @@ class Pyramid:
         self._push(level + 1, coarser(cells, level=level))
 
     def _coarsen(self, cells: Cells) -> None:
-        """Let the finest levels go until what waits at the then finest one is little."""
+        """Drop the finest levels until few cells wait at the finest that is left."""
         assert self._base is not None
         while len(cells) > self._full // 2 and np.ptp(bins(cells)) >= FINER:
             cells = coarser(cells, level=self._base)
@@ -395,7 +395,7 @@ class Pyramid:
         return np.concatenate(parts)
 
     def _heap(self, level: int) -> Cells:
-        """What waits at a level or below, as cells of that level."""
+        """Return the cells that wait at a level or below, as cells of that level."""
         assert self._base is not None
         if level not in self._heaped:
             below = (

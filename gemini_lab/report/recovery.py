@@ -1,4 +1,4 @@
-"""What a report says of failures and recoveries, and of the time that they wasted."""
+"""Values of a report: failures, recoveries, and the time that they wasted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Step:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """The recovery's name for people."""
         return STEPS.get(self.name, self.name)
 
     @property
@@ -139,7 +139,7 @@ class Importing:
 
 
 def kept_words(ranks: Sequence[int]) -> str:
-    """Who went on in a process that there was."""
+    """Name the ranks that went on in their processes."""
     if len(ranks) == 1:
         return f"rank {listed(ranks)} went on in its process"
     return f"ranks {listed(ranks)} went on in their processes"
@@ -210,7 +210,7 @@ class Recovery:
 
     @property
     def wasted_s(self) -> float | None:
-        """What the failure wasted in the paper's sense: lost progress and retrieval."""
+        """The time wasted by the failure, as in the paper: lost progress and retrieval."""
         return None if self.lost_progress_s is None else self.lost_progress_s + self.retrieval_s
 
 

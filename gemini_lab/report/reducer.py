@@ -104,7 +104,7 @@ asked, as such entries are nearly all of a log."""
 
 
 class RunReducer:
-    """What a run's log comes to.
+    """The state of a run, made of its log's entries.
 
     Args:
         name: What to call the run; by default what its job is called.
@@ -213,7 +213,7 @@ class RunReducer:
 
     @classmethod
     def load(cls, path: Path | str, *, keep: Keep = FOR_DASHBOARD) -> Self:
-        """What the log in a run's folder, or a log file, comes to.
+        """Return the state that a log gives, named by its file or its run's folder.
 
         Raises:
             ConfigError: No log is there, or it is of a version that this package cannot read.
@@ -228,7 +228,7 @@ class RunReducer:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """The run's name."""
         return self._name or ("" if self.course.job is None else self.course.job.name)
 
     def extend(self, entries: Iterable[Entry]) -> None:

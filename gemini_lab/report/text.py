@@ -112,7 +112,7 @@ def _summary(report: RunReport) -> Iterator[str]:
 
 
 def _verified(report: RunReport) -> Iterator[str]:
-    """What was computed again on other machines, and who computed wrong."""
+    """Describe what was computed again on other machines, and the machines that were wrong."""
     verified = report.verified
     if verified.iterations:
         yield (
@@ -159,7 +159,7 @@ def _repeated(recovery: Recovery) -> Iterator[str]:
 
 
 def _exits(exits: Sequence[WorkerExit], said: Sequence[str]) -> Iterator[str]:
-    """Who ended, and the last lines of whom the others followed where they were not `said`."""
+    """List the workers that ended, with the output of the first, unless it was `said`."""
     yield from culprits(exits)
     first = culprit_of(exits)
     if first is None or first.is_from_outside:
@@ -297,7 +297,7 @@ def _traffic(traffic: Traffic) -> Iterator[str]:
 
 
 def render_spent(table: Spent, *, ink: Ink = BLOCKS) -> str:
-    """What every second of a run went into, with its share of all."""
+    """Show the parts of a run's time, each with its share."""
     lines = [_heading(f"Every second of {format_seconds(table.wall_s)}", ink)]
     for row in table.rows:
         share = row.seconds / table.wall_s

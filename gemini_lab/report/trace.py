@@ -208,7 +208,7 @@ class Trace:
 
 
 def _args(event: Any) -> dict[str, Any]:
-    """What an event says, for who clicks on it."""
+    """Return an event's fields for the trace viewer's details."""
     record = to_record(event)
     del record["kind"]
     return record

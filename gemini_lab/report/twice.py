@@ -20,7 +20,7 @@ Accounts = Mapping[tuple[int, int], Account]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstDifference:
-    """Where two runs part.
+    """The first difference between two runs.
 
     Attributes:
         iteration: The first that differs.
@@ -121,7 +121,7 @@ def _differences(
     *,
     strict: bool,
 ) -> Iterator[FirstDifference]:
-    """What differs, in order; if `strict`, also what is without effect on that iteration's loss."""
+    """Give the differences in order; if `strict`, also those that change no loss yet."""
     for (iteration, rank), (one, other) in pairs.items():
         found: Difference | None = None
         if strict and one.inputs is not None and other.inputs is not None:

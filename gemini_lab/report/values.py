@@ -1,4 +1,4 @@
-"""What a report says of a run: plain values, with the few sums that people ask for."""
+"""Values of a report: plain data, with the few sums that people ask for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficPlan:
-    """What the ranks agreed on once they had profiled the job, and followed from then on.
+    """The traffic plan that ranks agreed on after profiling.
 
     Attributes:
         at_s: When.
@@ -127,7 +127,7 @@ class NotFinite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What was computed again on other machines.
+    """Computations repeated on other machines.
 
     Attributes:
         iterations: Those of which all machines computed the same.
@@ -144,7 +144,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What a run did.
+    """The report of a run.
 
     Attributes:
         name: The run's name.

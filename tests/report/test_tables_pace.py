@@ -10,7 +10,7 @@ from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.pace import WINDOW, Pace
 from gemini_lab.report.tables import Iterations, IterationSeries, tables_of
 from gemini_lab.report.tables.iterations import (
-    POINTS,
+    SHOWN,
     Baseline,
     iterations,
     median_draws,
@@ -131,8 +131,8 @@ def test_a_median_lies_within_its_interval() -> None:
 def test_of_many_points_few_are_shown_the_longest_among_them() -> None:
     values = np.ones(50_000)
     values[[7, 4_711, 49_999]] = (9.0, 8.0, 7.0)
-    shown = sample(values, POINTS).tolist()
-    assert len(shown) <= POINTS
+    shown = sample(values, SHOWN).tolist()
+    assert len(shown) <= SHOWN
     assert {7, 4_711, 49_999} <= set(shown)
     assert shown == sorted(shown)
 
@@ -143,7 +143,7 @@ def test_a_run_of_any_length_has_so_many_points_and_says_how_many_there_were() -
         ended(pace, number, 1.0)
     (first, without) = sorted(iterations(pace).series, key=lambda one: one.count)
     assert (first.count, without.count) == (1, 19_999)
-    assert len(without.numbers) <= POINTS
+    assert len(without.numbers) <= SHOWN
 
 
 def test_what_is_told_far_too_late_is_counted_and_left_out() -> None:

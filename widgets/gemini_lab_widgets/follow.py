@@ -57,7 +57,7 @@ class Follower:
 
     @property
     def state(self) -> tuple[int, int]:
-        """What run it is, and how many of its events are known: differs when there is news."""
+        """The run's number and the count of its known events: it changes when there is news."""
         return self._number, self.store.count
 
     @property
@@ -78,7 +78,7 @@ class Follower:
         return ", ".join(words) + ("" if self.trouble else self._room)
 
     def _room_of(self, log: Path) -> str:
-        """What a page says of the disk before much is kept there; empty where it is little."""
+        """Return a notice about the disk space that a long log needs; empty if it needs little."""
         with suppress(OSError):
             kept_bytes, free_bytes = room(log)
             if kept_bytes > free_bytes:

@@ -60,7 +60,7 @@ class EventStore:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """The run's name."""
         return self.run.name
 
     @property
@@ -70,7 +70,7 @@ class EventStore:
 
     @property
     def unread(self) -> int:
-        """Those among them that made no sense, and lines that were no entries."""
+        """Entries that made no sense, and lines that were no entries."""
         return self.run.unread
 
     @property
@@ -80,7 +80,7 @@ class EventStore:
 
     @property
     def traffic(self) -> Traffic:
-        """What the timeline draws."""
+        """The timeline's data."""
         return self.run.traffic
 
     def extend(self, entries: Iterable[Entry], *, bad_lines: int = 0) -> None:

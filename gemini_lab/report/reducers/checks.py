@@ -1,4 +1,4 @@
-"""What no run says, although its type allows it: refused, so that one odd line spoils no figure."""
+"""Bounds of what a run can say: an impossible number is refused, so that it spoils no figure."""
 
 from typing import Final
 

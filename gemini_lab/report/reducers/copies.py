@@ -244,7 +244,7 @@ class Copies:
 
 
 def _planned_placement(job: RunStarted) -> Placement:
-    """What the planner makes of what the launcher was told, until workers say what it is."""
+    """Return the placement that the planner derives from the launcher's values."""
     settings = Settings()
     replicas = job.settings.get("replicas", settings.replicas)
     return plan_placement(

@@ -1,4 +1,4 @@
-"""What a run is, what it does now, and how it ended."""
+"""The facts of a run, its phase, and its end."""
 
 from collections import deque
 from dataclasses import asdict

@@ -186,12 +186,12 @@ class Finite:
 
     @property
     def under_way(self) -> NotFinite | None:
-        """What is not over, if it is so."""
+        """The nodes or ranks whose event has not ended yet."""
         return self.found[-1] if self.found and self.found[-1].ended is None else None
 
 
 class VerifiedSums:
-    """What was verified, and each time that machines came to different numbers.
+    """Verified computations, and each time that machines came to different numbers.
 
     Attributes:
         count: Iterations of which all machines computed the same.
@@ -264,7 +264,7 @@ class Persistent:
 
 
 class Sums:
-    """What was sent.
+    """Bytes sent.
 
     Memory: 8 bytes a version.
 
@@ -302,7 +302,7 @@ class Sums:
 
 
 class Plans:
-    """What the ranks agreed on when they had profiled the job; a few times in a run."""
+    """The traffic plans that ranks agreed on after profiling; a few in a run."""
 
     def __init__(self) -> None:
         self._told: list[TrafficPlan] = []

@@ -106,7 +106,7 @@ class Iterations:
 
 
 class Divergences:
-    """What the root agent noticed while the run went, and what a look at the whole log finds.
+    """Differences that the root agent noticed in the run, and that the whole log shows.
 
     Args:
         ranks: Whether to compare all iterations of the log: a root that was just elected knows only
@@ -163,7 +163,7 @@ class Divergences:
     # -- answers ---------------------------------------------------------------------------------
 
     def of(self, epochs: Collection[int]) -> tuple[Diverged, ...]:
-        """Those after a start in one of `epochs`, the earliest iteration first."""
+        """Return the differences after a start in one of `epochs`, the earliest iteration first."""
         found = [one for one in self.found if one.epoch in epochs]
         return tuple(sorted(found, key=lambda one: (one.iteration, one.rank)))
 

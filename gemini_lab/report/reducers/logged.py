@@ -1,4 +1,4 @@
-"""What scripts logged, iteration by iteration: the loss, and any other value.
+"""Values that scripts logged, iteration by iteration: the loss, and any other.
 
 Of each iteration the mean over ranks is kept, and a digest of what every rank said, to the bit: so
 two runs of a million iterations are compared without keeping all that a thousand ranks said.
@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What was logged under one name; all columns have the shape `(n,)`, in order of iterations.
+    """The values logged under one name; columns of shape `(n,)`, in order of iterations.
 
     Attributes:
         numbers: Of the iterations.
@@ -125,7 +125,7 @@ def _summed(row: Mapping[int, tuple[int, bool, float]]) -> tuple[float, int, int
 
 
 class Logged:
-    """What scripts logged, of the iterations that count: neither lost nor overtaken.
+    """Values that scripts logged in the iterations that count: neither lost nor overtaken.
 
     Memory: 32 bytes for each name and iteration, and `OPEN` iterations rank by rank.
 
@@ -186,9 +186,9 @@ class Logged:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What was logged, the loss first, then in order of appearance."""
+        """The names of logged values, the loss first, then in order of appearance."""
         return tuple(sorted(self._columns, key=lambda name: name != "loss"))
 
     def told(self, name: str, *, until: int) -> Told:
-        """What was logged under a name, up to an iteration that every rank has ended."""
+        """Return the values under a name, up to an iteration that every rank has ended."""
         return self._columns.get(name, _Column()).told(until)

@@ -1,4 +1,4 @@
-"""What failed, how training came back, and the marks of both on the timeline."""
+"""Failures, the recoveries from them, and the marks of both on the timeline."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -131,7 +131,7 @@ MOST_STEPS: Final = 1000
 
 @dataclass(slots=True)
 class _Told:
-    """What the log has told of one recovery."""
+    """The events of one recovery."""
 
     number: int
     first_s: float
@@ -292,7 +292,7 @@ class Recoveries:
     # -- answers; each costs time in proportion to what is kept ----------------------------------
 
     def recoveries(self) -> tuple[Recovery, ...]:
-        """Those that are kept, in order of their numbers."""
+        """Return the recoveries that are kept, in order of their numbers."""
         found = []
         lost = lost_training(self._spans.outages(), self._pace)
         _, epoch, over_s = self._dropped
@@ -307,7 +307,7 @@ class Recoveries:
         return tuple(found)
 
     def _recovered(self, told: _Told, *, since: int) -> Recovery:
-        """What was told of one recovery, without its cause.
+        """Return one recovery without its cause.
 
         Args:
             told: All of it.
@@ -383,7 +383,7 @@ def _importing(told: _Told) -> tuple[Importing, ...]:
 
 
 def exit_of(entry: Entry, event: events.WorkerExited) -> WorkerExit:
-    """What was told of a worker that ended early."""
+    """Return the exit of a worker that ended early."""
     how = event.signal or f"exit code {event.exit_code}"
     return WorkerExit(
         at_s=seconds(entry.at_s),

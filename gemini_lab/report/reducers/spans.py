@@ -15,7 +15,7 @@ from gemini_lab.report.reducers.pace import Pace
 
 
 class Seated:
-    """Who sits where from one plan to the next, in whichever order the plans are told.
+    """The nodes with ranks from one plan to the next; plans may be told in any order.
 
     Memory: 4 bytes for each node of every plan that has other nodes than those before it.
     """
@@ -72,7 +72,7 @@ class Outage:
 
 @dataclass(slots=True)
 class _Told:
-    """What the log has told of one recovery."""
+    """The events of one recovery."""
 
     first_s: float
     failed_s: float | None = None

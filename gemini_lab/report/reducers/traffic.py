@@ -1,4 +1,4 @@
-"""Who sent what when: a run's events as bars and marks for the timeline.
+"""A run's events as bars and marks for the timeline.
 
 Checkpoint bytes are *exposed* while a training collective of the same node was under way, and
 while the step waited for their version to be whole; they are *hidden* the rest of the time
@@ -47,7 +47,7 @@ SHORTEST_WAIT_S: Final = 0.001
 
 @dataclass(slots=True)
 class Rank:
-    """What is remembered of a rank until its traffic is judged.
+    """The state of a rank until its traffic is judged.
 
     Attributes:
         lane: Where it sits.

@@ -1,4 +1,4 @@
-"""What views draw of a run: made from its reducer, and from those of earlier runs beside it."""
+"""Tables for views, made from a run's reducer and those of earlier runs beside it."""
 
 from collections.abc import Sequence
 

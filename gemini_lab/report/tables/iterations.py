@@ -27,7 +27,7 @@ MOST_POINTS: Final = 1_200
 def curves(
     run: RunReducer, *, marks: Sequence[Mark] = (), earlier: Sequence[RunReducer] = ()
 ) -> Curves:
-    """What a run logged, and the same values of earlier runs.
+    """Return a run's logged values, and the same values of earlier runs.
 
     Iterations that some rank has not ended yet wait, so that no mean is over a part of the ranks.
     """
@@ -213,7 +213,7 @@ def median_draws(values: Floats) -> Floats:
 
 
 def overhead(with_s: Floats, without_s: Floats, waited_s: Floats) -> Overhead | None:
-    """What checkpoints cost an iteration.
+    """Return the cost of checkpoints in an iteration.
 
     Args:
         with_s: Durations of iterations during which a version was sent.

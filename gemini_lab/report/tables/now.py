@@ -1,4 +1,4 @@
-"""What a run is at one moment: its nodes, the copies of its shards, and the memory they take.
+"""Tables of a run at one moment: its nodes, the copies of its shards, and their memory.
 
 Values for views, plain data. Times are seconds since the run's start. Names and what workers
 printed are those of the log, not yet escaped.
@@ -139,7 +139,7 @@ class CopyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What would happen if one node died now.
+    """The consequences of one node's loss now.
 
     Attributes:
         position: The node's.
@@ -175,7 +175,7 @@ class Survival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Who keeps whose replica.
+    """The holders of each shard's replicas.
 
     Attributes:
         strategy: Of the placement; empty where no placement is known.
@@ -203,7 +203,7 @@ class Replicas:
 
     @property
     def racks(self) -> frozenset[str]:
-        """Those that the log names."""
+        """The racks that the log names."""
         return frozenset(node.rack for node in self.nodes if node.rack)
 
     @property

@@ -1,4 +1,4 @@
-"""What a run did so far: its iterations, what it logged, its recoveries and what they cost.
+"""Tables of a run so far: iterations, logged values, recoveries and their cost.
 
 Values for views, plain data. Times are seconds since the run's start. Names and what workers
 printed are those of the log, not yet escaped.
@@ -97,7 +97,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What checkpoints cost an iteration, as a share of one without them (0.01 is 1 %).
+    """The cost of checkpoints, as a share of an iteration without them (0.01 is 1 %).
 
     Attributes:
         share: The estimate.
@@ -188,7 +188,7 @@ class Wasted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentRow:
-    """What one part of a run's wall time came to.
+    """One part of a run's wall time.
 
     Attributes:
         part: Which.
@@ -205,7 +205,7 @@ class SpentRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a run's wall time went into.
+    """The parts of a run's wall time.
 
     Attributes:
         rows: In the order of a bar; no moment is in two of them, and they add up to `wall_s`.
@@ -270,7 +270,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """What scripts logged, where failures were, and how it compares with earlier runs.
+    """Values that scripts logged, failures among them, and the same values of earlier runs.
 
     Attributes:
         curves: This run's, the loss first; then those of earlier runs under the same names.

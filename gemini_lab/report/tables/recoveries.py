@@ -18,7 +18,7 @@ from gemini_lab.units import format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """What a run lost to failures.
+    """The cost of a run's failures.
 
     Attributes:
         origin: Whether it ran or was simulated.
@@ -170,7 +170,7 @@ def _source(recovery: Recovery) -> str:
 
 
 def _baseline(mine: Losses) -> RecoveryRow | None:
-    """What the last recovery would have been from the persistent tier, by Eq. (1)."""
+    """Return the last recovery as it would be from the persistent tier, by Eq. (1)."""
     done = [r for r in mine.recoveries if r.duration_s is not None and r.steps]
     model = mine.persistent
     if model is None or not done:

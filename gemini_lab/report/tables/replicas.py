@@ -1,4 +1,4 @@
-"""Who keeps whose replica, what would follow a loss, and the memory that it all takes."""
+"""Tables of replicas: their holders, the consequences of a loss, and the memory they take."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ ENUMERATED: Final = 20_000
 
 
 def replicas(run: RunReducer) -> Replicas:
-    """Who keeps whose replica."""
+    """Return the holders of each shard's replicas."""
     copies, placement = run.copies, run.copies.placement
     return Replicas(
         strategy="" if placement is None else placement.strategy,

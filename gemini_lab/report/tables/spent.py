@@ -61,7 +61,7 @@ SHOWN: Final[tuple[Part, ...]] = ("training", "exposed", *FAILURES, "first_start
 
 
 def spent(run: RunReducer, *, now_s: float | None = None) -> Spent:
-    """What a run's wall time went into, up to its end or to `now_s` of the log's clock."""
+    """Return the parts of a run's wall time, up to its end or to `now_s` of the log's clock."""
     start_s = run.course.started_at_s
     end_s = run.course.ended_at_s
     if end_s is None:
@@ -70,7 +70,7 @@ def spent(run: RunReducer, *, now_s: float | None = None) -> Spent:
 
 
 def spent_within(run: RunReducer, start_s: float, end_s: float) -> Spent:
-    """What the time between two moments of the log's clock went into."""
+    """Return the parts of the time between two moments of the log's clock."""
     if run.course.job is None or not end_s > start_s:
         return Spent(rows=(), wall_s=0.0)
     layers = _layers(run, start_s, end_s)

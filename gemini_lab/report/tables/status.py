@@ -106,7 +106,7 @@ def _diverged(run: RunReducer) -> Iterable[str]:
 
 
 def _error(run: RunReducer, losses: Losses) -> tuple[str, tuple[str, ...]]:
-    """What a worker raised, and its last lines, while that is why the run does not train."""
+    """Return a worker's error and last lines while the run does not train because of it."""
     if run.course.phase not in {"failed", "recovering", "waiting for machines"}:
         return "", ()
     under_way = losses.recoveries[-1:] if run.course.phase != "failed" else ()
@@ -172,7 +172,7 @@ def _gone(nodes: Nodes) -> tuple[NodeRow, ...]:
 
 
 def _conditions(run: RunReducer) -> Iterable[str]:
-    """What the run emulates or assumes."""
+    """Return the emulated or assumed conditions of the run."""
     settings = run.course.settings
     if scheme := settings.get("scheme"):
         yield LEAVES.get(str(scheme), f"scheme {scheme}")
