@@ -10,6 +10,13 @@ def rows_in(folder: Path):
     return [_row(record.history) for record in _records(file.read_bytes()) if record.history.item]
 
 
+def axes_in(folder: Path):
+    """The axis over which each pattern of curves is drawn, in the only run below `folder`."""
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    told = (record.metric for record in _records(file.read_bytes()))
+    return {one.glob_name: one.step_metric for one in told if one.glob_name}
+
+
 def _row(history):
     keys = (one.key or "/".join(one.nested_key) for one in history.item)
     values = (json.loads(one.value_json) for one in history.item)

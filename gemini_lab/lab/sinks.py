@@ -28,6 +28,7 @@ PACKAGES: Final = {
     "wandb": ("wandb", "monitors"),
 }
 """By kind of sink: what it imports, and the extra of this package that brings that."""
+ITERATION: Final = f"{PREFIX}/iteration"
 HOW: Final = "otlp[:URL], tensorboard:FOLDER or wandb[:PROJECT]"
 
 
@@ -96,12 +97,15 @@ class Wandb:
 
         quiet = wandb.Settings(console="off")
         self._run = wandb.init(project=project or None, name=run, job_type=PREFIX, settings=quiet)
+        # W&B's own step never goes back, but a run does after a failure: so curves go over ours.
+        self._run.define_metric(ITERATION)
+        self._run.define_metric(f"{PREFIX}/*", step_metric=ITERATION)
         self._curves = Curves()
 
     def write(self, now: Snapshot) -> None:
-        """Add a point to each curve; W&B knows no way back: what is done again is at the newest."""
+        """Add a point to each curve, at the run's iteration."""
         if point := self._curves.point(now):
-            self._run.log(point, step=max(now.iteration, self._run.step))
+            self._run.log(point)
 
     def close(self) -> None:
         """Have it sent, or written."""

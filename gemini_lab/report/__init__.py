@@ -1,15 +1,15 @@
-"""Reports of a run, from its event log and nothing else.
+"""Reports, tables and metrics of a run, from its event log and nothing else.
 
-    the reducer     reducer takes entries in, by its parts in `reducers`; the timeline's bars are in
-                    `bars`, `pyramid` and `blocks`; culprits, who ended on its own account
-    a report        values and recovery are what it says, build makes it; text and columns print it
-    for views       `tables` of the reducer's parts; moments, a run as it was; output, what workers
-                    printed
-    a growing log   follower reads it for all of these, and goes on from an earlier reader's state
-    for others      metrics, scalars, trace
-    beside it       twice, two runs; measured, what a log teaches; predicted, by the simulator
+    a run's state   reducer takes in entries, by its parts in `reducers`; follower reads a log that
+                    grows, for pages, metrics and commands, and saves the state of a long one
+    the timeline    bars are its rows, pyramid their levels of detail, blocks the storage on disk
+    a report        build makes it, values and recovery are its parts, text and columns print it
+    for views       `tables` of the state; moments, the state at any time; output, the last lines of
+                    workers; culprits, the worker that ended first
+    for others      metrics for Prometheus and for curves; trace for Perfetto
+    comparisons     twice, two runs; measured, a run's durations; predicted, by the simulator
 
-What is told here was said in events, whose classes are in `log`.
+The events themselves are classes in `log`.
 """
 
 from gemini_lab.report.build import build_report, load_report
