@@ -33,7 +33,7 @@ from gemini_lab.log.events import (
     RewindFailed,
     Rewound,
 )
-from gemini_lab.recovery.rewinds import CANNOT_GO_BACK
+from gemini_lab.recovery.discarded_versions import CANNOT_GO_BACK
 from gemini_lab.report.columns import columns
 
 MOVE_S: Final = 600.0

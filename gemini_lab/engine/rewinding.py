@@ -3,7 +3,7 @@
 No process is started: each rank reads its own shard out of its own node's slab, at the top of the
 script's loop, where no version is on its way. All agree first on one version that every rank has
 whole, verified and of one lineage. What was made after it is discarded everywhere once the event
-says so, by which every agent knows: see `recovery.rewinds`.
+says so, by which every agent knows: see `recovery.discarded_versions`.
 """
 
 import struct
@@ -18,8 +18,7 @@ from gemini_lab.engine.version_extras import guard_in
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import ReadBuffer, Slab
-from gemini_lab.recovery.finite import LOSS
-from gemini_lab.recovery.guard import Guard, Sight
+from gemini_lab.recovery.guard import LOSS, Guard, Sight
 from gemini_lab.recovery.messages import GoBack
 from gemini_lab.shard.lineage import MOST_REWINDS, Lineage
 

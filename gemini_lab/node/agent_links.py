@@ -18,7 +18,7 @@ from typing import Final
 from gemini_lab.errors import LaunchError, MessageError
 from gemini_lab.log.events import LinkCut, Note
 from gemini_lab.recovery.messages import FromAgentMessage, Joined, RootHello, RootOrder
-from gemini_lab.recovery.protocol import Emit, FromAgent, Happening, NodeJoined, NodeLost
+from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Emit, FromAgent, Happening
 from gemini_lab.wire.tcp import OWN_LACKS, Channel, connect
 
 CONNECT_S: Final = 2.0  # for a connection to a busy agent, and for its first word; a dead one's
@@ -82,9 +82,9 @@ class AgentLinks:
             if node not in self._keepers:
                 self._keep(node, address).is_registered = False
 
-    async def open(self, addresses: Mapping[str, str]) -> list[NodeJoined]:
+    async def open(self, addresses: Mapping[str, str]) -> list[AgentJoined]:
         """Connect to all of these at once; returns who answered."""
-        first = {node: asyncio.get_running_loop().create_future() for node in addresses}  # type: dict[str, asyncio.Future[NodeJoined | None]]
+        first = {node: asyncio.get_running_loop().create_future() for node in addresses}  # type: dict[str, asyncio.Future[AgentJoined | None]]
         for node, address in addresses.items():
             self._keep(node, address, first[node])
         answers = await asyncio.gather(*first.values())
@@ -109,11 +109,11 @@ class AgentLinks:
                 continue
             if keeper.address in addresses.values():  # another agent listens there now
                 self._end(node)
-                self._tell(NodeLost(at_s=self._clock(), node=node, cause="dead"))
+                self._tell(AgentLost(at_s=self._clock(), node=node, cause="dead"))
             elif is_settled and keeper.is_registered:
                 keeper.note_lease_lost()
                 self.hang_up(node)
-                self._tell(NodeLost(at_s=self._clock(), node=node, cause="lease"))
+                self._tell(AgentLost(at_s=self._clock(), node=node, cause="lease"))
 
     def send(self, node: str, order: RootOrder) -> None:
         """Tell an agent; one that is not connected misses it, and joins anew."""
@@ -138,7 +138,7 @@ class AgentLinks:
     # -- one agent -------------------------------------------------------------------------------
 
     def _keep(
-        self, node: str, address: str, first: "asyncio.Future[NodeJoined | None] | None" = None
+        self, node: str, address: str, first: "asyncio.Future[AgentJoined | None] | None" = None
     ) -> "_Keeper":
         keeper = self._keepers[node] = _Keeper(address=address)
         keeper.task = asyncio.create_task(self._stay_connected(node, keeper, first))
@@ -151,7 +151,7 @@ class AgentLinks:
         self.hang_up(node)
 
     async def _stay_connected(
-        self, node: str, keeper: "_Keeper", first: "asyncio.Future[NodeJoined | None] | None"
+        self, node: str, keeper: "_Keeper", first: "asyncio.Future[AgentJoined | None] | None"
     ) -> None:
         """One agent's connection, for as long as it may be there."""
         joined = await self._link(node, keeper)
@@ -177,7 +177,7 @@ class AgentLinks:
                     await keeper.has_news.wait()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         del self._keepers[node]  # where it is registered again, it is connected to again
-        self._tell(NodeLost(at_s=self._clock(), node=node, cause="dead"))
+        self._tell(AgentLost(at_s=self._clock(), node=node, cause="dead"))
 
     async def _listen(self, node: str, channel: Channel) -> None:
         """Pass on what an agent says, until the connection ends."""
@@ -187,7 +187,7 @@ class AgentLinks:
         if self._channels.get(node) is channel:
             self.hang_up(node)
 
-    async def _relink(self, node: str, keeper: "_Keeper") -> NodeJoined | None:
+    async def _relink(self, node: str, keeper: "_Keeper") -> AgentJoined | None:
         """The connection broke: was it the link or the agent?"""
         noticed_s = self._clock()
         joined = await self._link(node, keeper)
@@ -196,10 +196,10 @@ class AgentLinks:
             self._tell(joined)
         elif keeper.is_registered:
             cause = "refused" if keeper.is_refused else "connection"
-            self._tell(NodeLost(at_s=noticed_s, node=node, cause=cause))
+            self._tell(AgentLost(at_s=noticed_s, node=node, cause=cause))
         return joined
 
-    async def _link(self, node: str, keeper: "_Keeper") -> NodeJoined | None:
+    async def _link(self, node: str, keeper: "_Keeper") -> AgentJoined | None:
         """Connect to an agent and hear how it is; `None` when it does not answer."""
         keeper.has_news.clear()
         keeper.is_refused = False
@@ -225,7 +225,7 @@ class AgentLinks:
             channel.close()
             return None
         self._channels[node] = channel
-        return NodeJoined(
+        return AgentJoined(
             at_s=self._clock(),
             node=node,
             epoch=status.epoch,

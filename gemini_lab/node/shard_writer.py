@@ -13,7 +13,7 @@ from gemini_lab.recovery.messages import (
     Disowned,
     Message,
     Persist,
-    PersistFailed,
+    SaveFailed,
     WriteLeft,
     WriteManifest,
 )
@@ -128,5 +128,5 @@ class ShardWriter:
         return answer
 
 
-def _failed(order: Persist | Commit, reason: str) -> PersistFailed:
-    return PersistFailed(epoch=order.epoch, version=order.version, reason=reason)
+def _failed(order: Persist | Commit, reason: str) -> SaveFailed:
+    return SaveFailed(epoch=order.epoch, version=order.version, reason=reason)

@@ -52,7 +52,7 @@ from gemini_lab.recovery.messages import (
     StartWorkers,
     TakeInventory,
     VersionsListed,
-    WorkerExited,
+    WorkerEnded,
     WorkerStart,
 )
 from gemini_lab.units import format_bytes
@@ -359,12 +359,12 @@ class Supervisor:
             )
         )
         error = ScriptError(error=CapacityError.__name__, text=reason)
-        self.root.send(WorkerExited(rank=rank, epoch=epoch, code=1, output=reason, error=error))
+        self.root.send(WorkerEnded(rank=rank, epoch=epoch, code=1, output=reason, error=error))
 
     def _tell_gone(self, start: WorkerStart) -> None:
         """Report a kept worker whose process has ended since it stood still."""
         self.root.send(
-            WorkerExited(rank=start.rank, epoch=start.epoch, code=-signal.SIGKILL, output="")
+            WorkerEnded(rank=start.rank, epoch=start.epoch, code=-signal.SIGKILL, output="")
         )
 
     # -- what workers do -------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class Supervisor:
                 )
             )
         self.root.send(
-            WorkerExited(
+            WorkerEnded(
                 rank=worker.rank,
                 epoch=worker.epoch,
                 code=code,

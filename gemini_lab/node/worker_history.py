@@ -17,10 +17,10 @@ from gemini_lab.log.events import (
     VersionComplete,
     WrongSums,
 )
-from gemini_lab.recovery.faulty_machines import left_by
+from gemini_lab.recovery.discarded_versions import joined, left_of
 from gemini_lab.recovery.messages import EndReached, ExecutedAs, ScriptFinished
 from gemini_lab.recovery.plan import VersionId
-from gemini_lab.recovery.rewinds import joined, left_of
+from gemini_lab.recovery.wrong_sums import left_by
 
 REMEMBERED: Final = 32  # words of a worker on its iterations, two of each
 

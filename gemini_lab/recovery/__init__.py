@@ -2,6 +2,7 @@
 
     root/               the root agent: one class, made of parts
     root_state          the state that it leaves to the next root agent
+    requests            what users ask of a run, from the shell to the root agent
     protocol            happenings and instructions: its input and its output
     requests            what a user asks of a run, from the shell to the root agent
     messages            every message between the processes of a lab
@@ -22,17 +23,15 @@
     roll_call           whether all workers live after a connection broke
 
     saver               versions on their way to the persistent tier
-    rewinds             versions that a rewind left behind
-    discarded_versions  telling the tier of them
+    discarded_versions  versions that a rewind left behind, and how the tier learns of them
 
     faults              whether a run starts again, leaves a node, or ends
     hangs               which worker hangs
     ends                ranks whose loop ended while others train on
     progress            how far each rank is, and its pace
     repeats             whether an iteration that is done again gives the same bits
-    finite, guard       losses that are no numbers, or too high
-    wrong_sums          which machine computes wrong
-    faulty_machines     what the root agent does about it
+    guard               losses that are no numbers, or too high
+    wrong_sums          which machine computes wrong, and what becomes of the run
     wasted_time         the cost of a failure, by the paper's equation
 
 `guided` and `deciding` are a root agent of the user's own; `model` plays all of this on modelled

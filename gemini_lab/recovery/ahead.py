@@ -16,10 +16,10 @@ from gemini_lab.recovery.messages import (
     PortHeld,
     ReadyToJoin,
     StartWorkers,
-    WorkerExited,
+    WorkerEnded,
 )
 from gemini_lab.recovery.plan import PlanPart
-from gemini_lab.recovery.protocol import Emit, Instruction, NodeJoined, Send
+from gemini_lab.recovery.protocol import AgentJoined, Emit, Instruction, Send
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.seating import fill_positions
 from gemini_lab.recovery.stop import Living
@@ -133,7 +133,7 @@ class Ahead:
             self._ready.add(said.rank)
         return self.is_ready
 
-    def has(self, node: str, exited: WorkerExited) -> bool:
+    def has(self, node: str, exited: WorkerEnded) -> bool:
         """Whether a worker that ended was one of these, and none that trains."""
         return node == self.standby and exited.rank in self.ranks
 
@@ -150,7 +150,7 @@ class Ahead:
         """Whether they have not come to where they could join, in time."""
         return bool(self.standby) and not self.is_ready and at_s > self._until_s
 
-    def is_lost_with(self, joined: NodeJoined) -> bool:
+    def is_lost_with(self, joined: AgentJoined) -> bool:
         """Whether they are gone with the connection of their agent, which came back."""
         return joined.node == self.standby
 

@@ -1,19 +1,105 @@
-"""What the persistent tier is told of versions that count no more, and what there is instead.
+"""Versions that count no more: what rewinds left behind, and how the persistent tier learns of it.
 
-The next manifest says what training has gone back behind. A run may end before there is one, so
-the tier is told at once, too: who resumes from there must not go on from what was left.
+When training goes back to a version, all later ones are left behind, although they exist and have
+higher numbers. Memory frees them at once, but the persistent tier may have them, a rank may die
+before it frees them, or a node may come back with them. So every agent remembers the rewinds of its
+workers, and the root agent those of all agents: no plan goes on from what was left.
+
+A rewind is kept as the version to which training went back and the lineage that it left. Of that
+lineage, and of all before it, versions after this one are left behind. The next manifest in the
+tier says so. A run may end before the next save, so the tier is told at once, too: a run that
+resumes from there must not go on from what was left.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
-from gemini_lab.log.events import RunFailed
-from gemini_lab.recovery.messages import Disown
-from gemini_lab.recovery.protocol import Send
+from gemini_lab.log.events import Note, Rewound, RunFailed
+from gemini_lab.recovery.messages import Disown, GoBack
+from gemini_lab.recovery.plan import RecoveryPlan, VersionId
+from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import in_order
+from gemini_lab.shard.lineage import Lineage
+
+MOST_KEPT: Final = 64
+"""Rewinds that are kept: older ones left versions that no memory and no tier has any more."""
+CANNOT_GO_BACK: Final = (
+    "training does not go back, as asked, for it is not under way; ask again then"
+)
+"""Who asked hears it by these words."""
+
+
+def left_of(said: Rewound, *, run: int) -> VersionId:
+    """What a rewind left, of which one of a run's workers says."""
+    lineage = Lineage(run=run, epoch=said.epoch, rewinds=said.rewinds - 1)
+    skips = said.skips and said.cause == "person"  # script and guard skip them again
+    return VersionId(version=said.version, lineage=lineage, skips=skips)
+
+
+def is_left(version: int, lineage: Lineage, left: Iterable[VersionId]) -> bool:
+    """Whether a version was left behind by one of these rewinds."""
+    return any(
+        lineage.run == one.lineage.run and lineage <= one.lineage and version > one.version
+        for one in left
+    )
+
+
+def skipped_again(plan: RecoveryPlan, left: Iterable[VersionId]) -> str:
+    """What a plan undoes of rewinds with which batches were skipped; empty for nothing.
+
+    Where the data stand after one is known to the versions that were made since.
+    """
+    lost = [
+        one.version
+        for one in left
+        if one.skips
+        and plan.version is not None
+        and plan.version <= one.version
+        and plan.lineage.run == one.lineage.run
+        and plan.lineage <= one.lineage
+    ]
+    if not lost:
+        return ""
+    return (
+        f"the batches that were skipped with the rewind to version {max(lost)} come again, as no "
+        "version that was made after it is left; ask for it again to skip them"
+    )
+
+
+def joined(left: Sequence[VersionId], more: Iterable[VersionId]) -> tuple[VersionId, ...]:
+    """What is known of rewinds with more of them, in the order in which they happened.
+
+    One that went further back than those of its run before it says all that these did. Nodes may
+    know of other runs, too.
+    """
+    kept: list[VersionId] = []
+    for one in sorted({*left, *more}, key=lambda each: each.lineage):
+        run = one.lineage.run
+        kept = [each for each in kept if each.lineage.run != run or each.version < one.version]
+        kept.append(one)
+    return tuple(kept[-MOST_KEPT:])
+
+
+def ask_back(
+    number: int, steps: int, state: RootState, living: Collection[str], *, skip: bool
+) -> Iterator[Instruction]:
+    """Order the rewind that a user wants; a new root agent reads the same request again."""
+    before, count = state.discarded.asked_back
+    if number <= before:
+        return
+    discarded = replace(state.discarded, asked_back=(number, count + 1))
+    yield WriteState(state=replace(state, discarded=discarded))
+    if state.phase != "running":
+        yield Emit(event=Note(text=CANNOT_GO_BACK))
+        return
+    order = GoBack(epoch=state.epoch, number=count + 1, steps=steps, skip=skip)
+    for node in dict.fromkeys(state.members):
+        if node in living:
+            yield Send(to=str(node), order=order)
 
 
 def disown(state: RootState, living: Collection[str]) -> Iterator[Send]:

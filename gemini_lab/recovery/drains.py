@@ -19,13 +19,13 @@ from gemini_lab.seats import in_order, listed
 
 
 def seat_to_leave(state: RootState) -> str:
-    """The node that is to leave next and has ranks; empty if there is none."""
+    """Return the node with ranks that is to leave next; empty if there is none."""
     seated = [node for node in in_order(state.drain.leaving) if node in state.members]
     return seated[0] if seated else ""
 
 
 def free_to_go(state: RootState) -> list[str]:
-    """Those that are to leave, have no ranks, and will not be given any now."""
+    """Return nodes that are to leave, have no ranks, and get none now."""
     if state.phase in RESTARTING:
         return []
     seated = state.members if state.phase in ACTIVE else ()
@@ -33,7 +33,7 @@ def free_to_go(state: RootState) -> list[str]:
 
 
 def why_not_now(state: RootState, living: Living) -> str:
-    """What stands against moving a node's ranks now; empty if nothing does."""
+    """Return why a node's ranks cannot move now; empty if they can."""
     settings = state.read_settings()
     if reason := why_no_drain(scheme=settings.scheme, replicas=settings.replicas):
         return reason
@@ -47,7 +47,7 @@ def why_not_now(state: RootState, living: Living) -> str:
 
 
 def moving(state: RootState) -> RootState:
-    """The state with which workers start again: the node that they stopped for is avoided."""
+    """Return the state for the next start, which avoids the node that ranks stopped for."""
     if not state.drain.holding:
         return state
     return replace(
@@ -57,7 +57,7 @@ def moving(state: RootState) -> RootState:
 
 
 def forgotten(state: RootState, node: str) -> RootState:
-    """The state when a node is dead: another machine of its name is not the one that was to go."""
+    """Return the state without a dead node: another machine of its name is not to go."""
     return replace(
         state,
         drain=replace(
@@ -71,7 +71,7 @@ def forgotten(state: RootState, node: str) -> RootState:
 
 
 def ask_for_nodes(state: RootState, living: Living, reason: str) -> Iterator[Instruction]:
-    """Ask for machines until there are enough that stay."""
+    """Request machines until enough of them stay."""
     wanted = nodes_wanted(state, living)
     if len(living) < wanted:
         yield Emit(event=events.NodeRequested(reason=reason))
@@ -79,13 +79,13 @@ def ask_for_nodes(state: RootState, living: Living, reason: str) -> Iterator[Ins
 
 
 def nodes_wanted(state: RootState, living: Living) -> int:
-    """How many nodes there are to be, with standbys and those that are about to go."""
+    """Return how many nodes are needed, with standbys and those that are about to go."""
     going = {*state.drain.leaving, *state.drain.moved, *state.nodes.wrong} & living.keys()
     return max(state.goal, state.seats.nodes) + state.job.seats.standbys + len(going)
 
 
 class Drains:
-    """The nodes that are to go, as a root agent follows them.
+    """The drains of a run.
 
     What it changes of a state it gives as a `WriteState`, which whoever calls it takes on.
 
@@ -101,7 +101,7 @@ class Drains:
     def ask(
         self, state: RootState, living: Living, node: str, *, within_s: float | None = None
     ) -> Iterator[Instruction]:
-        """A node is to go; once more changes nothing, but that it is told again when it may."""
+        """Note that a node is to leave; a second request changes nothing."""
         if node not in living or node in state.drain.leaving:
             return
         self._ahead.note_notice(node, within_s)
@@ -117,7 +117,7 @@ class Drains:
         yield WriteState(state=state)
 
     def let_go(self, state: RootState, living: Living) -> Iterator[Instruction]:
-        """Whoever is to go and has no ranks may."""
+        """Release nodes that are to leave and have no ranks."""
         free = free_to_go(state)
         if not free:
             return
@@ -132,7 +132,7 @@ class Drains:
                 yield Send(to=node, order=Drained(epoch=state.epoch))
 
     def begin_if_due(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
-        """Have all ranks stop if a node waits to leave whose ranks can move now."""
+        """Order all ranks to stop if a leaving node's ranks can move now."""
         node = self._ahead.leaving or seat_to_leave(state)
         if not node or state.phase != "running" or self._stop.is_under_way:
             return
@@ -156,7 +156,7 @@ class Drains:
             yield from ask_for_nodes(state, living, f"{node} is to leave")
 
     def end(self, state: RootState, *, was_drain: bool) -> Iterator[Instruction]:
-        """Training goes on; whom it could not do without is not asked for in vain again and again.
+        """Give up drains of nodes that the run could not do without, after training has resumed.
 
         Args:
             state: The run's.

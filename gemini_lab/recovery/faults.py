@@ -8,7 +8,7 @@ from typing import Final
 
 from gemini_lab.log.events import FailureCause, ReplicaRejected, VersionRejected
 from gemini_lab.recovery.ends import WAY_OUT, Apart
-from gemini_lab.recovery.messages import RestoreFailed, WorkerExited
+from gemini_lab.recovery.messages import RestoreFailed, WorkerEnded
 from gemini_lab.recovery.plan import Copy
 from gemini_lab.recovery.protocol import Emit
 from gemini_lab.recovery.root_state import RootState
@@ -67,7 +67,7 @@ class Verdict:
 
 
 def judge_exit(
-    state: RootState, exited: WorkerExited, *, node: str, spares: Sequence[str]
+    state: RootState, exited: WorkerEnded, *, node: str, spares: Sequence[str]
 ) -> Verdict:
     """What becomes of a run one of whose workers ended before its script did.
 
@@ -166,7 +166,7 @@ def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> Ver
     return _judge_barren(state, apart.seen, cause="script", spares=spares)
 
 
-def is_of_apart(exited: WorkerExited) -> bool:
+def is_of_apart(exited: WorkerEnded) -> bool:
     """Whether a worker may have ended because another one came to an end before it.
 
     It lost its peer, sums of different sizes met, which ends its process, or it is that other one.
@@ -253,7 +253,7 @@ def has_got_further(state: RootState) -> bool:
     return reached >= state.reached.begun + FURTHER
 
 
-def _is_of_usage(state: RootState, exited: WorkerExited) -> bool:
+def _is_of_usage(state: RootState, exited: WorkerEnded) -> bool:
     """Whether a script refused its arguments: it would do so again, on any machine."""
     error = exited.error
     has_left = error is not None and error.error == "SystemExit"
@@ -267,7 +267,7 @@ def is_of_the_network(error: str) -> bool:
     return error.startswith("Dist") or _OF_THE_NETWORK.search(error) is not None
 
 
-def cause_of(exited: WorkerExited) -> FailureCause:
+def cause_of(exited: WorkerEnded) -> FailureCause:
     """What ended a worker because of which the run is given up: its script, or its machine."""
     error = exited.error
     said = "" if error is None else f"{error.error}: {error.text}"
@@ -276,7 +276,7 @@ def cause_of(exited: WorkerExited) -> FailureCause:
     return "machines" if error is not None and error.error in OF_THE_MACHINE else "script"
 
 
-def own_error(exited: WorkerExited) -> str:
+def own_error(exited: WorkerEnded) -> str:
     """The script's own exception, told apart from others; empty if a lost machine may be behind it.
 
     Numbers count for nothing: an index or a step differs each time.
@@ -294,7 +294,7 @@ def _without_numbers(text: str) -> str:
 
 
 def reason_to_stop_repeating(
-    exited: WorkerExited, *, node: str, times: int, most: int | None
+    exited: WorkerEnded, *, node: str, times: int, most: int | None
 ) -> str | None:
     """Why the run ends with an error that its script has raised before, progress or not.
 
@@ -315,7 +315,7 @@ def reason_to_stop_repeating(
 
 
 def reason_to_give_up(
-    exited: WorkerExited, *, node: str, attempts: int, final: Collection[str] = FINAL_ERRORS
+    exited: WorkerEnded, *, node: str, attempts: int, final: Collection[str] = FINAL_ERRORS
 ) -> str | None:
     """Why the run ends with this worker; `None` when it is worth another start.
 
@@ -338,12 +338,12 @@ def reason_to_give_up(
     return f"rank {exited.rank} on {node}, exit status {exited.code}{times}: {told}"
 
 
-def _said_last(exited: WorkerExited) -> str:
+def _said_last(exited: WorkerEnded) -> str:
     lines = [line.strip() for line in exited.output.splitlines() if line.strip()]
     return lines[-1] if lines else "it printed nothing"
 
 
-def _is_the_scripts(state: RootState, exited: WorkerExited) -> bool:
+def _is_the_scripts(state: RootState, exited: WorkerEnded) -> bool:
     """Whether a worker ended with what it would on any other machine, too."""
     is_final = exited.error is not None and exited.error.error in FINAL_ERRORS
     return is_final or _is_of_usage(state, exited)

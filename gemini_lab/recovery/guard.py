@@ -1,8 +1,9 @@
-"""Whether an iteration counts: the losses and states of all ranks, before its version leaves.
+"""Whether an iteration counts: the losses and states of all ranks, before its version is sent.
 
-Every rank judges by the same numbers, which the ranks exchange, so all come to the same verdict. An
-iteration that is rejected is taken back, and nothing of it was sent anywhere. If what follows
-cannot get past it either, training goes one version further back each time, until there is none.
+Every rank judges the same numbers, which the ranks exchange, so all come to the same verdict. A
+rejected iteration is taken back, and nothing of it was sent. If the next try cannot pass it either,
+training goes one version further back each time, until there is none. The root agent watches losses
+by `LossWatch`, also if no iteration is ever rejected.
 """
 
 from collections import deque
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from math import fsum, isfinite, sqrt
 from typing import Any, Final
 
+from gemini_lab.log.events import Iteration
 from gemini_lab.settings import Settings
 
 WINDOW: Final = 128
@@ -132,3 +134,34 @@ def _usual(losses: Sequence[float] | deque[float]) -> tuple[float, float]:
     """Mean and standard deviation, to the bit the same on all ranks."""
     mean = fsum(losses) / len(losses)
     return mean, sqrt(fsum((loss - mean) ** 2 for loss in losses) / len(losses))
+
+
+LOSS = "loss"
+"""The value that is looked at. A gradient norm says nothing: fp16 meets infinite ones whenever it
+looks for its scale, and makes no update of them."""
+
+
+class LossWatch:
+    """Which ranks' losses are NaN or infinite.
+
+    Attributes:
+        since: The iteration in which that began; `None` while all losses are numbers.
+    """
+
+    def __init__(self) -> None:
+        self.since: int | None = None
+        self._ranks: set[int] = set()
+
+    def take(self, said: Iteration) -> bool:
+        """A rank ended an iteration; whether it began with that, or ended for all ranks."""
+        loss = said.value(LOSS)
+        if loss is None:
+            return False
+        if isfinite(loss):
+            self._ranks.discard(said.rank)
+        else:
+            self._ranks.add(said.rank)
+        was_so, is_so = self.since is not None, bool(self._ranks)
+        if was_so != is_so:
+            self.since = said.iteration if is_so else None
+        return was_so != is_so

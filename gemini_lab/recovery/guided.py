@@ -38,7 +38,7 @@ from gemini_lab.recovery.messages import Fenced as FencedSaid
 from gemini_lab.recovery.messages import Inventory, PortHeld
 from gemini_lab.recovery.plan import Copy, RecoveryPlan
 from gemini_lab.recovery.planning import good_copies, hopes, make_plan
-from gemini_lab.recovery.protocol import Instruction, NodeJoined, NodeLost, WriteState
+from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Instruction, WriteState
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root.agents import Agents
 from gemini_lab.recovery.root.ending import Ending
@@ -275,13 +275,13 @@ class GuidedAgents(Agents):
 
     lifecycle: GuidedLifecycle
 
-    def on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
+    def on_joined(self, joined: AgentJoined) -> Iterator[Instruction]:
         is_new, phase = joined.node not in self.run.living, self.run.state.phase
         yield from super().on_joined(joined)
         if self.lifecycle.is_guided and is_new and phase in ASKING:
             yield from self.lifecycle.ask_guide(joined.at_s, Joined(node=joined.node))
 
-    def on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
+    def on_lost(self, lost: AgentLost) -> Iterator[Instruction]:
         is_spare = lost.node in self.run.living and lost.node not in self.run.state.members
         yield from super().on_lost(lost)
         if self.lifecycle.is_guided and is_spare and self.run.state.phase in ASKING:

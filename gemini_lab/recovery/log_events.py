@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gemini_lab.log import events
-from gemini_lab.recovery.finite import LOSS
+from gemini_lab.recovery.guard import LOSS
 from gemini_lab.recovery.messages import DamagedCopy, Inventory
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.protocol import Emit

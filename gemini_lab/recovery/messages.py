@@ -597,7 +597,7 @@ class Inventory(Message, frozen=True, kw_only=True):
             elected before any root could store them knows them from nowhere else.
         iterations: What the node's workers said of their newest ones, so that this root too can
             compare with that what is done again.
-        left: What rewinds left behind, as this node's workers said; see `recovery.rewinds`.
+        left: Versions that rewinds left behind, as this node's workers said.
         code: How they execute the script's files, by name, as they said last.
     """
 
@@ -630,7 +630,7 @@ class Persisted(Message, frozen=True, kw_only=True):
     records: list[ShardRecord]
 
 
-class PersistFailed(Message, frozen=True, kw_only=True):
+class SaveFailed(Message, frozen=True, kw_only=True):
     """They, or the manifest, could not be written."""
 
     epoch: Epoch
@@ -679,7 +679,7 @@ class ScriptError(Message, frozen=True, kw_only=True):
     text: Told
 
 
-class WorkerExited(Message, frozen=True, kw_only=True):
+class WorkerEnded(Message, frozen=True, kw_only=True):
     """A worker ended before its script had finished.
 
     Attributes:
@@ -1113,10 +1113,10 @@ FromAgentMessage = (
     | PortHeld
     | OrderFailed
     | Persisted
-    | PersistFailed
+    | SaveFailed
     | Committed
     | Disowned
-    | WorkerExited
+    | WorkerEnded
     | EndReached
     | ScriptFinished
     | Held

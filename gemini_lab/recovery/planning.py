@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gemini_lab.log import events
 from gemini_lab.placement import plan_placement
+from gemini_lab.recovery.discarded_versions import is_left
 from gemini_lab.recovery.messages import Inventory, JobOrder
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 from gemini_lab.recovery.progress_at_risk import Hopes, newest_seen
 from gemini_lab.recovery.protocol import Emit
 from gemini_lab.recovery.recutting import with_cuts
-from gemini_lab.recovery.rewinds import is_left
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.seating import rack_warning
 from gemini_lab.seats import in_order

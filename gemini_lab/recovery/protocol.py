@@ -19,8 +19,8 @@ from gemini_lab.recovery.root_state import RootState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeJoined:
-    """An agent is connected; `epoch` is the newest that it knows, `workers` its ranks.
+class AgentJoined:
+    """An agent has connected; `epoch` is the newest that it knows, `workers` its ranks.
 
     Attributes:
         is_ready: Whether workers start there without waiting for imports.
@@ -42,8 +42,8 @@ class NodeJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLost:
-    """An agent is gone, and how that was noticed.
+class AgentLost:
+    """An agent was lost, and how that was noticed.
 
     Attributes:
         cause: `"dead"`: its lease ran out, and its machine says that nothing listens there, so its
@@ -58,7 +58,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromAgent:
-    """An agent said something."""
+    """A message of an agent."""
 
     at_s: float
     node: str
@@ -67,7 +67,7 @@ class FromAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
-    """The lab has work."""
+    """A job that the lab has submitted."""
 
     at_s: float
     order: JobOrder
@@ -89,14 +89,14 @@ class Requested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoMachineComes:
-    """Who was asked for machines has none now."""
+    """The provider has no machine available."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time went by."""
+    """A moment at which timeouts are checked."""
 
     at_s: float
 
@@ -112,21 +112,21 @@ HeardEvent = (
     | events.WrongSums
     | events.VersionComplete
 )
-"""Of what workers say, the events on which the root agent decides: only these are sent to it."""
+"""Workers' events that the root agent decides on; only these are sent to it."""
 
-Happening = NodeJoined | NodeLost | FromAgent | JobSubmitted | Requested | NoMachineComes | Tick
+Happening = AgentJoined | AgentLost | FromAgent | JobSubmitted | Requested | NoMachineComes | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteState:
-    """Store the state; what follows it may only be done when that succeeded."""
+    """A state to store; later instructions may be carried out only if that succeeded."""
 
     state: RootState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Tell an agent."""
+    """An order to send to an agent."""
 
     to: str
     order: RootOrder
@@ -134,14 +134,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emit:
-    """Say an event."""
+    """An event to emit."""
 
     event: AnyEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestNodes:
-    """Ask the operator for machines until `wanted` agents live; what was asked before is over."""
+    """A request for machines until `wanted` agents live; it replaces the one before."""
 
     wanted: int
     reason: str
@@ -149,7 +149,7 @@ class RequestNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangUp:
-    """Close the connection to an agent that does not answer; it may join anew."""
+    """An agent to disconnect, because it does not answer; it may join again."""
 
     node: str
 

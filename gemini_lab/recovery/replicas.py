@@ -16,9 +16,9 @@ from gemini_lab.log import events
 from gemini_lab.placement import Placement, Risk
 from gemini_lab.placement.following import Change, Follower
 from gemini_lab.recovery.drains import seat_to_leave
-from gemini_lab.recovery.messages import EventSaid, JobOrder, WorkerExited
+from gemini_lab.recovery.messages import EventSaid, JobOrder, WorkerEnded
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.recovery.protocol import Emit, FromAgent, Happening, Instruction, NodeJoined
+from gemini_lab.recovery.protocol import AgentJoined, Emit, FromAgent, Happening, Instruction
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.stop import Living, Stop
 from gemini_lab.seats import Seats, dangers, listed, shards_that_fit
@@ -116,7 +116,7 @@ class Replicas:
     ) -> RootState:
         """The state with what a happening, and what was done about it, tell of machines."""
         risk = state.copies.risk
-        if isinstance(happening, NodeJoined):
+        if isinstance(happening, AgentJoined):
             risk = risk.joined(happening.node, happening.at_s)
         said = [one.event for one in done if isinstance(one, Emit)]
         at_s = getattr(happening, "at_s", 0.0)
@@ -268,7 +268,7 @@ def _keeps_copies(
 
 def _with_killed(risk: Risk, happening: Happening) -> Risk:
     """What a worker that ended says of its node: an error of the script's own says nothing."""
-    if not (isinstance(happening, FromAgent) and isinstance(happening.message, WorkerExited)):
+    if not (isinstance(happening, FromAgent) and isinstance(happening.message, WorkerEnded)):
         return risk
     is_killed = happening.message.code < 0  # by a signal
     return risk.failed(happening.node, happening.at_s) if is_killed else risk

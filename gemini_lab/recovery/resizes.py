@@ -14,7 +14,7 @@ from gemini_lab.errors import CapacityError
 from gemini_lab.log import events
 from gemini_lab.recovery.drains import ask_for_nodes, seat_to_leave
 from gemini_lab.recovery.faults import OF_THE_MACHINE, own_error
-from gemini_lab.recovery.messages import Inventory, Settle, WorkerExited
+from gemini_lab.recovery.messages import Inventory, Settle, WorkerEnded
 from gemini_lab.recovery.plan import Copy, VersionId
 from gemini_lab.recovery.planning import good_copies
 from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
@@ -29,7 +29,7 @@ LONGEST_PAUSE_S: Final = 1800.0
 
 
 def why_not(state: RootState, nodes: int) -> str:
-    """Why this run cannot go on with so many nodes; empty if it can, as far as is known."""
+    """Return why this run cannot go on with so many nodes; empty if it can, as far as known."""
     if nodes == state.resize.size:
         return ""
     if state.setup.settings is None:
@@ -49,18 +49,18 @@ def why_not(state: RootState, nodes: int) -> str:
 
 
 def largest(state: RootState, most: int) -> int:
-    """The largest number of nodes up to `most` with which the run can go on; 0 for none."""
+    """Return the largest number of nodes up to `most` that the run can have; 0 for none."""
     return next((n for n in range(most, 0, -1) if not why_not(state, n)), 0)
 
 
 def grow_pause_s(state: RootState) -> float:
-    """How long the run is left as it is before machines that came make it larger."""
+    """Return the pause before machines that came make the run larger."""
     doubled = state.read_settings().grow_pause_s * 2.0 ** min(state.resize.growths, 20)
     return min(doubled, LONGEST_PAUSE_S)
 
 
 def patience_s(state: RootState, at_s: float) -> float | None:
-    """How much longer a run that is short waits for machines; `None` for ever."""
+    """Return how much longer a run that is short waits for machines; `None`: without end."""
     settings = state.setup.settings
     if settings is None or settings.when_short != "shrink" or state.story.trouble is None:
         return None
@@ -70,7 +70,7 @@ def patience_s(state: RootState, at_s: float) -> float | None:
 
 
 def if_none_comes(state: RootState, at_s: float, living: Living) -> str:
-    """What becomes of a run that waits for machines, for people; empty where it goes on waiting."""
+    """Return, in words, what a waiting run does if no machine comes; empty if it waits on."""
     if patience_s(state, at_s) is None:
         return ""
     there = len(usable(state, living))
@@ -81,7 +81,7 @@ def if_none_comes(state: RootState, at_s: float, living: Living) -> str:
 
 
 def smaller_sizes(settings: Settings, nodes: int, *, placed: int | None) -> list[int]:
-    """The numbers of nodes with which a run of `nodes` can go on where machines are short."""
+    """Return the smaller numbers of nodes that a run may go on with."""
     if settings.when_short != "shrink":
         return []
     return [
@@ -98,7 +98,7 @@ def smaller_sizes(settings: Settings, nodes: int, *, placed: int | None) -> list
 
 
 def usable(state: RootState, living: Living) -> list[str]:
-    """Nodes that may train: those that do first, then standbys, those without imports last."""
+    """Return nodes that may train: members first, standbys that still import last."""
     here = [node for node in state.members if node is not None and node in living]
     spares = set(state.seats.spares(living)) - {*state.drain.leaving}
     ready_first = sorted(in_order(spares), key=lambda node: not living[node].is_ready)
@@ -108,7 +108,7 @@ def usable(state: RootState, living: Living) -> list[str]:
 def seat_anew(
     at_s: float, state: RootState, living: Living, inventories: Mapping[str, Inventory]
 ) -> RootState:
-    """The state with the seats of the size that the run is to have now.
+    """Return the state with the seats of the size that the run is to have now.
 
     Args:
         at_s: Now.
@@ -133,13 +133,13 @@ def seat_anew(
 
 
 def _have(nodes: Collection[str | None], version: tuple[VersionId, Holders] | None) -> bool:
-    """Whether these have every shard of a version between them."""
+    """Return whether these nodes have every shard of a version."""
     holders = () if version is None else version[1].values()
     return all(not set(nodes).isdisjoint(held) for held in holders)
 
 
 def _size(at_s: float, state: RootState, there: int) -> int:
-    """How many nodes the run is to have, of which so many are there."""
+    """Return how many nodes the run is to have, if `there` of them are available."""
     size = state.resize.size or state.seats.nodes
     if state.resize.resizing and state.resize.resizing <= there:
         size = state.resize.resizing
@@ -149,13 +149,13 @@ def _size(at_s: float, state: RootState, there: int) -> int:
 
 
 def _ranked(state: RootState, inventories: Mapping[str, Inventory]) -> list[Copy]:
-    """The copies in memory, each with the number of ranks that made it."""
+    """Return the copies in memory, each with the world size that made it."""
     ranks = state.seats.world_size
     return [replace(c, ranks=c.ranks or ranks) for c in good_copies(state, inventories)]
 
 
 def _seated(state: RootState, size: int, members: Sequence[str | None]) -> RootState:
-    """The state with other seats; of the model's fingerprint the number of ranks is a part."""
+    """Return the state with other seats; the fingerprint includes the world size."""
     settings = state.read_settings()
     seats = replace(state.seats, nodes=size, members=tuple(members), placement=None)
     shard_bytes = (
@@ -173,7 +173,7 @@ def _seated(state: RootState, size: int, members: Sequence[str | None]) -> RootS
 
 
 def holders_of(state: RootState) -> Holders:
-    """Who keeps each shard, as the placement has it."""
+    """Return the nodes that keep each shard by the placement."""
     seats = state.seats
     return {
         rank: [str(seats.members[p]) for p in seats.holders.holders[seats.position_of(rank)]]
@@ -186,7 +186,7 @@ def _missing(count: int) -> str:
 
 
 class Resizes:
-    """Changes of a run's size, as a root agent follows them.
+    """The resizes of a run.
 
     What it changes of a state it gives as a `WriteState`, which whoever calls it takes on.
 
@@ -216,7 +216,7 @@ class Resizes:
         yield Emit(event=events.ResizeWanted(nodes=nodes))
 
     def begin_if_due(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
-        """Have all ranks stop if the run is to have another size, and can have it now."""
+        """Order all ranks to stop if the run is to have another size and can have it now."""
         is_idle = state.phase == "running" and not self._stop.is_under_way
         if not is_idle or seat_to_leave(state) or state.goal == state.seats.nodes:
             return
@@ -230,7 +230,7 @@ class Resizes:
         )
 
     def _next_size(self, at_s: float, state: RootState, living: Living) -> tuple[int, str]:
-        """The size that the run can have now, or 0 and why it stays as it is."""
+        """Return the size that the run can have now, or 0 and why it stays as it is."""
         now, goal = state.seats.nodes, state.goal
         ready = [node for node in usable(state, living) if living[node].is_ready]
         if goal < now:
@@ -257,8 +257,8 @@ class Resizes:
         yield Emit(event=events.ResizeWaiting(nodes=state.goal, reason=reason))
         yield from ask_for_nodes(state, living, f"the run is to have {state.goal} nodes")
 
-    def refuse(self, state: RootState, exited: WorkerExited) -> Iterator[Instruction]:
-        """A worker of another size ended with an error of its own: the run goes back to its size.
+    def refuse(self, state: RootState, exited: WorkerEnded) -> Iterator[Instruction]:
+        """Go back to the old size if a worker of the new size ended with an error of its own.
 
         Says nothing where that was not the size's doing.
         """
@@ -278,7 +278,7 @@ class Resizes:
         yield Emit(event=events.ResizeRefused(nodes=nodes, reason=reason))
 
     def end(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
-        """Training goes on; say if it has another size than before."""
+        """Emit a changed size after training has resumed."""
         before, nodes = state.resize.size, state.seats.nodes
         state = replace(state, resize=replace(state.resize, size=nodes, resizing=0))
         if before not in {0, nodes}:
@@ -299,7 +299,7 @@ class Resizes:
             yield from ask_for_nodes(state, living, f"the run is to have {state.goal} nodes")
 
     def settle(self, state: RootState, living: Living) -> Iterator[Instruction]:
-        """A version that was made since is whole: slabs of other numbers of ranks may go."""
+        """Free slabs of other world sizes, because a version made since is whole."""
         if not state.resize.is_unsettled or state.phase != "running":
             return
         yield WriteState(state=replace(state, resize=replace(state.resize, is_unsettled=False)))

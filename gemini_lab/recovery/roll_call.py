@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gemini_lab.recovery.messages import CallRoll
-from gemini_lab.recovery.protocol import NodeJoined, Send
+from gemini_lab.recovery.protocol import AgentJoined, Send
 from gemini_lab.recovery.root_state import RootState
 
 ANSWER_S: Final = 0.5
@@ -33,7 +33,7 @@ class RollCall:
         self.is_under_way = False
 
     def begin(
-        self, at_s: float, state: RootState, living: Mapping[str, NodeJoined]
+        self, at_s: float, state: RootState, living: Mapping[str, AgentJoined]
     ) -> Iterator[Send]:
         """Ask all nodes that train, unless they are asked already."""
         if self.is_under_way:

@@ -98,7 +98,7 @@ class Discarded:
     Attributes:
         rejected: Versions in the persistent tier that do not load and that a user gave up.
         bad_copies: Copies in memory that could not be used.
-        left: Versions that rewinds left behind; see `recovery.rewinds`.
+        left: Versions that rewinds left behind; see `recovery.discarded_versions`.
         let_go: Oldest version that a user agreed to go on from; -1 for none.
         has_given_up: Whether a user gave up what the next plan waits for.
         given_up: Number of the last request to give up progress.

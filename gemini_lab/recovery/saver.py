@@ -9,7 +9,7 @@ from gemini_lab.recovery.messages import (
     Committed,
     Persist,
     Persisted,
-    PersistFailed,
+    SaveFailed,
     VersionMeta,
 )
 from gemini_lab.recovery.plan import RecoveryPlan
@@ -22,7 +22,7 @@ LONGEST_PAUSE_S: Final = 300.0
 
 
 class Saver:
-    """Has all members write their shards of a version, then one of them the manifest.
+    """The order of a save: all members write their shards of a version, then one the manifest.
 
     Args:
         last_s: When the newest version that is there was begun, or the job was submitted.
@@ -56,17 +56,17 @@ class Saver:
 
     @property
     def last(self) -> tuple[int, float]:
-        """The newest version that is there, and when it was begun: for the next root agent."""
+        """The newest saved version, and when its save began."""
         return self._last_version, self._last_s
 
     def note_complete(self, rank: int, version: int, *, next_version: int) -> None:
-        """A version is whole on a rank."""
+        """Note that a version is whole on a rank."""
         self._whole.note(rank, version)
         self.complete = max(self.complete, version)
         self._next = next_version
 
     def note_restored(self, ranks: range, plan: RecoveryPlan) -> None:
-        """A recovery has brought a version to all its holders, or read it from the tier."""
+        """Note that a recovery has brought a version to all its holders."""
         version = plan.version or 0
         self.complete = version
         self._whole = Slowest(dict.fromkeys(ranks, version))
@@ -74,22 +74,22 @@ class Saver:
             self._last_version = version
 
     def note_stored(self, version: int) -> None:
-        """The tier shows a version that no root agent of this run knew of."""
+        """Note a version in the tier that no root agent of this run knew of."""
         self._last_version = max(self._last_version, version)
 
     def let_go(self, version: int) -> None:
-        """Later versions in the tier do not load, and a person let them go."""
+        """Forget later versions in the tier: they do not load, and a user gave them up."""
         self._last_version = min(self._last_version, version)
 
     def note_rewound(self, rank: int, version: int) -> None:
-        """A rank went back to a version that is whole, and the others do."""
+        """Note that a rank went back to a whole version, as all ranks do."""
         self._whole.note(rank, version)
         self.complete = max(self._whole.of.values())
         self._next = 0
         self._failed = None
 
     def newest_whole(self, ranks: range) -> int:
-        """The newest version that is whole on every rank; 0 before all have said so."""
+        """Return the newest version that is whole on every rank; 0 before all have reported one."""
         if len(self._whole) < len(ranks):
             return 0
         return self._whole.number
@@ -105,18 +105,18 @@ class Saver:
         return has_tier and not self.is_held and state.reached.newest > self._last_version
 
     def way_on(self) -> Iterator[str]:
-        """For the end of a run that failed: from what another one would go on."""
+        """Yield what another run would go on from, for the end of one that failed."""
         if self._failures:
             yield f"its newest version could not be saved ({self._reason})"
         if self._last_version:
             yield f"--resume goes on from version {self._last_version}"
 
     def want(self) -> None:
-        """Have the next version be saved, whenever the last one was; also if that takes tries."""
+        """Save the next version, however new the last saved one is."""
         self._is_wanted = True
 
     def begin_if_due(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
-        """Begin to save the next version, if it is time to and none is on its way."""
+        """Start a save if one is due and none is under way."""
         settings = state.read_settings()
         if settings.persistent_url is None or state.setup.settings is None or self.version:
             return
@@ -132,7 +132,7 @@ class Saver:
             yield from self.begin(at_s, coming, state=state)
 
     def _due(self) -> int:
-        """The version that is sent next; where training has just gone back, where it stands.
+        """Return the version that is sent next, or the one that training just went back to.
 
         All that is there may have been left behind, and a run that is lost would have nothing.
         """
@@ -140,7 +140,7 @@ class Saver:
         return self.complete if stands else max(self.complete + 1, self._next)
 
     def begin_last(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
-        """Training has ended: save its last version, now or after the one on its way."""
+        """Save the last version after training has ended, now or after the save under way."""
         if self.version is not None and self.version > self.complete:
             self.cancel()  # it was to come after the last one
         is_wanted = state.read_settings().persistent_url is not None and not self.is_held
@@ -148,7 +148,7 @@ class Saver:
             yield from self.begin(at_s, self.complete, state=state)
 
     def begin(self, at_s: float, version: int, *, state: RootState) -> Iterator[Instruction]:
-        """Have every member write its shards of a version that is whole, or about to be."""
+        """Order every member to write its shards of a version that is whole, or soon will be."""
         order = Persist(
             epoch=state.epoch, version=version, url=_url(state), number=self._next_number()
         )
@@ -158,7 +158,7 @@ class Saver:
     def begin_from_memory(
         self, at_s: float, plan: RecoveryPlan, *, state: RootState
     ) -> Iterator[Instruction]:
-        """Save what a plan would load, while machines for it are missing: more may go yet.
+        """Save what a plan would load while machines for it are missing: more may be lost.
 
         Whoever has a shard writes it, for some owners are gone. Once is enough, unless a person
         wants it.
@@ -200,7 +200,7 @@ class Saver:
             yield Send(to=node, order=order)
 
     def ask_again(self, node: str) -> Iterator[Instruction]:
-        """Repeat what a node has not answered: its connection broke, and words may be lost."""
+        """Send again what a node has not answered, because its connection broke."""
         if (order := self._orders.get(node)) is not None:
             yield Send(to=node, order=order)
 
@@ -208,13 +208,13 @@ class Saver:
         self,
         at_s: float,
         node: str,
-        said: Persisted | PersistFailed | Committed,
+        said: Persisted | SaveFailed | Committed,
         *,
         state: RootState,
     ) -> Iterator[Instruction]:
-        """A member speaks of the version on its way: written, failed, or the manifest too."""
+        """Act on a member's report of the save under way."""
         match said:
-            case PersistFailed():
+            case SaveFailed():
                 yield from self.give_up(at_s, said.reason, state=state)
             case Committed():
                 if self._failures:
@@ -245,7 +245,7 @@ class Saver:
                     yield Send(to=node, order=order)
 
     def give_up(self, at_s: float, reason: str, *, state: RootState) -> Iterator[Instruction]:
-        """The version on its way does not arrive; training goes on, and another is tried later."""
+        """Give up the save under way; another version is tried later."""
         self._failures += 1
         if self._failures > 1:  # one may come too late: training may have passed it
             pause_s = min(FIRST_PAUSE_S * 2 ** (self._failures - 2), LONGEST_PAUSE_S)
@@ -268,26 +268,26 @@ class Saver:
         return Emit(event=events.Note(text=f"{text} that did not arrive"))
 
     def end(self, *, state: RootState) -> Iterator[Instruction]:
-        """The run ends: say it where its last version is not there."""
+        """Emit a note if the run ends without its last version in the tier."""
         if self.has_failed_last:
             text = f"version {self.complete}, the run's last one, is not in {_url(state)}"
             yield Emit(event=events.Note(text=f"{text}: {self._reason}"))
 
     def give_up_if_late(self, at_s: float, *, state: RootState) -> Iterator[Instruction]:
-        """A version that does not arrive must not keep later ones from being saved."""
+        """Give up a save that takes too long, so that later versions can be saved."""
         limit_s = state.read_settings().persist_limit_s
         if self.version is not None and at_s - self._began_s > limit_s:
             reason = f"the persistent tier took longer than {limit_s:.0f} s"
             yield from self.give_up(at_s, reason, state=state)
 
     def hold(self, reason: str, *, since: int, state: RootState) -> Iterator[Instruction]:
-        """Save nothing until `is_held` is taken back, and no version on its way from `since` on."""
+        """Save nothing until `is_held` is reset; drop a save of `since` or later."""
         self.is_held = True
         if self.version is not None and self.version >= since:
             yield from self._drop(reason, state=state)
 
     def forget_left(self, version: int, *, state: RootState) -> Iterator[Instruction]:
-        """Training went back to a version: a later one that is on its way is left behind."""
+        """Drop the save of a version that a rewind left behind."""
         if self.version is not None and self.version > version:
             yield from self._drop("training went back to before it", state=state)
             self._failed = None
@@ -296,12 +296,12 @@ class Saver:
         self.complete, self._next = min(self.complete, version), 0
 
     def leave(self, version: int) -> None:
-        """Training went back: later versions that are there count no more, so another is due."""
+        """Note that later versions in the tier count no more, so that another save is due."""
         if self._last_version > version:
             self._last_version, self.is_behind = version, True
 
     def cancel(self) -> None:
-        """A fence: forget the version on its way, and what ranks had; another is due as it was."""
+        """Forget the save under way and the ranks' versions, because of a fence."""
         self._failed = None
         self._forget()
         self._whole = Slowest()
@@ -331,7 +331,7 @@ class Saver:
 
 
 def _url(state: RootState) -> str:
-    """Where the persistent tier is; versions are only begun where there is one."""
+    """Return the URL of the persistent tier; saves start only if there is one."""
     url = state.read_settings().persistent_url
     assert url is not None
     return url

@@ -8,18 +8,18 @@ from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Hold
-from gemini_lab.recovery.protocol import Instruction, NodeJoined, Send, WriteState
+from gemini_lab.recovery.protocol import AgentJoined, Instruction, Send, WriteState
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import listed
 
-Living = Mapping[str, NodeJoined]
+Living = Mapping[str, AgentJoined]
 
 LATE_S: Final = 20.0
 """So long after the word, those are named that still train."""
 
 
 def what_for(state: RootState) -> str:
-    """For what the ranks stop: a `RecoveryStarted.cause` for which nothing failed; empty if not."""
+    """Return the planned `RecoveryStarted.cause` for which all ranks stop; empty if they do not."""
     if state.drain.holding:
         return events.DRAIN
     if state.resize.resizing:
@@ -28,7 +28,7 @@ def what_for(state: RootState) -> str:
 
 
 class Stop:
-    """Who of the ranks has stopped.
+    """The ranks that have stopped.
 
     Attributes:
         is_under_way: Whether they were told to.
@@ -41,12 +41,12 @@ class Stop:
         self._is_late_told = False
 
     def restart(self) -> None:
-        """The workers end: none of them holds any more."""
+        """Forget which ranks have stopped, because all workers end."""
         self.is_under_way = self._is_late_told = False
         self._held = set()
 
     def begin(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
-        """Have all ranks stop, once it is written what for."""
+        """Order all ranks to stop, after the reason is stored."""
         self.restart()
         self.is_under_way, self._since_s = True, at_s
         yield WriteState(state=state)
@@ -55,17 +55,17 @@ class Stop:
                 yield Send(to=str(member), order=Hold(epoch=state.epoch))
 
     def ask_again(self, state: RootState, node: str) -> Iterator[Instruction]:
-        """A connection broke and came back: the word, or the answer to it, may have been lost."""
+        """Send the order again after a connection broke, because it may have been lost."""
         if self.is_under_way:
             yield Send(to=node, order=Hold(epoch=state.epoch))
 
     def is_complete(self, rank: int, state: RootState) -> bool:
-        """A rank has stopped; whether now all have, after the same version."""
+        """Note that a rank has stopped; return whether all have, after the same version."""
         self._held.add(rank)
         return self.is_under_way and state.phase == "running" and self._held >= set(state.ranks)
 
     def late(self, at_s: float, ranks: Collection[int]) -> str:
-        """Who has not stopped for long, once and in words; empty if there is nothing to say."""
+        """Return, once, which ranks have not stopped for long; else an empty text."""
         passed_s = at_s - self._since_s
         if not self.is_under_way or self._is_late_told or passed_s < LATE_S:
             return ""

@@ -13,12 +13,20 @@ A machine that neither rule names is not accused. So one wrong machine of three 
 after two replays. With two machines only one is that is not wrong in the same way each time, by
 rule 2. If several are wrong, some of them may stay suspects, beside right ones that nothing speaks
 for.
+
+The root agent ends such a run, or goes on without the machine, from what was verified.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from gemini_lab.log.events import WrongSums
+from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.protocol import AgentJoined
+from gemini_lab.recovery.root_state import RootState
+from gemini_lab.shard.lineage import Lineage
 
 Work = Literal["gradient", "update"]
 """What is computed: a rank's part of the gradients; an optimizer's update."""
@@ -121,3 +129,46 @@ def shifts(nodes: int) -> tuple[int, ...]:
     if nodes == 1:
         return (0,)  # finds what does not repeat
     return (1, 0) if nodes == 2 else (1, 2)
+
+
+def left_by(said: WrongSums, *, run: int) -> VersionId:
+    """What is left behind when training goes back to the newest version that is verified."""
+    lineage = Lineage(run=run, epoch=said.epoch, rewinds=said.rewinds)
+    return VersionId(version=said.version, lineage=lineage)
+
+
+def unheard(state: RootState, agents: Iterable[AgentJoined]) -> WrongSums | None:
+    """What these agents know of wrong sums that no root agent has acted upon.
+
+    Workers say it once, and stand still: a root agent that was lost just then, or a connection,
+    took it along.
+    """
+    for agent in agents:
+        said = agent.wrong_sums
+        if said is None or said.epoch != state.reached.trained:
+            continue
+        if not said.nodes or {*said.nodes} - {*state.nodes.wrong}:
+            return said
+    return None
+
+
+def without(state: RootState, nodes: tuple[str, ...]) -> RootState:
+    """The state in which these nodes are never used again."""
+    return replace(
+        state,
+        nodes=replace(
+            state.nodes,
+            wrong=tuple(dict.fromkeys((*state.nodes.wrong, *nodes))),
+            excluded=tuple(dict.fromkeys((*state.nodes.excluded, *nodes))),
+        ),
+        faults=replace(state.faults, attempts=0, offences=(), barren=()),
+    )
+
+
+def reason_to_end(said: WrongSums, state: RootState) -> str:
+    """Why the run ends because of it; empty if it does not."""
+    if state.read_settings().on_wrong_sums == "stop":
+        return f'{said} (the run ends here as "on_wrong_sums": "stop" says)'
+    if said.goes_back:
+        return ""
+    return f"{said}; train on three machines or more, of which one is told by the two others"

@@ -12,7 +12,7 @@ back together with all others (`protected.rewind`), and then it counts that: wha
 there on bears the next number. So each shard of a version is made once, in the same collective
 steps as the others, and every other copy of it is a copy of those bytes, with their checksums. What
 a rewind left behind is newer by its version and older by its lineage; that it is left, and never to
-be gone on from, `recovery.rewinds` says. What is read from the
+be gone on from, `recovery.discarded_versions` says. What is read from the
 persistent tier becomes a version of the epoch that reads it, and all ranks read it by one manifest,
 whose shards are of one lineage. A run's identity is drawn at random, and drawn again for a run that
 goes on from another's versions. (A digest could also be known only when a version is whole

@@ -28,8 +28,8 @@ from gemini_lab.errors import (
     IntegrityError,
     UnreadError,
 )
+from gemini_lab.recovery.discarded_versions import joined
 from gemini_lab.recovery.plan import Stored, Unclear, VersionId
-from gemini_lab.recovery.rewinds import joined
 from gemini_lab.seats import listed
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.storage.manifest import (
@@ -258,7 +258,7 @@ class PersistentTier:
         """Discard versions that training has gone back behind.
 
         Args:
-            left: What rewinds left, as `recovery.rewinds` has it; of any runs.
+            left: What rewinds left, as `recovery.discarded_versions` has it; of any runs.
 
         Raises:
             GeminiError: The store failed, is full or read-only: they still count.

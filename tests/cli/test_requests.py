@@ -19,7 +19,7 @@ from gemini_lab.log.events import (
     RewindFailed,
     Rewound,
 )
-from gemini_lab.recovery.rewinds import CANNOT_GO_BACK
+from gemini_lab.recovery.discarded_versions import CANNOT_GO_BACK
 
 WENT = Rewound(
     rank=0, epoch=1, rewinds=1, cause="person", version=3, iteration=6, skips=True, duration_s=0.1

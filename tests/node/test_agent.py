@@ -11,7 +11,7 @@ from gemini_lab.node.agent import UNHEARD_S, Agent
 from gemini_lab.node.config import LAB_KEY, AgentConfig
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.store_watch import Reading
-from gemini_lab.recovery.messages import RootHello, WorkerExited
+from gemini_lab.recovery.messages import RootHello, WorkerEnded
 from tests.node.test_flaws import Host, first_start
 from tests.node.test_lab_link import opened
 
@@ -71,7 +71,7 @@ def test_a_worker_that_the_agent_cannot_start_is_told_as_one_that_ended_and_the_
         return [said.entry.kind for said in opened(agent.lab).arrived]
 
     assert asyncio.run(serve()) == ["worker_exited"]
-    (exited,) = [said for said in root.heard if isinstance(said, WorkerExited)]
+    (exited,) = [said for said in root.heard if isinstance(said, WorkerEnded)]
     assert (exited.code, exited.error.error) == (1, "CapacityError")
     assert exited.output == "node-0's agent cannot start it: [Errno 24] Too many open files"
     assert root.orders_left == 0

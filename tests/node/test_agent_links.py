@@ -12,7 +12,7 @@ import pytest
 from gemini_lab.log.events import LinkCut
 from gemini_lab.node.agent_links import AgentLinks
 from gemini_lab.recovery.messages import Fence, Fenced, Joined, RootHello
-from gemini_lab.recovery.protocol import Emit, FromAgent, Happening, NodeJoined, NodeLost
+from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Emit, FromAgent, Happening
 from gemini_lab.wire.tcp import Channel, serve
 
 TOKEN = "secret"
@@ -88,7 +88,7 @@ def test_a_link_that_was_cut_is_joined_anew_and_said_once():
         address = await agents.start(listen)
         await agents.links.open({"node-1": address})
         agents.channels[0].close()
-        assert isinstance(await agents.next(), NodeJoined)
+        assert isinstance(await agents.next(), AgentJoined)
 
     agents = run(story)
     assert [said.event for said in agents.emitted] == [LinkCut(peer="node-1")]
@@ -119,7 +119,7 @@ def test_an_agent_whose_machine_refuses_is_lost_and_dead_once_its_lease_has_run_
         agents.server.close()
         agents.channels[0].close()
         lost = await agents.next()
-        assert isinstance(lost, NodeLost)
+        assert isinstance(lost, AgentLost)
         assert (lost.node, lost.cause) == ("node-1", "refused")
         agents.links.follow({}, is_settled=True)
         causes = [(await agents.next()).cause for _ in range(2)]  # type: ignore[union-attr]
@@ -145,7 +145,7 @@ def test_an_agent_whose_port_refused_for_a_moment_is_a_member_again(is_lost):
         await asyncio.sleep(1.0)  # it is tried again and again meanwhile
         await agents.start(listen, port=int(address.rpartition(":")[2]))
         agents.links.follow({"node-1": address}, is_settled=True)
-        assert isinstance(await agents.next(), NodeJoined)
+        assert isinstance(await agents.next(), AgentJoined)
         agents.links.send("node-1", Fence(epoch=4))
         said = await agents.next()
         assert isinstance(said, FromAgent)
@@ -170,7 +170,7 @@ def test_a_refusal_from_before_its_lease_ran_out_does_not_make_an_agent_dead():
         await asyncio.sleep(0.5)
         assert agents.told.empty()
         agents.links.follow({"node-1": address}, is_settled=True)
-        assert isinstance(await agents.next(), NodeJoined)
+        assert isinstance(await agents.next(), AgentJoined)
 
     run(story)
 
@@ -220,10 +220,10 @@ def test_an_agent_whose_lease_ran_out_is_lost_and_joins_again_when_it_is_registe
         agents.links.follow({}, is_settled=False)  # the store was away: that says nothing
         agents.links.follow({}, is_settled=True)
         lost = await agents.next()
-        assert isinstance(lost, NodeLost)
+        assert isinstance(lost, AgentLost)
         assert lost.cause == "lease"
         agents.links.follow({"node-1": address}, is_settled=True)
-        assert isinstance(await agents.next(), NodeJoined)
+        assert isinstance(await agents.next(), AgentJoined)
 
     run(story)
 
@@ -255,7 +255,7 @@ def test_who_says_what_is_no_message_is_hung_up_on(line, capsys):
             await asyncio.sleep(0.3)  # a message, but none that an agent says: passed over
             assert agents.told.empty()
         else:
-            assert isinstance(await agents.next(), NodeJoined)
+            assert isinstance(await agents.next(), AgentJoined)
             assert "cannot read a message" in capsys.readouterr().err
 
     run(story)
@@ -267,7 +267,7 @@ def test_an_agent_that_a_former_root_knew_is_found_dead_though_nothing_names_it_
         agents.server.close()
         agents.links.look_for({"node-7": address})
         lost = await agents.next()
-        assert isinstance(lost, NodeLost)
+        assert isinstance(lost, AgentLost)
         assert (lost.node, lost.cause) == ("node-7", "dead")
 
     run(story)
@@ -279,8 +279,8 @@ def test_whose_address_is_anothers_now_is_dead_and_the_other_is_left_in_peace():
         agents.links.look_for({"node-7": address})
         agents.links.follow({"node-8": address}, is_settled=False)
         heard = [await agents.next(), await agents.next()]
-        lost = next(one for one in heard if isinstance(one, NodeLost))
-        joined = next(one for one in heard if isinstance(one, NodeJoined))
+        lost = next(one for one in heard if isinstance(one, AgentLost))
+        joined = next(one for one in heard if isinstance(one, AgentJoined))
         assert (lost.node, lost.cause, joined.node) == ("node-7", "dead", "node-8")
         assert agents.links.connected == {"node-8"}
         assert agents.links.addresses == {"node-8": address}
@@ -304,7 +304,7 @@ def test_a_root_whose_machine_has_no_descriptor_left_says_so_before_it_takes_oth
             lost = await agents.next()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert isinstance(lost, NodeLost)
+        assert isinstance(lost, AgentLost)
         assert lacks[0] == errno.EMFILE
 
     run(story)

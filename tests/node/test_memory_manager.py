@@ -28,8 +28,8 @@ from gemini_lab.recovery.messages import (
     Message,
     Persist,
     Persisted,
-    PersistFailed,
     Refused,
+    SaveFailed,
     SlabRequest,
     SlotWanted,
     VersionsListed,
@@ -270,7 +270,7 @@ def test_a_full_store_is_told_and_later_writes_succeed(tmp_path):
         writer.is_full = True
         writer.obey(Persist(epoch=1, version=3, url=str(tmp_path)))
         said = await answers.get()
-        assert isinstance(said, PersistFailed)
+        assert isinstance(said, SaveFailed)
         assert "it is full" in said.reason
         writer.is_full = False
         await memory.slab(1, wanted(1))  # memory is no file on that disk

@@ -27,7 +27,7 @@ from gemini_lab.recovery.deciding import (
     Wait,
 )
 from gemini_lab.recovery.guided import GuidedRoot
-from gemini_lab.recovery.protocol import NodeJoined
+from gemini_lab.recovery.protocol import AgentJoined
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 
@@ -159,7 +159,7 @@ def test_the_agents_loop_goes_on_while_it_decides(tmp_path):
 
 def test_the_next_job_has_the_root_agent_that_it_asks_for():
     first = RootAgent(state=RootState(), at_s=0.0)
-    first.living["node-1"] = NodeJoined(at_s=0.0, node="node-1")
+    first.living["node-1"] = AgentJoined(at_s=0.0, node="node-1")
     assert successor(first, "", at_s=1.0) is first
     before = {one.pid for one in there()}
     guided = successor(first, packed(lambda *_: Fence()), at_s=1.0)

@@ -21,7 +21,7 @@ from gemini_lab.recovery.messages import (
     Stands,
     StartWorkers,
     TakeInventory,
-    WorkerExited,
+    WorkerEnded,
 )
 from tests.node.test_flaws import Host, first_start
 
@@ -89,7 +89,7 @@ def test_one_that_ends_before_that_is_no_end_of_a_worker_in_the_log_and_the_root
     exit_of(agent)
     assert agent.to_log == []
     (said,) = agent.to_root
-    assert isinstance(said, WorkerExited)
+    assert isinstance(said, WorkerEnded)
     assert said.output == "why"
 
 

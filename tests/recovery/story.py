@@ -11,6 +11,7 @@ from gemini_lab.job import Job
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.placement import Placement
+from gemini_lab.recovery.discarded_versions import is_left, left_of
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
@@ -35,7 +36,7 @@ from gemini_lab.recovery.messages import (
     Settle,
     StartWorkers,
     TakeInventory,
-    WorkerExited,
+    WorkerEnded,
     WorkerPulse,
     decode,
     encode,
@@ -49,12 +50,12 @@ from gemini_lab.recovery.plan import (
     VersionId,
 )
 from gemini_lab.recovery.protocol import (
+    AgentJoined,
+    AgentLost,
     Emit,
     FromAgent,
     Instruction,
     JobSubmitted,
-    NodeJoined,
-    NodeLost,
     Requested,
     RequestNodes,
     Send,
@@ -62,7 +63,6 @@ from gemini_lab.recovery.protocol import (
     WriteState,
 )
 from gemini_lab.recovery.requests import DrainNode
-from gemini_lab.recovery.rewinds import is_left, left_of
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
@@ -118,14 +118,14 @@ class Story:
 
     def join(self, node: str, *, is_ready: bool = True) -> None:
         self.copies.setdefault(node, [])
-        joined = NodeJoined(at_s=self.now_s, node=node, is_ready=is_ready)
+        joined = AgentJoined(at_s=self.now_s, node=node, is_ready=is_ready)
         self.do(self.root.handle(joined))
 
     def lose(self, node: str, cause: str = "dead") -> None:
         """A node is gone; of the dead nothing comes back."""
         if cause == "dead":
             self.copies.pop(node, None)
-        self.do(self.root.handle(NodeLost(at_s=self.now_s, node=node, cause=cause)))
+        self.do(self.root.handle(AgentLost(at_s=self.now_s, node=node, cause=cause)))
 
     def say(self, node: str, message: FromAgentMessage) -> None:
         """An agent says something, which comes as a connection brings it."""
@@ -139,7 +139,7 @@ class Story:
     def exit(
         self, rank: int, code: int, output: str = "", error: ScriptError | None = None
     ) -> None:
-        said = WorkerExited(rank=rank, epoch=self.epoch, code=code, output=output, error=error)
+        said = WorkerEnded(rank=rank, epoch=self.epoch, code=code, output=output, error=error)
         self.say(self.members()[rank], said)
 
     def finish(self, rank: int) -> None:

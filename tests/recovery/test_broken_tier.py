@@ -3,8 +3,8 @@
 from gemini_lab.lab.progress import describe
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.recovery.messages import Commit, Committed, Persist, Persisted, PersistFailed
-from gemini_lab.recovery.protocol import NodeJoined, Requested
+from gemini_lab.recovery.messages import Commit, Committed, Persist, Persisted, SaveFailed
+from gemini_lab.recovery.protocol import AgentJoined, Requested
 from gemini_lab.recovery.requests import SaveVersion
 from gemini_lab.recovery.saver import LONGEST_PAUSE_S
 
@@ -19,7 +19,7 @@ def train(story: Story, iterations: int) -> None:
         story.iterate(story.root.state.reached.iteration + 1)
         story.tick(story.now_s)
         if (version := on_its_way(story)) is not None:
-            failed = PersistFailed(epoch=story.epoch, version=version, reason="no space left")
+            failed = SaveFailed(epoch=story.epoch, version=version, reason="no space left")
             story.say("node-2", failed)
 
 
@@ -96,7 +96,7 @@ def test_the_last_version_is_tried_and_it_is_said_that_it_is_not_there():
     for rank in range(4):
         story.finish(rank)
     while story.root.state.phase == "finishing":
-        failed = PersistFailed(epoch=story.epoch, version=40, reason="no space left")
+        failed = SaveFailed(epoch=story.epoch, version=40, reason="no space left")
         story.say("node-2", failed)
         story.tick(story.now_s + 0.25)
     assert begun(story)[tries:] == [40] * 5
@@ -163,5 +163,5 @@ def relink(story: Story, node: str) -> None:
     seats = story.root.state.seats
     status = "finished" if story.root.state.phase == "finishing" else "running"
     workers = dict.fromkeys(seats.ranks_on(node), status)
-    joined = NodeJoined(at_s=story.now_s, node=node, epoch=story.epoch, workers=workers)
+    joined = AgentJoined(at_s=story.now_s, node=node, epoch=story.epoch, workers=workers)
     story.do(story.root.handle(joined))

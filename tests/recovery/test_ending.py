@@ -10,7 +10,7 @@ from gemini_lab.recovery.messages import (
     Committed,
     Persist,
     Persisted,
-    PersistFailed,
+    SaveFailed,
     ScriptError,
 )
 from gemini_lab.recovery.protocol import JobSubmitted, Requested
@@ -64,14 +64,14 @@ def test_a_wanted_version_that_fails_is_tried_again_with_the_next_one():
     story = Story().start(3, persistent_url=TIER)
     story.do(story.root.handle(Requested(at_s=0.0, number=1, request=SaveVersion())))
     story.tick(story.now_s)
-    story.say("node-2", PersistFailed(epoch=story.epoch, version=4, reason="no space left"))
+    story.say("node-2", SaveFailed(epoch=story.epoch, version=4, reason="no space left"))
     story.iterate(4)
     assert saves(story) == [4, 5]
     arrive(story, 5)
 
 
 def fail_last(story: Story) -> None:
-    story.say("node-2", PersistFailed(epoch=story.epoch, version=3, reason="no space left"))
+    story.say("node-2", SaveFailed(epoch=story.epoch, version=3, reason="no space left"))
 
 
 def finished(**settings: str | float | None) -> Story:

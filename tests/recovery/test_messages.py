@@ -23,9 +23,9 @@ from gemini_lab.recovery.messages import (
     Fence,
     Joined,
     LogSaid,
-    PersistFailed,
     Refused,
     RootOrder,
+    SaveFailed,
     StartWorkers,
     decode,
     encode,
@@ -208,7 +208,7 @@ def test_a_number_that_no_process_would_say_is_refused_with_its_name(number):
 def test_what_others_wrote_is_cut_where_a_message_is_made():
     """An error of 70 MB broke every link that it was sent over."""
     text = "x" * 70_000_000
-    failed = PersistFailed(epoch=1, version=2, reason=f"first {text} last")
+    failed = SaveFailed(epoch=1, version=2, reason=f"first {text} last")
     assert re.fullmatch("first x+ .*69,99.* characters are left out.* x+ last", failed.reason)
     said = EventSaid(entry=Entry(at_s=1.0, node="node-0", event=Note(text=text)))
     output = WorkerExited(rank=0, epoch=1, pid=1, signal=None, exit_code=1, output=(text,) * 500)

@@ -10,11 +10,11 @@ from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
     Persisted,
-    PersistFailed,
+    SaveFailed,
     TakeInventory,
 )
 from gemini_lab.recovery.plan import Source
-from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, Send, WriteState
+from gemini_lab.recovery.protocol import AgentJoined, JobSubmitted, Send, WriteState
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.settings import Settings
@@ -126,7 +126,7 @@ def test_a_new_root_asks_for_a_machine_in_place_of_the_one_that_its_predecessor_
     first = Story().start(iterations=2)
     second = Story(nodes=0, state=RootState.from_text(first.states[-1].to_text()))
     for rank, node in enumerate(first.members()):
-        second.root.living[node] = NodeJoined(
+        second.root.living[node] = AgentJoined(
             at_s=9.0, node=node, epoch=first.epoch, workers={rank: "running"}
         )
     second.do(second.root.take_over(9.0))
@@ -142,7 +142,7 @@ def test_a_new_root_takes_over_a_recovery_that_was_half_done():
     second = Story(nodes=0, state=left)
     second.copies = dict(first.copies)
     for node in second.copies:
-        second.root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=left.epoch - 1)
+        second.root.living[node] = AgentJoined(at_s=9.0, node=node, epoch=left.epoch - 1)
     second.do(second.root.take_over(9.0))
     assert second.root.state.epoch > left.epoch
     assert second.root.state.story.recoveries == 1
@@ -155,7 +155,7 @@ def test_a_new_root_leaves_a_healthy_run_alone():
     left = RootState.from_text(first.states[-1].to_text())
     second = Story(nodes=0, state=left)
     for rank, node in enumerate(first.copies):
-        second.root.living[node] = NodeJoined(
+        second.root.living[node] = AgentJoined(
             at_s=9.0, node=node, epoch=left.epoch, workers={rank: "running"}
         )
     assert second.root.take_over(9.0) == []
@@ -185,7 +185,7 @@ def test_a_new_root_restarts_workers_that_died_while_there_was_none():
     second = Story(nodes=0, state=left)
     second.copies = dict(first.copies)
     for node in second.copies:
-        second.root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=left.epoch, workers={})
+        second.root.living[node] = AgentJoined(at_s=9.0, node=node, epoch=left.epoch, workers={})
     second.do(second.root.take_over(9.0))
     assert second.plan().version == 3
 
@@ -312,7 +312,7 @@ def test_a_failed_save_does_not_disturb_training():
     story.iterate(1)
     story.tick(story.now_s + 0.1)
     version = story.of(events.PersistStarted)[0].version
-    story.say("node-2", PersistFailed(epoch=story.epoch, version=version, reason="no space left"))
+    story.say("node-2", SaveFailed(epoch=story.epoch, version=version, reason="no space left"))
     assert story.of(events.PersistFailed)[0].reason == "no space left"
     assert story.root.state.phase == "running"
 

@@ -10,9 +10,9 @@ from gemini_lab.recovery.messages import (
     HoldPort,
     NodeLeaves,
     StartWorkers,
-    WorkerExited,
+    WorkerEnded,
 )
-from gemini_lab.recovery.protocol import NodeJoined
+from gemini_lab.recovery.protocol import AgentJoined
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 
@@ -78,7 +78,7 @@ def test_a_new_process_that_fails_is_done_without_and_said():
     story = begin(Story())
     story.slow = {2}
     story.drain("node-2")
-    story.say("node-4", WorkerExited(rank=2, epoch=story.epoch, code=1, output="ImportError: x"))
+    story.say("node-4", WorkerEnded(rank=2, epoch=story.epoch, code=1, output="ImportError: x"))
     assert stopped(story)
     assert is_ended(story, "node-4")
     assert any("ImportError: x" in note.text for note in story.of(events.Note))
@@ -118,7 +118,7 @@ def test_a_standby_whose_connection_broke_has_ended_what_was_started_there():
     story = begin(Story())
     story.slow = {2}
     story.drain("node-2")
-    story.do(story.root.handle(NodeJoined(at_s=story.now_s, node="node-4", epoch=story.epoch)))
+    story.do(story.root.handle(AgentJoined(at_s=story.now_s, node="node-4", epoch=story.epoch)))
     assert stopped(story)
 
 
@@ -170,7 +170,7 @@ def test_a_new_root_starts_others_for_it_knows_of_none():
     state, living = RootState.from_text(story.root.state.to_text()), story.root.living
     story.root = RootAgent(state=state, at_s=story.now_s)
     story.root.run.living = {
-        node: NodeJoined(
+        node: AgentJoined(
             at_s=story.now_s,
             node=node,
             epoch=story.epoch,

@@ -5,7 +5,7 @@ import msgspec
 from gemini_lab.log import events
 from gemini_lab.recovery.log_events import last_done
 from gemini_lab.recovery.messages import Inventory, WorkerStatus
-from gemini_lab.recovery.protocol import NodeJoined
+from gemini_lab.recovery.protocol import AgentJoined
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 
@@ -61,7 +61,7 @@ def test_iterations_that_nobody_told_while_a_connection_was_broken_are_no_diverg
     story = Story().start(iterations=3, on_divergence="stop")
     node = story.members()[2]
     workers: dict[int, WorkerStatus] = {2: "running"}  # it has done iterations 4 and 5 meanwhile
-    again = NodeJoined(at_s=story.now_s, node=node, epoch=story.epoch, workers=workers)
+    again = AgentJoined(at_s=story.now_s, node=node, epoch=story.epoch, workers=workers)
     story.do(story.root.handle(again))
     for iteration in (6, 7):
         story.event(node, done(story, iteration, 2.5, rank=2))

@@ -6,7 +6,7 @@ import pytest
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
-from gemini_lab.recovery.finite import LossWatch
+from gemini_lab.recovery.guard import LossWatch
 from gemini_lab.recovery.protocol import Requested
 from gemini_lab.recovery.requests import SaveVersion
 from gemini_lab.settings import Settings

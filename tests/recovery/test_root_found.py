@@ -4,15 +4,15 @@ import msgspec
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import Fence, Fenced, Inventory, PersistFailed, TakeInventory
+from gemini_lab.recovery.messages import Fence, Fenced, Inventory, SaveFailed, TakeInventory
 from gemini_lab.recovery.plan import Copy
 from gemini_lab.recovery.progress_at_risk import newest_seen
 from gemini_lab.recovery.protocol import (
+    AgentJoined,
+    AgentLost,
     Emit,
     FromAgent,
     JobSubmitted,
-    NodeJoined,
-    NodeLost,
     Requested,
     WriteState,
 )
@@ -31,7 +31,7 @@ def successor(first: Story, state: RootState, *, without: tuple[str, ...] = ()) 
     second.copies = {n: c for n, c in first.copies.items() if n not in without}
     second.settings = first.settings
     for node in second.copies:
-        second.root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=state.epoch)
+        second.root.living[node] = AgentJoined(at_s=9.0, node=node, epoch=state.epoch)
     second.do(second.root.take_over(9.0))
     return second
 
@@ -41,7 +41,7 @@ def successor(first: Story, state: RootState, *, without: tuple[str, ...] = ()) 
 
 def test_a_recovery_is_said_after_it_is_written_so_a_deposed_root_says_none():
     story = Story().start()
-    given = story.root.handle(NodeLost(at_s=9.0, node="node-1", cause="lease"))
+    given = story.root.handle(AgentLost(at_s=9.0, node="node-1", cause="lease"))
     kinds = [type(i.event) if isinstance(i, Emit) else type(i) for i in given]
     assert kinds.index(WriteState) < kinds.index(events.RecoveryStarted)
 
@@ -86,7 +86,7 @@ def test_a_root_without_any_agent_waits_for_the_first():
     story = Story(nodes=1, state=Story().start(persistent_url="memory://runs").root.state)
     story.do(story.root.take_over(1.0))
     story.deaf = {"node-0"}
-    story.do(story.root.handle(NodeLost(at_s=2.0, node="node-0", cause="connection")))
+    story.do(story.root.handle(AgentLost(at_s=2.0, node="node-0", cause="connection")))
     assert story.root.state.phase in {"fencing", "inventory", "waiting"}
 
 
@@ -108,7 +108,7 @@ def test_settings_that_no_root_could_store_come_from_the_nodes_that_run_by_them(
     )
     root = RootAgent(state=left, at_s=9.0)
     for node in story.copies:
-        root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=1)
+        root.living[node] = AgentJoined(at_s=9.0, node=node, epoch=1)
     root.take_over(9.0)
     epoch = root.state.epoch
     for node in story.copies:
@@ -339,7 +339,7 @@ def test_a_save_that_comes_too_late_is_not_asked_for_again_at_every_tick():
     story.iterate(1)
     story.tick(story.now_s + 0.1)
     (begun,) = story.of(events.PersistStarted)
-    said = PersistFailed(epoch=story.epoch, version=begun.version, reason="passed")
+    said = SaveFailed(epoch=story.epoch, version=begun.version, reason="passed")
     story.say("node-0", said)
     for _ in range(10):
         story.tick(story.now_s + 0.25)

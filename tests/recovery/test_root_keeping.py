@@ -12,7 +12,7 @@ from gemini_lab.recovery.messages import (
     KeptCopy,
     Severed,
     StartWorkers,
-    WorkerExited,
+    WorkerEnded,
 )
 
 from .story import Story
@@ -81,7 +81,7 @@ def test_a_failure_within_a_recovery_has_all_start_anew():
     story = Story().start(keep_processes=True)
     lose(story, 2)
     story.ended = set()
-    story.say("node-1", WorkerExited(rank=1, epoch=story.epoch, code=1, output=""))
+    story.say("node-1", WorkerEnded(rank=1, epoch=story.epoch, code=1, output=""))
     assert not any(fences(story).values())
     assert kept(story) == [[]] * 4
 

@@ -4,7 +4,7 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Fence, HoldPort, OrderFailed, TakeInventory
-from gemini_lab.recovery.protocol import NodeJoined
+from gemini_lab.recovery.protocol import AgentJoined
 from gemini_lab.recovery.root.agent import RENDEZVOUS_LIMIT_S
 
 from .story import Story
@@ -29,7 +29,7 @@ class Lacking(Story):
     def relink(self, node: str) -> None:
         """A connection broke and came back; its workers are what they were."""
         workers = dict.fromkeys(self.root.state.seats.ranks_on(node), "running")
-        joined = NodeJoined(at_s=self.now_s, node=node, epoch=self.epoch, workers=workers)
+        joined = AgentJoined(at_s=self.now_s, node=node, epoch=self.epoch, workers=workers)
         self.do(self.root.handle(joined))
 
 

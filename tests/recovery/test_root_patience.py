@@ -10,7 +10,7 @@ import pytest
 from gemini_lab.log import events
 from gemini_lab.recovery.faults import MAX_ATTEMPTS, MAX_KILLS
 from gemini_lab.recovery.messages import Committed, Persist, PortHeld, ScriptError
-from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, NodeLost, Requested
+from gemini_lab.recovery.protocol import AgentJoined, AgentLost, JobSubmitted, Requested
 from gemini_lab.recovery.requests import GiveUpProgress, StopRun
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
@@ -173,7 +173,7 @@ def test_another_machines_clock_gives_nothing_up_too_early_nor_later(ahead_s):
     second.root = RootAgent(state=RootState.from_text(left.to_text()), at_s=second.now_s)
     second.copies = {n: c for n, c in first.copies.items() if n not in {"node-0", "node-1"}}
     for node in second.copies:
-        second.root.living[node] = NodeJoined(at_s=second.now_s, node=node, epoch=left.epoch)
+        second.root.living[node] = AgentJoined(at_s=second.now_s, node=node, epoch=left.epoch)
     second.do(second.root.take_over(second.now_s))
     assert second.root.state.phase == "waiting"
     second.tick(second.now_s + 25)
@@ -189,10 +189,10 @@ def test_a_new_root_waits_too_going_by_what_memory_shows():
     second = Story(nodes=0, state=left)
     second.copies = {n: c for n, c in first.copies.items() if n not in {"node-0", "node-1"}}
     for node in second.copies:
-        second.root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=left.epoch)
+        second.root.living[node] = AgentJoined(at_s=9.0, node=node, epoch=left.epoch)
     second.do(second.root.take_over(9.0))
     assert second.root.state.phase == "waiting"
-    second.do(second.root.handle(NodeLost(at_s=9.0, node="node-0", cause="dead")))
+    second.do(second.root.handle(AgentLost(at_s=9.0, node="node-0", cause="dead")))
     assert "node-1 fell silent" in second.of(events.RecoveryWaiting)[-1].reason
 
 
@@ -313,7 +313,7 @@ def test_a_hang_is_noticed_though_the_root_changed_meanwhile():
     second = Story(nodes=0, state=left)
     second.copies = dict(first.copies)
     for rank, node in enumerate(second.copies):
-        second.root.living[node] = NodeJoined(
+        second.root.living[node] = AgentJoined(
             at_s=9.0, node=node, epoch=left.epoch, workers={rank: "running"}
         )
     second.now_s = 9.0
@@ -444,7 +444,7 @@ def test_a_new_root_saves_the_last_version_too():
     second = Story(nodes=0, state=left)
     second.copies, second.settings = dict(first.copies), first.settings
     for node in second.copies:
-        second.root.living[node] = NodeJoined(at_s=9.0, node=node, epoch=left.epoch)
+        second.root.living[node] = AgentJoined(at_s=9.0, node=node, epoch=left.epoch)
     second.do(second.root.take_over(9.0))
     assert second.plan().version == 4
 

@@ -2,7 +2,7 @@
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import StartWorkers
-from gemini_lab.recovery.protocol import NodeJoined
+from gemini_lab.recovery.protocol import AgentJoined
 
 from .story import Story
 
@@ -169,7 +169,7 @@ def test_nodes_of_one_machine_share_its_memory():
     story = Story(nodes=0)
     for number in range(5):
         machine = "here" if number < 4 else "there"
-        joined = NodeJoined(at_s=0.0, node=f"node-{number}", memory_bytes=80, machine=machine)
+        joined = AgentJoined(at_s=0.0, node=f"node-{number}", memory_bytes=80, machine=machine)
         story.copies.setdefault(joined.node, [])
         story.do(story.root.handle(joined))
     story.start(replicas="auto")

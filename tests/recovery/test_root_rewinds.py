@@ -14,10 +14,10 @@ from gemini_lab.recovery.messages import (
     GoBack,
     KeptCopy,
     Persisted,
-    PersistFailed,
+    SaveFailed,
 )
 from gemini_lab.recovery.plan import VersionId
-from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined, Requested
+from gemini_lab.recovery.protocol import AgentJoined, JobSubmitted, Requested
 from gemini_lab.recovery.requests import GiveUpProgress, RewindRun, SaveVersion
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
@@ -167,7 +167,7 @@ def test_a_version_that_is_being_saved_is_given_up_when_training_goes_back_to_be
     assert [one.version for one in story.of(events.PersistStarted)] == [5]
     story.go_back(3, from_iteration=4, is_heard=is_heard)
     if not is_heard:
-        again = NodeJoined(
+        again = AgentJoined(
             at_s=story.now_s,
             node="node-0",
             epoch=story.epoch,
@@ -242,7 +242,7 @@ def test_where_training_went_back_behind_what_is_saved_the_version_it_went_to_is
 
 def test_where_training_has_passed_it_already_the_next_version_is_saved():
     story = gone_behind()
-    passed = PersistFailed(epoch=story.epoch, version=3, reason="training has passed it already")
+    passed = SaveFailed(epoch=story.epoch, version=3, reason="training has passed it already")
     story.say("node-1", passed)
     story.tick(story.now_s + 0.1)
     assert begun(story) == [4, 3, 4]

@@ -1,7 +1,7 @@
 """While machines are missing, what memory holds is saved: fewer can go on from it."""
 
 from gemini_lab.log import events
-from gemini_lab.recovery.messages import Commit, Committed, Persist, Persisted, PersistFailed
+from gemini_lab.recovery.messages import Commit, Committed, Persist, Persisted, SaveFailed
 from gemini_lab.recovery.protocol import Requested
 from gemini_lab.recovery.requests import SaveVersion
 from gemini_lab.shard.layout import ShardRecord
@@ -65,7 +65,7 @@ def test_once_is_enough_but_a_notice_saves_again():
 
 def test_a_store_that_fails_is_not_asked_again_and_again():
     story = short_of_a_machine()
-    failed = PersistFailed(epoch=story.epoch, version=3, reason="full")
+    failed = SaveFailed(epoch=story.epoch, version=3, reason="full")
     story.say("node-0", failed)
     for _ in range(3):
         story.tick(story.now_s + 1)

@@ -9,7 +9,7 @@ from gemini_lab.log import events
 from gemini_lab.recovery.messages import Committed, Disown, KeptCopy, Persist, Persisted
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.planning import make_plan
-from gemini_lab.recovery.protocol import JobSubmitted, NodeJoined
+from gemini_lab.recovery.protocol import AgentJoined, JobSubmitted
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root.ending import DISOWN_LIMIT_S
 from gemini_lab.recovery.root_state import RootState
@@ -67,7 +67,7 @@ def another_root(story: Story, said: events.WrongSums, *, gone: str | None = Non
     story.root = RootAgent(state=RootState.from_text(story.states[-1].to_text()), at_s=story.now_s)
     for node in [one for one in story.copies if one != away]:
         ranks = [rank for rank, member in enumerate(story.members()) if member == node]
-        story.root.living[node] = NodeJoined(
+        story.root.living[node] = AgentJoined(
             at_s=story.now_s,
             node=node,
             epoch=said.epoch,
@@ -219,7 +219,7 @@ def test_a_machine_that_computes_wrong_is_not_used_again_where_the_roots_node_is
 def test_an_agent_whose_word_was_lost_with_its_connection_says_it_again():
     story = verifying()
     said = accusation("node-2", epoch=story.epoch)
-    again = NodeJoined(
+    again = AgentJoined(
         at_s=story.now_s,
         node="node-0",
         epoch=story.epoch,

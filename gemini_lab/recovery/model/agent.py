@@ -19,10 +19,10 @@ from gemini_lab.recovery.messages import (
     KeptCopy,
     Persist,
     Persisted,
-    PersistFailed,
     PortHeld,
     Release,
     RootOrder,
+    SaveFailed,
     Settle,
     StartWorkers,
     TakeInventory,
@@ -231,7 +231,7 @@ class AgentNode:
             self.expected = None
         elif self.expected is not None and self._has_passed(self.expected.version):
             order, self.expected = self.expected, None
-            self.say(PersistFailed(epoch=order.epoch, version=order.version, reason="passed"))
+            self.say(SaveFailed(epoch=order.epoch, version=order.version, reason="passed"))
 
     def write(self) -> bool:
         """Finish what is being written to the persistent tier, or fail to."""
@@ -240,7 +240,7 @@ class AgentNode:
         order = self.writing.popleft()
         tier = self.world.tier
         if tier.is_full or not tier.is_up:
-            self.say(PersistFailed(epoch=order.epoch, version=order.version, reason="full"))
+            self.say(SaveFailed(epoch=order.epoch, version=order.version, reason="full"))
         elif isinstance(order, Commit):
             tier.commit(order)
             self.say(Committed(epoch=order.epoch, version=order.version, size_bytes=1))
@@ -253,7 +253,7 @@ class AgentNode:
         chosen = [self._copy_for(order, shard) for shard in order.shards or [own]]
         copies = [copy for copy in chosen if copy is not None and copy.is_good]
         if len(copies) < len(chosen):
-            self.say(PersistFailed(epoch=order.epoch, version=order.version, reason="gone"))
+            self.say(SaveFailed(epoch=order.epoch, version=order.version, reason="gone"))
             return
         self.say(
             Persisted(

@@ -6,6 +6,7 @@ from typing import Final
 
 from gemini_lab.job import Job as Script
 from gemini_lab.log import events
+from gemini_lab.recovery.discarded_versions import is_left, joined
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.recovery.model.machines import LEASE_S, Job, Store, Tier
 from gemini_lab.recovery.model.node import Node
@@ -13,7 +14,6 @@ from gemini_lab.recovery.model.shell import Shell
 from gemini_lab.recovery.model.truth import BrokenError, Held, Histories, Safety, whole_states
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.protocol import Instruction
-from gemini_lab.recovery.rewinds import is_left, joined
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats

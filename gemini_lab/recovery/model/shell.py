@@ -9,14 +9,14 @@ from gemini_lab.log import events
 from gemini_lab.recovery.messages import FromAgentMessage
 from gemini_lab.recovery.model.machines import Link, Record
 from gemini_lab.recovery.protocol import (
+    AgentJoined,
+    AgentLost,
     Emit,
     FromAgent,
     HangUp,
     Happening,
     Instruction,
     JobSubmitted,
-    NodeJoined,
-    NodeLost,
     Requested,
     Send,
     Tick,
@@ -139,7 +139,7 @@ class Shell:
             if is_settled and keeper.is_registered and name not in store.leases:
                 keeper.is_registered = False
                 self._hang_up(name)
-                self.inbox.append(NodeLost(at_s=now, node=name, cause="lease"))
+                self.inbox.append(AgentLost(at_s=now, node=name, cause="lease"))
 
     def _see_job(self) -> None:
         """There is one, or somebody cancels it."""
@@ -198,15 +198,15 @@ class Shell:
         if joined is not None:
             self.inbox.append(joined)
         elif not self._tell_if_dead(name, keeper):
-            self.inbox.append(NodeLost(at_s=now, node=name, cause="connection"))
+            self.inbox.append(AgentLost(at_s=now, node=name, cause="connection"))
         return True
 
     def _tell_if_dead(self, name: str, keeper: Keeper) -> bool:
         if keeper.is_dead:
-            self.inbox.append(NodeLost(at_s=self.world.now_s, node=name, cause="dead"))
+            self.inbox.append(AgentLost(at_s=self.world.now_s, node=name, cause="dead"))
         return keeper.is_dead
 
-    def _link(self, name: str, keeper: Keeper) -> NodeJoined | None:
+    def _link(self, name: str, keeper: Keeper) -> AgentJoined | None:
         node = self.world.nodes[name]
         if not node.is_alive:
             keeper.is_dead = node.refuses and not keeper.is_registered
@@ -226,7 +226,7 @@ class Shell:
         worker = node.worker
         workers = {} if worker is None else {worker.rank: worker.status}
         left = node.left if self.world.rules.keeps_rewinds else ()
-        return NodeJoined(
+        return AgentJoined(
             at_s=self.world.now_s, node=name, epoch=node.epoch, workers=workers, left=left
         )
 

@@ -2,12 +2,12 @@
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.recovery.messages import EventSaid, RestoreFailed, ScriptError, WorkerExited
+from gemini_lab.recovery.discarded_versions import joined, left_of
+from gemini_lab.recovery.messages import EventSaid, RestoreFailed, ScriptError, WorkerEnded
 from gemini_lab.recovery.model.agent import AgentNode
 from gemini_lab.recovery.model.machines import Slab, Worker
 from gemini_lab.recovery.model.truth import BrokenError, Held
 from gemini_lab.recovery.plan import CopyTransfer
-from gemini_lab.recovery.rewinds import joined, left_of
 from gemini_lab.shard.lineage import Lineage
 
 
@@ -21,9 +21,7 @@ class StartingNode(AgentNode):
         self.kill_worker()
         if worker.epoch >= self.epoch and worker.status != "finished":
             self.say(
-                WorkerExited(
-                    rank=worker.rank, epoch=worker.epoch, code=code, output="", error=error
-                )
+                WorkerEnded(rank=worker.rank, epoch=worker.epoch, code=code, output="", error=error)
             )
 
     def _event(self, event: events.AnyEvent) -> None:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
+from gemini_lab.recovery.discarded_versions import ask_back
 from gemini_lab.recovery.drains import nodes_wanted
-from gemini_lab.recovery.finite import LossWatch
+from gemini_lab.recovery.guard import LossWatch
 from gemini_lab.recovery.keeping import SEVERED
 from gemini_lab.recovery.messages import (
     AllLive,
@@ -25,25 +26,25 @@ from gemini_lab.recovery.messages import (
     NodeLeaves,
     OrderFailed,
     Persisted,
-    PersistFailed,
     PortHeld,
     ReadyToJoin,
     ReadyToStart,
     RestoreFailed,
+    SaveFailed,
     ScriptFinished,
     Severed,
-    WorkerExited,
+    WorkerEnded,
     WorkerPulse,
 )
 from gemini_lab.recovery.protocol import (
+    AgentJoined,
+    AgentLost,
     Emit,
     FromAgent,
     Happening,
     HeardEvent,
     Instruction,
     JobSubmitted,
-    NodeJoined,
-    NodeLost,
     NoMachineComes,
     Requested,
     RequestNodes,
@@ -62,7 +63,6 @@ from gemini_lab.recovery.requests import (
     StopRun,
 )
 from gemini_lab.recovery.resizes import patience_s
-from gemini_lab.recovery.rewinds import ask_back
 from gemini_lab.recovery.root.agents import Agents
 from gemini_lab.recovery.root.ending import Ending
 from gemini_lab.recovery.root.lifecycle import Lifecycle
@@ -112,7 +112,7 @@ class RootAgent:
         return self.run.state
 
     @property
-    def living(self) -> dict[str, NodeJoined]:
+    def living(self) -> dict[str, AgentJoined]:
         """What the agent of each node said when it joined."""
         return self.run.living
 
@@ -128,9 +128,9 @@ class RootAgent:
 
     def _handle(self, happening: Happening) -> Iterator[Instruction]:
         match happening:
-            case NodeJoined():
+            case AgentJoined():
                 yield from self.agents.on_joined(happening)
-            case NodeLost():
+            case AgentLost():
                 yield from self.agents.on_lost(happening)
             case JobSubmitted():
                 yield from self._on_job(happening)
@@ -154,11 +154,11 @@ class RootAgent:
                 yield from self.lifecycle.on_answer(said.at_s, said.node, message)
             case EventSaid() if isinstance(message.entry.event, HeardEvent):
                 yield from self.workers.on_event(said.at_s, message.entry.event)
-            case WorkerExited() if self.run.ahead.has(said.node, message):
+            case WorkerEnded() if self.run.ahead.has(said.node, message):
                 last = message.output.splitlines()[-1:] or [f"exit code {message.code}"]
                 why = f"that of rank {message.rank} has ended ({last[0]})"
                 yield from self.run.without_ahead(said.at_s, why)
-            case WorkerExited():
+            case WorkerEnded():
                 yield from self.workers.on_exit(said.at_s, said.node, message)
             case EndReached() | ScriptFinished():
                 yield from self.workers.on_end(said.at_s, message)
@@ -170,13 +170,13 @@ class RootAgent:
                 yield from self.agents.on_failed_order(said.at_s, said.node, message)
             case WorkerPulse():
                 self.run.watch.pulses.hear(message, at_s=said.at_s)
-            case Persisted() | PersistFailed() | Committed() | Disowned():
+            case Persisted() | SaveFailed() | Committed() | Disowned():
                 yield from self._on_persistence(said.at_s, said.node, message)
 
     def _on_move(
         self, at_s: float, node: str, said: Held | ReadyToStart | ReadyToJoin | NodeLeaves
     ) -> Iterator[Instruction]:
-        """What an agent says of moves: a rank has stopped, ranks could start here, it is to go."""
+        """Act on a rank that has stopped, a node that can start ranks, or one that is to leave."""
         match said:
             case Held() if self.run.stop.is_complete(said.rank, self.run.state):
                 leaves = [self.run.state.drain.holding] if self.run.state.drain.holding else []
@@ -190,7 +190,7 @@ class RootAgent:
                 yield from self._on_leaving(at_s, node, within_s=said.within_s)
 
     def _on_persistence(
-        self, at_s: float, node: str, said: Persisted | PersistFailed | Committed | Disowned
+        self, at_s: float, node: str, said: Persisted | SaveFailed | Committed | Disowned
     ) -> Iterator[Instruction]:
         if isinstance(said, Disowned):
             yield from self.ending.on_disowned(at_s, said)
@@ -307,7 +307,7 @@ class RootAgent:
                     yield from self.ending.save_last(at_s)
 
     def _look_again(self, at_s: float) -> Iterator[Instruction]:
-        """The run waits: with fewer machines once, when it may, and else for what has come."""
+        """Plan again while the run waits: once with fewer machines, else with what has come."""
         yield from self.run.saver.give_up_if_late(at_s, state=self.run.state)
         if self.run.state.story.parting is not None:
             yield from self.lifecycle.end_if_saved(at_s)
@@ -325,7 +325,7 @@ class RootAgent:
             yield from self.lifecycle.take_inventory(at_s)
 
     def _look_at_workers(self, at_s: float) -> Iterator[Instruction]:
-        """Workers start or train: who is late is noticed, and what is due is begun."""
+        """Notice workers that are late, and start what is due."""
         yield from self.workers.check_progress(at_s)
         if late := self.run.stop.late(at_s, self.run.state.ranks):
             yield Emit(event=events.Note(text=late))
@@ -345,6 +345,6 @@ class RootAgent:
             )
 
     def _save_meanwhile(self, at_s: float) -> Iterator[Instruction]:
-        """Machines are missing: what memory holds is saved, so that fewer can go on from it."""
+        """Save what memory holds while machines are missing, so that fewer can go on from it."""
         if self.run.plan is not None and self.run.plan.missing:
             yield from self.run.saver.begin_from_memory(at_s, self.run.plan, state=self.run.state)

@@ -17,7 +17,7 @@ from gemini_lab.recovery.messages import (
     Release,
     WorkerStatus,
 )
-from gemini_lab.recovery.protocol import Emit, HangUp, Instruction, NodeJoined, NodeLost, Send
+from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Emit, HangUp, Instruction, Send
 from gemini_lab.recovery.resizes import patience_s
 from gemini_lab.recovery.root.ending import Ending
 from gemini_lab.recovery.root.lifecycle import Lifecycle
@@ -39,7 +39,7 @@ class Agents:
     # -- a root agent after another ------------------------------------------------------------
 
     def take_over(self, at_s: float) -> list[Instruction]:
-        """Go on where the previous root stopped; `living` was filled by NodeJoined before."""
+        """Go on from the previous root agent's state; `living` was filled before."""
         phase = self.run.state.phase
         again = [Emit(event=event) for event in self.run.state.story.said]
         if phase not in ACTIVE:
@@ -49,7 +49,7 @@ class Agents:
         return [*again, *heard, *goes_on, *self.run.ask_for_nodes("the last root agent was lost")]
 
     def _go_on(self, at_s: float, phase: Phase) -> list[Instruction]:
-        """What an active run needs of a new root agent."""
+        """Return what an active run needs of a newly elected root agent."""
         lost = [
             node
             for node in self.run.state.members
@@ -88,7 +88,7 @@ class Agents:
         return [*self.run.tell_tier(), *self.lifecycle.finish_if_all_did(at_s)]
 
     def _working(self) -> dict[int, WorkerStatus]:
-        """The workers of this epoch, as their agents told when they joined."""
+        """Return the workers of this epoch, as their agents reported when they joined."""
         return {
             rank: status
             for joined in self.run.living.values()
@@ -98,7 +98,7 @@ class Agents:
 
     # -- agents that come and go ---------------------------------------------------------------
 
-    def on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
+    def on_joined(self, joined: AgentJoined) -> Iterator[Instruction]:
         was_known = joined.node in self.run.living
         self.run.living[joined.node] = joined
         if was_known:
@@ -122,8 +122,8 @@ class Agents:
             yield self.lifecycle.question(joined.node)
         yield from self.workers.on_unheard(joined.at_s, [joined])
 
-    def _on_relinked(self, joined: NodeJoined) -> Iterator[Instruction]:
-        """A connection broke and came back: what was said in between is in what joined."""
+    def _on_relinked(self, joined: AgentJoined) -> Iterator[Instruction]:
+        """Act on a connection that came back; `joined` has what was sent in between."""
         if self.run.state.phase in ACTIVE:
             yield from self.workers.learn_left([joined])
         if said := list(self.workers.on_unheard(joined.at_s, [joined])):
@@ -149,8 +149,8 @@ class Agents:
                 yield from self.run.stop.ask_again(self.run.state, joined.node)
                 yield from self.lifecycle.finish_if_all_did(joined.at_s)
 
-    def _ask_again(self, joined: NodeJoined) -> Iterator[Instruction]:
-        """Repeat what was said once and is waited for: it, or the answer, may have been lost.
+    def _ask_again(self, joined: AgentJoined) -> Iterator[Instruction]:
+        """Send again what an answer is awaited for, because it or the answer may have been lost.
 
         What workers said is repeated by their agent, see `node.worker_history`.
         """
@@ -162,8 +162,8 @@ class Agents:
         if self.run.state.phase in {"done", "failed"} and joined.workers:
             yield Send(to=joined.node, order=Release(epoch=self.run.state.epoch))
 
-    def _ask_question_again(self, joined: NodeJoined) -> Iterator[Instruction]:
-        """Ask an agent again whose connection broke before it had answered, but not for ever."""
+    def _ask_question_again(self, joined: AgentJoined) -> Iterator[Instruction]:
+        """Ask an agent again if its connection broke before it answered, `MOST_BREAKS` times."""
         node = joined.node
         is_port = self.run.port is not None and self.run.port.to == node
         if node in self.run.answered or (self.run.state.phase == "rendezvous" and not is_port):
@@ -178,7 +178,7 @@ class Agents:
             yield from self.workers.on_machine(joined.at_s, node, reason, cause=SEVERED)
 
     def on_failed_order(self, at_s: float, node: str, said: OrderFailed) -> Iterator[Instruction]:
-        """An agent lacks what an order needs; its memory is there, and it may do it later."""
+        """Go on without an agent that lacks what an order needs; it may do it later."""
         reason = f"{node} cannot do {said.order}: {said.reason}"
         phase = self.run.state.phase
         yield Emit(event=events.Note(text=reason))
@@ -193,7 +193,7 @@ class Agents:
             )
 
     def _without_inventory(self, at_s: float, node: str, reason: str) -> Iterator[Instruction]:
-        """Go on without what a node has in memory, or reads of the tier, until it can tell."""
+        """Go on without a node's inventory until it can send one."""
         known = self.run.inventory.get(node)
         if (
             known is None
@@ -211,7 +211,7 @@ class Agents:
         yield from self.lifecycle.advance(at_s)
 
     def _avoid(self, node: str, reason: str) -> Iterator[Instruction]:
-        """Use a node last of all from now on, and say why, once."""
+        """Use a node last of all from now on, and emit the reason once."""
         if node not in self.run.state.nodes.excluded:
             self.run.state = replace(
                 self.run.state,
@@ -221,7 +221,7 @@ class Agents:
             )
             yield Emit(event=events.NodeExcluded(name=node, reason=reason))
 
-    def on_lost(self, lost: NodeLost) -> Iterator[Instruction]:
+    def on_lost(self, lost: AgentLost) -> Iterator[Instruction]:
         was_living = self.run.living.pop(lost.node, None) is not None
         if lost.cause == "dead":
             self.run.state = forgotten(self.run.state, lost.node)
@@ -240,8 +240,8 @@ class Agents:
             if lost.node == self.run.ahead.standby:
                 yield from self.run.without_ahead(lost.at_s, f"{lost.node} is gone")
 
-    def _note_silence(self, lost: NodeLost, *, was_living: bool) -> Iterator[Instruction]:
-        """Keep in mind whose memory may come back; of the dead nothing does."""
+    def _note_silence(self, lost: AgentLost, *, was_living: bool) -> Iterator[Instruction]:
+        """Remember nodes whose memory may come back; a dead node's does not."""
         silent = list(self.run.state.nodes.silent)
         is_dead, is_seated = lost.cause == "dead", lost.node in self.run.state.members
         if is_dead and lost.node in silent:
@@ -264,7 +264,7 @@ class Agents:
             yield from self.lifecycle.decide(at_s)
 
     def drop_silent(self, at_s: float) -> Iterator[Instruction]:
-        """Agents that live but do not answer count as lost, and are used again last of all."""
+        """Count agents that live but do not answer as lost; they are used last of all."""
         self.run.asked_s = at_s  # who comes back has as much time again
         yield from self._drop(
             at_s, [node for node in self.run.living if node not in self.run.answered]
@@ -278,4 +278,4 @@ class Agents:
         for node in nodes:
             yield from self._avoid(node, told)
             yield HangUp(node=node)
-            yield from self.on_lost(NodeLost(at_s=at_s, node=node, cause="no answer"))
+            yield from self.on_lost(AgentLost(at_s=at_s, node=node, cause="no answer"))

@@ -1,4 +1,4 @@
-"""How a run ends: its last version is saved, or what counts no more is said, and all go."""
+"""The end of a run: a last save, or word to the tier of what counts no more, and a release."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ class Ending:
         self.run = run
 
     def save_last(self, at_s: float) -> Iterator[Instruction]:
-        """Save the last version, and again after a pause where that failed; then that was all.
+        """Save the last version, and try again after a pause if that failed.
 
         A tier that is away for a moment costs a run no version after which none comes.
         """
@@ -68,13 +68,13 @@ class Ending:
         yield from self.part(at_s)
 
     def part(self, at_s: float) -> Iterator[Instruction]:
-        """Before a failed run's end is told, its persistent tier learns what counts no more."""
+        """Tell the persistent tier what counts no more, before a failed run's end is emitted."""
         told = list(disown(self.run.state, self.run.living)) if self.run.state.is_disowning else []
         self.run.asked_s = at_s
         yield from told or self._tell_ending()
 
     def on_disowned(self, at_s: float, said: Disowned) -> Iterator[Instruction]:
-        """The persistent tier knows what was left behind, or could not be told."""
+        """Act on the persistent tier's answer to what was left behind."""
         if not self.run.state.is_disowning:
             if said.reason:
                 yield Emit(event=events.Note(text=not_disowned(self.run.state, said.reason)))
@@ -88,12 +88,12 @@ class Ending:
     def end_disowned(
         self, versions: Sequence[int] = (), *, reason: str = ""
     ) -> Iterator[Instruction]:
-        """Tell the end, with what there is to go on from."""
+        """Emit the end, with the version that another run can go on from."""
         self.run.state = with_way_on(self.run.state, versions, reason)
         yield from self._tell_ending()
 
     def _tell_ending(self) -> Iterator[Instruction]:
-        """The run is over: let everybody go, and say so; a root that dies leaves it to the next."""
+        """Release all agents and emit the end; a root agent that dies leaves this to the next."""
         if self.run.state.story.ending is None:
             return
         yield from self._release()
@@ -107,7 +107,7 @@ class Ending:
             yield Send(to=node, order=Release(epoch=self.run.state.epoch))
 
     def hurry(self, at_s: float) -> Iterator[Instruction]:
-        """A run that has failed waits for its persistent tier no longer than for a save."""
+        """End a failed run whose persistent tier takes too long."""
         if self.run.saver.version is not None:
             yield from self.run.saver.give_up_if_late(at_s, state=self.run.state)
             if self.run.saver.version is None:

@@ -1,11 +1,11 @@
-"""The way of a run through its phases, as the root agent takes it.
+"""The phases of a run, from a failure to training.
 
     idle -> fencing -> inventory <-> (waiting) -> rendezvous -> starting -> running
                 ^___________________________________________________________|   any failure
     running -> finishing -> done;   anything -> failed
 
-A failure in any phase begins again at fencing, with the next epoch; every step can be repeated. A
-run waits for machines, and for memory that may come back rather than throw progress away.
+A failure in any phase starts again at fencing, with the next epoch; every step can be repeated. A
+run waits for machines, and for memory that may come back, rather than throw progress away.
 """
 
 import math
@@ -17,6 +17,7 @@ import msgspec
 
 from gemini_lab.limits import split_names
 from gemini_lab.log import events
+from gemini_lab.recovery.discarded_versions import skipped_again
 from gemini_lab.recovery.drains import moving
 from gemini_lab.recovery.faults import has_got_further, pause_s, rejected_version
 from gemini_lab.recovery.log_events import (
@@ -41,7 +42,6 @@ from gemini_lab.recovery.progress_at_risk import TierPause, reason_to_wait
 from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
 from gemini_lab.recovery.replicas import Placed
 from gemini_lab.recovery.resizes import if_none_comes, seat_anew
-from gemini_lab.recovery.rewinds import skipped_again
 from gemini_lab.recovery.root.ending import Ending
 from gemini_lab.recovery.root.run import FIRST_RETRY_S, Run
 from gemini_lab.recovery.root_state import RootState, Trouble
@@ -76,7 +76,7 @@ class Lifecycle:
     def restart(
         self, at_s: float, *, cause: str, lost: Sequence[str], ends: Sequence[int] = ()
     ) -> Iterator[Instruction]:
-        """Fence: the next epoch begins, all workers of older ones end, or stand still."""
+        """Start a recovery: fence all agents, so that older workers end or stand still."""
         self.run.keeping.begin(self.run.state, cause, lost, ends=ends)
         state = moving(self.run.state)
         state = replace(state, copies=replace(state.copies, is_replacing=False))
@@ -126,7 +126,7 @@ class Lifecycle:
         yield from self.advance(at_s)
 
     def question(self, node: str) -> Send:
-        """What every living agent is asked in this phase, latecomers too."""
+        """Return the question of this phase for an agent, also one that joins late."""
         if self.run.state.phase == "fencing":
             keeps = self.run.keeping.asks(node)
             ends = self.run.keeping.ends
@@ -144,7 +144,7 @@ class Lifecycle:
     def on_answer(
         self, at_s: float, node: str, answer: Fenced | Inventory | PortHeld
     ) -> Iterator[Instruction]:
-        """An answer to this phase's question; to an earlier one's it comes too late."""
+        """Act on an answer to this phase's question; ignore one to an earlier phase's."""
         match answer, self.run.state.phase:
             case Fenced(), "fencing":
                 self.run.answered.add(node)
@@ -170,7 +170,7 @@ class Lifecycle:
                 yield from self.run.ahead.start(self.run.state, node, answer)
 
     def advance(self, at_s: float) -> Iterator[Instruction]:
-        """Go to the next phase when everybody who was asked has answered."""
+        """Enter the next phase when all agents have answered."""
         if not self.run.living or not self.run.answered >= self.run.living.keys():
             return  # without any agent there is nobody to ask: the first that joins goes on
         if self.run.state.phase == "fencing":
@@ -182,7 +182,7 @@ class Lifecycle:
                 yield from self.decide(at_s)
 
     def take_inventory(self, at_s: float) -> Iterator[Instruction]:
-        """Ask everybody what is whole in memory."""
+        """Ask all agents which copies are whole in memory."""
         self.run.inventory = {}
         yield from self.run.enter("inventory", at_s)
         for node in self.run.living:
@@ -190,7 +190,7 @@ class Lifecycle:
         yield from self.advance(at_s)
 
     def _needs_tier(self) -> bool:
-        """Whether memory does not suffice and nobody has looked into the persistent tier yet.
+        """Return whether memory does not suffice and no agent has read the persistent tier yet.
 
         A tier that is slow to answer holds up no recovery that can do without it. Memory of none
         but nodes that stood by does not suffice: the tier may have what was made since.
@@ -208,7 +208,7 @@ class Lifecycle:
         return not is_enough or not is_witnessed
 
     def _note_stored(self) -> None:
-        """Keep in mind what the tier shows: what was there once is not gone if it shows less."""
+        """Remember the newest version that the tier shows; it may show fewer later."""
         there = [
             one.version
             for one in stored_versions(self.run.state, self.run.inventory)
@@ -227,7 +227,7 @@ class Lifecycle:
                 )
 
     def _ask_tier(self) -> Send:
-        """Have one agent answer again, with the versions that the persistent tier has.
+        """Ask one agent again, for the versions that the persistent tier has.
 
         They take turns while the run waits: one may see what another does not.
         """
@@ -276,7 +276,7 @@ class Lifecycle:
     def give_up(
         self, at_s: float, ending: events.RunFailed, *, cause: str
     ) -> Iterator[Instruction]:
-        """End the run, but save first what memory alone has: it goes with the run."""
+        """End the run, but save first what only memory has."""
         if not self.run.saver.lacks(self.run.state):
             yield from self.ending.end(at_s, ending)
             return
@@ -286,7 +286,7 @@ class Lifecycle:
         yield from self.restart(at_s, cause=cause, lost=[])
 
     def _save_and_end(self, at_s: float) -> Iterator[Instruction]:
-        """All workers have ended: whoever has the newest version writes it."""
+        """Save the newest version from memory, after all workers have ended."""
         self.run.plan = plan = self._make_plan()
         if self.run.state.phase != "waiting":
             yield from self.run.enter("waiting", at_s)
@@ -294,7 +294,7 @@ class Lifecycle:
         yield from self.end_if_saved(at_s)
 
     def end_if_saved(self, at_s: float) -> Iterator[Instruction]:
-        """End the run that was given up, once its newest version is there, or will not be."""
+        """End the run that was given up, once its newest version is saved or cannot be."""
         if (ending := self.run.state.story.parting) is not None and self.run.saver.version is None:
             reason = "; ".join([ending.reason, *self.run.saver.way_on()])
             yield from self.ending.end(at_s, msgspec.structs.replace(ending, reason=reason))
@@ -305,7 +305,7 @@ class Lifecycle:
                 yield rejected_copy(copy, node, self.run.state)
 
     def _carry_out(self, at_s: float, before: RootState, placed: Placed) -> Iterator[Instruction]:
-        """Tell of the plan, and have workers meet who begin with it; `before`: as they sat."""
+        """Emit the plan and ask for a port of the rendezvous; `before` has the old seats."""
         self.run.state, self.run.plan = placed.state, placed.plan
         plan, lineage = placed.plan, placed.plan.lineage
         self.run.repeats.restart(plan.version, epoch=lineage.epoch, rewinds=lineage.rewinds)
@@ -337,13 +337,13 @@ class Lifecycle:
             yield from self.run.ask_for_nodes("a standby was used")
 
     def _skips_lost(self, plan: RecoveryPlan) -> Iterator[Emit]:
-        """Say where batches come again that a person wanted skipped."""
+        """Emit a note if batches come again that a user wanted skipped."""
         told = (one for said in self.run.inventory.values() for one in said.disowned)
         if text := skipped_again(plan, (*self.run.state.discarded.left, *told)):
             yield Emit(event=events.Note(text=text))
 
     def _ask_for_port(self, plan: RecoveryPlan, members: Sequence[str | None]) -> Send:
-        """Have a node hold a port for the rendezvous: one of `members`, for new ones may import."""
+        """Ask a node for a port; one of `members` if possible, because new nodes may import."""
         hosts = self.run.keeping.hosts(plan, self.run.state)
         ready = [node for node in hosts if node in members] or [*hosts]
         host = str(min(ready, key=lambda node: node in self.run.portless))  # of equals the first
@@ -357,7 +357,7 @@ class Lifecycle:
     def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
         """Return why this plan is not carried out; empty if it loses nothing, or is allowed to.
 
-        A person's word holds for what it was said of: a plan that goes back further needs another.
+        A user's request holds for one plan: a plan that goes back further needs another request.
         """
         if pause := self.tier_pause and self.tier_pause.reason_to_wait(plan, at_s):
             return pause
@@ -366,14 +366,14 @@ class Lifecycle:
         return reason_to_wait(plan, hopes(self.run.state, self.run.inventory)) or ""
 
     def _has_waited(self, at_s: float) -> bool:
-        """Return whether a setting lets progress go that was waited for this long."""
+        """Return whether a setting gives up progress after this long a wait."""
         patience_s = self.run.state.read_settings().give_up_progress_after_s
         trouble = self.run.state.story.trouble
         waited_s = 0.0 if trouble is None else at_s - trouble.since_s
         return patience_s is not None and waited_s >= patience_s
 
     def _give_up_tier_version(self, at_s: float) -> Iterator[Instruction]:
-        """Give up a version in the tier that does not load, if a person or a setting says so."""
+        """Give up a version in the tier that does not load, if a user or a setting says so."""
         pause = self.tier_pause
         if pause is None or not pause.concerns(self._make_plan()):
             return
@@ -389,7 +389,7 @@ class Lifecycle:
             self.tier_pause = None
 
     def _reason_to_pause(self, at_s: float) -> str:
-        """Why workers do not start yet, though they could; empty if they may."""
+        """Return why workers do not start yet, although they could; empty if they may."""
         if at_s >= self.resumes_s:
             return ""
         return (
@@ -399,7 +399,7 @@ class Lifecycle:
         )
 
     def wait(self, at_s: float, plan: RecoveryPlan, reason: str) -> Iterator[Instruction]:
-        """Nothing starts yet. Positions stay empty: whose memory comes back finds its own."""
+        """Wait; lost positions stay open, so that a returning node gets its own back."""
         if self.run.state.phase != "waiting":
             yield from self.run.enter("waiting", at_s)
         if plan.missing:
@@ -481,7 +481,7 @@ class Lifecycle:
         yield from self.preload(self.run.living)
 
     def preload(self, nodes: Collection[str]) -> Iterator[Send]:
-        """Have nodes, standbys too, import for the next start what the launcher has named."""
+        """Order nodes, standbys too, to import what `preload` names for the next start."""
         job = self.run.state.setup.order
         assert job is not None
         if told := Settings.layered(job.defaults, job.settings).preload:

@@ -7,21 +7,20 @@ from typing import Final
 
 from gemini_lab.log import events
 from gemini_lab.recovery.ahead import Ahead
-from gemini_lab.recovery.discarded_versions import disown
+from gemini_lab.recovery.discarded_versions import disown, joined
 from gemini_lab.recovery.drains import Drains, ask_for_nodes
 from gemini_lab.recovery.ends import Ends
-from gemini_lab.recovery.finite import LossWatch
+from gemini_lab.recovery.guard import LossWatch
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
 from gemini_lab.recovery.messages import ExecutedAs, Inventory, RootOrder
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.progress import Progress
-from gemini_lab.recovery.protocol import Emit, Instruction, NodeJoined, Send, WriteState
+from gemini_lab.recovery.protocol import AgentJoined, Emit, Instruction, Send, WriteState
 from gemini_lab.recovery.repeats import Repeats
 from gemini_lab.recovery.replicas import Replicas
 from gemini_lab.recovery.resizes import Resizes
-from gemini_lab.recovery.rewinds import joined
 from gemini_lab.recovery.roll_call import RollCall
 from gemini_lab.recovery.root_state import RESTARTING, Phase, RootState
 from gemini_lab.recovery.saver import Saver
@@ -87,7 +86,7 @@ class Run:
 
     def __init__(self, *, state: RootState, at_s: float) -> None:
         self.state = state.on_clock(at_s)
-        self.living: dict[str, NodeJoined] = {}
+        self.living: dict[str, AgentJoined] = {}
         self.answered: set[str] = set()
         self.entered_s = self.asked_s = at_s
         self.retry_s = FIRST_RETRY_S
@@ -135,7 +134,7 @@ class Run:
         )
 
     def adopt(self, instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-        """Take on each state that is to be written."""
+        """Yield the instructions; adopt each state that they write."""
         for one in instructions:
             if isinstance(one, WriteState):
                 self.state = one.state
@@ -162,7 +161,7 @@ class Run:
         )
 
     def learn_code(self, files: Mapping[str, ExecutedAs]) -> None:
-        """Keep what workers said last of each file that they execute.
+        """Remember what workers said last of each file that they execute.
 
         A word that came too late, or was lost with its connection, comes with a node's inventory.
         """
@@ -171,7 +170,7 @@ class Run:
         self.state = replace(self.state, setup=replace(self.state.setup, code={**known, **newer}))
 
     def leave_behind(self, left: Iterable[VersionId]) -> int | None:
-        """Training went back: versions after that, and iterations, count no more.
+        """Discard versions and iterations after the one that training went back to.
 
         Returns:
             To which version the last start went back; `None` if it did not, or that was known.
@@ -202,12 +201,12 @@ class Run:
         return to
 
     def tell_tier(self) -> Iterator[Instruction]:
-        """Tell the persistent tier again what was left: whoever was told before may be lost."""
+        """Tell the tier again what was left, because the agent told before may be lost."""
         if self.state.tier.is_behind:
             yield from disown(self.state, self.living)
 
     def let_leave(self, at_s: float) -> Iterator[Instruction]:
-        """Let go whoever has no ranks; have all ranks stop if the next one's can move now."""
+        """Release drained nodes without ranks; stop all ranks if the next node's can move now."""
         yield from self.adopt(self.drains.let_go(self.state, self.living))
         yield from self.adopt(self.drains.begin_if_due(at_s, self.state, self.living))
         yield from self.adopt(self.resizes.begin_if_due(at_s, self.state, self.living))
@@ -216,6 +215,6 @@ class Run:
         yield from ask_for_nodes(self.state, self.living, reason)
 
     def without_ahead(self, at_s: float, why: str) -> Iterator[Instruction]:
-        """Processes that were started ahead come to nothing: the ranks that are to move do."""
+        """Give up processes that were started ahead; their ranks move without them."""
         yield from self.ahead.give_up(self.state, why)
         yield from self.let_leave(at_s)

@@ -1,10 +1,10 @@
-"""What workers say and what they do not, as the root agent takes it while they start and run."""
+"""The workers of a run, while they start and train: reports, failures and hangs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gemini_lab.log import events
-from gemini_lab.recovery.discarded_versions import disown
+from gemini_lab.recovery.discarded_versions import disown, left_of
 from gemini_lab.recovery.ends import Apart, Places
 from gemini_lab.recovery.faults import (
     Verdict,
@@ -16,7 +16,6 @@ from gemini_lab.recovery.faults import (
     rejections,
     without_copy,
 )
-from gemini_lab.recovery.faulty_machines import left_by, reason_to_end, unheard, without
 from gemini_lab.recovery.hangs import UNPROTECTED_S, Limits
 from gemini_lab.recovery.keeping import HUNG, SEVERED
 from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_finite_reason
@@ -26,17 +25,17 @@ from gemini_lab.recovery.messages import (
     RestoreFailed,
     ScriptFinished,
     Severed,
-    WorkerExited,
+    WorkerEnded,
 )
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.planning import good_copies, resumes_elsewhere
 from gemini_lab.recovery.progress_at_risk import TierPause
-from gemini_lab.recovery.protocol import Emit, HeardEvent, Instruction, NodeJoined, WriteState
-from gemini_lab.recovery.rewinds import left_of
+from gemini_lab.recovery.protocol import AgentJoined, Emit, HeardEvent, Instruction, WriteState
 from gemini_lab.recovery.root.ending import Ending
 from gemini_lab.recovery.root.lifecycle import Lifecycle
 from gemini_lab.recovery.root.run import Run
 from gemini_lab.recovery.root_state import ACTIVE
+from gemini_lab.recovery.wrong_sums import left_by, reason_to_end, unheard, without
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 
@@ -84,7 +83,7 @@ class Workers:
     def _on_protect(
         self, at_s: float, event: events.Protected | events.CodeSeen
     ) -> Iterator[Instruction]:
-        """The settings are known now, and with them who keeps what; or what workers execute."""
+        """Learn the settings and the placement, or the files that workers execute."""
         if isinstance(event, events.CodeSeen):
             self.run.learn_code({name: (event.epoch, one) for name, one in event.files.items()})
             yield WriteState(state=self.run.state)
@@ -111,7 +110,7 @@ class Workers:
             self.run.entered_s = at_s
 
     def _on_version(self, at_s: float, said: events.VersionComplete) -> Iterator[Instruction]:
-        """A rank's version is whole; with the last of them the job's is."""
+        """Note that a rank's version is whole; with the last rank's the job's version is."""
         self.run.saver.note_complete(said.rank, said.version, next_version=said.next_version)
         newest = max(
             self.run.state.reached.newest, self.run.saver.newest_whole(self.run.state.ranks)
@@ -148,7 +147,7 @@ class Workers:
     def _compare(
         self, at_s: float, said: events.IterationBegun | events.Iteration
     ) -> Iterator[Instruction]:
-        """Say it where an iteration that is done again is not what it was."""
+        """Emit a divergence if an iteration that is done again differs from before."""
         diverged = self.run.repeats.take(said)
         if diverged is None:
             return
@@ -160,7 +159,7 @@ class Workers:
             yield from self.ending.fail(at_s, divergence_reason(diverged), cause="divergence")
 
     def _watch_loss(self, at_s: float, said: events.Iteration) -> Iterator[Instruction]:
-        """Keep states that make no numbers out of the persistent tier, where good ones lie."""
+        """Save no states whose losses are not finite, because the tier has good ones."""
         if said.restored or self.run.state.phase not in ACTIVE:
             return
         if not self.run.watch.losses.take(said):
@@ -177,7 +176,7 @@ class Workers:
                 yield from self.ending.fail(at_s, not_finite_reason(told), cause="not_finite")
 
     def _on_rewound(self, at_s: float, said: events.Rewound) -> Iterator[Instruction]:
-        """A rank went back, and so do all: what they had done since is left behind."""
+        """Act on a rank that went back, as all do: what came since is left behind."""
         rank, version = said.rank, said.version
         self.run.saver.note_rewound(rank, version)
         self.run.watch.progress.go_back(rank, version)
@@ -188,15 +187,15 @@ class Workers:
         if self.run.state.phase == "running":
             yield from self.run.saver.begin_if_due(at_s, state=self.run.state)
 
-    def learn_left(self, agents: Iterable[NodeJoined]) -> Iterator[Instruction]:
-        """Act on rewinds that agents know of, and this root agent has not heard of."""
+    def learn_left(self, agents: Iterable[AgentJoined]) -> Iterator[Instruction]:
+        """Act on rewinds that agents know of and this root agent does not."""
         run = self.run.state.job.run
         told = [one for agent in agents for one in agent.left if one.lineage.run == run]
         self.run.repeats.learn((), told)
         yield from self._leave(told)
 
     def _leave(self, told: Sequence[VersionId]) -> Iterator[Instruction]:
-        """Act on what rewinds left behind: nothing of it is saved, and the tier is told."""
+        """Save nothing that rewinds left behind, and tell the tier."""
         before = self.run.state.discarded.left
         if (version := self.run.leave_behind(told)) is not None:
             yield from self.run.saver.forget_left(version, state=self.run.state)
@@ -205,16 +204,16 @@ class Workers:
             yield from disown(self.run.state, self.run.living)
 
     def on_unheard(
-        self, at_s: float, agents: Iterable[NodeJoined], *, lost: Sequence[str] = ()
+        self, at_s: float, agents: Iterable[AgentJoined], *, lost: Sequence[str] = ()
     ) -> Iterator[Instruction]:
-        """Act on wrong sums that agents know of, and this root agent has not heard of."""
+        """Act on wrong sums that agents know of and this root agent does not."""
         if (said := unheard(self.run.state, agents)) is not None:
             yield from self._on_wrong_sums(at_s, said, lost=lost)
 
     def _on_wrong_sums(
         self, at_s: float, said: events.WrongSums, *, lost: Sequence[str] = ()
     ) -> Iterator[Instruction]:
-        """A machine computes wrong: go on without it, from what was verified, or end the run."""
+        """Go on from a verified version without a machine that computes wrong, or end the run."""
         if (
             self.run.state.phase not in ACTIVE
             or self.run.state.read_settings().on_wrong_sums == "warn"
@@ -234,7 +233,7 @@ class Workers:
         yield from disown(self.run.state, self.run.living)
 
     def on_end(self, at_s: float, said: EndReached | ScriptFinished) -> Iterator[Instruction]:
-        """Note that a rank's data, its loop or its script is over; with all scripts the run is."""
+        """Note that a rank's data, loop or script has ended; with all scripts the run ends."""
         if isinstance(said, EndReached):
             self.run.watch.ends.hear(said)
             return
@@ -244,7 +243,7 @@ class Workers:
 
     # -- how they fail -------------------------------------------------------------------------
 
-    def on_exit(self, at_s: float, node: str, exited: WorkerExited) -> Iterator[Instruction]:
+    def on_exit(self, at_s: float, node: str, exited: WorkerEnded) -> Iterator[Instruction]:
         if (
             self.run.state.phase not in {"starting", "running"}
             or exited.rank in self.run.watch.finished
@@ -264,7 +263,7 @@ class Workers:
     def on_trouble(
         self, at_s: float, node: str, said: Severed | AllLive | RestoreFailed
     ) -> Iterator[Instruction]:
-        """A copy could not be used, or a connection between workers broke, and all may be well.
+        """Act on a copy that could not be used, or a broken connection between workers.
 
         While they start, a connection's error ends the script: one that comes each time is counted
         there.
@@ -284,8 +283,8 @@ class Workers:
     ) -> Iterator[Instruction]:
         """Plan again: without a copy in memory that is bad; with the tier's version, but later.
 
-        A version that was saved is never rejected without a person's word, damaged or not: another
-        machine may read it right, and a person may have another copy of it.
+        A saved version is never rejected without a user's word, damaged or not: another machine may
+        read it right, and the user may have another copy of it.
         """
         before = self.run.state
         lineage = NO_LINEAGE if self.run.plan is None else self.run.plan.lineage
@@ -317,7 +316,7 @@ class Workers:
             )
 
     def _say_if_unprotected(self, at_s: float) -> Iterator[Instruction]:
-        """Say once that nothing is kept of a script that calls `protect` late, or never."""
+        """Emit once that nothing is kept of a script that calls `protect` late, or never."""
         has_begun = self.run.state.setup.settings is not None or self.run.watch.protected
         is_late = self.run.state.phase == "starting" and at_s - self.run.entered_s >= UNPROTECTED_S
         if (
@@ -335,7 +334,7 @@ class Workers:
         yield Emit(event=events.Note(text=text))
 
     def check_progress(self, at_s: float) -> Iterator[Instruction]:
-        """Hung workers (SIGSTOP, deadlock): end them, and start anew.
+        """End hung workers (SIGSTOP, deadlock) and start again.
 
         Those that wait for them in a collective may go on in their processes: it can be ended.
         """
@@ -379,8 +378,8 @@ class Workers:
         ends = [rank for rank in ranks if rank not in waiting]
         yield from self._act_on(at_s, verdict, cause=HUNG, ends=ends)
 
-    def _apart_at(self, at_s: float, exited: WorkerExited) -> Apart | None:
-        """Return because of which rank that came to an end before it a worker may have ended."""
+    def _apart_at(self, at_s: float, exited: WorkerEnded) -> Apart | None:
+        """Return the rank that ended earlier and may have made this worker end."""
         if not is_of_apart(exited):
             return None
         places = self._places(at_s)
@@ -391,7 +390,7 @@ class Workers:
         return apart if apart is not None and (apart.is_certain or is_meant) else None
 
     def _on_apart(self, at_s: float, apart: Apart) -> Iterator[Instruction]:
-        """A rank came to an end while others train on: name it, and have all start again, once."""
+        """Name a rank that ended while others train on, and start all again, once."""
         first = apart.ended[0]
         yield Emit(
             event=events.RanksApart(
@@ -403,7 +402,7 @@ class Workers:
 
     @property
     def _limits(self) -> Limits:
-        """How long a worker may stand still now."""
+        """Limits on how long a worker may stand still now."""
         settings = self.run.state.read_settings()
         is_running = self.run.state.phase == "running"  # the first step after a start has no pace
         return Limits(
@@ -420,7 +419,7 @@ class Workers:
     def on_machine(
         self, at_s: float, node: str, reason: str, *, cause: str, is_told: bool = False
     ) -> Iterator[Instruction]:
-        """A recovery failed at one machine: begin it again, without that one where that can be."""
+        """Start the recovery again after it failed at one machine; without that one if possible."""
         if self.run.state.phase == "rendezvous":
             self.run.portless.add(node)
         spares = self.run.spares()
@@ -436,7 +435,7 @@ class Workers:
         output: tuple[str, ...] = (),
         ends: Sequence[int] = (),
     ) -> Iterator[Instruction]:
-        """Workers failed: start again, leave the node that is to blame, or give the run up."""
+        """Start again, leave the node that is to blame, or give the run up."""
         self.run.state = verdict.state
         if not verdict.reason:
             yield from self.lifecycle.restart(at_s, cause=cause, lost=[], ends=ends)

@@ -13,8 +13,8 @@ from gemini_lab.log.events import (
     RunStarted,
     WrongSums,
 )
-from gemini_lab.recovery.faulty_machines import left_by
 from gemini_lab.recovery.repeats import MOST_SAID, Repeats
+from gemini_lab.recovery.wrong_sums import left_by
 from gemini_lab.report.reducers.checks import MOST_KEPT, MOST_RANKS, seconds, whole
 from gemini_lab.report.values import Iteration
 

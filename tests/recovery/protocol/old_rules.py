@@ -7,7 +7,7 @@ from gemini_lab.recovery.model.judged import Rules
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.planning import hopes
 from gemini_lab.recovery.progress_at_risk import reason_to_wait
-from gemini_lab.recovery.protocol import Instruction, NodeJoined
+from gemini_lab.recovery.protocol import AgentJoined, Instruction
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root.agents import Agents
 from gemini_lab.recovery.root.lifecycle import Lifecycle
@@ -16,7 +16,7 @@ from gemini_lab.recovery.root.lifecycle import Lifecycle
 class IgnoringAgents(Agents):
     """Agents that are asked for no inventory if they join while the run waits."""
 
-    def on_joined(self, joined: NodeJoined) -> Iterator[Instruction]:
+    def on_joined(self, joined: AgentJoined) -> Iterator[Instruction]:
         run = self.run
         if run.state.phase != "waiting" or joined.node in run.living:
             yield from super().on_joined(joined)
