@@ -71,7 +71,7 @@ class Apart:
         return self.what == "epoch"
 
 
-class Ends:
+class RankEnds:
     """Where each rank is, and what of it is over."""
 
     def __init__(self) -> None:

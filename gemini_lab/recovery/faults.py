@@ -50,7 +50,7 @@ OF_THE_MACHINE: Final = frozenset({"CapacityError"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class FailureVerdict:
     """What becomes of a run whose workers failed or hang.
 
     Attributes:
@@ -68,7 +68,7 @@ class Verdict:
 
 def judge_exit(
     state: RootState, exited: WorkerEnded, *, node: str, spares: Sequence[str]
-) -> Verdict:
+) -> FailureVerdict:
     """What becomes of a run one of whose workers ended before its script did.
 
     Args:
@@ -84,7 +84,7 @@ def judge_exit(
         times = errors.count(error)
         reason = reason_to_stop_repeating(exited, node=node, times=times, most=most)
         if reason is not None:
-            return Verdict(state=state, reason=reason, cause=cause_of(exited))
+            return FailureVerdict(state=state, reason=reason, cause=cause_of(exited))
     final = FINAL_ERRORS - OF_THE_MACHINE if state.reached.newest else FINAL_ERRORS
     if _is_of_usage(state, exited):
         final |= {"SystemExit"}
@@ -92,7 +92,7 @@ def judge_exit(
     has_spare = any(spare not in state.nodes.excluded for spare in spares)
     if reason is None and has_spare and exited.error and exited.error.error in OF_THE_MACHINE:
         told = f"rank {exited.rank} on {node}: {exited.error.text}"
-        return Verdict(state=state, reason=told, cause="machines", left=node)
+        return FailureVerdict(state=state, reason=told, cause="machines", left=node)
     # No script ends so by itself: the kernel lacks memory, or somebody on that machine kills.
     is_killed = reason is None and exited.code == -signal.SIGKILL
     if (
@@ -104,7 +104,7 @@ def judge_exit(
             f"rank {exited.rank} on {node} (failure {state.faults.attempts} with no iteration "
             f"finished between): {_said_last(exited)}"
         )
-        return Verdict(state=state, reason=told, cause="machines", left=left)
+        return FailureVerdict(state=state, reason=told, cause="machines", left=left)
     if reason is None:
         failed = f"rank {exited.rank} on {node}, exit status {exited.code}: {_said_last(exited)}"
         return _judge_barren(state, failed, cause=cause_of(exited), spares=spares)
@@ -113,7 +113,7 @@ def judge_exit(
         if _is_the_scripts(state, exited)
         else node_to_leave(state.faults.offences, state, spares)
     )
-    return Verdict(state=state, reason=reason, cause=cause_of(exited), left=left)
+    return FailureVerdict(state=state, reason=reason, cause=cause_of(exited), left=left)
 
 
 def judge_hang(
@@ -123,7 +123,7 @@ def judge_hang(
     seen: str,
     spares: Sequence[str],
     is_past: bool,
-) -> Verdict:
+) -> FailureVerdict:
     """What becomes of a run whose workers stand still.
 
     Args:
@@ -137,13 +137,13 @@ def judge_hang(
     if state.faults.attempts < MAX_ATTEMPTS:
         return _judge_barren(state, f"{seen}, and {HANG_WAY_OUT}", cause="machines", spares=spares)
     if is_past:
-        return Verdict(state=state, reason=f"{seen}; {PAST_WAY_OUT}", cause="script")
+        return FailureVerdict(state=state, reason=f"{seen}; {PAST_WAY_OUT}", cause="script")
     reason = f"workers stood still repeatedly: {seen}; {HANG_WAY_OUT}"
     left = node_to_leave(state.faults.offences, state, spares)
-    return Verdict(state=state, reason=reason, left=left)
+    return FailureVerdict(state=state, reason=reason, left=left)
 
 
-def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> Verdict:
+def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> FailureVerdict:
     """What becomes of a run one of whose ranks came to an end while others train on.
 
     It may have been for a moment's reason, such as a time that was up on one machine first; so all
@@ -162,7 +162,7 @@ def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> Ver
     most = state.read_settings().max_same_errors
     times = [*map(_without_numbers, state.faults.errors)].count(_without_numbers(error))
     if is_again or apart.comes_again or (most is not None and times >= most):
-        return Verdict(state=state, reason=f"{apart.seen}; {WAY_OUT}", cause="script")
+        return FailureVerdict(state=state, reason=f"{apart.seen}; {WAY_OUT}", cause="script")
     return _judge_barren(state, apart.seen, cause="script", spares=spares)
 
 
@@ -179,7 +179,7 @@ def is_of_apart(exited: WorkerEnded) -> bool:
 
 def judge_machine(
     state: RootState, node: str, *, reason: str, spares: Sequence[str], is_told: bool = False
-) -> Verdict:
+) -> FailureVerdict:
     """What becomes of a run whose recovery failed at one machine, with no worker to blame.
 
     Such a failure never ends a run: without another machine it is tried again, ever later.
@@ -195,9 +195,9 @@ def judge_machine(
     state = replace(state, faults=replace(state.faults, offences=offences))
     times = offences.count(node)
     if not is_told and times < MAX_ATTEMPTS:
-        return Verdict(state=state)
+        return FailureVerdict(state=state)
     left = node_to_leave([node], state, spares)
-    return Verdict(state=state, reason=reason if left else "", left=left)
+    return FailureVerdict(state=state, reason=reason if left else "", left=left)
 
 
 def pause_s(state: RootState) -> float:
@@ -223,20 +223,20 @@ def _with_attempt(
 
 def _judge_barren(
     state: RootState, failed: str, *, cause: FailureCause, spares: Sequence[str]
-) -> Verdict:
+) -> FailureVerdict:
     """What becomes of a run that is worth another start, if not so many have come to nothing.
 
     A worker that always fails soon after the first iteration would be started again for ever.
     """
     times = len(state.faults.barren)
     if times < MAX_BARREN:
-        return Verdict(state=state)
+        return FailureVerdict(state=state)
     reason = (
         f"{times} starts in a row failed before they had got {FURTHER} versions further, the last "
         f"from version {state.reached.begun}: {failed}; {BARREN_WAY_OUT}"
     )
     left = node_to_leave(state.faults.barren, state, spares)
-    return Verdict(state=state, reason=reason, cause=cause, left=left)
+    return FailureVerdict(state=state, reason=reason, cause=cause, left=left)
 
 
 def has_got_further(state: RootState) -> bool:

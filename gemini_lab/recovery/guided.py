@@ -42,8 +42,8 @@ from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Instruction, Wr
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root.agents import Agents
 from gemini_lab.recovery.root.ending import Ending
+from gemini_lab.recovery.root.known_run import KnownRun
 from gemini_lab.recovery.root.lifecycle import Lifecycle
-from gemini_lab.recovery.root.run import Run
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import in_order
 from gemini_lab.shard.lineage import Lineage
@@ -59,7 +59,7 @@ class GuidedLifecycle(Lifecycle):
 
     guide: Decide
 
-    def __init__(self, run: Run, ending: Ending) -> None:
+    def __init__(self, run: KnownRun, ending: Ending) -> None:
         super().__init__(run, ending)
         self.decisions: list[tuple[Event, tuple[Action, ...]]] = []
         self.is_guided = False  # nothing is to be decided before a worker has called `protect`

@@ -33,7 +33,7 @@ Make = Callable[[RootState], RecoveryPlan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class RestartPlacement:
     """What a restart begins with.
 
     Attributes:
@@ -98,7 +98,7 @@ def next_change(state: RootState, seats: Seats) -> Change | None:
     )
 
 
-class Replicas:
+class ReplicaPlacing:
     """Copies that follow the risk, as a root agent follows them.
 
     Args:
@@ -142,7 +142,7 @@ class Replicas:
 
     def place(
         self, at_s: float, state: RootState, plan: RecoveryPlan, living: Living, make: Make
-    ) -> Placed:
+    ) -> RestartPlacement:
         """The placement with which all workers start anew, and the plan for it.
 
         Args:
@@ -154,9 +154,11 @@ class Replicas:
         """
         seats = replace(seats_with(state, living, at_s), members=plan.members)
         if seats.placement is None:  # the workers choose, once they know the sizes
-            return Placed(state=replace(state, setup=replace(state.setup, placed=seats)), plan=plan)
+            return RestartPlacement(
+                state=replace(state, setup=replace(state.setup, placed=seats)), plan=plan
+            )
         if not follows(state) or plan.cuts:
-            return Placed(state=state, plan=plan)
+            return RestartPlacement(state=state, plan=plan)
         for placement, later, told in self._offers(state, seats, plan):
             other = replace(
                 state,
@@ -165,8 +167,10 @@ class Replicas:
             )
             made = make(other)
             if _what(made) == _what(plan) and _keeps_copies(seats, placement, plan, made):
-                return Placed(state=other, plan=made, told=(told,))
-        return Placed(state=replace(state, setup=replace(state.setup, placed=seats)), plan=plan)
+                return RestartPlacement(state=other, plan=made, told=(told,))
+        return RestartPlacement(
+            state=replace(state, setup=replace(state.setup, placed=seats)), plan=plan
+        )
 
     def _offers(
         self, state: RootState, seats: Seats, plan: RecoveryPlan

@@ -11,7 +11,7 @@ MOST_TRIED: Final = 4096
 """So many ways to choose racks are all tried; of more, a way that no one exchange makes better."""
 
 
-class KeptCopy(Protocol):
+class SpareCopy(Protocol):
     """What a node has in memory, as far as it matters for where it sits."""
 
     @property
@@ -27,7 +27,7 @@ def fill_positions(
     *,
     members: Sequence[str | None],
     spares: Sequence[str],
-    copies: Collection[KeptCopy],
+    copies: Collection[SpareCopy],
     holders: Sequence[Sequence[int]],
     workers_per_node: int = 1,
     rack_of: Mapping[str, str],

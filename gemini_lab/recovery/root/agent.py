@@ -65,8 +65,8 @@ from gemini_lab.recovery.requests import (
 from gemini_lab.recovery.resizes import patience_s
 from gemini_lab.recovery.root.agents import Agents
 from gemini_lab.recovery.root.ending import Ending
+from gemini_lab.recovery.root.known_run import KnownRun
 from gemini_lab.recovery.root.lifecycle import Lifecycle
-from gemini_lab.recovery.root.run import Run
 from gemini_lab.recovery.root.workers import Workers
 from gemini_lab.recovery.root_state import (
     ACTIVE,
@@ -100,7 +100,7 @@ class RootAgent:
     agents_kind: type[Agents] = Agents
 
     def __init__(self, *, state: RootState, at_s: float) -> None:
-        self.run = run = Run(state=state, at_s=at_s)
+        self.run = run = KnownRun(state=state, at_s=at_s)
         self.ending = Ending(run)
         self.lifecycle = self.lifecycle_kind(run, self.ending)
         self.workers = Workers(run, self.lifecycle, self.ending)

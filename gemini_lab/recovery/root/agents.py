@@ -20,8 +20,8 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Emit, HangUp, Instruction, Send
 from gemini_lab.recovery.resizes import patience_s
 from gemini_lab.recovery.root.ending import Ending
+from gemini_lab.recovery.root.known_run import KnownRun
 from gemini_lab.recovery.root.lifecycle import Lifecycle
-from gemini_lab.recovery.root.run import Run
 from gemini_lab.recovery.root.workers import Workers
 from gemini_lab.recovery.root_state import ACTIVE, RESTARTING, Phase
 from gemini_lab.recovery.stop import what_for
@@ -33,7 +33,9 @@ MOST_BREAKS: Final = 3
 class Agents:
     """The agents of a run: they join, are lost, and come back."""
 
-    def __init__(self, run: Run, lifecycle: Lifecycle, workers: Workers, ending: Ending) -> None:
+    def __init__(
+        self, run: KnownRun, lifecycle: Lifecycle, workers: Workers, ending: Ending
+    ) -> None:
         self.run, self.lifecycle, self.workers, self.ending = run, lifecycle, workers, ending
 
     # -- a root agent after another ------------------------------------------------------------

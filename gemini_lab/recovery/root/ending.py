@@ -8,7 +8,7 @@ from gemini_lab.log import events
 from gemini_lab.recovery.discarded_versions import disown, not_disowned, with_way_on
 from gemini_lab.recovery.messages import Disowned, Release
 from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
-from gemini_lab.recovery.root.run import Run
+from gemini_lab.recovery.root.known_run import KnownRun
 
 LAST_TRIES_S: Final = 32.0  # after that the last version is tried to be saved no more
 DISOWN_LIMIT_S: Final = 60.0  # a line in a file; a store that takes longer hangs
@@ -17,7 +17,7 @@ DISOWN_LIMIT_S: Final = 60.0  # a line in a file; a store that takes longer hang
 class Ending:
     """The end of a run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: KnownRun) -> None:
         self.run = run
 
     def save_last(self, at_s: float) -> Iterator[Instruction]:

@@ -40,10 +40,10 @@ from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.planning import hopes, rack_notes, stored_versions
 from gemini_lab.recovery.progress_at_risk import TierPause, reason_to_wait
 from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
-from gemini_lab.recovery.replicas import Placed
+from gemini_lab.recovery.replicas import RestartPlacement
 from gemini_lab.recovery.resizes import if_none_comes, seat_anew
 from gemini_lab.recovery.root.ending import Ending
-from gemini_lab.recovery.root.run import FIRST_RETRY_S, Run
+from gemini_lab.recovery.root.known_run import FIRST_RETRY_S, KnownRun
 from gemini_lab.recovery.root_state import RootState, Trouble
 from gemini_lab.seats import in_order, listed
 from gemini_lab.settings import Settings
@@ -65,7 +65,7 @@ class Lifecycle:
         has_run_short: Whether fewer machines were planned with since the fence.
     """
 
-    def __init__(self, run: Run, ending: Ending) -> None:
+    def __init__(self, run: KnownRun, ending: Ending) -> None:
         self.run, self.ending = run, ending
         self.tier_pause: TierPause | None = None
         self.looks = 0
@@ -304,7 +304,9 @@ class Lifecycle:
             for copy in said.damaged:
                 yield rejected_copy(copy, node, self.run.state)
 
-    def _carry_out(self, at_s: float, before: RootState, placed: Placed) -> Iterator[Instruction]:
+    def _carry_out(
+        self, at_s: float, before: RootState, placed: RestartPlacement
+    ) -> Iterator[Instruction]:
         """Emit the plan and ask for a port of the rendezvous; `before` has the old seats."""
         self.run.state, self.run.plan = placed.state, placed.plan
         plan, lineage = placed.plan, placed.plan.lineage

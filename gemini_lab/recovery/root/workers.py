@@ -7,7 +7,7 @@ from gemini_lab.log import events
 from gemini_lab.recovery.discarded_versions import disown, left_of
 from gemini_lab.recovery.ends import Apart, Places
 from gemini_lab.recovery.faults import (
-    Verdict,
+    FailureVerdict,
     is_of_apart,
     judge_apart,
     judge_exit,
@@ -32,8 +32,8 @@ from gemini_lab.recovery.planning import good_copies, resumes_elsewhere
 from gemini_lab.recovery.progress_at_risk import TierPause
 from gemini_lab.recovery.protocol import AgentJoined, Emit, HeardEvent, Instruction, WriteState
 from gemini_lab.recovery.root.ending import Ending
+from gemini_lab.recovery.root.known_run import KnownRun
 from gemini_lab.recovery.root.lifecycle import Lifecycle
-from gemini_lab.recovery.root.run import Run
 from gemini_lab.recovery.root_state import ACTIVE
 from gemini_lab.recovery.wrong_sums import left_by, reason_to_end, unheard, without
 from gemini_lab.shard.lineage import NO_LINEAGE
@@ -42,7 +42,7 @@ from gemini_lab.shard.lineage import NO_LINEAGE
 class Workers:
     """The workers of a run: what they report, how they fail, which of them hang."""
 
-    def __init__(self, run: Run, lifecycle: Lifecycle, ending: Ending) -> None:
+    def __init__(self, run: KnownRun, lifecycle: Lifecycle, ending: Ending) -> None:
         self.run, self.lifecycle, self.ending = run, lifecycle, ending
 
     # -- what they say -------------------------------------------------------------------------
@@ -429,7 +429,7 @@ class Workers:
     def _act_on(
         self,
         at_s: float,
-        verdict: Verdict,
+        verdict: FailureVerdict,
         *,
         cause: str,
         output: tuple[str, ...] = (),

@@ -9,7 +9,7 @@ from gemini_lab.log import events
 from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.discarded_versions import disown, joined
 from gemini_lab.recovery.drains import Drains, ask_for_nodes
-from gemini_lab.recovery.ends import Ends
+from gemini_lab.recovery.ends import RankEnds
 from gemini_lab.recovery.guard import LossWatch
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.keeping import Keeping
@@ -19,7 +19,7 @@ from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.progress import Progress
 from gemini_lab.recovery.protocol import AgentJoined, Emit, Instruction, Send, WriteState
 from gemini_lab.recovery.repeats import Repeats
-from gemini_lab.recovery.replicas import Replicas
+from gemini_lab.recovery.replicas import ReplicaPlacing
 from gemini_lab.recovery.resizes import Resizes
 from gemini_lab.recovery.roll_call import RollCall
 from gemini_lab.recovery.root_state import RESTARTING, Phase, RootState
@@ -43,7 +43,7 @@ class RankWatch:
         self.progress, self.pulses, self.ends, self.losses = (
             Progress(),
             Pulses(),
-            Ends(),
+            RankEnds(),
             LossWatch(),
         )
         self.protected: set[int] = set()
@@ -62,7 +62,7 @@ class RankWatch:
         self.ends.restart(ranks, iteration=iteration)
 
 
-class Run:
+class KnownRun:
     """A run as the root agent knows it.
 
     Args:
@@ -110,7 +110,7 @@ class Run:
         self.ahead = Ahead()
         self.drains, self.resizes = Drains(self.stop, self.ahead), Resizes(self.stop)
         self.keeping = Keeping(self.ahead)
-        self.replicas = Replicas(self.stop)
+        self.replicas = ReplicaPlacing(self.stop)
 
     def enter(self, phase: Phase, at_s: float) -> Iterator[Instruction]:
         if self.state.phase in RESTARTING and phase != "fencing":
