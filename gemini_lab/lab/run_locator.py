@@ -15,7 +15,7 @@ import msgspec
 from gemini_lab.display import readable
 from gemini_lab.errors import GeminiError
 from gemini_lab.lab.control import OwnerAwayError, RunGoneError, Way, way_in
-from gemini_lab.launch.certificate import Authority
+from gemini_lab.launch.etcd import Authority
 from gemini_lab.launch.join import check_name, find_token, prefix_of
 from gemini_lab.limits import read_bytes
 from gemini_lab.log.file import find_run

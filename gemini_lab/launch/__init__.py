@@ -3,7 +3,7 @@
     operators       operator, the contract, and `mpiexec` by it: mpi, mpi_order, boot
     who join        join; provider, the contract of what starts them; providers, by it
     etcd            etcd, of one member; etcd_members, of three; etcd_keeper keeps each running
-                    (etcd_server) and says when it ends; certificate
+                    (etcd_server) and says when it ends
 
 What is started is in `node`.
 """

@@ -13,13 +13,12 @@ from typing import Final
 import msgspec
 
 from gemini_lab.errors import LaunchError
-from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd_keeper import KEEPER_LOG, Stay, start_keeper
 from gemini_lab.launch.etcd_server import LOG, Member
 from gemini_lab.launch.mpi import find_program
 from gemini_lab.limits import read_end
 from gemini_lab.node.control_store import StoreUnavailableError
-from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress, OwnCertificates
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.locked_tempdir import hold
 from gemini_lab.node.orphan_etcd import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
@@ -66,6 +65,42 @@ def free_port(host: str) -> int:
     """A port of `host` that nobody uses now."""
     with held_port(host) as port:
         return port
+
+
+class Authority(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The authority of a lab's etcd; whoever has its key can be a member or a client.
+
+    Its certificates do not run out, as a run may last for years: their keys end with the lab.
+
+    Attributes:
+        pem: Its certificate: what members and clients trust.
+        key_pem: Its key.
+    """
+
+    pem: str
+    key_pem: str
+
+    @classmethod
+    def make(cls) -> "Authority":
+        """Return a new one (ECDSA, P-256)."""
+        import trustme  # noqa: PLC0415  (only the starter of an etcd needs it)
+
+        made = trustme.CA(organization_name="gemini_lab", path_length=0)
+        return cls(
+            pem=made.cert_pem.bytes().decode(), key_pem=made.private_key_pem.bytes().decode()
+        )
+
+    def certify(self, name: str = "client") -> OwnCertificates:
+        """Return a new certificate of a client, or of a server at the IP address `name`."""
+        import trustme  # noqa: PLC0415
+
+        authority = trustme.CA.from_pem(self.pem.encode(), self.key_pem.encode())
+        made = authority.issue_cert(name, organization_name="gemini_lab etcd")
+        return OwnCertificates(
+            authority_pem=self.pem,
+            pem=made.cert_chain_pems[0].bytes().decode(),
+            key_pem=made.private_key_pem.bytes().decode(),
+        )
 
 
 def start_member(

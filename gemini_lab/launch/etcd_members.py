@@ -18,8 +18,8 @@ import msgspec
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.boot import Ranks, hand_out, mpi_world
-from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import (
+    Authority,
     held_port,
     own_address,
     start_member,

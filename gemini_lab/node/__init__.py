@@ -8,8 +8,8 @@
     memory          memory_manager and shard_writer, by bulk: bulk_process touches every byte
     root agent      root_role, while this node has it: root_shell acts, by agent_links; own_root,
                     a function of the user's in its process; words, what the owner wants
-    the store       control_store is what is asked of one; etcd_client asks it of etcd, in the words
-                    of etcd_messages, at an etcd_address; etcd_store waits for it, for callers
+    the store       control_store is what is asked of one; etcd_client asks it of etcd, at
+                    an etcd_address; etcd_store waits for it, for callers
                     without an event loop; sealed_store believes only what the lab wrote;
                     membership, and store_watch, which says when it is read; orphan_etcd ends
                     the etcds that labs have left here

@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 from gemini_lab.errors import LaunchError
-from gemini_lab.launch.certificate import Authority
 from gemini_lab.launch.etcd import (
+    Authority,
     find_etcd,
     free_port,
     held_port,

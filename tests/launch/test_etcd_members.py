@@ -18,8 +18,7 @@ from test_etcd import PATIENCE_S, until
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.job import python_command
-from gemini_lab.launch.certificate import Authority
-from gemini_lab.launch.etcd import find_etcd, own_address
+from gemini_lab.launch.etcd import Authority, find_etcd, own_address
 from gemini_lab.launch.etcd_keeper import LEAVE_S
 from gemini_lab.launch.etcd_members import MemberPlace, join_cluster, start_members
 from gemini_lab.launch.etcd_server import Member
