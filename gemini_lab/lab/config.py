@@ -1,4 +1,4 @@
-"""What a lab is made of, checked at the door: nothing starts before it is known to be possible."""
+"""The description of a lab, checked before anything starts."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -22,42 +22,51 @@ LONGEST_NAME: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabConfig:
-    """The size of a lab and where it gets its machines; `Lab` says more on each.
+class LabShape:
+    """The part of a lab's description that is the same on every machine.
 
     Attributes:
         nodes: Machines that train.
         standbys: Machines that wait to take a lost one's place.
         workers_per_node: Training processes on each.
         hosts: Machines to start on; none: this one.
-        etcd: A running etcd; `None`: one is started.
-        folder: Where runs keep their logs.
         lease_s: A node that gives no sign of life for this long counts as lost.
         warm: Fork workers from a parent that has imported everything.
-        racks: The rack of each node, standbys included; `None`: they are not known.
-        join: The lab's name in the store, for agents that were started by themselves to join;
-            `None`: `mpiexec` starts them.
-        provider: Starts those that join; `None`: somebody else does.
-        token: The secret of agents that join; empty: `GEMINI_LAB_TOKEN` has it.
-        wait_s: How long they are waited for.
-
-    Raises:
-        ConfigError: A number is impossible, or there are fewer hosts than nodes.
+        join: The lab's name in the store, for agents that a user or a provider starts; `None`:
+            `mpiexec` starts them.
+        wait_s: How long the lab waits for agents that join.
     """
 
     nodes: int = 4
     standbys: int = 1
     workers_per_node: int = 1
     hosts: Hosts = field(default_factory=Hosts)
-    etcd: EtcdAddress | None = None
-    folder: Path = RUNS_FOLDER
     lease_s: float = 2.0
     warm: bool = True
-    racks: tuple[str, ...] | None = None
     join: str | None = None
+    wait_s: float = WAIT_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabConfig(LabShape):
+    """The one description of a lab: its shape, and what the process that starts it knows.
+
+    Attributes:
+        etcd: A running etcd; `None`: the lab starts one.
+        folder: Where runs keep their logs.
+        racks: The rack of each node, standbys included; `None`: unknown.
+        provider: Starts agents that join; `None`: a user does.
+        token: The secret of agents that join; empty: `GEMINI_LAB_TOKEN` has it.
+
+    Raises:
+        ConfigError: A number is impossible, or there are fewer hosts than nodes.
+    """
+
+    etcd: EtcdAddress | None = None
+    folder: Path = RUNS_FOLDER
+    racks: tuple[str, ...] | None = None
     provider: Provider | None = None
     token: str = field(default="", repr=False)
-    wait_s: float = WAIT_S
 
     def __post_init__(self) -> None:
         machines = self.seats.machines  # impossible seats are refused where they are made
@@ -101,7 +110,7 @@ class LabConfig:
 
     @property
     def seats(self) -> Seats:
-        """Nodes, standbys, workers and racks as one value, before anybody sits anywhere."""
+        """Nodes, standbys, workers and racks as one value, before a node has a position."""
         names = (node_name(number) for number in itertools.count())
         return Seats(
             nodes=self.nodes,
@@ -111,11 +120,9 @@ class LabConfig:
         )
 
 
-class LabOptions(TypedDict, total=False):
-    """What a person may say of a lab; `Lab` tells what each means."""
+class NodeOptions(TypedDict, total=False):
+    """Options of a lab beside its numbers of nodes and standbys; `Lab` documents them."""
 
-    nodes: int
-    standbys: int
     workers_per_node: int
     hosts: Sequence[str] | str | Path | None
     etcd: str | None
@@ -129,8 +136,15 @@ class LabOptions(TypedDict, total=False):
     wait_s: float
 
 
+class LabOptions(NodeOptions, total=False):
+    """All options of a lab."""
+
+    nodes: int
+    standbys: int
+
+
 def config_of(options: LabOptions) -> LabConfig:
-    """The configuration that a person's words mean.
+    """Return the description of a lab that these options mean.
 
     Raises:
         ConfigError: A number is impossible, a name is none, or there are fewer hosts than nodes.
@@ -152,7 +166,7 @@ def config_of(options: LabOptions) -> LabConfig:
 
 
 def hosts_from(hosts: Sequence[str] | str | Path | None) -> Hosts:
-    """The machines that `Lab(hosts=...)` means: names, an MPI hostfile's path, or this one.
+    """Return the machines of `Lab(hosts=...)`: names, an MPI hostfile's path, or this one.
 
     Raises:
         ConfigError: The hostfile cannot be read, there is no name, or one is none.
@@ -185,7 +199,7 @@ _READERS: Final[Mapping[str, Callable[[Any], object]]] = {
     "racks": lambda racks: tuple(map(_rack, racks)),
     "token": str,
 }
-"""How the words that are no numbers are read; `None` is as good as none."""
+"""Readers of the options that are no numbers; `None` is as good as none."""
 
 _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "hosts": ((str, Path, Sequence), "names of hosts, or a hostfile's path"),
@@ -195,4 +209,4 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "join": ((str,), "a name"),
     "token": ((str,), "text"),
 }
-"""What those words may be that are no numbers, and what a person is told to give."""
+"""Types of the options that are no numbers, and what an error tells the user to give."""

@@ -2,6 +2,7 @@
 
 import secrets
 from contextlib import ExitStack, suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -11,7 +12,7 @@ import msgspec
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.lab.announcement import clear_left, is_own
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.config import LabConfig, LabShape
 from gemini_lab.lab.control import write_secret
 from gemini_lab.lab.run_locator import ACCESS_FILE, RUN_KEY, Access
 from gemini_lab.lab.runs import begun, fresh_folder, run_started, said
@@ -20,7 +21,6 @@ from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.etcd import Embedded
 from gemini_lab.launch.etcd_members import COUNT, Members
 from gemini_lab.launch.join import check_name, prefix_of, say
-from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.providers import AutoScaling, Slurm
 from gemini_lab.log.events import LabStarted
 from gemini_lab.log.file import LOG_FILE, EventLog
@@ -35,64 +35,30 @@ OWNER_MODULE: Final = "gemini_lab.lab.owner"
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the owner of a detached run has to know of it: a value in the store.
+    """A detached run in the store, for its owner.
 
     Attributes:
-        nodes: As in `LabConfig`, like the next ones.
-        standbys: Machines that wait.
-        workers_per_node: Training processes on each.
-        lease_s: A node that gives no sign of life for this long counts as lost.
-        warm: Whether workers are forked from a parent that has imported everything.
-        hosts: Machines to start on.
-        join: The name under which agents join by themselves.
-        provider: Starts those that join.
-        wait_s: How long they are waited for.
+        lab: The shape of its lab.
+        provider: Starts agents that join.
         scenario: Failures to inject on the way, as `Scenario.to_json` gives them.
     """
 
-    nodes: int
-    standbys: int
-    workers_per_node: int
-    lease_s: float
-    warm: bool
-    hosts: tuple[str, ...]
-    join: str | None
+    lab: LabShape
     provider: Slurm | AutoScaling | None
-    wait_s: float
     scenario: dict[str, object]
 
     @classmethod
     def of(cls, config: LabConfig, scenario: Scenario) -> "RunRecord":
-        """The record of a run on such a lab."""
+        """Return the record of a run on such a lab."""
         assert isinstance(config.provider, Slurm | AutoScaling | None)
-        return cls(
-            nodes=config.nodes,
-            standbys=config.standbys,
-            workers_per_node=config.workers_per_node,
-            lease_s=config.lease_s,
-            warm=config.warm,
-            hosts=config.hosts.names,
-            join=config.join,
-            provider=config.provider,
-            wait_s=config.wait_s,
-            scenario=scenario.to_json(),
-        )
+        shape = {one.name: getattr(config, one.name) for one in fields(LabShape)}
+        return cls(lab=LabShape(**shape), provider=config.provider, scenario=scenario.to_json())
 
     def config(self, store: SealedStore, token: str, folder: Path) -> LabConfig:
-        """The lab's configuration."""
+        """Return the lab's description, as its owner on another machine has it."""
+        shape = {one.name: getattr(self.lab, one.name) for one in fields(LabShape)}
         return LabConfig(
-            nodes=self.nodes,
-            standbys=self.standbys,
-            workers_per_node=self.workers_per_node,
-            lease_s=self.lease_s,
-            warm=self.warm,
-            hosts=Hosts(names=self.hosts),
-            join=self.join,
-            provider=self.provider,
-            wait_s=self.wait_s,
-            etcd=store.address,
-            token=token,
-            folder=folder,
+            **shape, provider=self.provider, etcd=store.address, token=token, folder=folder
         )
 
 

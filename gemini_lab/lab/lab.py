@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from html import escape
 from pathlib import Path
@@ -16,7 +16,7 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job, job_of
 from gemini_lab.lab import pages
 from gemini_lab.lab.cluster import Starter
-from gemini_lab.lab.config import LabConfig, config_of
+from gemini_lab.lab.config import LabConfig, NodeOptions, config_of
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.roster import why_not_ready
@@ -31,7 +31,6 @@ from gemini_lab.lab.runs import (
 )
 from gemini_lab.lab.starting import start_cluster
 from gemini_lab.lab.submission import Submission, default_name
-from gemini_lab.launch.provider import Provider
 from gemini_lab.log.events import Profiled
 from gemini_lab.placement import Placement
 from gemini_lab.placement.own import Planner
@@ -66,6 +65,7 @@ class Lab:
         token: The secret that they were given; by default that in `GEMINI_LAB_TOKEN`.
         wait_s: How long they are waited for.
         start: Starts the nodes; by default with MPI and etcd.
+        **options: All of the above after `standbys`.
 
     Raises:
         ConfigError: A number is impossible, or there are fewer hosts than nodes.
@@ -77,36 +77,10 @@ class Lab:
         nodes: int = LabConfig.nodes,
         standbys: int = LabConfig.standbys,
         *,
-        workers_per_node: int = LabConfig.workers_per_node,
-        hosts: Sequence[str] | str | Path | None = None,
-        etcd: str | None = None,
-        folder: str | Path = LabConfig.folder,
-        lease_s: float = LabConfig.lease_s,
-        warm: bool = LabConfig.warm,
-        racks: Sequence[str] | None = None,
-        join: str | None = None,
-        provider: Provider | str | None = None,
-        token: str | None = None,
-        wait_s: float = LabConfig.wait_s,
         start: Starter = start_cluster,
+        **options: Unpack[NodeOptions],
     ) -> None:
-        self.config = config_of(
-            {
-                "nodes": nodes,
-                "standbys": standbys,
-                "workers_per_node": workers_per_node,
-                "hosts": hosts,
-                "etcd": etcd,
-                "folder": folder,
-                "lease_s": lease_s,
-                "warm": warm,
-                "racks": racks,
-                "join": join,
-                "provider": provider,
-                "token": token,
-                "wait_s": wait_s,
-            }
-        )
+        self.config = config_of({"nodes": nodes, "standbys": standbys, **options})
         require_folder(self.config.folder)
         self._dashboard: pages.Dashboard | None = None
         self._is_closed = False

@@ -4,7 +4,9 @@ import re
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from full_disk import full_at
 from lab_stand_in import ClusterStandIn, begin, lab_on, printed, tell
@@ -12,9 +14,9 @@ from lab_stand_in import ClusterStandIn, begin, lab_on, printed, tell
 from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
 from gemini_lab.errors import WIDE, ConfigError, LaunchError, RunFailedError
 from gemini_lab.job import job_of
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.config import LabConfig, config_of
 from gemini_lab.lab.control import CONTROL_FILE, Way, ask, write_secret
-from gemini_lab.lab.detached import start_detached
+from gemini_lab.lab.detached import RunRecord, start_detached
 from gemini_lab.lab.run import OutputFiles
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import check_name
@@ -332,3 +334,22 @@ def test_a_node_that_was_lost_between_runs_is_asked_for_by_who_waits_for_all(lab
     assert cluster.brought == [5]
     cluster.living = cluster.ready = (*cluster.living, "node-5")
     lab.wait_until_ready()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"hosts": ["a", "b", "c"]},
+        {"etcd": "127.0.0.1:1", "join": "x", "token": "t", "provider": "slurm --partition=gpu"},
+        {"lease_s": 7.0, "warm": False, "wait_s": 3.0},
+    ],
+)
+def test_the_owner_of_a_detached_run_has_the_description_of_its_lab(more, tmp_path):
+    """It reads it in the store, on another machine."""
+    asked = config_of({"nodes": 2, "workers_per_node": 2, "folder": tmp_path, **more})
+    scenario = Scenario(seed=3)
+    text = msgspec.json.encode(RunRecord.of(asked, scenario))
+    record = msgspec.json.decode(text, type=RunRecord)
+    store = SimpleNamespace(address=asked.etcd)
+    assert record.config(store, asked.token, tmp_path) == asked
+    assert Scenario.from_json(record.scenario) == scenario
