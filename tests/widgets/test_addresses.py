@@ -4,8 +4,14 @@ import pytest
 
 pytest.importorskip("bokeh")
 
-from gemini_lab_widgets.addresses import EVERYWHERE, TEMPLATE, link_of, origins_of, reached_at
-from gemini_lab_widgets.dashboard import Dashboard
+from gemini_lab_widgets.dashboard import (
+    EVERYWHERE,
+    TEMPLATE,
+    Dashboard,
+    link_of,
+    origins_of,
+    reached_at,
+)
 from gemini_lab_widgets.serve import address_of, parser
 
 from gemini_lab.errors import ConfigError

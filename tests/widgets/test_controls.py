@@ -6,8 +6,16 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from gemini_lab_widgets.asking import DRAIN, RESIZE, REWIND
-from gemini_lab_widgets.controls import LINES, Controls, Layout, places, sight
+from gemini_lab_widgets.controls import (
+    DRAIN,
+    LINES,
+    RESIZE,
+    REWIND,
+    Controls,
+    Layout,
+    places,
+    sight,
+)
 from lab_stand_in import NODES, ClusterStandIn, begin, entry, lab_on, run_in, seated, step, tell
 
 from gemini_lab.errors import ConfigError

@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("bokeh")
 
-from gemini_lab_widgets.login import MOST_TRIES, Guard, page_of, whose
-from gemini_lab_widgets.signing import KEY_BYTES, kept_key
+from gemini_lab_widgets.login import KEY_BYTES, MOST_TRIES, Guard, kept_key, page_of, whose
 
 PASSWORD = "correct horse"
 KEY = bytes(32)

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("panel", reason="panel is not installed")
 
-from gemini_lab_widgets.pulse import AHEAD, Pulse
+from gemini_lab_widgets.page import AHEAD, Pulse
 
 
 def test_a_page_that_draws_nothing_is_sent_nothing_more_until_it_does() -> None:

@@ -17,7 +17,17 @@ from bokeh.models import (
     GlyphRenderer,
     Range1d,
 )
-from gemini_lab_widgets.pictures.palette import ON_DARK
+from gemini_lab_widgets.pictures.palette import (
+    BLUE,
+    DARK,
+    GREEN,
+    LIGHT,
+    ON_DARK,
+    RED,
+    css,
+    esc,
+    shown,
+)
 from gemini_lab_widgets.store import EventStore
 from gemini_lab_widgets.views import (
     VIEWS,
@@ -33,7 +43,6 @@ from gemini_lab_widgets.views import (
     iterations,
 )
 from gemini_lab_widgets.views.answers import chances
-from gemini_lab_widgets.views.palette import BLUE, DARK, GREEN, LIGHT, RED, css, esc, shown
 from gemini_lab_widgets.views.spent import percent
 from gemini_lab_widgets.views.view import switch
 from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_drain, with_one_loss

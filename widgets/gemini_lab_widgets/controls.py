@@ -27,8 +27,12 @@ from gemini_lab.log.events import Protected, RunStarted
 from gemini_lab.log.file import read_log
 from gemini_lab.recovery.deciding import Decide
 from gemini_lab.settings import SettingValue
-from gemini_lab_widgets.asking import Asking
-from gemini_lab_widgets.below import Below
+from gemini_lab_widgets.cell_output import CellOutput
+
+DRAIN: Final = "drain a node"
+REWIND: Final = "rewind, iterations"
+RESIZE: Final = "resize, to nodes"
+WIDTH: Final = "150px"
 
 REFRESH_S: Final = 0.25
 LINES: Final = 12
@@ -185,7 +189,7 @@ class Controls:
         self._lab = None if isinstance(target, Run) else target
         self._run = target if isinstance(target, Run) else None
         self._job, self._scenario, self._decides, self._settings = job, scenario, root, settings
-        self._below = Below()
+        self._below = CellOutput()
         self._said: deque[str] = deque(maxlen=LINES)
         self._watched: Run | None = None
         self._layout = Layout()
@@ -365,3 +369,60 @@ def _offer(box: ipywidgets.Dropdown, options: tuple[tuple[str, str], ...]) -> No
         kept, values = box.value, [value for _, value in options]
         box.options = options
         box.value = kept if kept in values else next(iter(values), None)
+
+
+class Asking:
+    """A row of the controls: what to ask for, of which node or how many, and a button.
+
+    What is asked for comes between two iterations, or comes to nothing; the run says which.
+
+    Args:
+        run: Gives the run that is asked, if there is one.
+        attempt: Does what a button does, and says what goes wrong.
+    """
+
+    def __init__(
+        self, run: Callable[[], Run | None], attempt: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._run = run
+        self.what = ipywidgets.Dropdown(description="Ask for", options=[DRAIN, REWIND, RESIZE])
+        self.node = ipywidgets.Dropdown(description="of", options=[])
+        self.count = ipywidgets.BoundedIntText(
+            value=1, min=1, max=1_000_000, layout=ipywidgets.Layout(width=WIDTH, display="none")
+        )
+        self.button = ipywidgets.Button(description="Ask now", icon="share")
+        self.button.on_click(lambda _: attempt(self.ask))
+        self.what.observe(lambda _: self._want(), "value")
+        self.row = ipywidgets.HBox([self.what, self.node, self.count, self.button])
+
+    def ask(self) -> None:
+        """Ask the run for what is chosen.
+
+        Raises:
+            ConfigError: No workers run, or the run cannot do that.
+        """
+        run = self._run()
+        if run is None or not run.members:
+            raise ConfigError("nothing can be asked for now: no workers run")
+        if self.what.value == DRAIN:
+            run.drain(self.node.value or "")
+        elif self.what.value == REWIND:
+            run.rewind(self.count.value)
+        else:
+            run.resize(self.count.value)
+
+    def offer(self, members: Sequence[str], *, is_open: bool) -> None:
+        """Offer the nodes that there are; a chosen one stays chosen while it is there."""
+        self.button.disabled = not is_open
+        nodes = tuple(dict.fromkeys(members))
+        if self.node.options != nodes:
+            kept = self.node.value
+            self.node.options = nodes
+            self.node.value = kept if kept in nodes else next(iter(nodes), None)
+
+    def _want(self) -> None:
+        """Show the node or the number, whichever is wanted; a size begins with the present one."""
+        is_drain = self.what.value == DRAIN
+        self.node.layout.display = None if is_drain else "none"
+        self.count.layout.display = "none" if is_drain else None
+        self.count.value = max(1, len(self.node.options)) if self.what.value == RESIZE else 1

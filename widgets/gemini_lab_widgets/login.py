@@ -3,10 +3,13 @@
 import asyncio
 import hashlib
 import hmac
+import os
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from ipaddress import IPv6Address, IPv6Network, ip_address
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 from weakref import WeakValueDictionary
@@ -15,6 +18,9 @@ from bokeh.server.auth_provider import AuthProvider
 from bokeh.server.views.ws import WSHandler
 from bokeh.util.token import check_token_signature
 from tornado.web import OutputTransform, RequestHandler, create_signed_value, decode_signed_value
+
+KEY_BYTES: Final = 32
+OWNERS: Final = 0o600
 
 COOKIE_DAYS: Final = 7
 PAUSE_S: Final = 1.0
@@ -52,7 +58,7 @@ LOGIN_PAGE: Final = """<!DOCTYPE html>
   <label for="password">Password</label>
   <input id="password" name="password" type="password" required autofocus
     autocomplete="current-password">
-  <button>Look at the run</button>MESSAGE
+  <button>TimelineQuery at the run</button>MESSAGE
 </form></main></body></html>
 """
 TOO_MANY: Final = "Too many tries wait to be answered. Wait some seconds, then try again."
@@ -266,3 +272,32 @@ def headers_for(frame_ancestors: str) -> type[OutputTransform]:
             return status_code, headers, chunk
 
     return Headers
+
+
+def state_folder() -> Path:
+    """Where a user's programs keep what lasts (XDG Base Directory Specification)."""
+    told = os.environ.get("XDG_STATE_HOME")
+    return (Path(told) if told else Path.home() / ".local" / "state") / "gemini_lab"
+
+
+def kept_key(folder: Path | None = None) -> bytes:
+    """The user's key, the same at every start; a new one each time where none can be kept.
+
+    Args:
+        folder: Where it is; the user's own one if None.
+    """
+    with suppress(OSError, RuntimeError):  # nowhere to write, or no home
+        path = (folder or state_folder()) / "cookies.key"
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        unfinished = path.with_suffix(f".{secrets.token_hex(4)}")
+        unfinished.touch(mode=OWNERS)
+        unfinished.write_bytes(secrets.token_bytes(KEY_BYTES))
+        with suppress(FileExistsError):
+            os.link(unfinished, path)  # whole from the start, and of two at once the first
+        unfinished.unlink()
+        found = path.stat()
+        is_own = found.st_uid == os.getuid() and not found.st_mode & 0o077
+        key = path.read_bytes()
+        if is_own and len(key) == KEY_BYTES:
+            return key
+    return secrets.token_bytes(KEY_BYTES)

@@ -5,23 +5,32 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import panel as pn
+import param
 from bokeh.document import Document
+from panel.custom import JSComponent
 from panel.io.resources import LOCAL_DIST
 
 from gemini_lab.report.moments import Moments, Way
 from gemini_lab.report.tables import Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.follow import Follower
+from gemini_lab_widgets.layout import PageLayout, looking_back
 from gemini_lab_widgets.library import Library
-from gemini_lab_widgets.pulse import Pulse
-from gemini_lab_widgets.sheet import Sheet, looking_back
+from gemini_lab_widgets.modules import joined
+from gemini_lab_widgets.pictures.palette import FONT
 from gemini_lab_widgets.store import tables_at
 from gemini_lab_widgets.timeline import Timeline
 from gemini_lab_widgets.tools import Tools
-from gemini_lab_widgets.views.palette import FONT
+
+AHEAD: Final = 2
+"""Beats that may be on their way; with more, the page is sent nothing."""
+LATE_STYLE: Final = """
+p { margin: 0 0 12px; padding: .6rem 1rem; border-radius: 8px; background: #d55e00; color: #fff;
+    font: 600 15px/1.4 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
+"""
 
 TICK_MS: Final = 100
 """Between two pushes to the timeline."""
@@ -77,7 +86,7 @@ class Page:
         # Panel says where its style sheets are when a page is asked for. A websocket that comes
         # after its session was let go gets another one, which would take them from another host.
         document.template_variables["dist_url"] = LOCAL_DIST
-        self._sheet, self._pulse, self._timeline = Sheet(), Pulse(margin=0), Timeline()
+        self._sheet, self._pulse, self._timeline = PageLayout(), Pulse(margin=0), Timeline()
         self._pulse.sizing_mode = "stretch_width"
         self._tools = Tools(run=self._choose_run, beside=self._choose_beside, move=self._move)
         self._drawn: object = None
@@ -326,3 +335,41 @@ def visit(library: Library, present: set[Document], *, most: int) -> None:
     page = Page(library, document)
     rhythm = pn.state.add_periodic_callback(page.tick, period=page.period_ms)
     page.pace = lambda period_ms: rhythm.param.update(period=period_ms)
+
+
+class Pulse(JSComponent):  # type: ignore[misc]
+    """A beat after every update, which the page answers when it has drawn it.
+
+    Messages arrive in order, so an answered beat tells that all updates before it arrived, too.
+    """
+
+    beat = param.Integer(default=0, doc="Updates sent so far.")
+    seen = param.Integer(default=0, doc="The newest beat that the page has drawn.")
+
+    title = param.String(default="", doc="What the browser's tab says.")
+    address = param.Dict(default={}, doc="Parts of the address that say what is looked at.")
+
+    _esm = joined(Path(__file__).parent / "js" / "pulse.js")
+    _stylesheets: ClassVar = [LATE_STYLE]
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)
+        self._sent_at_s: dict[int, float] = {}
+        self.behind_s = 0.0
+        self.param.watch(self._take_answer, "seen")
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the page has yet to draw what it was sent."""
+        return bool(self.beat - self.seen > AHEAD)
+
+    def send(self) -> None:
+        """Beat; called after an update was sent."""
+        self._sent_at_s[self.beat + 1] = time.monotonic()
+        self.beat += 1
+
+    def _take_answer(self, change: param.parameterized.Event) -> None:
+        sent_at_s = self._sent_at_s.get(change.new)
+        if sent_at_s is not None and change.old:  # the first one waits for the page to load
+            self.behind_s = time.monotonic() - sent_at_s
+        self._sent_at_s = {b: at_s for b, at_s in self._sent_at_s.items() if b > change.new}

@@ -18,7 +18,7 @@ import ipywidgets
 
 from gemini_lab.display import NO_FORMULAS, say
 from gemini_lab.errors import ConfigError
-from gemini_lab_widgets.below import Below
+from gemini_lab_widgets.cell_output import CellOutput
 
 FILE: Final = Path("predictions.json")
 LATE: Final = "entered"
@@ -52,7 +52,7 @@ class Prediction:
             f'<b class="{NO_FORMULAS}">{escape(question)}</b>', layout={"margin": "0 1em 0 0"}
         )
         self._row = ipywidgets.HBox([asked, self.box])
-        self._below = Below()
+        self._below = CellOutput()
         self.box.observe(self._keep, names="value")
 
     @property

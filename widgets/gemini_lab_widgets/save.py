@@ -14,9 +14,9 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry, encode_entry
 from gemini_lab.log.file import LOG_FILE, LogFeed, log_of
 from gemini_lab.report.moments import Moments
-from gemini_lab_widgets.kept import script_of
+from gemini_lab_widgets.layout import PageLayout
 from gemini_lab_widgets.library import Library
-from gemini_lab_widgets.sheet import Sheet
+from gemini_lab_widgets.offline_slider import script_of
 from gemini_lab_widgets.standalone import Window, standalone_html
 from gemini_lab_widgets.store import EventStore
 
@@ -64,7 +64,7 @@ def save(
 
 def page(store: EventStore, *, window: Window | None = None) -> str:
     """All views of a run as a page that needs nothing beside itself."""
-    sheet, document = Sheet(), Document()
+    sheet, document = PageLayout(), Document()
     sheet.put_on(document, title=f"{store.name or 'run'} · gemini_lab")
     state = STATES.get(store.run.course.phase, UNFINISHED)
     moments = script_of(store, sheet, document, state=state)

@@ -14,8 +14,14 @@ from gemini_lab.display import tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.limits import whole
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER, find_log, find_run
-from gemini_lab_widgets.addresses import EVERYWHERE, LOOPBACK, reached_at
-from gemini_lab_widgets.dashboard import VISITORS, WHY_LOOPBACK, Dashboard
+from gemini_lab_widgets.dashboard import (
+    EVERYWHERE,
+    LOOPBACK,
+    VISITORS,
+    WHY_LOOPBACK,
+    Dashboard,
+    reached_at,
+)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -12,9 +12,9 @@ import numpy as np
 from gemini_lab.errors import ConfigError
 from gemini_lab.report.bars import LAYERS, Rows, in_columns
 from gemini_lab.report.reducers.traffic import Traffic
-from gemini_lab_widgets.look import Look, coverage_of, shades
 from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.timeline import ENTRY, state
+from gemini_lab_widgets.timeline_query import TimelineQuery, coverage_of, shades
 
 MOST_BARS: Final = 1_000_000
 """In a saved window: 12 MB of a page."""
@@ -112,7 +112,7 @@ def _bins(traffic: Traffic) -> tuple[dict[str, Any] | None, str]:
         return None, ""
     lanes = len(traffic.lanes)
     from_s = traffic.origin_s or 0.0
-    look = Look(
+    look = TimelineQuery(
         number=0,
         from_s=from_s,
         to_s=max(traffic.newest_s or from_s, from_s + 1e-3),

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gemini_lab.report.reducers.traffic import Traffic
-from gemini_lab_widgets.look import Look, seen
 from gemini_lab_widgets.modules import joined
+from gemini_lab_widgets.timeline_query import TimelineQuery, seen
 
 ENTRY: Final = Path(__file__).parent / "js" / "hosts.js"
 MAX_UNDRAWN: Final = 2
@@ -35,7 +35,7 @@ class Pump:
 
     A viewer says `{"ready": true}` when it starts, also when it starts anew, and `{"drawn": seq}`
     after each message that it has drawn. Nothing is sent before the first. What it wants to see
-    beyond the newest bars it asks for (`gemini_lab_widgets.look`).
+    beyond the newest bars it asks for (`gemini_lab_widgets.timeline_query`).
 
     Args:
         send: Sends a message: plain values and packed columns.
@@ -80,7 +80,7 @@ class Pump:
         traffic = self._traffic
         if traffic is None or not self._is_ready or self._is_fresh:
             return
-        look = Look.read(said, lanes=len(traffic.lanes))
+        look = TimelineQuery.read(said, lanes=len(traffic.lanes))
         answer = None if look is None else seen(traffic, look)
         if answer is not None:
             self._send({"look": answer[0]}, answer[1])

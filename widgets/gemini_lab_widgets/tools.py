@@ -10,7 +10,7 @@ from typing import Any, Final
 from bokeh.layouts import row
 from bokeh.models import Button, CustomJSTickFormatter, InlineStyleSheet, Select, Slider
 
-from gemini_lab_widgets.views.palette import FONT, shown
+from gemini_lab_widgets.pictures.palette import FONT, shown
 from gemini_lab_widgets.views.view import stretch
 
 STYLE: Final = """

@@ -39,7 +39,7 @@ def view(value: object, **options: object) -> "Picture":
 
 
 def _drawer(where: str) -> "Callable[..., Picture]":
-    from gemini_lab_widgets.pictures.style import drawn  # noqa: PLC0415 - matplotlib, when wanted
+    from gemini_lab_widgets.pictures.picture import drawn  # noqa: PLC0415 - matplotlib, when wanted
 
     module, _, name = where.partition(":")
     draw: Callable[..., Picture] = getattr(importlib.import_module(module), name)

@@ -16,8 +16,7 @@ from matplotlib.transforms import Affine2D
 
 from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.pictures.palette import LIGHT, on
-from gemini_lab_widgets.pictures.picture import Picture, Table, clean
-from gemini_lab_widgets.pictures.style import DPI, SMALL
+from gemini_lab_widgets.pictures.picture import DPI, SMALL, Picture, Table, clean
 
 WIDTH: Final = 760.0
 """Of every picture in pixels; a page scales it down, never up."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import Replicas, Status, WhatIf
-from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, SKY, css, esc, shown
+from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, SKY, css, esc, shown
 
 SHARDS_NAMED: Final = 12
 RACKS_NAMED: Final = 4

@@ -7,8 +7,8 @@ from bokeh.core.properties import value
 from bokeh.models import AutocompleteInput, ColumnDataSource, CustomJS, Select, TapTool
 
 from gemini_lab.report.tables import CopyRow, CopyState, Replicas
+from gemini_lab_widgets.pictures.palette import BLUE, FONT, LIGHT, MARK, ORANGE, RED, SKY, shown
 from gemini_lab_widgets.views import answers, crowd
-from gemini_lab_widgets.views.palette import BLUE, FONT, LIGHT, MARK, ORANGE, RED, SKY, shown
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
 
 COLOURS: Final[dict[CopyState, str]] = {"whole": SKY, "missing": ORANGE, "lost": RED}

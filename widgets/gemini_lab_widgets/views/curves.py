@@ -6,9 +6,7 @@ from typing import Any, ClassVar, Final
 from bokeh.models import CustomJS, Div, Range1d, Select
 
 from gemini_lab.report.tables import Curve, Curves, Match, Tables
-from gemini_lab_widgets.views import legend, struck
-from gemini_lab_widgets.views.crowd_map import INPUT
-from gemini_lab_widgets.views.palette import (
+from gemini_lab_widgets.pictures.palette import (
     BLUE,
     FONT,
     GREEN,
@@ -20,7 +18,20 @@ from gemini_lab_widgets.views.palette import (
     esc,
     shown,
 )
-from gemini_lab_widgets.views.view import View, count_iterations, hover, put, source, stretch
+from gemini_lab_widgets.views.crowd_map import INPUT
+from gemini_lab_widgets.views.view import (
+    FAILURE_COLUMNS,
+    LegendKey,
+    View,
+    count_iterations,
+    failure_columns,
+    failures_in_words,
+    hover,
+    last_iteration,
+    put,
+    source,
+    stretch,
+)
 
 OTHERS: Final = (ORANGE, GREY, PINK)
 """Earlier runs are drawn in these, as bands: where both agree, the run's own line lies amid one."""
@@ -62,7 +73,7 @@ class CurvesView(View):
     def _build(self) -> Sequence[Any]:
         self.lines, self.drawn_lines = (source(f"xs ys run {DRAWN}") for _ in "ab")
         self.ends, self.drawn_ends = (source(f"x y {DRAWN}") for _ in "ab")
-        self.marks = source(struck.COLUMNS)
+        self.marks = source(FAILURE_COLUMNS)
         self.spans = source("name low high")
         self.verdict = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
         self.select = Select(title="value", options=[], value="", width=180, visible=False)
@@ -127,7 +138,7 @@ class CurvesView(View):
         ):
             put(lines, _lines(curves, found))
             put(ends, _ends(curves, found))
-        put(self.marks, struck.columns(table.marks))
+        put(self.marks, failure_columns(table.marks))
         bounds = {
             name: _bounds([one for one in found if shown(one.name) == name]) for name in names
         }
@@ -135,10 +146,10 @@ class CurvesView(View):
         put(self.spans, {"name": list(bounds), "low": low, "high": high})
         stretch(self.plot.y_range, *bounds.get(self.select.value, (0.0, 1.0)))
         last = max((one.numbers[-1] for one in found if one.numbers), default=1)
-        stretch(self.plot.x_range, 0.0, struck.last(table.marks, last) * 1.02 + 0.5)
+        stretch(self.plot.x_range, 0.0, last_iteration(table.marks, last) * 1.02 + 0.5)
         self._show(names, self.plot)
         runs = {_run(one): _colour(one, found) for one in found}
-        self._tell(legend.Key(label=run, colour=runs[run], mark="line") for run in runs)
+        self._tell(LegendKey(label=run, colour=runs[run], mark="line") for run in runs)
         self._verdict(table.matches)
         self._say(describe(table), notes=table.notes, brief=_brief(table))
 
@@ -224,7 +235,7 @@ def _brief(table: Curves) -> str:
     over = f", the mean over {table.ranks:,} ranks" if table.ranks > 1 else ""
     beside = any(one.run for one in table.curves)
     other = "; the wide band beneath it is the run that it is compared with" if beside else ""
-    marked = f"; {struck.words(table.marks)} marked" if table.marks else ""
+    marked = f"; {failures_in_words(table.marks)} marked" if table.marks else ""
     return f"What the script logged in each iteration{over}{marked}{other}."
 
 
@@ -241,6 +252,6 @@ def describe(table: Curves) -> str:
         for one in mine
     ]
     where = ", ".join(str(one.iteration) for one in table.marks[:12])
-    failures = f"{struck.words(table.marks)}: in iterations {where}"
+    failures = f"{failures_in_words(table.marks)}: in iterations {where}"
     verdicts = " ".join(said(one) for one in table.matches)
     return f"{'; '.join([*parts, *([failures] if table.marks else [])])}. {verdicts}".strip()

@@ -9,9 +9,20 @@ from bokeh.models import FactorRange
 from gemini_lab.report.tables import Iterations, IterationSeries, Tables
 from gemini_lab.report.tables.past import Overhead
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.views import legend, struck
-from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, shown
-from gemini_lab_widgets.views.view import View, count_iterations, hover, put, source, stretch
+from gemini_lab_widgets.pictures.palette import BLUE, GREY, ORANGE, shown
+from gemini_lab_widgets.views.view import (
+    FAILURE_COLUMNS,
+    LegendKey,
+    View,
+    count_iterations,
+    failure_columns,
+    failures_in_words,
+    hover,
+    last_iteration,
+    put,
+    source,
+    stretch,
+)
 
 COLOURS: Final = {"with": BLUE, "without": ORANGE, "first": GREY}
 MARKERS: Final = {"with": "circle", "without": "triangle", "first": "diamond"}
@@ -36,7 +47,7 @@ class IterationsView(View):
 
     def _build(self) -> Sequence[Any]:
         self.points = {kind: source("x y took name fill") for kind in COLOURS}
-        self.marks = source(f"{struck.COLUMNS} top")
+        self.marks = source(f"{FAILURE_COLUMNS} top")
         self.medians = source("name low high median colour marker text count")
         self.plot, self.side = self._every_one(), self._middles()
         both = self._grow(row(self.plot, self.side, sizing_mode="stretch_width"))
@@ -116,17 +127,17 @@ class IterationsView(View):
         for kind, data in self.points.items():
             put(data, _points([one for one in series if one.kind == kind], top))
         self._tell(
-            legend.Key(label=LEGEND[kind], colour=COLOURS[kind], mark=SIGNS[kind])
+            LegendKey(label=LEGEND[kind], colour=COLOURS[kind], mark=SIGNS[kind])
             for kind in COLOURS
             if any(one.kind == kind for one in series)
         )
         put(
             self.marks,
-            {**struck.columns(table.marks), "top": [top * 0.985] * len(table.marks)},
+            {**failure_columns(table.marks), "top": [top * 0.985] * len(table.marks)},
         )
         self._medians([one for one in series if one.kind != "first"])
         numbers = [number for one in series for number in one.numbers]
-        last = struck.last(table.marks, max(numbers, default=1))
+        last = last_iteration(table.marks, max(numbers, default=1))
         stretch(self.plot.x_range, 0.0, last * 1.02 + 0.5)
         stretch(self.plot.y_range, 0.0, top)
         out = sum(value > top for one in series for value in one.durations_s)
@@ -226,5 +237,5 @@ def describe(table: Iterations) -> str:
         return "No iteration has ended yet."
     if table.overhead is not None:
         parts.append(_cost(table.overhead))
-    parts.append(f"{struck.words(table.marks)} marked" if table.marks else "no failures")
+    parts.append(f"{failures_in_words(table.marks)} marked" if table.marks else "no failures")
     return "; ".join(parts) + "."

@@ -9,9 +9,8 @@ from bokeh.models import CustomJS, FactorRange
 
 from gemini_lab.report.tables import Memory, MemoryRow, Tables
 from gemini_lab.units import format_bytes
-from gemini_lab_widgets.views import legend
-from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, SKY, shown
-from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, SKY, shown
+from gemini_lab_widgets.views.view import LegendKey, View, hover, put, source, stretch
 
 MOST: Final = 24
 """Bars, at most; nodes with the same numbers share one where there are more."""
@@ -111,7 +110,7 @@ class MemoryView(View):
         self.plot.xaxis.axis_label = unit
         self._show(rows, self.plot)
         self._tell(
-            legend.Key(label=label, colour=colour or "", hatch=hatch or "")
+            LegendKey(label=label, colour=colour or "", hatch=hatch or "")
             for label, _, colour, hatch in PARTS
             if rows
         )

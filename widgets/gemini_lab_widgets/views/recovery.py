@@ -9,9 +9,21 @@ from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import STEPS, Recoveries, RecoveryRow, Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
-from gemini_lab_widgets.views import legend, printed
-from gemini_lab_widgets.views.palette import shown
-from gemini_lab_widgets.views.view import BAR, CSS, ROOM, View, above, hover, put, source, stretch
+from gemini_lab_widgets.pictures.palette import shown
+from gemini_lab_widgets.views.view import (
+    BAR,
+    CSS,
+    OUTPUT_CSS,
+    ROOM,
+    LegendKey,
+    View,
+    above,
+    hover,
+    output_html,
+    put,
+    source,
+    stretch,
+)
 
 ERRORS: Final = 2
 """Recoveries whose worker's last lines are shown."""
@@ -75,7 +87,7 @@ class RecoveryView(View):
             ("origin", "@origin"),
         )
         self.errors = Div(
-            disable_math=True, stylesheets=[CSS, printed.CSS], sizing_mode="stretch_width"
+            disable_math=True, stylesheets=[CSS, OUTPUT_CSS], sizing_mode="stretch_width"
         )
         return (self._legend(), self.plot, self.errors)
 
@@ -87,7 +99,7 @@ class RecoveryView(View):
             put(data, _columns(table.rows, names, step))
         used = {one.step for row in table.rows for one in row.steps}
         self._tell(
-            legend.Key(label=label, colour=COLOURS[step], hatch=HATCHES.get(step, ""))
+            LegendKey(label=label, colour=COLOURS[step], hatch=HATCHES.get(step, ""))
             for step, label in STEPS.items()
             if step in used
         )
@@ -102,7 +114,7 @@ class RecoveryView(View):
         self._show(names, self.plot)
         stretch(self.plot.x_range, 0.0, 1.02 * max(ends, default=1.0) or 1.0)
         text = "".join(
-            printed.printed(f"{row.label}: {row.error}", row.output) for row in _raised(table)[::-1]
+            output_html(f"{row.label}: {row.error}", row.output) for row in _raised(table)[::-1]
         )
         if self.errors.text != text:
             self.errors.text = text

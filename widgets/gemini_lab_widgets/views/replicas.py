@@ -9,6 +9,7 @@ from bokeh.layouts import column, row
 from bokeh.models import CustomJS, Div, Select, TapTool
 
 from gemini_lab.report.tables import CopyRow, CopyState, NodeHealth, Replicas, Tables
+from gemini_lab_widgets.pictures.palette import BLUE, GREY, ORANGE, shown
 from gemini_lab_widgets.views import answers, ring
 from gemini_lab_widgets.views.crowd_map import (
     COLOURS,
@@ -18,7 +19,6 @@ from gemini_lab_widgets.views.crowd_map import (
     version_of,
     words_of,
 )
-from gemini_lab_widgets.views.palette import BLUE, GREY, ORANGE, shown
 from gemini_lab_widgets.views.view import CSS, hover, put, source, stretch
 
 ROUND: Final = 32

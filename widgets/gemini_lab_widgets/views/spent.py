@@ -8,11 +8,9 @@ from bokeh.models import Div
 
 from gemini_lab.report.tables import FAILURES, Part, Spent, SpentRow, Tables
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.pictures.palette import FELT, LIGHT, TRAINING, on
+from gemini_lab_widgets.pictures.palette import FELT, FONT, GREEN, LIGHT, TRAINING, esc, on
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
-from gemini_lab_widgets.views import legend
-from gemini_lab_widgets.views.palette import FONT, GREEN, esc
-from gemini_lab_widgets.views.view import View, hover, put, source, stretch
+from gemini_lab_widgets.views.view import View, hatched, hover, put, source, stretch
 
 STYLES: Final[dict[Part, tuple[str, str]]] = {
     "training": (TRAINING, ""),
@@ -152,7 +150,7 @@ def _table(table: Spent) -> str:
 
 
 def _line(row: SpentRow, table: Spent) -> str:
-    patch = f"<i style='background:{legend.ground(*STYLES[row.part])}'></i>"
+    patch = f"<i style='background:{hatched(*STYLES[row.part])}'></i>"
     took, share = format_seconds(row.seconds), percent(table.share(row.part))
     return (
         f"<tr><td class=part>{patch}{esc(row.label)}</td><td class=n>{esc(took)}</td>"

@@ -9,8 +9,7 @@ from bokeh.models import Div
 from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import NodeHealth, NodeRow, Spent, Status, Tables, leaving_of
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.views import printed
-from gemini_lab_widgets.views.palette import (
+from gemini_lab_widgets.pictures.palette import (
     BLUE,
     FONT,
     GREEN,
@@ -22,7 +21,7 @@ from gemini_lab_widgets.views.palette import (
     shown,
 )
 from gemini_lab_widgets.views.spent import causes, percent
-from gemini_lab_widgets.views.view import View
+from gemini_lab_widgets.views.view import OUTPUT_CSS, View, output_html
 
 DETAIL: Final = 40
 """Characters of a detail that a tile has room for."""
@@ -95,7 +94,7 @@ class StatusView(View):
     def _build(self) -> Sequence[Any]:
         self._head.visible = False
         self.strip = Div(
-            disable_math=True, stylesheets=[CSS, printed.CSS], sizing_mode="stretch_width"
+            disable_math=True, stylesheets=[CSS, OUTPUT_CSS], sizing_mode="stretch_width"
         )
         self.strip.html_attributes = {"role": "status", "aria-live": "off"}
         return (self.strip,)
@@ -151,7 +150,7 @@ def _failure(status: Status) -> str:
     why = (
         f"<p class=error>{esc(f'failed: {status.detail}')}</p>" if status.phase == "failed" else ""
     )
-    return why + printed.printed(status.error, status.output)
+    return why + output_html(status.error, status.output)
 
 
 def _diverged(status: Status) -> str:

@@ -1,6 +1,8 @@
 """What all views share: a heading, figures that follow the theme, and a description in words."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from bokeh.core.properties import field, value
@@ -17,9 +19,10 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
+from gemini_lab.report.output import last_lines
 from gemini_lab.report.tables import Tables
-from gemini_lab_widgets.views import legend
-from gemini_lab_widgets.views.palette import DARK, FONT, LIGHT, esc, shown
+from gemini_lab.report.tables.past import Mark
+from gemini_lab_widgets.pictures.palette import DARK, FONT, GREY, LIGHT, RED, css, esc, shown
 
 LONGEST_WORDS: Final = 2_000
 ROOM: Final[dict[str, Any]] = {"range_padding": 0.2, "range_padding_units": "absolute"}
@@ -43,6 +46,73 @@ return (tick / size).toLocaleString("en", {maximumFractionDigits: 3}) + name;
 
 EDGE: Final = ".bk-Canvas { clip-path: inset(1px 0 0 1px); }"
 """Bokeh clears a canvas from half a pixel on: what it drew there amid the layout stays."""
+_LINE: Final = "var(--gl-paper) 0 1.5px, transparent 1.5px 4px"
+_THIN: Final = "var(--gl-paper) 0 1px, transparent 1px 4px"
+HATCH_LINES: Final = {
+    "vertical_line": f"repeating-linear-gradient(90deg, {_LINE})",
+    "horizontal_line": f"repeating-linear-gradient(0deg, {_LINE})",
+    "right_diagonal_line": f"repeating-linear-gradient(-45deg, {_LINE})",
+    "dot": "radial-gradient(var(--gl-paper) 1.3px, transparent 1.5px) 0 0 / 5px 5px",
+    "cross": f"repeating-linear-gradient(0deg, {_THIN}), repeating-linear-gradient(90deg, {_THIN})",
+}
+"""Bokeh's hatches in CSS."""
+LEGEND_CSS: Final = """
+:host { font: 13px FONT; color: var(--gl-ink); }
+ul { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 4px 0; padding: 0; }
+i { display: inline-block; width: 16px; height: 12px; border: 1px solid var(--gl-rule);
+  border-radius: 2px; margin-right: 6px; vertical-align: -1px; }
+i.line { height: 0; border: 0; border-top: 3px solid; vertical-align: 3px; }
+b { margin-right: 6px; font-weight: 400; }
+""".replace("FONT", FONT)
+OUTPUT_CSS: Final = f"""
+.bk-clearfix {{ display: block; width: 100%; }}
+p.error {{ font-size: 14px; font-weight: 600; color: var(--gl-ink); margin: 8px 0 4px;
+  overflow-wrap: anywhere; }}
+p.error::before {{ content: "✕"; color: {css(RED)}; margin-right: 6px; }}
+pre.output {{ font: 12.5px/1.45 ui-monospace, 'DejaVu Sans Mono', monospace; color: var(--gl-ink);
+  background: var(--gl-pale); border-left: 5px solid {css(RED)}; border-radius: 6px;
+  margin: 0 0 10px; padding: 8px 12px; white-space: pre-wrap; overflow-wrap: anywhere; }}
+"""
+FAILURE_COLUMNS: Final = "x text colour fade"
+_FEW: Final = 12
+"""So many lines hide nothing; more are paler, as what they cross is what people look at."""
+_PALEST: Final = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegendKey:
+    """One mark.
+
+    Attributes:
+        label: What it means.
+        colour: Its own; empty for an outline.
+        hatch: Bokeh's name of the lines on it.
+        mark: A character in place of an area, or `"line"`.
+    """
+
+    label: str
+    colour: str
+    hatch: str = ""
+    mark: str = ""
+
+
+def legend_html(keys: Iterable[LegendKey]) -> str:
+    """The list of marks."""
+    lines = "".join(f"<li>{_mark(key)}{esc(key.label)}</li>" for key in keys)
+    return f"<ul>{lines}</ul>" if lines else ""
+
+
+def _mark(key: LegendKey) -> str:
+    if key.mark == "line":
+        return f'<i class="line" style="border-color:{css(key.colour)}"></i>'
+    if key.mark:
+        return f'<b style="color:{css(key.colour)}" aria-hidden="true">{key.mark}</b>'
+    return f'<i style="background:{hatched(key.colour, key.hatch)}"></i>'
+
+
+def hatched(colour: str, hatch: str) -> str:
+    """A colour, empty for none, under Bokeh's hatch of that name, as a background in CSS."""
+    return ", ".join(filter(None, [HATCH_LINES.get(hatch, ""), css(colour) or "transparent"]))
 
 
 def count_iterations(plot: Any) -> None:
@@ -67,7 +137,7 @@ class View:
 
     def __init__(self, *, dark: bool = False) -> None:
         self.words = ""
-        self.keys: tuple[legend.Key, ...] = ()
+        self.keys: tuple[LegendKey, ...] = ()
         self._dark = dark
         self._follows: list[tuple[Any, str, Any, Any]] = []
         self._figures: list[Any] = []
@@ -179,14 +249,14 @@ class View:
     def _legend(self) -> Any:
         """Where `_tell` says what the marks of the figures mean."""
         self._keys = Div(
-            stylesheets=[legend.CSS], sizing_mode="stretch_width", disable_math=True, visible=False
+            stylesheets=[LEGEND_CSS], sizing_mode="stretch_width", disable_math=True, visible=False
         )
         return self._keys
 
-    def _tell(self, keys: Iterable[legend.Key]) -> None:
+    def _tell(self, keys: Iterable[LegendKey]) -> None:
         """Say what marks mean that can be seen now."""
         self.keys = tuple(keys)
-        text = legend.html(self.keys)
+        text = legend_html(self.keys)
         if self._keys.text != text:
             self._keys.text = text
         self._keys.visible = bool(text)
@@ -255,3 +325,37 @@ def switch(views: Sequence[View]) -> CustomJS:
             model[name] = cb_obj.active ? dark : light
     """
     return CustomJS(args={"follows": follows}, code=code)
+
+
+def output_html(error: str, output: Sequence[str]) -> str:
+    """What a worker raised, and its last lines beneath; empty where it said nothing."""
+    lines = "\n".join(esc(line) for line in last_lines(output))
+    said = f"<p class=error>{esc(error)}</p>" if error else ""
+    return said + (f"<pre class=output>{lines}</pre>" if lines else "")
+
+
+def failure_columns(marks: Sequence[Mark]) -> dict[str, list[Any]]:
+    """What is drawn of them, by column: red for failures, grey for what was asked for."""
+    fade = min(1.0, max(_PALEST, _FEW / max(1, len(marks))))
+    return {
+        "x": [mark.iteration for mark in marks],
+        "text": [shown(mark.text, longest=80) for mark in marks],
+        "colour": [GREY if mark.is_planned else RED for mark in marks],
+        "fade": [fade] * len(marks),
+    }
+
+
+def last_iteration(marks: Sequence[Mark], iteration: int) -> int:
+    """The last iteration to draw: `iteration`, or a mark's where training came no further."""
+    return max([iteration, *(mark.iteration for mark in marks)])
+
+
+def failures_in_words(marks: Sequence[Mark]) -> str:
+    """How many there are: `2 failures and 1 planned move`."""
+    count = Counter(mark.is_planned for mark in marks)
+    said = [
+        f"{count[is_planned]:,} {one}{'s' if count[is_planned] != 1 else ''}"
+        for is_planned, one in ((False, "failure"), (True, "planned move"))
+        if count[is_planned]
+    ]
+    return " and ".join(said) or "no failures"

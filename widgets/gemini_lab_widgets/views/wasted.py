@@ -7,9 +7,18 @@ from bokeh.models import FactorRange
 
 from gemini_lab.report.tables import Tables, Wasted, WastedRow
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.views import legend
-from gemini_lab_widgets.views.palette import BLUE, ORANGE, RED, YELLOW, shown
-from gemini_lab_widgets.views.view import BAR, ROOM, View, above, hover, put, source, stretch
+from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, YELLOW, shown
+from gemini_lab_widgets.views.view import (
+    BAR,
+    ROOM,
+    LegendKey,
+    View,
+    above,
+    hover,
+    put,
+    source,
+    stretch,
+)
 
 PARTS: Final = {
     "lost progress": (RED, "right_diagonal_line"),
@@ -84,11 +93,11 @@ class WastedView(View):
         put(self.ends, {"row": above(names), "x": [0.0] * len(names), "text": told})
         used = {part for row in table.rows for part, _ in row.parts}
         keys = [
-            legend.Key(label=part, colour=colour, hatch=hatch or "")
+            LegendKey(label=part, colour=colour, hatch=hatch or "")
             for part, (colour, hatch) in PARTS.items()
             if part in used
         ]
-        dots = [legend.Key(label="each failure", colour="inherit", mark="○")] if each else []
+        dots = [LegendKey(label="each failure", colour="inherit", mark="○")] if each else []
         self._tell([*keys, *dots])
         if self.plot.y_range.factors != names[::-1]:
             self.plot.y_range.factors = names[::-1]

@@ -12,8 +12,8 @@ pytest.importorskip("bokeh")
 
 from bokeh.document import Document
 from bokeh.models import ColumnDataSource, Div
-from gemini_lab_widgets.kept import FEWEST, Tape, choose, plain, script_of
-from gemini_lab_widgets.sheet import Sheet, looking_back
+from gemini_lab_widgets.layout import PageLayout, looking_back
+from gemini_lab_widgets.offline_slider import FEWEST, Tape, choose, plain, script_of
 from gemini_lab_widgets.store import EventStore, tables_at
 from told_runs import with_one_loss
 
@@ -30,13 +30,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> EventStore:
     return EventStore.load(log)
 
 
-def page() -> tuple[Sheet, Document]:
-    sheet, document = Sheet(), Document()
+def page() -> tuple[PageLayout, Document]:
+    sheet, document = PageLayout(), Document()
     sheet.put_on(document, title="")
     return sheet, document
 
 
-def drawn(sheet: Sheet) -> list[Any]:
+def drawn(sheet: PageLayout) -> list[Any]:
     """Every text and every table of the views, in order."""
     found = []
     for root in (sheet.state, *(view.root for view in sheet.views.values())):

@@ -13,7 +13,7 @@ from typing import Final
 from gemini_lab.display import picture
 from gemini_lab.errors import GeminiError
 from gemini_lab.report.build import load_report
-from gemini_lab_widgets.below import Below
+from gemini_lab_widgets.cell_output import CellOutput
 from gemini_lab_widgets.follow import Follower
 
 LONGEST_BYTES: Final = 32 << 20
@@ -55,11 +55,11 @@ NOTHING: Final = (
 )
 
 
-class Frame:
+class NotebookEmbed:
     """The cells that show one dashboard."""
 
     def __init__(self) -> None:
-        self._below = Below()
+        self._below = CellOutput()
 
     def show(self, url: str, ticket: str, run: Follower) -> None:
         """Show a page below the cell that runs.
@@ -75,7 +75,7 @@ class Frame:
     def end(self, run: Follower) -> None:
         """Have a picture of the run stand wherever its page stood."""
         self._below.put(_bundle(saved_html(run), "a dashboard that has ended"))
-        self._below = Below()
+        self._below = CellOutput()
 
 
 def live_html(url: str, ticket: str, saved: str) -> str:

@@ -18,8 +18,8 @@ from bokeh.models import CustomJS
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables import Tables
+from gemini_lab_widgets.layout import PageLayout, looking_back
 from gemini_lab_widgets.modules import joined
-from gemini_lab_widgets.sheet import Sheet, looking_back
 from gemini_lab_widgets.standalone import zipped
 from gemini_lab_widgets.store import EventStore, tables_at
 from gemini_lab_widgets.timeline import ENTRY
@@ -126,7 +126,7 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a saved page cannot keep a {type(value).__name__}")
 
 
-def script_of(store: EventStore, sheet: Sheet, document: Document, *, state: State) -> str:
+def script_of(store: EventStore, sheet: PageLayout, document: Document, *, state: State) -> str:
     """A piece of HTML that lets the views show the run as it was; they show its end from here on.
 
     Args:
@@ -198,7 +198,7 @@ def _along(
         yield at_s, way.run
 
 
-def _room_for(sheet: Sheet, document: Document, tables: Tables) -> int:
+def _room_for(sheet: PageLayout, document: Document, tables: Tables) -> int:
     """How many moments a page can take, by what the views hold at the end."""
     tape = Tape(document)
     tape.start(from_blank=True)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from gemini_lab_widgets.look import MOST_BARS, Look, seen
 from gemini_lab_widgets.standalone import standalone_html
 from gemini_lab_widgets.timeline import Pump
+from gemini_lab_widgets.timeline_query import MOST_BARS, TimelineQuery, seen
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.report.bars import BATCH, LAYERS, ROW_BYTES, Kind
@@ -30,7 +30,7 @@ def traffic():
 
 
 def look(**said):
-    return Look.read({**ASKED, **said}, lanes=2)
+    return TimelineQuery.read({**ASKED, **said}, lanes=2)
 
 
 def test_few_bars_come_one_by_one_with_their_numbers(traffic):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from IPython.display import DisplayHandle
 
 
-class Below:
+class CellOutput:
     """The cells that show one thing."""
 
     def __init__(self) -> None:

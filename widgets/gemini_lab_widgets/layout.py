@@ -10,8 +10,8 @@ from bokeh.models.ui import UIElement
 
 from gemini_lab.report.tables import Tables
 from gemini_lab.units import format_seconds
+from gemini_lab_widgets.pictures.palette import FONT, esc
 from gemini_lab_widgets.views import VIEWS, View
-from gemini_lab_widgets.views.palette import FONT, esc
 from gemini_lab_widgets.views.view import switch
 
 TEMPLATE: Final = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ TURN: Final = """
 """
 
 
-class Sheet:
+class PageLayout:
     """The views, a line on the page's state, and the switch between light and dark.
 
     The switch works in the browser, so it needs no server.
@@ -108,7 +108,7 @@ class Sheet:
 
 
 def looking_back(at_s: float) -> tuple[str, str, str]:
-    """What `Sheet.say` is told where the views show a moment, seconds after the run's start."""
+    """Return what `PageLayout.say` is told while the views show a moment of the past."""
     when = format_seconds(round(at_s, 1))
     return "late", "looking back", f"everything here is as it was {when} after the start"
 

@@ -37,7 +37,7 @@ class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TimelineQuery:
     """What a viewer asks for.
 
     Attributes:
@@ -75,7 +75,7 @@ class Look:
         return cls(asked.number, asked.from_s, asked.to_s, asked.bins, row_of, asked.bars)
 
 
-def seen(traffic: Traffic, look: Look) -> tuple[dict[str, Any], bytes] | None:
+def seen(traffic: Traffic, look: TimelineQuery) -> tuple[dict[str, Any], bytes] | None:
     """The answer to a look: plain values, and packed bars or coverage; `None` without a pyramid."""
     pyramid, bars = traffic.pyramid, traffic.bars
     if pyramid is None:
@@ -95,7 +95,7 @@ def seen(traffic: Traffic, look: Look) -> tuple[dict[str, Any], bytes] | None:
     return meta | window, shades(covered, lanes)
 
 
-def coverage_of(pyramid: Pyramid, look: Look, fresh: Rows = NO_ROWS) -> Covered:
+def coverage_of(pyramid: Pyramid, look: TimelineQuery, fresh: Rows = NO_ROWS) -> Covered:
     """How long the rows of a look were covered."""
     rows = int(look.row_of.max(initial=0) + 1)
     covered = pyramid.coverage(
