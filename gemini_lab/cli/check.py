@@ -154,11 +154,11 @@ def render(checked: Checked) -> Iterator[str]:
     if checked.verdict == "not repeatable":
         yield from _wrapped(SEEDS)
     if checked.verdict == "differs without a failure":
-        yield from _wrapped(BY_PROTECTION)
+        yield from _wrapped(_by_protection(checked))
     if checked.failure:
         yield from _rows({"failed": checked.failure, **_of_kill(checked.after)})
     if checked.verdict != "not repeatable":
-        if checked.plain_failed:
+        if checked.plain is None and checked.plain_failed:
             text = f"not compared with plain torchrun: {checked.plain_failed}"
             yield from ("", *_wrapped(text, ""))
         elif checked.plain is not None and checked.plain.is_same:
@@ -169,6 +169,16 @@ def render(checked: Checked) -> Iterator[str]:
         yield from _wrapped(f"{kill}: not done, as the script did not come there again")
     for text in _remarks(checked):
         yield from ("", *_wrapped(f"beware: {text}", ""))
+
+
+def _by_protection(checked: Checked) -> str:
+    if not checked.plain_failed:
+        return BY_PROTECTION
+    return (
+        "the run in a lab is not the one under plain torchrun. A second one under plain torchrun "
+        f"failed ({checked.plain_failed}), so it is not known whether the script is repeatable; "
+        "seed its random generators, give it more time with --limit, and check again"
+    )
 
 
 def _remarks(checked: Checked) -> Iterator[str]:

@@ -124,7 +124,7 @@ class Checked:
         missed: Those of which the script did not come to the place.
         disturbed: The run with kills beside the undisturbed one.
         plain: The undisturbed one beside plain torchrun; `None`: that was not to be had.
-        plain_failed: Why not.
+        plain_failed: Why not; or why its second run failed, by which to tell if it is repeatable.
         is_repeatable: Whether two runs of plain torchrun are the same, where that was tried.
         failure: Why the run with kills ended, if it failed.
         unsteady: What of the script's own differs in each run, also in undisturbed ones.
@@ -292,8 +292,8 @@ class _Check:
             return compared, "", True
         self._tell("  it differs from the lab's: once more")
         again, failed = self._under_torchrun("torchrun-again")
-        if failed:
-            return compared, "", True
+        if failed:  # so it is not known whether the script is repeatable
+            return compared, failed, True
         beside_itself = self._compared(plain, again)
         return (compared, "", True) if beside_itself.is_same else (beside_itself, "", False)
 

@@ -194,6 +194,11 @@ def text_of(checked: Checked) -> str:
             "two runs under plain torchrun are the same, and the one in a lab is not",
         ),
         (
+            {"plain": compared(state=states(change=2)), "plain_failed": "it said nothing"},
+            "differs without a failure",
+            "failed (it said nothing), so it is not known whether the script is repeatable",
+        ),
+        (
             {"plain": compared(run(change=2, loss=9.0)), "is_repeatable": False},
             "not repeatable",
             "seed the script's random generators",
