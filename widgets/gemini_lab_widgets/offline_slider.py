@@ -18,8 +18,8 @@ from bokeh.models import CustomJS
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables import Tables
-from gemini_lab_widgets.layout import PageLayout, looking_back
 from gemini_lab_widgets.modules import joined
+from gemini_lab_widgets.page_layout import PageLayout, looking_back
 from gemini_lab_widgets.standalone import zipped
 from gemini_lab_widgets.store import EventStore, tables_at
 from gemini_lab_widgets.timeline import ENTRY

@@ -17,9 +17,9 @@ from gemini_lab.report.moments import Moments, Way
 from gemini_lab.report.tables import Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.follow import Follower
-from gemini_lab_widgets.layout import PageLayout, looking_back
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.modules import joined
+from gemini_lab_widgets.page_layout import PageLayout, looking_back
 from gemini_lab_widgets.pictures.palette import FONT
 from gemini_lab_widgets.store import tables_at
 from gemini_lab_widgets.timeline import Timeline

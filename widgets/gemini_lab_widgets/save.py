@@ -14,9 +14,9 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry, encode_entry
 from gemini_lab.log.file import LOG_FILE, LogFeed, log_of
 from gemini_lab.report.moments import Moments
-from gemini_lab_widgets.layout import PageLayout
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.offline_slider import script_of
+from gemini_lab_widgets.page_layout import PageLayout
 from gemini_lab_widgets.standalone import Window, standalone_html
 from gemini_lab_widgets.store import EventStore
 
