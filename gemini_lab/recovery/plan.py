@@ -1,7 +1,7 @@
 """What is loaded from where after a failure (paper, section 6.2): the decision, without any I/O."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -225,9 +225,10 @@ def plan_recovery(
     by shard: in the ring part of a mixed placement two lost neighbours lose a shard although their
     group still has living machines (the paper's per-group test misses that). Copies count where a
     worker can send them, so on members that keep the shard, and only copies of one lineage make a
-    version. When no version is whole in memory, all nodes load the newest persistent one, also
-    those whose memory is intact: versions of two iterations must not be mixed (paper, section 6.2,
-    case 2).
+    version. If standbys hold what makes a newer version whole, they take the positions of living
+    members: nodes that fell silent and were replaced may come back with it. When no version is
+    whole in memory, all nodes load the newest persistent one, also those whose memory is intact:
+    versions of two iterations must not be mixed (paper, section 6.2, case 2).
 
     Args:
         placement: Who keeps whose shard, by position.
@@ -255,13 +256,20 @@ def plan_recovery(
         rack_of=rack_of,
         late=late,
     )
-    usable = _usable(alive, new_members, kept, workers_per_node)
-    holders = _holders(usable)
     shards = range(placement.nodes * workers_per_node)
-    whole = [v for v, by_shard in holders.items() if all(by_shard.get(s) for s in shards)]
     in_store = [VersionId(version=one.version, lineage=one.lineage) for one in persistent]
     stored = [one for one in in_store if one not in rejected]
     newest_stored = max((one.version for one in stored), default=-1)
+    seats = _Seats(placement.holders, kept, workers_per_node)
+    holders = seats.holders(alive, new_members)
+    whole = _whole(holders, shards)
+    anywhere = _holders(alive)
+    for newer in sorted(_whole(anywhere, shards), reverse=True):
+        if newer.version <= newest_stored or (whole and newer <= max(whole)):
+            break
+        if better := seats.with_holders(new_members, anywhere[newer], shards):
+            new_members, holders, whole = better, seats.holders(alive, better), [newer]
+            break
     if whole and max(whole).version >= newest_stored:
         chosen = max(whole)
         sources, transfers = _from_memory(placement, new_members, holders[chosen], workers_per_node)
@@ -302,18 +310,83 @@ def _from_elsewhere(
     )
 
 
-def _usable(
-    copies: Iterable[Copy],
-    members: Sequence[str | None],
-    kept: Sequence[Collection[int]],
-    workers_per_node: int,
-) -> Iterator[Copy]:
-    """The copies that a worker can send: those on members that keep their shards."""
-    position_of = {node: position for position, node in enumerate(members) if node is not None}
-    for copy in copies:
-        position = position_of.get(copy.node)
-        if position is not None and copy.shard // workers_per_node in kept[position]:
-            yield copy
+@dataclass(frozen=True, slots=True)
+class _Seats:
+    """Positions, and whose copies can be sent from them."""
+
+    keepers: Sequence[Sequence[int]]
+    kept: Sequence[Collection[int]]
+    workers_per_node: int
+
+    def holders(
+        self, copies: Iterable[Copy], members: Sequence[str | None]
+    ) -> dict[VersionId, dict[int, list[str]]]:
+        """Return, for each version, the members that can send each shard."""
+        at = {node: position for position, node in enumerate(members) if node is not None}
+        return _holders(c for c in copies if c.node in at and self.keeps(at[c.node], c.shard))
+
+    def keeps(self, position: int, shard: int) -> bool:
+        """Return whether a position keeps a shard."""
+        return shard // self.workers_per_node in self.kept[position]
+
+    def with_holders(
+        self,
+        members: Sequence[str | None],
+        nodes_of: Mapping[int, Sequence[str]],
+        shards: Collection[int],
+    ) -> tuple[str | None, ...] | None:
+        """Return the members with standbys seated so that a version is whole, if that is possible.
+
+        Args:
+            members: The node on each position.
+            nodes_of: All living nodes that hold each shard of the version.
+            shards: Of the version.
+        """
+        seated = list(members)
+        held: dict[str, list[int]] = defaultdict(list)
+        for shard, nodes in nodes_of.items():
+            for node in nodes:
+                held[node].append(shard)
+
+        def covered(places: Sequence[str | None]) -> set[int]:
+            return {
+                shard
+                for position, node in enumerate(places)
+                if node is not None
+                for shard in held.get(node, ())
+                if self.keeps(position, shard)
+            }
+
+        for _ in seated:  # each turn seats one node for good, or is the last
+            there = covered(seated)
+            lacking = next((shard for shard in shards if shard not in there), None)
+            if lacking is None:
+                return tuple(seated)
+            tries = [
+                _with_node(seated, node, position)
+                for node in nodes_of[lacking]
+                for position in self.keepers[lacking // self.workers_per_node]
+            ]
+            seated = max(tries, key=lambda places: len(covered(places)), default=seated)
+            if len(covered(seated)) <= len(there):
+                return None
+        return tuple(seated) if covered(seated).issuperset(shards) else None
+
+
+def _with_node(members: Sequence[str | None], node: str, position: int) -> list[str | None]:
+    """Return the members with a node on a position; a seated one changes places."""
+    seated = list(members)
+    if node in seated:
+        seated[seated.index(node)] = seated[position]
+    seated[position] = node
+    return seated
+
+
+def _whole(
+    holders: Mapping[VersionId, Mapping[int, Sequence[str]]], shards: Collection[int]
+) -> list[VersionId]:
+    """Return the versions of which every shard has a holder."""
+    return [one for one, nodes_of in holders.items() if all(nodes_of.get(s) for s in shards)]
 
 
 def _holders(copies: Iterable[Copy]) -> dict[VersionId, dict[int, list[str]]]:

@@ -232,8 +232,8 @@ def test_a_node_that_comes_back_gets_the_position_that_its_memory_fits():
     assert plan.sources[3] == Source(shard=3, tier="local", holder="node-3")
 
 
-def test_a_copy_counts_only_where_a_worker_can_send_it():
-    """A standby runs no workers, and a worker's slab has room for what its position keeps."""
+def test_a_standby_with_the_only_copy_takes_the_place_of_a_living_member():
+    """A standby runs no workers, so it cannot send what it holds: it has to be seated."""
     placement, members = plan_placement(nodes=4, replicas=2), names(4)
     copies = {c for c in whole(placement, members, 5) if c.shard != 0}
     on_a_standby = {Copy(shard=0, version=5, node="node-7")}
@@ -244,7 +244,47 @@ def test_a_copy_counts_only_where_a_worker_can_send_it():
         living={*members, "node-7"},
         standbys=["node-7"],
     )
-    assert plan.tier == "start"
+    assert (plan.tier, plan.version) == ("memory", 5)
+    assert plan.members in {("node-7", *members[1:]), ("node-0", "node-7", *members[2:])}
+
+
+def test_nodes_that_were_replaced_come_back_with_what_the_others_have_gone_past():
+    """One of each pair fell silent at version 6; their successors' pair was lost at 8."""
+    placement = plan_placement(nodes=4, replicas=2)
+    silent, then = (
+        ["node-0", "node-1", "node-2", "node-3"],
+        ["node-4", "node-1", "node-2", "node-5"],
+    )
+    copies = {c for c in whole(placement, silent, 6) if c.node in {"node-0", "node-3"}}
+    plan = plan_recovery(
+        placement=placement,
+        members=then,
+        copies=copies | whole(placement, then, 8),
+        living={"node-0", "node-2", "node-3", "node-5", "node-6"},  # node-4 and node-1 are lost
+        standbys=["node-6", "node-0", "node-3"],
+        persistent=[Stored(version=2)],
+    )
+    assert (plan.tier, plan.version) == ("memory", 6)
+    assert {"node-0", "node-3"} <= {*plan.members}
+
+
+@given(situations(), st.randoms(use_true_random=False), st.integers(0, 6))
+def test_what_lives_anywhere_of_a_version_is_never_passed_over(situation, rng, stored):
+    """Members of before hold a whole version together, as standbys beside newer members."""
+    placement, members, copies, lost, _ = situation
+    back = [node for node in members if node not in lost]
+    assume(placement.survives([members.index(node) for node in lost]))
+    successors = [f"new-{number}" for number in range(len(members))]
+    rng.shuffle(back)
+    plan = plan_recovery(
+        placement=placement,
+        members=successors,
+        copies={c for c in copies if c.version == 6},
+        living={*back, *rng.sample(successors, rng.randint(0, len(successors)))},
+        standbys=back,
+        persistent=[Stored(version=stored)],
+    )
+    assert plan.version == 6
 
 
 def test_a_standby_is_chosen_that_keeps_replicas_on_different_racks():
