@@ -80,7 +80,7 @@ def protect_accelerator(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What an Accelerator has prepared, as `gemini_lab.protect` takes it.
+    """The prepared parts of an Accelerator, as `gemini_lab.protect` takes them.
 
     Attributes:
         engine: DeepSpeed's, or the model and its optimizer as one.
@@ -103,6 +103,7 @@ def look_into(
     """What `protect_accelerator` protects; see there."""
     prepared: Any = accelerator
     if data is None and len(prepared._dataloaders) == 1:  # noqa: SLF001 - nothing else tells
+        # Accelerate has no public list of what it has prepared.
         data = prepared._dataloaders[0]  # noqa: SLF001
     for source in as_sources(data):
         require_own_reading(source)
@@ -118,7 +119,7 @@ def trained_by(
     settings: Mapping[str, SettingValue] | None = None,
     step: int = 0,
 ) -> ZeroEngine | TorchEngine:
-    """What an Accelerator trains: DeepSpeed's engine, or a model and its optimizer as one.
+    """Return what an Accelerator trains: DeepSpeed's engine, or a model and its optimizer as one.
 
     Args:
         accelerator: It has prepared them.
@@ -193,7 +194,7 @@ def require_data_parallel(accelerator: Any) -> None:
 
 
 def left_out(accelerator: Any, environment: Mapping[str, str]) -> Iterator[str]:
-    """What was asked of an Accelerator and is not done, as sentences for people: FSDP on CPUs.
+    """Return settings of an Accelerator that have no effect, as sentences for users: FSDP on CPUs.
 
     Args:
         accelerator: As it trains.

@@ -269,7 +269,7 @@ def require_callbacks(trainer: Any) -> None:
 
 
 def _obstacles_of_fit(trainer: Any) -> Iterator[tuple[str, str]]:
-    """What stands against protecting a fit that is set up: what was found, and the way out."""
+    """Return why a fit that is set up cannot be protected: what was found, and the way out."""
     if len(trainer.strategy.optimizers) != 1:
         yield (
             f"it has {len(trainer.strategy.optimizers)} optimizers",
@@ -294,7 +294,7 @@ def _obstacles_of_fit(trainer: Any) -> Iterator[tuple[str, str]]:
 
 
 def _stand_around(thing: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have a method of one object called through `around`, which gets the method first."""
+    """Wrap a method of one object in `around`, which gets the method first."""
     setattr(thing, name, functools.partial(around, getattr(thing, name)))
 
 

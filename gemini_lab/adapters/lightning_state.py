@@ -1,4 +1,4 @@
-"""What Lightning's loops count, and what its callbacks and metrics keep: read, and put back."""
+"""The counts of Lightning's loops, and its callbacks' and metrics' state: read, and put back."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -95,7 +95,7 @@ class LightningState:
             put_attributes(metric, kept["metrics"].get(name, {}))
 
     def _put(self, callback: Any, state: dict[str, Any]) -> None:
-        """Have a callback take on its state."""
+        """Load a callback's state."""
         kinds = _kinds_of(callback)
         if "Timer" in kinds and self._is_under_way:
             return  # its clock runs on, and would count the same time twice
@@ -106,7 +106,7 @@ class LightningState:
             callback.load_state_dict(state)
 
     def _changed(self) -> dict[str, Any]:
-        """What was set in the Trainer since the script made it."""
+        """Return what was set in the Trainer since the script made it."""
         now = {name: getattr(self._trainer, name) for name in _SET}
         return {name: value for name, value in now.items() if value != self._first_set[name]}
 
@@ -157,7 +157,7 @@ class LightningState:
                 yield name, callback
 
     def _read_averages(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What is logged of the epoch under way, as far as Lightning adds it up itself."""
+        """Return what Lightning itself has summed up for the log of the epoch under way."""
         for name, metric in self._results.items():
             if metric.is_tensor and not metric.has_reset:
                 yield name, _fields(metric)

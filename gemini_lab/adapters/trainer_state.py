@@ -1,4 +1,4 @@
-"""What a Trainer counts and logs, and what its callbacks keep: read for a version, and put back."""
+"""A Trainer's counts and log, and the state of its callbacks: read for a version, and put back."""
 
 import dis
 import inspect
@@ -45,7 +45,7 @@ class OwnCounts:
         self._first = dict(self._plain_ones())
 
     def state_dict(self) -> dict[str, Any]:
-        """Those that changed, by name; all of them fit in the room, the smallest ones first."""
+        """Return the changed ones by name, the smallest first, as far as they fit in the room."""
         changed = {
             name: value
             for name, value in self._plain_ones()
@@ -139,7 +139,7 @@ Entry = Mapping[str, object]
 
 
 class LogHistory:
-    """What is kept of a history; when its room is full, the older half goes.
+    """The kept part of a history; when its room is full, the older half goes.
 
     Args:
         room_bytes: Of all entries together, as JSON.

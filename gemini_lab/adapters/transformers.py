@@ -73,7 +73,7 @@ def require_trainer(trainer: Any) -> None:
 
 
 def _obstacles(trainer: Any) -> Iterator[tuple[str, str]]:
-    """What stands against protecting `trainer`: what it does, and the way out."""
+    """Return why `trainer` cannot be protected: what it does, and the way out."""
     names = {kind.__name__ for kind in type(trainer).__mro__}
     missing = [name for name in STAGES if not hasattr(trainer, name)]
     for is_found, found, way_out in (

@@ -1,4 +1,4 @@
-"""What `protect` is called with, checked before anything is done with it."""
+"""The arguments of `protect`, checked before use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -37,7 +37,7 @@ def as_engine(
     settings: Mapping[str, SettingValue] | None,
     step: int,
 ) -> Engine:
-    """What is protected: a DeepSpeed engine, or a model and its optimizer made one.
+    """Return the engine to protect: DeepSpeed's, or one made of a model and its optimizer.
 
     Raises:
         UnsupportedError: It has state that cannot be put back exactly.

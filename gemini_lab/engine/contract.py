@@ -1,4 +1,4 @@
-"""What `protect` is given and what it gives, as far as either side relies on it."""
+"""The contract of `protect`: what it takes and returns, as far as either side relies on it."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ class Engine(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Return the device on which it computes."""
 
     @property
     def global_rank(self) -> int:
@@ -33,7 +33,7 @@ class Engine(Protocol):
 
 
 class ZeroEngine(Engine, Protocol):
-    """What `deepspeed.initialize` returns first, under ZeRO stage 1, 2 or 3."""
+    """The engine that `deepspeed.initialize` returns, under ZeRO stage 1, 2 or 3."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step` updates the weights, where DeepSpeed manages accumulation."""
@@ -46,7 +46,7 @@ class ZeroEngine(Engine, Protocol):
 
 
 class Stateful(Protocol):
-    """What has a state of its own, such as torchdata's StatefulDataLoader or averaged weights."""
+    """An object with a state of its own, such as a StatefulDataLoader or averaged weights."""
 
     def state_dict(self) -> Mapping[str, object]:
         """The state."""
@@ -57,12 +57,12 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class Resharding(Protocol):
-    """What can say its position for another number of ranks."""
+    """A data source that can give its position for another world size."""
 
     def reshard_state_dict(
         self, states: Sequence[Mapping[str, Any]], *, rank: int, world_size: int
     ) -> Mapping[str, Any]:
-        """What `load_state_dict` is to be given on one rank of so many.
+        """Return the argument of `load_state_dict` for one rank of a world size.
 
         Args:
             states: What `state_dict` gave on each of the ranks that there were.
@@ -139,7 +139,7 @@ class Protected(Protocol):
         """
 
     def rewind(self, steps: int, *, skip: bool = True) -> None:
-        """Have training go back, when its loop comes to the top, without a restart.
+        """Take training back, when its loop comes to the top, without a restart.
 
         Every rank calls it in the same pass, with the same numbers: after the optimizer's step, or
         in plain PyTorch also in its place. All that a version keeps is as it was: model, optimizer,

@@ -1,4 +1,4 @@
-"""What stands around an engine when it is protected: loaders, schedules, other engines.
+"""Discovery of what is around an engine: loaders, schedules, other engines.
 
 What is found alone is taken along without being named; of several nobody can tell which is which
 after a restart, so these are remarked on.
@@ -38,7 +38,7 @@ _MODELS: Final = (DeepSpeedEngine, DistributedDataParallel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What this process has beside an engine.
+    """The objects of this process beside an engine.
 
     Attributes:
         loaders: The loader that DeepSpeed made of `training_data`; else torch's DataLoaders.
@@ -130,7 +130,7 @@ def _is_read_already(source: Any, made: Sequence[object]) -> bool:
 
 
 def _left(schedules: Sequence[Any], around: Surroundings, sources: Sequence[Any]) -> Iterator[str]:
-    """What will not come back after a failure, as sentences for the script's author."""
+    """Return what will not come back after a failure, as sentences for the user."""
     if len(schedules) > 1:
         yield _several_schedules(schedules, "of the optimizer")
     if around.engines:
@@ -164,7 +164,7 @@ def _several_schedules(schedules: Sequence[Any], whose: str) -> str:
 
 
 def look_around(engine: Any, made: Iterable[object]) -> Surroundings:
-    """What is there now; what the script makes later is not seen."""
+    """Return what exists now; later objects are not seen."""
     own = engine.training_dataloader
     adapters = _loader_adapters()
     kinds = (DataLoader, LRScheduler, GradScaler, *_MODELS, *adapters)
@@ -195,7 +195,7 @@ def look_around(engine: Any, made: Iterable[object]) -> Surroundings:
 def _replicated(
     found: Sequence[DistributedDataParallel], engine: Any
 ) -> list[DistributedDataParallel]:
-    """Those that are not the engine's, in the same order on every rank and in every start."""
+    """Return those beside the engine's, in the same order on every rank and in every start."""
     own = {id(part) for part in engine.module.modules()}
     others = [one for one in found if id(one) not in own]
     return sorted(others, key=lambda one: [(n, [*w.shape]) for n, w in one.named_parameters()])
@@ -207,7 +207,7 @@ def _adds_up_anew(ddp: DistributedDataParallel) -> bool:
 
 
 def _schedules(found: Sequence[Any], optimizer: Any) -> list[Any]:
-    """Those of an optimizer that no other schedule steps."""
+    """Return those of an optimizer that no other schedule steps."""
     optimizers = _with_wrapped(optimizer)
     stepped = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
     return [

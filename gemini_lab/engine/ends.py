@@ -24,7 +24,7 @@ UNKNOWN: Final = -1
 
 
 class Worker(Protocol):
-    """What this needs of a worker's session."""
+    """The part of a worker's session that ends are reported to."""
 
     start: WorkerStart
     store: Any
@@ -89,6 +89,7 @@ def collectives_so_far() -> int:
     """Return how many collectives of all ranks together were begun; `UNKNOWN` if nobody says."""
     world = dist.group.WORLD if dist.is_initialized() else None
     try:
+        # Gloo counts a group's collectives only here; torch has no public name for the number.
         return UNKNOWN if world is None else int(world._get_sequence_number_for_group())  # type: ignore[attr-defined]  # noqa: SLF001
     except (AttributeError, RuntimeError, TypeError):
         return UNKNOWN

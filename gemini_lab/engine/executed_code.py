@@ -28,7 +28,7 @@ _PYTHONS: Final = tuple(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib",
 
 
 class ExecutedCode:
-    """What this process has executed.
+    """The code that this process has executed.
 
     Attributes:
         on_file: Called with a path and its digest before a file is executed; it may raise.

@@ -35,7 +35,7 @@ _NOT_THE_SCRIPTS: Final = (sysconfig.get_paths()["stdlib"], "<", str(Path(__file
 
 
 class Heartbeat:
-    """What a worker's training thread does now.
+    """A worker's heartbeat: what its training thread does now.
 
     The thread that makes it is the one that is watched; it calls `enter`, `within` and `pause`.
 
@@ -117,12 +117,12 @@ class Heartbeat:
         return 0.0 if self._pauses else self._clock() - self._worked_s
 
     def place(self) -> str:
-        """Where in the script it is, such as `train.py:88 in evaluate`."""
+        """Return where in the script it is, such as `train.py:88 in evaluate`."""
         with _stacks() as stacks:
             return _place(stacks.get(self._thread_id, []))
 
     def look(self) -> WorkerPulse:
-        """What the training thread does now, and since when it has not got on."""
+        """Return what the training thread does now, and since when it has made no progress."""
         with _stacks() as stacks:
             return self._look_at(stacks)
 
@@ -172,7 +172,7 @@ def _processor_time_of(thread_id: int) -> Callable[[], float]:
 
 @contextmanager
 def _stacks() -> Iterator[Mapping[int, list[FrameType]]]:
-    """What every thread carries out now, by its number: frames, the innermost first.
+    """Return each thread's frames by its number, the innermost first.
 
     Frames hold what their functions have in hand, such as a batch and its activations. These lists
     hold the frame that looks at them, and a script that lists all objects at this moment holds
@@ -192,7 +192,7 @@ def _stacks() -> Iterator[Mapping[int, list[FrameType]]]:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Have nobody's garbage collected in the block.
+    """Disable the garbage collector in the block.
 
     Before Python 3.12 that begins wherever memory is allocated, also in the midst of looking up
     another thread's frame. What it takes apart may let that thread go on, such as a process group
@@ -216,7 +216,7 @@ def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
 
 
 def _collective(frames: list[FrameType]) -> str:
-    """What the thread does together with other ranks' now, if it does."""
+    """Return what the thread does together with other ranks now, if anything."""
     public = getattr(sys.modules.get(_C10D), "__all__", ())
     found = ""
     for frame in frames:
@@ -264,7 +264,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _place(frames: list[FrameType]) -> str:
-    """Where in the script the thread is, such as `train.py:88 in evaluate`."""
+    """Return where in the script the thread is, such as `train.py:88 in evaluate`."""
     for frame in frames:
         file = frame.f_code.co_filename
         if "site-packages" not in file and not file.startswith(_NOT_THE_SCRIPTS):

@@ -1,4 +1,4 @@
-"""What an iteration begins with, as checksums: its batch, the random state, the learning rate.
+"""Checksums of an iteration's inputs: its batch, the random state, the learning rate.
 
 On a CPU the batch is read where it lies, some GiB a second. On a GPU nothing waits for it: kernels
 that are queued before the forward pass add its words up, each with a weight of its own, and the sum
@@ -83,7 +83,7 @@ class BatchChecksum:
 
 
 def watch_inputs(engine: Engine, iterations: IterationLog) -> None:
-    """Have `iterations` say with what each one begins; an evaluation begins none."""
+    """Report the inputs of each iteration to `iterations`; an evaluation begins none."""
     module = engine.module
 
     def before_forward(_: object, args: object, kwargs: object) -> None:
@@ -170,7 +170,7 @@ def _made_of(tensor: Any) -> Sequence[torch.Tensor] | None:
 
 
 def _parts(value: Any) -> Iterator[object]:
-    """What a container holds, in its own order."""
+    """Yield what a container holds, in its own order."""
     if isinstance(value, Mapping):
         for key in value:
             yield key

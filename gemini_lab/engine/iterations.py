@@ -1,4 +1,4 @@
-"""What a worker says of its iterations: how long each took, and what the script logged of it."""
+"""A worker's report of its iterations: how long each took, and what the script logged of it."""
 
 import time
 from collections import deque

@@ -385,7 +385,7 @@ class LiveProtection:
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What the script's author was told."""
+        """Return the remarks to the user."""
         return self._script_watch.remarks
 
     def begin_forward(self) -> None:
@@ -534,7 +534,7 @@ class LiveProtection:
             self._seal(at_top=True, sends=sends, is_withheld=is_last)
 
     def _asked_back(self) -> Wish | None:
-        """What a person has asked for, as all ranks know by now."""
+        """Return the user's wish to go back, as all ranks know it by now."""
         if not self._now.is_asked_back:
             return None
         self._now.is_asked_back = False
@@ -598,7 +598,7 @@ class LiveProtection:
             self._hold(self._state.version)
 
     def _release(self) -> None:
-        """Have a loop's last version exist: the script is at its next loop, or at its end."""
+        """Release a loop's last version: the script is at its next loop, or at its end."""
         if self._is_withheld:
             self._is_withheld = False
             self._traffic.release()
@@ -643,7 +643,7 @@ class LiveProtection:
         self._is_withheld = is_withheld
 
     def _place(self) -> Place:
-        """Where in the script this version is sealed, as it is to be on every rank."""
+        """Return where in the script this version is sealed, which every rank must share."""
         made = sum(one.passes for one in self._state.script.watches[:1])
         begun = collectives_so_far()
         (passes, calls), self._seen_place = self._seen_place, (made, begun)

@@ -51,7 +51,7 @@ def follow_constructors() -> None:
 
 
 def _follow(kind: Any, name: str) -> None:
-    """Have a method of a class note its object, once it has done its work."""
+    """Wrap a method of a class, so that it notes its object when it is done."""
     method = vars(kind)[name]
     if hasattr(method, _FOLLOWED):
         return

@@ -1,4 +1,4 @@
-"""What of all code in a process is the script's own: neither Python's, nor installed, nor ours.
+"""Tells user code from the standard library, installed packages and gemini_lab.
 
 Nor what torch.compile makes of a model: it is written into a folder, and imported from there.
 """

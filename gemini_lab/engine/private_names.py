@@ -1,4 +1,4 @@
-"""What is read of other packages though they promise it to nobody, and asked for before it is.
+"""Private names of other packages, required before they are read.
 
 Another version may call it otherwise, or have none of it. Where a default in its place would leave
 out a part of the state without a word, a training on such a version is refused at its start.

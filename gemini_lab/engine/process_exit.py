@@ -54,7 +54,7 @@ def leave(status: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when its parent dies."""
+    """Ask the kernel to kill this process when its parent dies."""
     if sys.platform == "linux":
         tie_to_parent()
         return
@@ -77,7 +77,7 @@ def tie_to_parent() -> None:
 
 
 def untie_from_parent() -> None:
-    """Let this process outlive its parent again."""
+    """Cancel `die_with_parent`: this process outlives its parent again."""
     _at_parents_death(0)
 
 

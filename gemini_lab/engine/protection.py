@@ -222,7 +222,7 @@ def _witness(
     client_state: Mapping[str, Value] | None,
     also: Mapping[str, Keepable] | None,
 ) -> Witness | None:
-    """What writes down this process's state, if a check looks at it."""
+    """Return the witness of this process's state, if a check looks at it."""
     order = Order.of(session.start.order.job.env)
     if order is not None:
         session.witness = Witness(
@@ -264,7 +264,7 @@ def remarks(session: WorkerSession) -> Callable[[str], None]:
 def _open_traffic(
     session: WorkerSession, ready: ReadyEngine, *, recorder: UpdateRecorder | None, emit: Emit
 ) -> CheckpointTraffic:
-    """What sends this rank's versions to its peers, as the settings want it."""
+    """Return what sends this rank's versions to its peers, by the settings."""
     settings, memory, place = ready.settings, ready.memory, ready.place
     peers = Peers(
         rank=place.rank,
@@ -292,7 +292,7 @@ def _open_traffic(
 def _verification(
     session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic
 ) -> Verification | None:
-    """What has iterations computed again, if the settings ask for it."""
+    """Return what verifies iterations, if the settings ask for it."""
     state, settings, place = ready.state, ready.settings, ready.place
     newest = verified_in(ready.small)
     if settings.verify_every is None:

@@ -1,4 +1,4 @@
-"""What training's ranks tell each other: small numbers, and whether one of them has failed."""
+"""Small messages among training's ranks: numbers, and whether one of them has failed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -30,7 +30,7 @@ OpenTraffic = Callable[[WorkerSession, ReadyEngine], CheckpointTraffic]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejoined:
-    """What training goes on with.
+    """The parts with which training goes on.
 
     Attributes:
         ready: The engine, with the version that was put back.

@@ -55,7 +55,7 @@ class Range:
 
 
 class OldShards:
-    """What one rank has and gets of them; all ranks make one together.
+    """One rank's sources of old shards; all ranks make one together.
 
     Args:
         plan: The node's part: which version, and who has which of its shards.
@@ -150,7 +150,7 @@ class OldShards:
         return ranks[cut.shard % len(ranks)]
 
     def _told(self, cut: Cut, known: Mapping[int, ShardLayout]) -> bytes:
-        """What this rank tells of a shard; nothing if another one does."""
+        """Return what this rank reports of a shard; nothing if another one does."""
         if self._teller(cut) != self._rank:
             return b""
         if cut.shard not in known:

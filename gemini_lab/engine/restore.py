@@ -95,7 +95,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a rank restores: who it is, and what holds and carries its copies.
+    """A rank that restores, and what holds and carries its copies.
 
     Attributes:
         rank: This one.

@@ -42,7 +42,7 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """Where training is to go back to.
+    """A version to which training is to go back.
 
     Attributes:
         version: The newest that will do.
@@ -98,7 +98,7 @@ class Rewinder:
         self._emit = emit
 
     def judge(self, newest: events.Iteration | None) -> Wish | None:
-        """Have all ranks judge the iteration that has just ended; what is to be done about it.
+        """Judge the last iteration on all ranks together; return what is to be done about it.
 
         Args:
             newest: What this rank said of it.
@@ -236,7 +236,7 @@ def encode_order(order: GoBack | None) -> tuple[int, int]:
 
 
 def wish_of(how: int, *, version: int) -> Wish:
-    """What a person wants, at the end of an iteration that made a version."""
+    """Return the user's wish at the end of an iteration that made a version."""
     steps, skips = how >> 1, bool(how & 1)
     return Wish(version=version - steps, skips=skips, cause="person")
 

@@ -42,7 +42,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class SameCode:
-    """What this rank executes, compared with the others and with what the run executed before.
+    """The comparison of this rank's code with other ranks' and with the run's before.
 
     Args:
         emit: Says an event of this worker.

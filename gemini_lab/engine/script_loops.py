@@ -137,12 +137,12 @@ class ScriptLoops:
 
     @property
     def place(self) -> LoopPlace:
-        """Where the script is now."""
+        """Return where the script is now."""
         return tuple(loop.now for loop in self._stack)
 
     @property
     def innermost(self) -> Kind | None:
-        """What the innermost loop is over that runs; `None` outside of all."""
+        """Return the kind of the innermost running loop; `None` outside of all."""
         return self._stack[-1].now.kind if self._stack else None
 
     @property

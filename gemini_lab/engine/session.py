@@ -224,7 +224,7 @@ class WorkerSession:
         return fds, message.layouts
 
     def _ask(self, request: Message) -> tuple[Message, list[int]]:
-        """What the node's agent answers; before this session listens to it."""
+        """Return the node's agent's answer; only before this session listens."""
         self._channel.send(request)
         answer = self._channel.receive()
         while answer is not None and isinstance(answer[0], Order):
@@ -286,7 +286,7 @@ class WorkerSession:
                 self._obey(answer[0])
 
     def _obey(self, order: Order) -> None:
-        """What is asked of all ranks is only noted here: they do it where they agree on it."""
+        """Note what is asked of all ranks, who do it once they agree; do the rest at once."""
         match order:
             case Hold():
                 self.wants_hold = True

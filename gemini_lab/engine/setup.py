@@ -327,7 +327,7 @@ def restore_planned(
 
 
 def _old_slabs(session: WorkerSession, ranks: int) -> OldSlabs:
-    """What this rank's node has in memory of the shards of so many ranks."""
+    """Return the shards of another world size in this node's memory."""
     fds, layouts = session.request_old_slabs(ranks)
     try:
         return [Slab.attach(fd) for fd in fds], layouts
@@ -382,7 +382,7 @@ def _told(receipt: Receipt, place: Place, version: int) -> Iterator[events.AnyEv
 
 
 def follow(session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic) -> None:
-    """Have the pulse look at this traffic, which need not send the version that was restored."""
+    """Show this traffic to the heartbeat; it need not send the restored version."""
     if session.start.plan.tier == "memory":
         traffic.note_whole(ready.state.version)
     session.pulse.watch(
@@ -393,7 +393,7 @@ def follow(session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffi
 def rewinder_of(
     session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic
 ) -> Rewinder | None:
-    """What takes iterations back, and judges them if the settings ask for it."""
+    """Return what takes iterations back, and judges them if the settings ask for it."""
     settings = ready.settings
     if settings.scheme == "none":
         return None

@@ -32,7 +32,7 @@ class SlabOwner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardMemory:
-    """What a rank keeps versions in.
+    """The memory in which a rank keeps versions.
 
     Attributes:
         slab: Room for its own shard and the replicas of others.

@@ -1,4 +1,4 @@
-"""What a version carries beside the engine's state: whoever loads it goes on with that."""
+"""The extras of a version beside the engine's state: a loading rank goes on with them."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -19,7 +19,7 @@ def carried(
     guard: Guard | None,
     verification: Verification | None,
 ) -> dict[str, object]:
-    """What is carried now.
+    """Return the extras of a version made now.
 
     Args:
         iterations: The newest of them travels along.
@@ -38,6 +38,6 @@ def newest_in(small: Mapping[str, object]) -> Iteration | None:
 
 
 def guard_in(small: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What the guard knew; `None` where there was none."""
+    """Return the guard's knowledge; `None` if there was no guard."""
     found: Mapping[str, Any] | None = small.get(_GUARD)
     return found

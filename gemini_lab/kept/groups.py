@@ -108,13 +108,14 @@ CLOSED_S: Final = 0.5
 """For a collective to end after a connection was closed: a rank that is done closes its own."""
 _GLOO: Any = c10d.ProcessGroupGloo
 _Group: Any = dist.ProcessGroup
+# The one backend of torch that can refuse all collectives; older versions have none.
 _NOBODY: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)  # noqa: SLF001
 SETTLE_S: Final = 1.0
 """For what is broken off to have written what it had received."""
 
 
 class Mode(Enum):
-    """What a collective does."""
+    """The behaviour of collectives."""
 
     JOINED = auto()  # what it says
     BROKEN = auto()  # nothing: a rank is lost
@@ -145,7 +146,7 @@ class StandingGroups:
         self._broken = threading.Event()
 
     def install(self) -> None:
-        """Have torch make these in place of its Gloo groups, from now on and in this process."""
+        """Replace torch's Gloo groups by these, from now on and in this process."""
         groups = self
 
         class Gloo(StandingGroup):
@@ -357,7 +358,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
                 promise.keep(promise.otherwise)
 
     def _value(self, done: Any, otherwise: list[torch.Tensor]) -> Any:
-        """What a future gives: DDP waits for that alone, and could not go on after an error."""
+        """Return a future's value: DDP waits for that alone, and could not go on after an error."""
         try:
             return done.value()
         except RuntimeError as error:
@@ -411,7 +412,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
 
 
 def closed() -> RuntimeError:
-    """What a collective fails of that would wait for ever."""
+    """Return the error of a collective that would wait forever."""
     return RuntimeError("a connection to another rank was closed")
 
 
@@ -424,7 +425,7 @@ def obstacle() -> str:
 
 
 def _refusing(rank: int, size: int) -> Any:
-    """What torch's own functions find as the backend: it has a name, and refuses all collectives.
+    """Return the backend that torch's own functions find: it refuses all collectives.
 
     Those that a group overrides never come to it.
     """

@@ -251,7 +251,7 @@ class StandingProcess(KeptProcess):
         return int(self._served.port)
 
     def _go_on(self, start: WorkerStart) -> None:
-        """Let training's thread go on; the first kept rank publishes the record of its set-up."""
+        """Wake training's thread; the first kept rank publishes the record of its set-up."""
         store = rendezvous_client(start.rendezvous)
         if start.rank == min(start.kept):
             store.set(_RECORD, self.groups.record.encode())  # type: ignore[arg-type]  # bytes, too

@@ -1,4 +1,4 @@
-"""What a rank's set-up got from the other ranks: kept by all, played to one that comes later.
+"""A set-up's results from other ranks: kept by all, replayed to a rank that comes later.
 
 Before its loop a script builds a model, and for that talks to other ranks: DeepSpeed sends weights
 round, the script counts its samples. A process that takes a lost rank's place does the same when
@@ -97,7 +97,7 @@ class SetUpRecord:
         self._is_late = True
 
     def pause(self) -> None:
-        """What comes now, all ranks do together whenever one of them starts."""
+        """Pause the record: all ranks do the following together whenever one of them starts."""
         self._pauses += 1
 
     def resume(self) -> None:

@@ -108,7 +108,7 @@ class KeptWorkers:
         return None
 
     def go_on(self, host: Host, start: WorkerStart) -> bool:
-        """Let a worker that stands still go on; return whether its process is still there."""
+        """Order a worker to go on; return whether its process is still there."""
         worker = host.workers.get(start.rank)
         if worker is None:
             return False

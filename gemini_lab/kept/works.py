@@ -159,13 +159,13 @@ class Promise:
             self.future.set_result(value)
 
     def fail(self, error: Exception) -> None:
-        """Have who waits for it get the error, unless it is over."""
+        """Fail the future if it is still pending."""
         if self._is_over.acquire(blocking=False):
             self.future.set_exception(error)
 
 
 def _results(args: Sequence[Any]) -> list[torch.Tensor]:
-    """What the future of a collective gives, of the arguments that it was called with."""
+    """Return the value of a collective's future, from the collective's arguments."""
     first = args[0] if args else []
     if isinstance(first, torch.Tensor):
         return [first]

@@ -14,7 +14,7 @@ from gemini_lab.profiler.profile import CollectiveRecord
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Where a method's arguments say how much it moves, and in which group.
+    """An operation: which arguments of the method say its size and its group.
 
     Attributes:
         sized: Name of the parameter whose tensors are counted; empty for none.
@@ -148,7 +148,7 @@ class FollowedWork:
 
 
 def handle_of(result: Any) -> Any:
-    """What can be waited for in what a collective returned, or `None`."""
+    """Return the handle in what a collective returned, or `None`."""
     last = result[-1] if isinstance(result, list) and result else result
     return last if hasattr(last, "wait") else None
 

@@ -37,7 +37,7 @@ _STILL_S: Final = 1.0  # training that does nothing for less does not stand stil
 
 
 class Gate(Protocol):
-    """What comes between training's collectives; called on training's thread."""
+    """The part that acts between training's collectives; training's thread calls it."""
 
     def before_call(self) -> None:
         """A collective is about to be called."""
@@ -158,7 +158,7 @@ class CommHook:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """What is communicated meanwhile is no part of the iteration, and nobody plans with it."""
+        """Leave collectives inside the block out of the iteration and out of plans."""
         with self._changed:
             calls, count, deviation = self.calls, len(self._records), self.deviation
             profile, gate, self._profile, self._gate = self._profile, self._gate, None, None
@@ -236,7 +236,7 @@ class CommHook:
         return True
 
     def _wake(self) -> None:
-        """Have all who wait look again, and say anew for what they wait."""
+        """Wake all waiting threads, which then check their conditions again."""
         self._wakes_at = sys.maxsize
         self._changed.notify_all()
 

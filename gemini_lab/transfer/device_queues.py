@@ -1,4 +1,4 @@
-"""What a device does in the background, in queues: the contract, and a GPU's streams.
+"""Background queues of a device: the contract, and a GPU's streams.
 
 `CudaQueues` and `pin` need a GPU; everything that stands on the contract does not.
 """
@@ -43,10 +43,10 @@ class Lanes(Protocol):
         """Send and receive all of these at once, when the lane comes to it."""
 
     def mark(self, lane: Lane) -> Any:
-        """What stands for all that the lane was given so far."""
+        """Return a mark of all work that the lane was given until now."""
 
     def follow(self, lane: Lane, mark: Any) -> None:
-        """What the lane is given from here on waits for the mark."""
+        """Hold the lane's later work until the mark."""
 
     def join(self, lane: Lane, work: Any) -> None:
         """The same for a collective's handle; `None` is one that the training lane waits for."""

@@ -51,7 +51,7 @@ _POLL_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one rank exchanges at once.
+    """The messages that one rank exchanges at once.
 
     Attributes:
         after: How many of training's collectives come before it.
@@ -67,7 +67,7 @@ class Round:
 def rounds(
     schedules: Mapping[int, ChunkSchedule], peers: Peers, spans_after: Sequence[int]
 ) -> tuple[Round, ...]:
-    """What a rank exchanges with each version, in order.
+    """The messages that a rank exchanges with each version, in order.
 
     A chunk's round is its number among its sender's chunks of the same place, so sender and
     receiver find each other in it.
@@ -135,7 +135,7 @@ class DeviceRoute:
         self._handed_over = threading.Event()
 
     def close(self) -> None:
-        """Let go of the device's memory."""
+        """Free the device's memory."""
         self._rooms.clear()
         self._out = self._lanes.room(0)
 
@@ -234,7 +234,7 @@ class DeviceRoute:
 def parts(
     pieces: Sequence[tuple[int, torch.Tensor]], chunk: Chunk
 ) -> list[tuple[int, int, torch.Tensor]]:
-    """Where in the chunk each tensor's bytes go: start, end, and the bytes.
+    """Yield each tensor's place in the chunk: start, end, and the bytes.
 
     Args:
         pieces: Offset in the payload, and the bytes (`uint8`) that belong there; in order.

@@ -47,7 +47,7 @@ class Maker(Protocol):
 
     @property
     def room(self) -> Chunks:
-        """Where differences are received."""
+        """Room in which differences are received."""
 
     @property
     def is_ready(self) -> bool:
@@ -217,7 +217,7 @@ class Differences:
         return reasons, BackgroundRoute(self._wire, again).exchange(local, wanted, sizes_bytes)
 
     def told(self, reasons: Mapping[int, str]) -> list[int]:
-        """What the others are to know of this rank: for `note`."""
+        """Return what this rank tells the others, for `note`."""
         return [len(reasons), sum(maker.is_lost for maker in self._makers.values())]
 
     def note(

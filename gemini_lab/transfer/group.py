@@ -118,6 +118,7 @@ class CheckpointGroup:
             Whether they did: nothing of this group writes any memory from then on.
         """
         with self._changed:
+            # The flag first: a thread that fails on a closed connection must find it set.
             self._is_cut = True
         self._connections.cut()
         with self._changed:
@@ -202,7 +203,7 @@ def rendezvous_client(address: str) -> "TCPStore":
 
 
 def let_go(groups: list[Any]) -> None:
-    """Let go of Gloo's groups, and with them of their threads, sockets and buffers.
+    """Free Gloo's groups with their threads, sockets and buffers.
 
     Who does waits until all that was asked of them is over: what waits for the rest of a message
     that was half there ends with its time-out. So a thread of its own does, and empties the list.

@@ -132,7 +132,7 @@ class LinkBucket:
             time.sleep(left_s)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._memory.close()
         os.close(self._fd)
 

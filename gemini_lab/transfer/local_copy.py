@@ -100,7 +100,7 @@ class LocalCopy:
         self._own.seal_chunk(number, chunk_digest(chunk))
 
     def _begin(self, number: int) -> tuple[Bytes, Any]:
-        """Have a lane fill a chunk: it has, when it comes to the mark that is given too."""
+        """Queue the copy of a chunk in a lane; the returned mark says when it is done."""
         assert self._lanes is not None
         start = number * self._chunk_bytes
         chunk = self._own.chunk(number)[: self.payload_bytes - start]

@@ -32,7 +32,7 @@ class OwnThread:
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        """Have a call done; gives what it comes to. One thread submits."""
+        """Run a call on the thread; return its future. Only one thread submits."""
         future: Future[Result] = Future()
         self._calls.put((future, call))
         if not self._thread.ident:
@@ -74,7 +74,7 @@ def _do(future: Future[Result], call: Callable[[], Result]) -> None:
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Let go of all that was in hand where an error was raised: who keeps its future keeps that."""
+    """Free the locals of an error's frames, which its future would keep."""
     seen = set[int]()  # errors may be each other's context
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -123,7 +123,7 @@ class Replicator:
         self.close()
 
     def follow(self, route: Route | None) -> None:
-        """Let chunks travel by another route from the next version on; all ranks do it together.
+        """Send chunks by another route from the next version on; all ranks do it together.
 
         Args:
             route: The replicator closes it in the end; `None`: in the background.
@@ -165,7 +165,7 @@ class Replicator:
         self._under_way = self._thread.submit(move)
 
     def release(self) -> None:
-        """Let the version that is withheld exist, as soon as all ranks do so."""
+        """Release the withheld version, once all ranks do so."""
         if self._let_exist is not None:
             self._let_exist.set()
 
@@ -281,7 +281,8 @@ class Replicator:
             if let_exist is not None:
                 with group.waiting():
                     let_exist.wait()
-                group.meet()  # before any of it exists: else some have it, and others never will
+                # No rank may seal before all can: else some have a version that others never get.
+                group.meet()
             group.require_whole()
             started_s += time.perf_counter() - carried_s  # no time of the version's own
             self._seal(version, buffers, carried.tables)
@@ -349,7 +350,7 @@ class Replicator:
         buffers: VersionBuffers[WriteBuffer],
         moment: Moment,
     ) -> dict[int, Words]:
-        """Have the own shard in its buffer, and swap its checksums for those of the others."""
+        """Finish the own shard's copy, and swap its checksums for those of the others."""
         local.up_to(version.payload_bytes)
         require_unwritten(version, moment, buffers.own.data)
         return self._exchange_digests(version, buffers)

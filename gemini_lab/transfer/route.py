@@ -56,7 +56,7 @@ class Route(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of what it holds; no version is under way."""
+        """Free what it holds; no version is under way."""
 
 
 class BackgroundRoute:
@@ -137,7 +137,7 @@ def trimmed_chunk(buffer: Chunks, index: int, payload_bytes: int) -> Bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedCopy:
-    """What receiving a copy took.
+    """The cost of receiving a copy.
 
     Attributes:
         verify_s: Seconds spent on checksums.

@@ -28,17 +28,17 @@ from gemini_lab.units import format_seconds
 
 
 class Mover(Protocol):
-    """What moves versions, as far as the controller tells it anything: see `Replicator`."""
+    """The part of `Replicator` that the controller calls."""
 
     def follow(self, route: Route | None) -> None:
-        """Let chunks travel by another route from the next version on."""
+        """Send chunks by another route from the next version on."""
 
     def take_marks(self) -> tuple[int, ...]:
         """Every rank's mark, as told with the newest whole version; given once."""
 
 
 class Seam(Protocol):
-    """What watches training's collectives, as far as the controller asks it: see `CommHook`."""
+    """The part of `CommHook` that the controller calls."""
 
     def expect(self, profile: Profile | None, *, gate: Gate | None = None) -> None:
         """Follow this profile from here on."""

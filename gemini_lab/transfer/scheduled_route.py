@@ -170,7 +170,7 @@ class ScheduledRoute:
 def incoming_chunks(
     schedules: Mapping[int, ChunkSchedule], peers: Peers
 ) -> tuple[IncomingChunk, ...]:
-    """What a rank receives, in the order in which it does: by position in the schedules.
+    """Return what a rank receives, in order, by position in the schedules.
 
     Args:
         schedules: At least those of the ranks that `peers` receives from.

@@ -30,11 +30,12 @@ class _Event(ctypes.Structure):
 
 
 def look_once_more(fd: int) -> None:
-    """Have whoever watches this descriptor in this process be woken for it once, and then never.
+    """Wake this process's watchers of a descriptor once more, and then never.
 
     It may still be closed as any other.
     """
     for watcher, data in _watchers(fd):
+        # EPOLLONESHOT alone: the kernel reports the shut socket once and disarms it.
         event = _Event(_ONCE, data)
         _libc.epoll_ctl(watcher, _MODIFY, fd, ctypes.byref(event))  # it may be gone by now
 
@@ -57,7 +58,7 @@ _SOCKET: Final = re.compile(r"socket:\[\d+\]")
 
 
 class Connections:
-    """Those that somebody else has opened in this process."""
+    """Connections that a library has opened in this process."""
 
     def __init__(self) -> None:
         self._sockets: set[tuple[int, str]] = set()
@@ -65,7 +66,7 @@ class Connections:
 
     @contextmanager
     def opened(self, *, links: int = 0) -> Iterator[None]:
-        """What is opened over IP inside the block; nobody else may open any meanwhile.
+        """Note what is opened over IP inside the block; no other thread may open any meanwhile.
 
         Args:
             links: How many of them lead to other ranks. Where so many lead anywhere, it is these.
@@ -162,7 +163,7 @@ def _connection(fd: int, name: str) -> Iterator[socket.socket]:
 
 
 def _let_rest(sockets: Collection[tuple[int, str]]) -> None:
-    """What is still open will stay so; nobody is to be busy with it."""
+    """Stop watchers of connections that stay open."""
     for fd, name in sockets:
         with suppress(OSError), _connection(fd, name):
             look_once_more(fd)

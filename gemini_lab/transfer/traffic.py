@@ -73,7 +73,7 @@ class CheckpointTraffic:
 
     @property
     def agreed_back(self) -> tuple[int, int]:
-        """What all ranks know of going back, since then: the newest order's number, and how."""
+        """Return what all ranks know of going back: the newest order's number, and how."""
         return self._replicator.agreed_back
 
     def wait(self) -> float:
@@ -116,7 +116,7 @@ class CheckpointTraffic:
             self._replicator.wait()
 
     def release(self) -> None:
-        """Have the version that was sent withheld exist, once all ranks have called this."""
+        """Release the withheld version, once all ranks have called this."""
         self._replicator.release()
 
     def note_whole(self, version: int) -> None:
@@ -149,7 +149,7 @@ class CheckpointTraffic:
         return self._scheme == "none" or self._newest_sent == version
 
     def end_training(self) -> None:
-        """What is sent from here on leaves in the background; all ranks call it, and once.
+        """Send later versions in the background; all ranks call it, once.
 
         There are no more spans to use, and the script may have destroyed its process groups, the
         schemes' NCCL group among them.
@@ -250,7 +250,7 @@ def _open_wire(
     link: LinkBucket | None,
     device: torch.device,
 ) -> Wire:
-    """What versions travel over; with a GPU, all ranks come here at the same time."""
+    """Return the wire of versions; with a GPU, all ranks call this together."""
     lanes = None
     if device.type == "cuda":
         require_current(device, torch.cuda.current_device())

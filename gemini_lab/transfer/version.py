@@ -30,7 +30,7 @@ does not: whoever swaps weights for their averages meanwhile changes a run of th
 
 
 class Place(NamedTuple):
-    """Where in its script a rank is as it seals a version; each number is -1 where it is not known.
+    """A rank's place in its script as it seals a version; each number is -1 if unknown.
 
     Attributes:
         epoch: Of a loop over epochs; those of all ranks are the same.
@@ -117,7 +117,7 @@ class Peers:
 
 
 class Asked(NamedTuple):
-    """What a rank was asked by its node's agent, as it tells the others with each version.
+    """The requests of a rank's agent, told to other ranks with each version.
 
     Attributes:
         hold: To stop where a version is whole.
@@ -132,7 +132,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """What the checkpoints of a rank travel over.
+    """The connections and devices that a rank's checkpoints travel over.
 
     Attributes:
         group: A process group over all ranks, used by nothing else.
@@ -185,7 +185,7 @@ class Source(Protocol):
         """Size of the whole."""
 
     def up_to(self, end_bytes: int) -> None:
-        """Have the first `end_bytes` there."""
+        """Wait until the first `end_bytes` are copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentBytes:
-    """What left for one peer in one idle span; times are seconds since the epoch.
+    """The bytes sent to one peer in one idle span; times are seconds since the epoch.
 
     Attributes:
         span: Number of the idle span; `None` in the background, and on a device.
@@ -215,7 +215,7 @@ class SentBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedVersion:
-    """What moving one version took, on this rank.
+    """The cost of moving one version, on this rank.
 
     Attributes:
         local_s: Seconds that copying and sealing the own shard took.
@@ -241,7 +241,7 @@ class MovedVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What tells whether a version's tensors were written since: see `require_unwritten`.
+    """A record that shows later writes to a version's tensors: see `require_unwritten`.
 
     Attributes:
         counts: How often torch has seen each of them, or what it is a view of, written. Writes

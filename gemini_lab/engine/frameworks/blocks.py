@@ -110,7 +110,7 @@ def _key(one: Kept) -> tuple[str, str]:
 
 
 def _cut(kept: Sequence[Kept], members: Sequence[int], low: int, size: int) -> Iterator[Segment]:
-    """What lies in the elements `low` to `low + size` of these tensors' concatenation."""
+    """Return what lies in elements `low` to `low + size` of these tensors' concatenation."""
     offset = 0
     for number in members:
         start = max(low, offset)

@@ -87,21 +87,23 @@ class BucketOrder:
         self._ddp.require_forward_param_sync = does
 
     def begin_anew(self) -> None:
-        """Have DDP bucket gradients as one that was just made; it knows of no iteration."""
+        """Reset DDP's buckets to those of a new instance, which knows of no iteration."""
         self._stop()
         ddp = self._ddp
         weights, is_sparse = ddp._build_params_for_reducer()  # noqa: SLF001 - as it unpickles itself
         names = ddp._build_debug_param_to_name_mapping(weights)  # noqa: SLF001
+        # As DDP's constructor does: a reducer cannot be reset, only made again.
         ddp._ddp_init_helper(weights, is_sparse, names, ddp.static_graph)  # noqa: SLF001
         ddp._has_rebuilt_buckets = False  # noqa: SLF001
         torch_distributed: Any = dist
+        # The new reducer has none of the hooks that the script registered on the old one.
         for hook, state in ddp._comm_hooks:  # noqa: SLF001
             torch_distributed._register_comm_hook(ddp.reducer, state, hook)  # noqa: SLF001
         self.indices, self._coming = [], []
         self._watch()
 
     def rehearse(self, indices: Sequence[int]) -> None:
-        """Have DDP see gradients come in this order, if it has seen none; all ranks together."""
+        """Show DDP this order of gradients, if it has seen none; all ranks together."""
         if not indices or self.indices or self._is_settled:
             return
         self._stop()

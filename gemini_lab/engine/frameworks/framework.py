@@ -61,16 +61,16 @@ class Framework(ABC):
     @property
     @abstractmethod
     def optimizer(self) -> torch.optim.Optimizer:
-        """What makes the updates."""
+        """Return the optimizer."""
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Return the device on which it computes."""
         return torch.device(self.engine.device)
 
     @abstractmethod
     def settings(self) -> Mapping[str, SettingValue]:
-        """What the script set."""
+        """Return the settings of the script."""
 
     @abstractmethod
     def trained(self) -> Iterator[nn.Parameter]:
@@ -132,7 +132,7 @@ class Framework(ABC):
     def updated_tensors(
         self, layout: ShardLayout
     ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
-        """What the optimizer updates, and where it and its state lie in a payload, by name.
+        """Return what the optimizer updates, and its place and its state's in a payload, by name.
 
         Each, or this rank's part of it, is whole in the payload of this rank, and live.
 
@@ -184,7 +184,7 @@ class Framework(ABC):
 
     @abstractmethod
     def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
-        """What `capture` would have given here, out of what ranks of another number captured.
+        """Return what `capture` would have given here, from the captures of another world size.
 
         Args:
             smalls: Theirs, in order; beside what `capture` gave, `"present"` as it was then.
@@ -200,11 +200,11 @@ class Framework(ABC):
     # -- computing again -------------------------------------------------------------------------
 
     def contributing(self) -> Sequence[torch.Tensor]:
-        """Where this rank's gradients arrive, before they are added up over the ranks."""
+        """Return where this rank's gradients arrive, before ranks sum them."""
         return [weight for weight in self.trained() if weight.requires_grad]
 
     def end_replay(self) -> None:  # noqa: B027 - most have nothing to do
-        """Let go of what computing gradients beside an iteration has left."""
+        """Free what computing gradients beside an iteration has left."""
 
     def obstacle(self) -> str:
         """Why this process could not go on with other ranks, in words; empty if it can."""
@@ -231,7 +231,7 @@ class Framework(ABC):
 
     @abstractmethod
     def hook(self, hook: StepHook) -> Callable[[], None]:
-        """Have the hook called around updates, and where an iteration begins to compute.
+        """Install the hook around updates, and at the start of each forward pass.
 
         Returns:
             Takes the hook off again.

@@ -126,7 +126,7 @@ class OptimizerState:
         return state.get(name)
 
     def make(self, wanted: Sequence[Kept]) -> None:
-        """Have exactly these large tensors, as the optimizer itself would make them."""
+        """Make exactly these large tensors, as the optimizer itself would."""
         named: dict[int, set[str]] = {}
         for one in wanted:
             named.setdefault(one.parameter, set()).add(one.name)
@@ -158,7 +158,7 @@ class OptimizerState:
     # -- the small part --------------------------------------------------------------------------
 
     def capture(self, large: Sequence[Kept]) -> dict[str, Any]:
-        """What there is beside large tensors, for the codec.
+        """Return what there is beside large tensors, for the codec.
 
         Args:
             large: What was laid out.
@@ -310,7 +310,7 @@ def require_none_beside(
 
 
 def _held_in(value: object, *, depth: int = _DEEPEST, objects: int = _OBJECTS) -> Iterator[object]:
-    """What an attribute holds: in lists, dicts, an object of its own, or one whose method it is."""
+    """Yield what an attribute holds: in lists, dicts, its object, or that of its method."""
     yield value
     if isinstance(value, MethodType) and is_own_type(type(value.__self__)):
         value = value.__self__  # such as a hook's, which has slow weights
@@ -345,7 +345,7 @@ def _by_parameter(small: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor: all, or its shard; live."""
+    """Return this rank's live part of a tensor: all, or its shard."""
     part: Any = tensor.detach()
     found: torch.Tensor = part.to_local() if is_dtensor(tensor) else part
     return found

@@ -1,4 +1,4 @@
-"""What optimizers and loss scalers have beside tensors: options and counts, taken and put back."""
+"""Options and counts of optimizers and loss scalers: taken, and put back."""
 
 import copy
 from collections import OrderedDict, deque
@@ -41,7 +41,7 @@ def in_place(current: Any, value: Any) -> Any:
 
 
 def group_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """What an optimizer's parameter groups have beside their parameters."""
+    """Return the options of an optimizer's parameter groups."""
     return [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -78,7 +78,7 @@ def own_values(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def beside_weights(optimizer: torch.optim.Optimizer) -> list[tuple[Any, Any]]:
-    """What an optimizer's state has under keys that are no weights, such as a count for all."""
+    """Return an optimizer's state under keys that are no weights, such as a common count."""
     state: Mapping[Any, Any] = optimizer.state
     return [(key, one) for key, one in state.items() if not isinstance(key, torch.Tensor)]
 

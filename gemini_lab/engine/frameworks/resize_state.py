@@ -1,4 +1,4 @@
-"""What a rank takes over of small things that ranks of another number had: one rule for each kind.
+"""The small state after another world size: one rule for each kind of value.
 
 What all ranks had alike, every rank has. Of what differs, a rank has its own if there was a rank of
 its number; else what is drawn is drawn anew, and anything else is refused.
@@ -52,7 +52,7 @@ class Heir:
         )
 
     def shared(self, values: Sequence[Any], what: str, *, way_out: str = "") -> Any:
-        """What all ranks had alike.
+        """Return what all ranks had alike.
 
         Raises:
             ConfigError: They had not.
@@ -63,7 +63,7 @@ class Heir:
         return values[0]
 
     def own(self, values: Sequence[Any], what: str) -> Any:
-        """What the rank of this number had, where they differ.
+        """Return what the rank of this number had, if ranks differ.
 
         Raises:
             ConfigError: There was none.
@@ -81,7 +81,7 @@ class Heir:
         return values[self.rank]
 
     def lent(self, values: Sequence[Any], what: str) -> Any:
-        """What the rank of this number had, or for a new one another rank."""
+        """Return what the rank of this number had, or another rank if this one is new."""
         if are_alike(values):
             return values[0]
         self.remark(

@@ -30,7 +30,7 @@ def to_shards(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_dtensors(state: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
-    """What `to_shards` gave, with DTensors again where `like` has one under the same name.
+    """Return what `to_shards` gave, with DTensors again where `like` has one of the same name.
 
     Raises:
         ConfigError: A shard is of another size, as one of another number of ranks.

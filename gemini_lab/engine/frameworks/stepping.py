@@ -18,7 +18,7 @@ def next_step_updates(engine: ZeroEngine) -> bool:
 
 
 class StepHook(Protocol):
-    """What is called on training's thread, in every iteration."""
+    """The hook that training's thread calls in every iteration."""
 
     @property
     def counts(self) -> bool:
@@ -26,7 +26,7 @@ class StepHook(Protocol):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What the script's author was told, which may be why something fails."""
+        """Return the remarks to the user, which may explain a later failure."""
 
     def begin_forward(self) -> None:
         """The model begins to compute for an update, or its step is called; often an iteration."""
@@ -52,7 +52,7 @@ def hook_step(
     on_boundary: Callable[[], None] = lambda: None,
     on_update: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
-    """Have the engine call the hook around updates; evaluations and other steps pass unnoticed.
+    """Install the hook around the engine's updates; evaluations and other steps pass unnoticed.
 
     An evaluation is a forward pass without gradients, or in another mode than training's.
 

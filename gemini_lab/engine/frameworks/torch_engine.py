@@ -34,7 +34,7 @@ def _nothing() -> None:
 
 
 def _uncompiled(function: Callable[..., None]) -> Callable[..., None]:
-    """What `torch.compile` leaves as it is, also where a model or a step is compiled.
+    """Keep `torch.compile` from compiling a function, also in a compiled model or step.
 
     Called where there is an optimizer, which has imported the compiler: it takes a second.
     """
@@ -98,7 +98,7 @@ class TorchEngine:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Return the device on which it computes."""
         device: torch.device = self.optimizer.param_groups[0]["params"][0].device
         return device
 
@@ -150,7 +150,7 @@ def _is_saving() -> bool:
 
 
 def left_out(engine: TorchEngine, handed: Iterable[object] = ()) -> Iterator[str]:
-    """What of the model will not come back after a failure, as sentences for people.
+    """Return what of the model will not come back after a failure, as sentences for users.
 
     Args:
         engine: The model and its optimizer.
@@ -177,7 +177,7 @@ def left_out(engine: TorchEngine, handed: Iterable[object] = ()) -> Iterator[str
 
 
 def hook_optimizer(engine: TorchEngine, hook: StepHook) -> Callable[[], None]:
-    """Have the optimizer call the hook around its updates, and the model where it computes.
+    """Install the hook around the optimizer's updates and the model's forward pass.
 
     `optimizer.step` is called for updates alone, whatever a script accumulates before; a step that
     is left out, as by a GradScaler after an overflow, makes no update.
@@ -213,7 +213,7 @@ def hook_optimizer(engine: TorchEngine, hook: StepHook) -> Callable[[], None]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Have FSDP2 let go of whole weights, which it may keep after a forward pass without gradients.
+    """Free FSDP2's whole weights, which it may keep after a forward pass without gradients.
 
     As long as it keeps them, the model's parameters are not those that its optimizer has.
     """
@@ -234,7 +234,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def replicated_by(model: nn.Module) -> DistributedDataParallel | None:
-    """What replicates the model, if anything does."""
+    """Return what replicates the model, if anything does."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, DistributedDataParallel) else None
 
@@ -279,7 +279,7 @@ def _require_kinds(model: object, optimizer: object, step: object) -> None:
 
 
 def _way_out_of(wrapper: object) -> str:
-    """What to give as an optimizer in the place of something else."""
+    """Return which argument to pass as an optimizer instead."""
     inner, path = wrapper, ""
     for _ in range(_WRAPPED):
         inner, path = getattr(inner, "optimizer", None), f"{path}.optimizer"
@@ -292,7 +292,7 @@ def _way_out_of(wrapper: object) -> str:
 
 
 def _obstacles(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
-    """What stands against protecting them: what was found, and the way out."""
+    """Return why they cannot be protected: what was found, and the way out."""
     if any(is_fsdp1(part) for part in model.modules()):
         yield (
             "it is wrapped in FullyShardedDataParallel (FSDP1)",

@@ -119,7 +119,7 @@ class TorchFramework(Framework):
         return self._engine.optimizer
 
     def settings(self) -> Mapping[str, SettingValue]:
-        """What `protect` was given as `settings`."""
+        """Return the `settings` argument of `protect`."""
         return self._engine.settings
 
     def trained(self) -> Iterator[nn.Parameter]:
@@ -133,7 +133,7 @@ class TorchFramework(Framework):
         return [(f"{b.name}.{b.dtype}", b.dtype, (b.numel,)) for b in self._blocks]
 
     def weight_pieces(self) -> Iterator[WeightPiece]:
-        """What of which weights and states this rank's parts are; others may have the same."""
+        """Return which weights and states this rank has parts of; others may have the same."""
         for number, block in enumerate(self._blocks):
             for segment in block.parts[self._part]:
                 kept = self._kept[segment.kept]
@@ -148,7 +148,7 @@ class TorchFramework(Framework):
                     )
 
     def unplaced(self) -> list[str]:
-        """What is sharded along other dimensions than the first."""
+        """Return what is sharded along other dimensions than the first."""
         return [
             f"{one.name} of {self._names[one.parameter]}"
             for one in self._kept
@@ -161,7 +161,7 @@ class TorchFramework(Framework):
         return [state.tensor(one.parameter, one.name) is not None for one in self._kept]
 
     def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
-        """What this rank keeps of each tensor that there is."""
+        """Return what this rank keeps of each tensor."""
         self._state.require_unchanged()
         found = []
         for spec, block in zip(specs, self._blocks, strict=True):

@@ -44,7 +44,7 @@ def digest_over_ranks(weights: Sequence[torch.Tensor]) -> str:
 
 
 def own_part(weight: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a weight, without padding: its part if it is sharded, or all."""
+    """Return this rank's part of a weight, without padding; all if it is not sharded."""
     part: Any = weight.detach()
     if is_dtensor(part):
         part = part.to_local()

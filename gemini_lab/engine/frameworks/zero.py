@@ -78,7 +78,7 @@ def state_form(
 def scalars_of(
     optimizer: torch.optim.Optimizer, master: torch.Tensor, form: StateForm
 ) -> dict[str, Any]:
-    """What the optimizer keeps for a partition beside its large tensors, such as a step count.
+    """Return a partition's state beside its large tensors, such as a step count.
 
     Raises:
         UnsupportedError: There is a large tensor that was not foreseen.
@@ -101,7 +101,7 @@ def put_scalars(
     form: StateForm,
     scalars: Mapping[str, Any],
 ) -> None:
-    """What `scalars_of` gave, and nothing else beside the large tensors."""
+    """Put back what `scalars_of` gave, and nothing else beside the large tensors."""
     before = optimizer.state.pop(master, {})
     state = {name: value for name, value in before.items() if name in form.large}
     for name, value in scalars.items():
@@ -139,7 +139,7 @@ def order_checksum(coordinator: Any) -> int:
 
 
 def forget_order(coordinator: Any) -> None:
-    """Have it learned anew, as by an engine that was just made."""
+    """Discard the order, so that it is learned again as by a new engine."""
     if not coordinator.is_invalid_trace():
         coordinator._invalidate_trace()  # noqa: SLF001 - as it does itself
 
@@ -266,7 +266,7 @@ class Stage12(Partitions):
     WEIGHTS = "bit16_groups"
 
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
-        """What this rank's cut of each group's flat tensor touches."""
+        """Return what this rank's cut of each group's flat tensor touches."""
         for group, tensor in enumerate(tensors):
             weights = self.zero.round_robin_bit16_groups[group]
             offsets = self.zero.round_robin_bit16_offsets[group]
@@ -279,7 +279,7 @@ class Stage12(Partitions):
     def _cut(
         self, group: int, tensor: int, weights: Sequence[torch.Tensor], offsets: Sequence[int]
     ) -> Iterator[WeightPiece]:
-        """What lies in this rank's part of a group, whose weights begin at `offsets`."""
+        """Return what lies in this rank's part of a group, whose weights begin at `offsets`."""
         size = self.masters()[group].numel()
         rank = torch.distributed.get_rank(self.zero.real_dp_process_group[group])
         for weight, offset in zip(weights, offsets, strict=True):
@@ -303,7 +303,7 @@ class Stage1WideGradients(Stage12):
     SCALING = ("external_loss_scale", "overflow", "torch_autocast_gradscaler")
 
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
-        """What this rank's cut of each group's flat tensor touches."""
+        """Return what this rank's cut of each group's flat tensor touches."""
         for group, tensor in enumerate(tensors):
             weights, offsets, end = self.zero.bf16_groups[group], [], 0
             for weight in weights:

@@ -119,7 +119,7 @@ class ZeroFramework(Framework):
         ]
 
     def weight_pieces(self) -> Iterator[WeightPiece]:
-        """What of which weights the partitions are; their moments lie as they do."""
+        """Return which weights the partitions are of; their moments lie alike."""
         numbers = [index for index, slot in enumerate(self._slots) if slot[1] == _MASTER]
         for piece in self._partitions.pieces(numbers):
             yield piece
@@ -240,6 +240,7 @@ class ZeroFramework(Framework):
         if not engine.managed_gradient_accumulation():
             return
         # Who tells the engine of boundaries calls its step there alone: so it counts updates.
+        # Only here it says whether the script has declared a boundary itself, or nothing.
         declared: bool | None = engine._is_gradient_accumulation_boundary  # noqa: SLF001
         steps: int = engine.gradient_accumulation_steps()
         is_within = engine.micro_steps % steps if declared is None else not declared
@@ -383,7 +384,7 @@ class ZeroFramework(Framework):
     # -- computing again -------------------------------------------------------------------------
 
     def end_replay(self) -> None:
-        """Have ZeRO 3 partition what it gathered and saw no gradient leave."""
+        """Partition what ZeRO 3 gathered and saw no gradient leave."""
         if self.stage == 3:
             self._partitions.zero.parameter_offload.release_backward_leftovers()
 

@@ -33,7 +33,7 @@ def narrowed(gradient: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.
 
 
 def widened(narrow: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
-    """What the optimizer gets of a flat gradient that was reduced in a narrower type."""
+    """Return what the optimizer gets of a flat gradient that was reduced in a narrower type."""
     return narrow if narrow.dtype == dtype else narrow.to(dtype).mul_(scale)
 
 
@@ -95,7 +95,7 @@ class Stepped(Protocol):
 
 
 class BetaPowers:
-    """What the library went through; nothing for other optimizers.
+    """Return the steps that the library went through; none for other optimizers.
 
     Every start begins with a gap, so that what it went through is known from there.
     """
@@ -124,14 +124,14 @@ class BetaPowers:
                     self._update(step, group)
 
     def _leave_a_gap(self) -> None:
-        """Have the next step computed anew: its betas are others than these."""
+        """Recompute the powers at the next step, because its betas differ from these."""
         if self._update is not None:
             for group in self._groups():
                 halfway = tuple((1 + beta) / 2 for beta in group["betas"])
                 self._update(1, {**group, "betas": halfway})
 
     def _groups(self) -> Iterator[Mapping[str, Any]]:
-        """Those of all partitions, in the order of an update's calls."""
+        """Return those of all partitions, in the order of an update's calls."""
         return map(self._partitions.group_of, range(len(self._partitions.masters())))
 
     def _all_betas(self) -> list[tuple[float, float]]:

@@ -91,7 +91,7 @@ class _Library:
         return self._made_as == (step.kind, dict(step.modes))
 
     def catch_up(self, step: Step) -> None:
-        """Have the library gone through what it has not of the steps before this one."""
+        """Take the library through the steps before this one that it lacks."""
         from gemini_lab.engine.frameworks.zero_updates import BetaPowers  # noqa: PLC0415  (imports DeepSpeed)
 
         if _number(step) != self._next:

@@ -128,7 +128,7 @@ class VersionMaker:
             self.room.close()
 
     def _heard(self, timeout_s: float) -> Message | None:
-        """What it says next; None if it says nothing for so long.
+        """Return its next message; `None` if none comes in that time.
 
         Raises:
             GeminiError: It is gone.
@@ -143,12 +143,12 @@ class VersionMaker:
         return heard[0]
 
     def _place(self, part: Bytes) -> int:
-        """Where in the slab this part of it begins."""
+        """Return where in the slab this part begins."""
         return int(part.ctypes.data - self._slab.memory.ctypes.data)
 
 
 def recorder_of(state: EngineState, settings: Settings) -> UpdateRecorder | None:
-    """What records this rank's steps, if the settings want that and there are peers.
+    """Return the recorder of this rank's steps, if the settings want one and there are peers.
 
     Raises:
         UnsupportedError: They want it, and nobody could make such steps again.
@@ -214,7 +214,7 @@ class SentDifferences:
         )
 
     def over(self, wire: Wire) -> Differences:
-        """What sends them over a wire."""
+        """Return what sends them over a wire."""
         return Differences(
             wire,
             self.peers,

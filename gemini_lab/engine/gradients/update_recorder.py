@@ -30,7 +30,7 @@ _MODES: Final = ("adam_w_mode", "fp32_optimizer_states")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one step did to one tensor of weights, but for the gradient's own elements.
+    """One step of one tensor of weights, without the gradient's own elements.
 
     Attributes:
         tensors: The optimizer's large tensors by its names for them, the weights among them.
@@ -77,7 +77,7 @@ class Step:
 
     @classmethod
     def decode(cls, data: Bytes) -> Self:
-        """What `encode` gave, from where `data` begins.
+        """Decode what `encode` gave, from the start of `data`.
 
         Raises:
             IntegrityError: It cannot be read.
@@ -92,7 +92,7 @@ def _update(values: Mapping[str, Any]) -> Update:
 
 
 def modes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What the optimizer was made with, where that is no option of its groups."""
+    """Return the optimizer's arguments that are no options of its groups."""
     return {name: getattr(optimizer, name) for name in _MODES if hasattr(optimizer, name)}
 
 
@@ -187,7 +187,7 @@ class UpdateRecorder:
         optimizer.register_step_pre_hook(self._see)
 
     def take(self, version: int, small: bytes) -> Bytes | None:
-        """What made `version` of the one before; `None` where not just one step did.
+        """Return the step that made `version`; `None` if not exactly one did.
 
         Args:
             version: It.

@@ -1,4 +1,4 @@
-"""What a version has of a job: the large state and the small one, the script's own, its data.
+"""A version's content: the large and the small state, the script's own, its data.
 
 the whole       engine_state; recast, of another number of ranks; small_state, by value;
                 model_parts, which there were at first; rehearsal compares what was put back

@@ -59,7 +59,7 @@ def _inside(thing: Any, where: str, seen: set[int], depth: int) -> Iterator[tupl
 
 
 def _held(thing: Any) -> Iterator[tuple[object, object]]:
-    """What a thing is made of, as far as it is the script's own, or torch's for data.
+    """Yield a thing's parts, as far as they are the script's own, or torch's for data.
 
     As it is at this moment: a thread of the data's may change it while its parts are looked at.
     """

@@ -1,4 +1,4 @@
-"""What data sets, samplers and collate functions change by themselves, read and put back.
+"""Values that data sets, samplers and collate functions change: read, and put back.
 
 Such as the epoch that a data set is told, how far a stream has come, or an order that a sampler
 shuffles in place. What a loader gives follows from it, so it is kept as it was where its iterator
@@ -47,7 +47,7 @@ _SAMPLE: Final = 256
 
 
 class DataValues:
-    """What a loader's parts hold, beside what they held when this was made.
+    """The values of a loader's parts, compared with those at its making.
 
     Args:
         parts: Its data set, samplers and collate function.
@@ -70,7 +70,7 @@ class DataValues:
         return found
 
     def put(self, changed: Values) -> None:
-        """Have the parts hold these, and what they held at first where that was plain."""
+        """Put these into the parts, and their first plain values elsewhere."""
         things = dict(reached(self._parts()))
         held = {one.where: one.encoded for one in self._plain()}
         wanted = self._first | {where: encode(value) for where, value in changed.items()}
@@ -85,7 +85,7 @@ class DataValues:
     def unkept(
         self, *, is_known: Callable[[object], bool], keeps_plain: bool, reads_here: bool
     ) -> list[str]:
-        """What has changed that `changed` does not give, for people.
+        """Return changes that `changed` leaves out, for users.
 
         Args:
             is_known: Whether a version has all of a thing by another way.
@@ -180,7 +180,7 @@ def _weight(value: Any, left: int = _MANY) -> int:
 
 
 def _put(thing: Any, name: str, wanted: Any) -> None:
-    """Have a thing hold a value by that name; in place where others may hold it, too."""
+    """Set a thing's value by name; in place if others may hold it, too."""
     attributes = vars(thing)
     held = attributes.get(name)
     is_shaped = isinstance(held, (torch.Tensor, np.ndarray)) and isinstance(wanted, type(held))

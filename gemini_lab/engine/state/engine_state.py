@@ -83,7 +83,7 @@ class EngineState:
         return self.framework.pieces(self.layout.tensors)
 
     def capture_drawn(self) -> bytes:
-        """What of the small state may be of either iteration, as it is now; for `capture_small`.
+        """Capture the small state that may be of either iteration; for `capture_small`.
 
         Raises:
             UnsupportedError: An object in it cannot be stored.

@@ -1,4 +1,4 @@
-"""What a module keeps and its `state_dict` does not say: metrics, and what is no persistent buffer.
+"""Module state that `state_dict` leaves out: metrics, and buffers that are not persistent.
 
 By default torchmetrics says nothing of what a metric has added up.
 """
@@ -20,7 +20,7 @@ _OF_METRICS: Final = ("_computed", "_forward_cache", "_cache")
 
 
 def read_unsaid(module: nn.Module) -> Unsaid:
-    """What the parts of a module keep beside their `state_dict`.
+    """Return the state of a module's parts beside their `state_dict`.
 
     Raises:
         UnsupportedError: A metric makes others on the way, which no later start has.
@@ -65,7 +65,7 @@ class Numbers:
         return not self._first
 
     def changed(self) -> Unsaid:
-        """Those that are not what they were when this was made."""
+        """Return those that have changed since this was made."""
         first, now = self._first, read_numbers(self._module)
         found = {
             name: {key: one for key, one in held.items() if first.get(name, {}).get(key) != one}
@@ -92,7 +92,7 @@ def read_numbers(module: nn.Module) -> Unsaid:
 
 
 def share_states(module: nn.Module) -> None:
-    """Have each metric of a collection know what those that update for all have added up.
+    """Give each metric of a collection the sums of those that update for all.
 
     Raises:
         UnsupportedError: A metric makes others on the way.
@@ -114,7 +114,8 @@ def is_metric(part: nn.Module) -> bool:
 
 
 def read_metric(metric: Any) -> dict[str, Any]:
-    """What a metric has added up, and what it counts."""
+    """Return a metric's sums and counts."""
+    # torchmetrics lists a metric's states only in `_defaults`.
     states = {name: getattr(metric, name) for name in metric._defaults}  # noqa: SLF001
     counts = {
         name: value

@@ -187,7 +187,7 @@ class LoaderWatch:
             put_counts(part, kept)
 
     def skip(self, batches: int) -> None:
-        """Have the next iterator begin after so many batches of its epoch."""
+        """Start the next iterator after so many batches of its epoch."""
         self._prepared = self._begin_epoch()
         self._give_away(self._prepared, batches)
 
@@ -241,7 +241,7 @@ class LoaderWatch:
         return batches
 
     def _put_values(self, state: Mapping[str, Any]) -> None:
-        """Have the data go on with what they had changed; an older version has nothing of it."""
+        """Put back what the data had changed; an older version has nothing of it."""
         if "counts" in state:
             self.values.put(state["counts"])
 
@@ -361,7 +361,7 @@ def samplers_in(source: object) -> dict[str, object]:
 
 
 def of_loader(loader: Any) -> list[Any]:
-    """What may draw for a loader from a generator of its own."""
+    """Yield what may draw for a loader from a generator of its own."""
     names = ("dataset", "collate_fn")
     return [getattr(loader, name, None) for name in names] + _parts(loader)[1:]
 

@@ -25,7 +25,7 @@ def reshard_positions(
     *,
     may_restart: bool,
 ) -> list[Any]:
-    """Where each source is to go on; None where it begins anew.
+    """Return where each source is to go on; `None` if it starts over.
 
     Args:
         sources: The script's.
@@ -133,7 +133,7 @@ def recast(
     *,
     may_restart: bool,
 ) -> dict[str, Any]:
-    """What `small_state.capture` would have given here, with what stands beside it.
+    """Return what `small_state.capture` would have given here, with its surroundings.
 
     Args:
         smalls: Those of the version's ranks, unfolded, in order.

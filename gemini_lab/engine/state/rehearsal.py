@@ -1,4 +1,4 @@
-"""What was put back is read back, and compared bit by bit with the version that it came from.
+"""A rehearsal: state that was put back is read again, and compared bit by bit.
 
 A version is loaded into what it was made of before there is a failure, and into a new process after
 one. Whatever is another one then is refused by its name.
@@ -36,6 +36,7 @@ def left_alone(things: Iterable[object], *, module: nn.Module) -> Iterator[None]
     try:
         with ExitStack() as counts:
             for one in held:
+                # Without this a rehearsal would look to autograd like a write to saved tensors.
                 counts.enter_context(grad_mode._unsafe_preserve_version_counter(one))  # noqa: SLF001
             yield
     finally:
@@ -87,7 +88,7 @@ def require_put_back(flat: torch.Tensor, layout: ShardLayout, pieces: Pieces) ->
 
 
 def _at(layout: ShardLayout, offset_bytes: int) -> str:
-    """What lies at a place of the payload, for people."""
+    """Return what lies at a place of the payload, for users."""
     for piece in layout.pieces:
         spec = layout.tensors[piece.tensor]
         itemsize = DTYPE_BYTES[spec.dtype]
@@ -100,7 +101,7 @@ def _at(layout: ShardLayout, offset_bytes: int) -> str:
 def differences(
     then: Any, now: Any, where: str = "", *, is_scripts: bool = False
 ) -> dict[str, str]:
-    """Where two states differ, bit by bit, and in what.
+    """Return where two states differ, bit by bit, and in what.
 
     Of what the script names itself only tensors and arrays count: an object may well put back a
     number when it is used next.

@@ -34,7 +34,7 @@ from gemini_lab.units import MIB
 
 
 class ScriptState:
-    """What travels with a version beside the engine, read and put back in place.
+    """The script's state in a version, beside the engine's: read, and put back in place.
 
     Args:
         data: What holds the position in the data: loaders, or anything with `state_dict` and
@@ -102,7 +102,7 @@ class ScriptState:
         return -(-held // MIB) * MIB
 
     def positions(self) -> list[Any]:
-        """Where the data stand; to ask may draw random numbers."""
+        """Return the data's positions; to ask may draw random numbers."""
         return [{} if self._is_unread(one) else one.state_dict() for one in self.sources]
 
     def _is_unread(self, source: object) -> bool:
@@ -139,7 +139,7 @@ class ScriptState:
         return id(thing) in self._named or (by_itself and hasattr(thing, "state_dict"))
 
     def drawn(self) -> dict[str, Any]:
-        """What changes at any time, so that only the loop's top tells what belongs to an iteration.
+        """Return what changes at any time, so that only the loop's top assigns it to an iteration.
 
         Positions in the data, random states, and the script's own dicts and generators.
         """
@@ -161,7 +161,7 @@ class ScriptState:
         }
 
     def made(self) -> dict[str, Any]:
-        """What is made of updates: schedules, averaged weights."""
+        """Return what updates make: schedules, averaged weights."""
         return {name: one.read() for name, one in self.keepsakes.items() if one.is_made}
 
     def require_fit(self, small: Mapping[str, Any]) -> None:
@@ -234,7 +234,7 @@ class ScriptState:
                 source.load_again(position)
 
     def put_orders(self, orders: Sequence[Sequence[int]]) -> None:
-        """Have DDP bucket the gradients of other models as it did; all ranks together.
+        """Restore DDP's buckets of other models; all ranks together.
 
         Args:
             orders: Those of the version; an older one may have none.

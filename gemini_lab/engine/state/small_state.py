@@ -236,7 +236,7 @@ def put_buffers(
 
 
 def _place_of(module: torch.nn.Module, name: str) -> dict[str, torch.Tensor | None]:
-    """Where a part of a model has the buffer of that name."""
+    """Return the part of a model that has the buffer of that name."""
     part = dict(module.named_modules()).get(name.rpartition(".")[0])
     if part is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a script names as `also`: generators, and objects of its own that have a state."""
+"""The script's `also`: generators, and objects of its own with a state."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -158,7 +158,7 @@ def _put(thing: Stateful, state: dict[str, Any]) -> None:
 
 
 def refill(kept: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Have a dict hold these; what it holds stays where it is the same, as others may hold it."""
+    """Refill a dict in place; equal values stay, because others may hold them."""
     with suppress(UnsupportedError):  # it has what no version could have
         if encode(kept) == encode(dict(values)):
             return

@@ -30,7 +30,7 @@ Look = Callable[[], int | None]
 
 
 class Bystanders:
-    """What looks like weights, is not the engine's, and is not handed over.
+    """Weights beside the engine that the script has not handed over.
 
     These are the kinds of the model's parts, its frozen weights, its buffers that are not
     persistent, tensors in its attributes, modules outside of it, metrics, and other optimizers.
@@ -83,7 +83,7 @@ class Bystanders:
             self._watch(name, _look_at(optimizer, _stepped))
 
     def changed(self) -> list[str]:
-        """Those that have other values than at first, in words; each is given once."""
+        """Return those whose values have changed, in words, each once."""
         found = []
         for one in [*self._seen]:
             name, look, before = one
@@ -198,7 +198,7 @@ def _tensors(things: Iterable[Any], depth: int = 0) -> Iterator[torch.Tensor]:
 
 
 def _held(tensor: Any) -> torch.Tensor:
-    """What this rank has of a tensor: its part, where ranks share it."""
+    """Return this rank's part of a tensor."""
     part = getattr(tensor, "ds_tensor", None)
     part = tensor if part is None else part
     held: torch.Tensor = part.to_local() if is_dtensor(part) else part
@@ -206,7 +206,7 @@ def _held(tensor: Any) -> torch.Tensor:
 
 
 def _place(tensor: torch.Tensor) -> int:
-    """Where its values lie; its own identity where it has none."""
+    """Return where its values lie; its own identity if it has none."""
     held = _held(tensor)
     return held.untyped_storage().data_ptr() if _is_filled(held) else id(tensor)
 

@@ -1,4 +1,4 @@
-"""What a script's author should know, seen from its first versions."""
+"""Warnings to the user, found at a script's first versions."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +68,7 @@ def _taken_amid(iterator: Any) -> int:
 
 
 def _name(iterator: Any) -> str:
+    # A DataLoader's iterator has no public way to its data set.
     return f"a DataLoader of a {type(iterator._dataset).__name__}"  # noqa: SLF001
 
 
@@ -141,7 +142,7 @@ class ScriptWatch:
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What was said so far."""
+        """Return what was said until now."""
         return self._said
 
     def end_update(self) -> None:

@@ -55,7 +55,7 @@ class Flaw:
             case "optimizer":
                 optimizer: Any = framework.optimizer
                 handle = optimizer.register_step_post_hook(self)
-                # Before those who look at what the step left.
+                # torch runs hooks in order of registration, and the flaw must strike before others look.
                 optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # noqa: SLF001
 
     def _in_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ class Flaw:
 
 
 class Flaws:
-    """Those of a worker's machine, as its agent tells of them.
+    """The injected flaws of a worker's machine, as its agent reports them.
 
     Args:
         framework: Whose tensors are struck.
@@ -99,7 +99,7 @@ class Flaws:
         self._installed: list[Flaw] = []
 
     def install(self) -> None:
-        """Have those in effect of which was told since; an iteration begins to compute."""
+        """Activate flaws injected since the last iteration."""
         for order in self._orders[len(self._installed) :]:
             if order.where == "gradient" and not self._framework.contributing():
                 return  # under FSDP2 there is none before the model has computed

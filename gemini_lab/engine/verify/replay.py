@@ -254,7 +254,7 @@ def _put_buffers(module: torch.nn.Module, values: Mapping[int, torch.Tensor]) ->
 
 
 def _autocast(device: torch.device) -> dict[str, tuple[bool, str]]:
-    """What `torch.autocast` does now."""
+    """Return the state of `torch.autocast`."""
     found = {}
     for kind in dict.fromkeys(("cpu", device.type)):
         dtype = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")

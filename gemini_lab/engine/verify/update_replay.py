@@ -117,6 +117,7 @@ def update_again(framework: Framework, steps: Sequence[Step]) -> int:
     random = random_states()
     total = xxhash.xxh3_64()
     try:
+        # The replay must not run the script's own hooks a second time.
         optimizer._optimizer_step_pre_hooks = OrderedDict()  # noqa: SLF001
         optimizer._optimizer_step_post_hooks = OrderedDict(  # noqa: SLF001 - a broken machine's
             (key, one) for key, one in kept[hooks[1]].items() if isinstance(one, Flaw)
@@ -151,7 +152,7 @@ def _take(
     device: torch.device,
     places: Mapping[str, torch.device],
 ) -> None:
-    """Have the optimizer take a step on copies, and add what comes out to the checksum."""
+    """Step the optimizer on copies, and add the result to the checksum."""
     optimizer.param_groups, optimizer.state = [], defaultdict(dict)
     vars(optimizer).update(step.numbers)
     restore_random_states(step.random)
@@ -194,7 +195,7 @@ def _feed_result(total: xxhash.xxh3_64, weight: torch.Tensor, state: Mapping[str
 
 
 def packed(steps: Sequence[Step]) -> tuple[bytes, list[torch.Tensor]]:
-    """What went into an update, as a head and the tensors that follow it."""
+    """Pack an update's inputs: a head, and the tensors that follow it."""
     tensors: list[torch.Tensor] = []
     content = [
         [step.groups, step.numbers, step.random, _without(step.inputs, tensors)] for step in steps
@@ -211,7 +212,7 @@ def room_for(head: bytes) -> list[torch.Tensor]:
 
 
 def unpacked(head: bytes, tensors: Sequence[torch.Tensor]) -> list[Step]:
-    """What `packed` was given, but for the live weights."""
+    """Unpack what `packed` was given, without the live weights."""
     following = iter(tensors)
     return [
         Step(groups=groups, numbers=own, random=random, inputs=_with(inputs, following))

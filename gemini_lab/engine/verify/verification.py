@@ -119,7 +119,7 @@ class Verification:
     # -- with each version -----------------------------------------------------------------------
 
     def to_small(self) -> dict[str, object]:
-        """What of it travels in the version that is made now."""
+        """Return what of it travels in the version that is made now."""
         newest = self._coming or self._newest
         return {_VERIFIED: [newest.version, newest.lineage.word]}
 

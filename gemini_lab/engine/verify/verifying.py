@@ -173,7 +173,7 @@ class Verifier:
         parcel: Parcel,
         compute: Callable[[bytes, Sequence[torch.Tensor]], int],
     ) -> Found | None:
-        """Have a piece of work computed again until it is clear who is wrong, or cannot be."""
+        """Recompute a piece of work until it is clear which rank is wrong, or cannot be."""
         first = list(self._answers([digest], shift=0))
         answers = list(first)
         verdict, replays = Verdict(), 0
@@ -209,7 +209,7 @@ class Verifier:
         return None if verdict.is_clean else Found(work="update", verdict=verdict, replays=0)
 
     def _answers(self, ours: Sequence[int], *, shift: int) -> Iterator[Answer]:
-        """What every rank computed, of the rank that many machines before it."""
+        """Return what every rank computed of the rank that many machines before it."""
         for rank, (digest,) in enumerate(self._wire.all_gather(ours)):
             node = self._seats.node_of(rank)
             yield Answer(rank=self._moved(rank, -shift), node=node, digest=digest)
