@@ -55,7 +55,7 @@ class Flaw:
             case "optimizer":
                 optimizer: Any = framework.optimizer
                 handle = optimizer.register_step_post_hook(self)
-                # torch runs hooks in order of registration; the flaw must strike before others look.
+                # torch runs hooks in order of registration; the flaw strikes before others look.
                 optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # noqa: SLF001
 
     def _in_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
