@@ -19,6 +19,7 @@ from gemini_lab.lab.cluster import Starter
 from gemini_lab.lab.config import LabConfig, NodeOptions, config_of
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.loop import LoopThread
+from gemini_lab.lab.pages import Decide
 from gemini_lab.lab.roster import why_not_ready
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.runs import (
@@ -35,7 +36,6 @@ from gemini_lab.log.events import Profiled
 from gemini_lab.placement import Placement
 from gemini_lab.placement.own import Planner
 from gemini_lab.profiler.profile import Profile
-from gemini_lab.recovery.deciding import Decide
 from gemini_lab.settings import SettingValue
 
 TICK_S: Final = 0.1
@@ -119,7 +119,7 @@ class Lab:
                 so, as `gemini_lab.attack` takes it; by default what `replicas` and `strategy` ask
                 for.
             root: Decides what is done after a failure, as `decide(state, event, cluster)`; see
-                `gemini_lab.recovery.deciding`. It knows what is in memory, not the persistent tier.
+                `gemini_lab_course.own_root.deciding`. It knows what is in memory, not the tier.
             settings: Replace those in the script's `"gemini"` block; see `Settings`.
 
         Raises:

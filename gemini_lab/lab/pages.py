@@ -172,6 +172,20 @@ def attack(mine: object, *, stage: str | None = None, within_s: float = 100.0) -
     return offered("attack", entry_points(group=COURSE))(mine, stage=stage, within_s=within_s)
 
 
+Decide = Callable[[dict[str, object], Any, Any], object]
+"""A root agent of the user's own; `gemini_lab_course.own_root.deciding` has what it is asked."""
+
+
+def pack_root(decide: Decide) -> str:
+    """Return a root agent of the user's own as text, which a node makes a root agent of.
+
+    Raises:
+        ConfigError: It is no function, uses what cannot be sent, or the course is not installed.
+    """
+    packed: str = offered("pack_root", entry_points(group=COURSE))(decide)
+    return packed
+
+
 def _offered(name: str) -> Callable[..., Any]:
     return offered(name, entry_points(group=GROUP))
 

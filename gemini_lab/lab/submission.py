@@ -21,14 +21,13 @@ from gemini_lab.errors import ConfigError, GeminiError, kind_of
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job, hash_seed_in, job_of
 from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.pages import Decide, pack_root
 from gemini_lab.limits import require_text
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import RunStarted
 from gemini_lab.log.file import LATEST, LOG_FILE, LogFeed, find_log, hidden_arguments, read_line
-from gemini_lab.node.own_root import ONE_S, packed
 from gemini_lab.placement import Placement, Risk
 from gemini_lab.placement.own import placed_by
-from gemini_lab.recovery.deciding import Decide
 from gemini_lab.recovery.learning import READ, learn_risk
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import Seats, node_name
@@ -136,7 +135,7 @@ class Submission:
             settings=settings,
             is_resumed=resume,
             identity=identity,
-            root="" if root is None else packed(root),
+            root="" if root is None else pack_root(root),
             earlier=earlier_tier(config.folder, job) if resume else None,
         )
 
@@ -327,6 +326,8 @@ def _lines_of_machines(path: Path) -> Iterator[Entry]:
 
 # -- a time limit ----------------------------------------------------------------------------------
 
+ONE_S: Final = 2.0
+"""How long one answer of a user's function may take."""
 _AT_ONCE_S: Final = 1e-6, 1e-4
 _SOON_S: Final = 1e-3
 

@@ -6,8 +6,7 @@
                     listener receives what they send, watch
                     judges it, worker_history keeps it; build_locks frees what killed ones held
     memory          memory_manager and shard_writer, by bulk: bulk_process touches every byte
-    root agent      root_role, while this node has it: root_shell acts, by agent_links; own_root,
-                    a function of the user's in its process; words, what the owner wants
+    root agent      root_role, while this node has it: root_shell acts, by agent_links
     the store       control_store is what is asked of one; etcd_client asks it of etcd, at
                     an etcd_address; etcd_store waits for it, for callers
                     without an event loop; sealed_store believes only what the lab wrote;

@@ -6,10 +6,12 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from importlib.metadata import entry_points
 from typing import Final, TypeVar
 
 import msgspec
 
+from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import shifted
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
@@ -21,9 +23,7 @@ from gemini_lab.node.control_store import (
 )
 from gemini_lab.node.lab_link import CLOCK_TRUST_S
 from gemini_lab.node.membership import Membership, RootRecord, node_addresses
-from gemini_lab.node.own_root import end_process, root_agent, successor
 from gemini_lab.node.store_watch import Reading
-from gemini_lab.recovery.guided import GuidedRoot
 from gemini_lab.recovery.messages import JobOrder, RootHello
 from gemini_lab.recovery.protocol import (
     Emit,
@@ -45,6 +45,8 @@ from gemini_lab.wire.tcp import answers
 
 Asked = TypeVar("Asked")
 ADDRESSES_KEY: Final = "addresses"
+OWN_ROOTS: Final = "gemini_lab.course"
+"""The group of entry points in which a package offers to make root agents of the user's own."""
 DOUBTS_S: Final = 2.0  # between looks at a store whose content is not believed
 STORE_PATIENCE_S: Final = 60.0  # a root that cannot write its state for this long resigns
 
@@ -136,7 +138,8 @@ class RootShell:
         except Deposed:
             pass
         finally:
-            end_process(self._root)
+            if self._root is not None:
+                self._root.close()
             self._links.close()
 
     def observe(self, reading: Reading, *, is_settled: bool) -> None:
@@ -303,6 +306,41 @@ def _of_those_that_count(addresses: Mapping[str, str], state: RootState) -> dict
     return {node: addresses[node] for node in nodes if node in addresses}
 
 
+def root_agent(state: RootState, *, at_s: float) -> RootAgent:
+    """Return the root agent that a run asks for: the lab's, or one of the user's own."""
+    order = state.setup.order
+    return _made(order.root if order else "", state, at_s)
+
+
+def successor(before: RootAgent, root: str, *, at_s: float) -> RootAgent:
+    """Return the root agent for the next job, which knows the nodes that the last one knew.
+
+    Args:
+        before: The last job's.
+        root: What the new order says of it.
+        at_s: Now.
+    """
+    if not root and type(before) is RootAgent:
+        return before
+    before.close()
+    after = _made(root, before.state, at_s)
+    after.living.update(before.living)
+    return after
+
+
+def _made(root: str, state: RootState, at_s: float) -> RootAgent:
+    """Return a root agent; one of the user's own is made by the package that packed it."""
+    if not root:
+        return RootAgent(state=state, at_s=at_s)
+    for found in entry_points(group=OWN_ROOTS, name="root_agent"):
+        made: RootAgent = found.load()(root, state=state, at_s=at_s)
+        return made
+    raise ConfigError(
+        "the run asks for a root agent of the user's own, and nothing that is installed on this "
+        f"node offers 'root_agent' in the group {OWN_ROOTS!r}; install the package whole"
+    )
+
+
 def _state_in(items: Mapping[str, str]) -> RootState:
     return RootState.from_text(items["state"]) if "state" in items else RootState()
 
@@ -311,7 +349,7 @@ async def _decided(
     root: RootAgent, decide: Callable[[Asked], list[Instruction]], about: Asked
 ) -> list[Instruction]:
     """Return what a root agent decides; a user's own may take seconds, and this loop goes on."""
-    if isinstance(root, GuidedRoot):
+    if root.may_take_long:
         return await asyncio.to_thread(decide, about)
     return decide(about)
 

@@ -34,6 +34,5 @@
     wrong_sums          which machine computes wrong, and what becomes of the run
     wasted_time         the cost of a failure, by the paper's equation
 
-`guided` and `deciding` are a root agent of the user's own; `model` plays all of this on modelled
-machines, where an attack looks for what breaks it.
+A package beside the core brings a root agent of the user's own, if a run asks for one.
 """

@@ -28,8 +28,6 @@ from gemini_lab.limits import Count, Printed, Told, cut_told
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, IterationBegun, OfWorker, Protected, WrongSums
 from gemini_lab.placement.memory import BUFFERS
-from gemini_lab.recovery.deciding import Action as GuideAction
-from gemini_lab.recovery.deciding import Cluster, Event
 from gemini_lab.recovery.plan import PlanPart, Stored, Unclear, VersionId
 from gemini_lab.recovery.requests import AnyRequest, Rising
 from gemini_lab.seats import Seats
@@ -1130,45 +1128,6 @@ FromAgentMessage = (
     | EventSaid
 )
 """What the root agent hears from an agent that has joined."""
-
-
-# -- a root agent of the user's own, in a process beside the agent ---------------------------------
-
-
-class Guide(Message, frozen=True, kw_only=True):
-    """The function that decides; once it is read, an empty `GuideAnswer` follows.
-
-    Attributes:
-        packed: As `JobOrder.root`.
-    """
-
-    packed: str
-
-
-class GuideQuestion(Message, frozen=True, kw_only=True):
-    """Something has happened: the function is to decide what is done.
-
-    Attributes:
-        kept: What it keeps, as JSON.
-    """
-
-    kept: str
-    event: Event
-    cluster: Cluster
-
-
-class GuideAnswer(Message, frozen=True, kw_only=True):
-    """What the function decided.
-
-    Attributes:
-        actions: To be done, in this order.
-        kept: What it keeps from now on, as JSON.
-        error: Why it decided nothing; empty if it did.
-    """
-
-    actions: tuple[GuideAction, ...]
-    kept: str
-    error: str = ""
 
 
 # -- bytes -----------------------------------------------------------------------------------------

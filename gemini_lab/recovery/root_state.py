@@ -42,7 +42,7 @@ class Setup:
         fingerprint: Identity of model, optimizer and world size, to recognise another model.
         code: How workers executed the script's files last, by file name.
         shard_bytes: Size of the largest shard; 0 before it is known.
-        own: JSON that a user's own root agent keeps; see `GuidedRoot`.
+        own: JSON that a user's own root agent keeps.
     """
 
     order: JobOrder | None = None

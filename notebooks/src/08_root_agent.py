@@ -15,8 +15,8 @@
 from collections import defaultdict
 
 from gemini_lab import Lab, NodeLoss, Scenario, WorkerCrash, attack
-from gemini_lab.recovery.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
 from gemini_lab.training.quickstart import gpt_job
+from gemini_lab_course.own_root.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
 
 # %% tags=["parameters"]
 nodes = 2

@@ -19,7 +19,6 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.injector import NodesLoss, Scenario
 from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.placement import plan_placement
-from gemini_lab.recovery.deciding import Fence, Kept, Start
 from gemini_lab_course.grading.__main__ import verdicts
 from gemini_lab_course.grading.cells import Cell, code_cells, needed
 from gemini_lab_course.grading.hand_in import hand_in
@@ -32,6 +31,7 @@ from gemini_lab_course.grading.handed_in import (
 )
 from gemini_lab_course.grading.judge import judge
 from gemini_lab_course.grading.plain import LONGEST, OtherError, from_plain, to_plain
+from gemini_lab_course.own_root.deciding import Fence, Kept, Start
 
 ANSWERS = [
     None,

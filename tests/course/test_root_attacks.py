@@ -11,8 +11,11 @@ from gemini_lab_widgets.pictures import view
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.submission import TooLong, limit
-from gemini_lab.node.own_root import MOST_BYTES, loaded, packed
-from gemini_lab.recovery.deciding import (
+from gemini_lab_course import WrongAnswerError
+from gemini_lab_course.attacks import attack
+from gemini_lab_course.attacks.roots import ALONE, GROUPS, LONG, RETURN, SMALL, SPARE, cases
+from gemini_lab_course.attacks.stories import of_function, of_the_lab, tell
+from gemini_lab_course.own_root.deciding import (
     Ask,
     Cluster,
     Failed,
@@ -23,10 +26,7 @@ from gemini_lab.recovery.deciding import (
     Told,
     Wait,
 )
-from gemini_lab_course import WrongAnswerError
-from gemini_lab_course.attacks import attack
-from gemini_lab_course.attacks.roots import ALONE, GROUPS, LONG, RETURN, SMALL, SPARE, cases
-from gemini_lab_course.attacks.stories import of_function, of_the_lab, tell
+from gemini_lab_course.own_root.process import MOST_BYTES, loaded, packed
 
 CRASH = (("go", 1, 300), ("kill_worker", 0))
 HEARD_LATE = (("go", 2, 320), ("kill_worker", 0), ("go", 2, 200))

@@ -23,7 +23,10 @@ WAITS = {
     "ranks that all stand still": ["recovery.hangs.STAND_S"],
     "ranks that have begun an iteration": ["recovery.hangs.STILL_S"],
     "ranks that stand in collectives": ["recovery.hangs.STAND_S", "recovery.hangs.PAST_S"],
-    "a root agent of the user's own": ["node.own_root.ONE_S", "node.own_root.READ_S"],
+    "a root agent of the user's own": [
+        "lab.submission.ONE_S",
+        "gemini_lab_course.own_root.process.READ_S",
+    ],
     "the first `protect`": ["recovery.hangs.UNPROTECTED_S"],
     "ranks that others wait for": ["recovery.hangs.LATE_S", "recovery.hangs.PAST_S"],
     "processes that start ahead": ["recovery.ahead.AHEAD_S"],
@@ -148,7 +151,12 @@ def begins(row: list[str]) -> str | None:
 
 def value_of(name: str) -> float:
     module, _, constant = name.rpartition(".")
-    value = getattr(importlib.import_module(f"gemini_lab.{module}"), constant)
+    value = getattr(
+        importlib.import_module(
+            module if module.startswith("gemini_lab_") else f"gemini_lab.{module}"
+        ),
+        constant,
+    )
     return float(sum(value) if isinstance(value, tuple) else value)
 
 

@@ -19,9 +19,7 @@ from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector import Scenario
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import VersionComplete
-from gemini_lab.node.own_root import packed
 from gemini_lab.pipeliner.schedule import Chunk
-from gemini_lab.recovery.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
 from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source
 from gemini_lab.report import Comparison
 from gemini_lab.settings import Settings
@@ -30,6 +28,8 @@ from gemini_lab.units import KIB
 from gemini_lab_bench.benches.timed_runs import AS_IF_LARGE
 from gemini_lab_course.attacks.roots import SMALL
 from gemini_lab_course.attacks.stories import of_function, tell
+from gemini_lab_course.own_root.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
+from gemini_lab_course.own_root.process import packed
 
 Names = dict[str, Any]
 

@@ -3,9 +3,9 @@
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.deciding import Ask, Failed, Fence, Fenced, Start, Told
-from gemini_lab.recovery.guided import SILENCE_S, GuidedRoot
 from gemini_lab.recovery.root_state import RootState
+from gemini_lab_course.own_root.deciding import Ask, Failed, Fence, Fenced, Start, Told
+from gemini_lab_course.own_root.guided import SILENCE_S, GuidedRoot
 
 from .story import Story
 

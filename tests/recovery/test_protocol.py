@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from gemini_lab.recovery.model.world import World
+from gemini_lab_course.model.world import World
 
 from .protocol.explorer import FAULTS, SHAPES, explore, make_schedule, run, shrink
 from .protocol.old_rules import OLD_RULES

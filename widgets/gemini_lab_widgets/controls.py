@@ -20,12 +20,12 @@ from gemini_lab.injector.failures import FAILURES, NodesLoss, read_failure
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.pages import Decide
 from gemini_lab.lab.progress import describe
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Protected, RunStarted
 from gemini_lab.log.file import read_log
-from gemini_lab.recovery.deciding import Decide
 from gemini_lab.settings import SettingValue
 from gemini_lab_widgets.cell_output import CellOutput
 

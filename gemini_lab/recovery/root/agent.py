@@ -98,6 +98,8 @@ class RootAgent:
 
     lifecycle_kind: type[Lifecycle] = Lifecycle
     agents_kind: type[Agents] = Agents
+    may_take_long: bool = False
+    """Whether deciding may take seconds, as a user's own function may."""
 
     def __init__(self, *, state: RootState, at_s: float) -> None:
         self.run = run = KnownRun(state=state, at_s=at_s)
@@ -115,6 +117,9 @@ class RootAgent:
     def living(self) -> dict[str, AgentJoined]:
         """What the agent of each node said when it joined."""
         return self.run.living
+
+    def close(self) -> None:
+        """End what decides in another process; here nothing does."""
 
     def take_over(self, at_s: float) -> list[Instruction]:
         """Return what a newly elected root agent does; `living` was filled before."""

@@ -5,10 +5,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gemini_lab.recovery.model.actions import Action
-from gemini_lab.recovery.model.judged import Rules, Shape
-from gemini_lab.recovery.model.truth import BrokenError
-from gemini_lab.recovery.model.world import World
+from gemini_lab_course.model.actions import Action
+from gemini_lab_course.model.judged import Rules, Shape
+from gemini_lab_course.model.truth import BrokenError
+from gemini_lab_course.model.world import World
 
 SHAPES = (
     Shape(),

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gemini_lab.recovery.model.judged import Rules
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.planning import hopes
 from gemini_lab.recovery.progress_at_risk import reason_to_wait
@@ -11,6 +10,7 @@ from gemini_lab.recovery.protocol import AgentJoined, Instruction
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root.agents import Agents
 from gemini_lab.recovery.root.lifecycle import Lifecycle
+from gemini_lab_course.model.judged import Rules
 
 
 class IgnoringAgents(Agents):

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from gemini_lab.lab.submission import TooLong, limit
-from gemini_lab.node.own_root import ONE_S
+from gemini_lab.lab.submission import ONE_S, TooLong, limit
 from gemini_lab_course.attacks.outcome import Fault
 from gemini_lab_course.verdict import in_short
 

@@ -12,9 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.node.own_root import packed
-from gemini_lab.recovery.model.actions import Action as Fate
-from gemini_lab.recovery.model.judged import Shape
 from gemini_lab_course.attacks.asking import NOTHING
 from gemini_lab_course.attacks.outcome import Beside, Counterexample, Fault, Withstood, counted
 from gemini_lab_course.attacks.search import Patience
@@ -28,6 +25,9 @@ from gemini_lab_course.attacks.stories import (
     of_the_lab,
     tell,
 )
+from gemini_lab_course.model.actions import Action as Fate
+from gemini_lab_course.model.judged import Shape
+from gemini_lab_course.own_root.process import packed
 from gemini_lab_course.verdict import WrongAnswerError
 
 SMALL: Final = Shape(nodes=2, standbys=1, has_tier=False, iterations=3)

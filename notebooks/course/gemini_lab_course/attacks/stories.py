@@ -5,20 +5,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gemini_lab.lab.submission import TooLong, limit
+from gemini_lab.lab.submission import ONE_S, TooLong, limit
 from gemini_lab.log import events
-from gemini_lab.node.own_root import ONE_S, loaded
-from gemini_lab.recovery.deciding import Cluster, Decide, Event, GuideError, told
-from gemini_lab.recovery.guided import GuidedRoot
-from gemini_lab.recovery.model.actions import Action as Fate
-from gemini_lab.recovery.model.judged import Rules, Shape
-from gemini_lab.recovery.model.node import Node
-from gemini_lab.recovery.model.shell import Shell
-from gemini_lab.recovery.model.truth import BrokenError
-from gemini_lab.recovery.model.world import World
 from gemini_lab.recovery.protocol import Instruction, Send
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
+from gemini_lab_course.model.actions import Action as Fate
+from gemini_lab_course.model.judged import Rules, Shape
+from gemini_lab_course.model.node import Node
+from gemini_lab_course.model.shell import Shell
+from gemini_lab_course.model.truth import BrokenError
+from gemini_lab_course.model.world import World
+from gemini_lab_course.own_root.deciding import Cluster, Decide, Event, GuideError, told
+from gemini_lab_course.own_root.guided import GuidedRoot
+from gemini_lab_course.own_root.process import loaded
 
 MakeRoot = Callable[[RootState, float], RootAgent]
 """A new root agent, from the state that the last one left, and now."""

@@ -23,9 +23,9 @@ from traitlets.config import Config
 
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.errors import ConfigError
-from gemini_lab.node.own_root import packed
 from gemini_lab_course.grading.plain import to_plain
 from gemini_lab_course.grading.walls import hide
+from gemini_lab_course.own_root.process import packed
 from gemini_lab_course.verdict import in_short
 
 Reply = dict[str, object]

@@ -8,10 +8,10 @@ so is what is left of it when some are taken away.
 import random
 from collections.abc import Callable
 
-from gemini_lab.recovery.model.judged import JudgedWorld
-from gemini_lab.recovery.model.machines import LEASE_S, Record
-from gemini_lab.recovery.model.node import Node
-from gemini_lab.recovery.model.shell import Shell
+from gemini_lab_course.model.judged import JudgedWorld
+from gemini_lab_course.model.machines import LEASE_S, Record
+from gemini_lab_course.model.node import Node
+from gemini_lab_course.model.shell import Shell
 
 Action = tuple[str, *tuple[int, ...]]
 STEP_S = 0.02  # that time goes on with each move

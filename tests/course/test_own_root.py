@@ -13,9 +13,11 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from gemini_lab.node.own_root import OwnProcess, end_process, loaded, packed, successor
-from gemini_lab.node.root_shell import _decided
-from gemini_lab.recovery.deciding import (
+from gemini_lab.node.root_shell import _decided, successor
+from gemini_lab.recovery.protocol import AgentJoined
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
+from gemini_lab_course.own_root.deciding import (
     Ask,
     Cluster,
     Failed,
@@ -26,10 +28,8 @@ from gemini_lab.recovery.deciding import (
     Told,
     Wait,
 )
-from gemini_lab.recovery.guided import GuidedRoot
-from gemini_lab.recovery.protocol import AgentJoined
-from gemini_lab.recovery.root.agent import RootAgent
-from gemini_lab.recovery.root_state import RootState
+from gemini_lab_course.own_root.guided import GuidedRoot
+from gemini_lab_course.own_root.process import OwnProcess, OwnRoot, loaded, packed
 
 CLUSTER = Cluster(
     members=("node-0", None),
@@ -147,11 +147,11 @@ def test_the_agents_loop_goes_on_while_it_decides(tmp_path):
                 await asyncio.sleep(0.01)
             done.touch()
 
-        root = GuidedRoot(state=RootState(), at_s=0.0, decide=OwnProcess(packed(decide)))
+        root = OwnRoot(state=RootState(), at_s=0.0, decide=OwnProcess(packed(decide)))
         doing = asyncio.create_task(do())
         answer = await _decided(root, lambda event: root.guide({}, event, CLUSTER), EVENT)
         await doing
-        end_process(root)
+        root.close()
         return answer
 
     assert list(asyncio.run(act())) == [Wait("done")]

@@ -4,11 +4,11 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.recovery.discarded_versions import joined, left_of
 from gemini_lab.recovery.messages import EventSaid, RestoreFailed, ScriptError, WorkerEnded
-from gemini_lab.recovery.model.agent import AgentNode
-from gemini_lab.recovery.model.machines import Slab, Worker
-from gemini_lab.recovery.model.truth import BrokenError, Held
 from gemini_lab.recovery.plan import CopyTransfer
 from gemini_lab.shard.lineage import Lineage
+from gemini_lab_course.model.agent import AgentNode
+from gemini_lab_course.model.machines import Slab, Worker
+from gemini_lab_course.model.truth import BrokenError, Held
 
 
 class StartingNode(AgentNode):

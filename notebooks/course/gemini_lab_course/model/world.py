@@ -4,8 +4,8 @@ In layers: what there is of it and what must hold (`judged`), what may happen (`
 how it comes to rest, as each run must that nothing befalls any more.
 """
 
-from gemini_lab.recovery.model.actions import STEP_S, ActingWorld
-from gemini_lab.recovery.model.truth import BrokenError
+from gemini_lab_course.model.actions import STEP_S, ActingWorld
+from gemini_lab_course.model.truth import BrokenError
 
 CALM_ROUNDS = 600
 CALM_EPOCHS = 14

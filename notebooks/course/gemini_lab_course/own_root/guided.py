@@ -14,7 +14,20 @@ from typing import Final
 import msgspec
 
 from gemini_lab.log.events import RunFailed
-from gemini_lab.recovery.deciding import (
+from gemini_lab.recovery.messages import Fenced as FencedSaid
+from gemini_lab.recovery.messages import Inventory, PortHeld
+from gemini_lab.recovery.plan import Copy, RecoveryPlan
+from gemini_lab.recovery.planning import good_copies, hopes, make_plan
+from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Instruction, WriteState
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root.agents import Agents
+from gemini_lab.recovery.root.ending import Ending
+from gemini_lab.recovery.root.known_run import KnownRun
+from gemini_lab.recovery.root.lifecycle import Lifecycle
+from gemini_lab.recovery.root_state import RootState
+from gemini_lab.seats import in_order
+from gemini_lab.shard.lineage import Lineage
+from gemini_lab_course.own_root.deciding import (
     Action,
     Ask,
     Changed,
@@ -34,19 +47,6 @@ from gemini_lab.recovery.deciding import (
     as_text,
     told,
 )
-from gemini_lab.recovery.messages import Fenced as FencedSaid
-from gemini_lab.recovery.messages import Inventory, PortHeld
-from gemini_lab.recovery.plan import Copy, RecoveryPlan
-from gemini_lab.recovery.planning import good_copies, hopes, make_plan
-from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Instruction, WriteState
-from gemini_lab.recovery.root.agent import RootAgent
-from gemini_lab.recovery.root.agents import Agents
-from gemini_lab.recovery.root.ending import Ending
-from gemini_lab.recovery.root.known_run import KnownRun
-from gemini_lab.recovery.root.lifecycle import Lifecycle
-from gemini_lab.recovery.root_state import RootState
-from gemini_lab.seats import in_order
-from gemini_lab.shard.lineage import Lineage
 
 ASKING: Final = frozenset({"fencing", "inventory", "waiting"})
 """The phases of a recovery in which nothing is started yet."""

@@ -28,15 +28,15 @@ from gemini_lab.recovery.messages import (
     TakeInventory,
 )
 from gemini_lab.recovery.messages import Held as HeldSaid
-from gemini_lab.recovery.model.machines import Job, Link, Slab, Worker, Writing
-from gemini_lab.recovery.model.truth import BrokenError, Held
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
+from gemini_lab_course.model.machines import Job, Link, Slab, Worker, Writing
+from gemini_lab_course.model.truth import BrokenError, Held
 
 if TYPE_CHECKING:
-    from gemini_lab.recovery.model.judged import JudgedWorld
-    from gemini_lab.recovery.model.shell import Shell
+    from gemini_lab_course.model.judged import JudgedWorld
+    from gemini_lab_course.model.shell import Shell
 
 
 class AgentNode:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Doing, ScriptFinished, Severed, WorkerPulse
-from gemini_lab.recovery.model.machines import ITERATION_S, NEVER, Job, Moment, Worker
-from gemini_lab.recovery.model.starting import StartingNode
-from gemini_lab.recovery.model.truth import BrokenError
+from gemini_lab_course.model.machines import ITERATION_S, NEVER, Job, Moment, Worker
+from gemini_lab_course.model.starting import StartingNode
+from gemini_lab_course.model.truth import BrokenError
 
 
 class Node(StartingNode):

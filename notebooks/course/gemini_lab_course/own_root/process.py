@@ -5,8 +5,8 @@ and goes with the job's order, which counts only where the lab's token proves it
 root has it called in a process of its own. That is killed where it takes too long, be it in the
 midst of somebody's C code, and the agent's own loop goes on meanwhile.
 
-The process is `python -m gemini_lab.node.own_root FD`: it reads the function, then answers one
-event after the other, until the other end is closed.
+The process is `python -m gemini_lab_course.own_root.process FD`: it reads the function, then
+answers one event after the other, until the other end is closed.
 """
 
 import base64
@@ -14,6 +14,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,12 +24,15 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 import cloudpickle
+import msgspec
 
 from gemini_lab.engine.executed_code import foreign_modules, installed_places
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.errors import ConfigError, MessageError, kind_of
 from gemini_lab.job import python_command
-from gemini_lab.recovery.deciding import (
+from gemini_lab.lab.submission import ONE_S
+from gemini_lab.recovery.root_state import RootState
+from gemini_lab_course.own_root.deciding import (
     Action,
     Cluster,
     Decide,
@@ -37,22 +41,18 @@ from gemini_lab.recovery.deciding import (
     as_actions,
     as_text,
 )
-from gemini_lab.recovery.guided import GuidedRoot, raised
-from gemini_lab.recovery.messages import Guide, GuideAnswer, GuideQuestion, Message
-from gemini_lab.recovery.root.agent import RootAgent
-from gemini_lab.recovery.root_state import RootState
-from gemini_lab.wire.local import LocalChannel
+from gemini_lab_course.own_root.guided import GuidedRoot, raised
 
-ONE_S: Final = 2.0
-"""How long one answer may take."""
 READ_S: Final = 60.0
 """How long the function may take to be read, with all that it imports."""
 MOST_BYTES: Final = 1 << 20
 """Of a pickled function: it is written into the store with every step of a run."""
+MOST_MESSAGE_BYTES: Final = 1 << 23
+"""Of a message between the two processes: larger ones are a fault."""
 LOOK_S: Final = 0.05
-PROGRAM: Final = "gemini_lab.node.own_root"
+PROGRAM: Final = "gemini_lab_course.own_root.process"
 
-_OURS: Final = __name__.partition(".")[0]
+_OURS: Final = "gemini_lab"
 
 
 def packed(decide: object) -> str:
@@ -87,7 +87,7 @@ def packed(decide: object) -> str:
 def _by_value() -> Iterator[None]:
     """Have modules of the user's own pickled whole: a node does not look for them in a folder."""
     found = foreign_modules(frozenset(), sys.modules, installed_places())
-    own = [sys.modules[name] for name in found if name.partition(".")[0] != _OURS]
+    own = [sys.modules[name] for name in found if not name.startswith(_OURS)]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -112,10 +112,95 @@ def loaded(text: str) -> Decide:
 def _unreadable(error: BaseException) -> Decide:
     why = f"it cannot be read on this node ({type(error).__name__}: {error})"
 
-    def refuse(state: dict[str, object], event: Event, cluster: Cluster) -> object:  # noqa: ARG001
+    def refuse(state: dict[str, object], event: Event, cluster: Cluster) -> object:
         raise GuideError(why)
 
     return refuse
+
+
+class Guide(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The function that decides; once it is read, an empty `GuideAnswer` follows.
+
+    Attributes:
+        packed: As `JobOrder.root`.
+    """
+
+    packed: str
+
+
+class GuideQuestion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """An event about which the function is to decide.
+
+    Attributes:
+        kept: What it keeps, as JSON.
+    """
+
+    kept: str
+    event: Event
+    cluster: Cluster
+
+
+class GuideAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What the function decided.
+
+    Attributes:
+        actions: To be done, in this order.
+        kept: What it keeps from now on, as JSON.
+        error: Why it decided nothing; empty if it did.
+    """
+
+    actions: tuple[Action, ...]
+    kept: str
+    error: str = ""
+
+
+Said = Guide | GuideQuestion | GuideAnswer
+
+
+class Channel:
+    """One end of a socket pair: lines of JSON between an agent and the function's process."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._decoder: msgspec.json.Decoder[Said] = msgspec.json.Decoder(
+            Guide | GuideQuestion | GuideAnswer
+        )
+        self._buffer = b""
+
+    def send(self, message: Said) -> None:
+        """Send a message; a reader that is gone is noticed by `receive`."""
+        self._socket.settimeout(None)
+        with suppress(OSError):
+            self._socket.sendall(msgspec.json.encode(message) + b"\n")
+
+    def receive(self, within_s: float | None = None) -> Said | None:
+        """Wait for the next message; return `None` if the other end is gone.
+
+        Raises:
+            TimeoutError: It does not come in time.
+            MessageError: It is larger than any message may be.
+            msgspec.MsgspecError: It is no message.
+        """
+        give_up_s = None if within_s is None else time.monotonic() + within_s
+        while b"\n" not in self._buffer:
+            if len(self._buffer) > MOST_MESSAGE_BYTES:
+                raise MessageError(f"a message of more than {MOST_MESSAGE_BYTES:,} bytes")
+            if give_up_s is not None and (left_s := give_up_s - time.monotonic()) <= 0:
+                raise TimeoutError
+            self._socket.settimeout(None if give_up_s is None else left_s)
+            try:
+                data = self._socket.recv(1 << 16)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return self._decoder.decode(line)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
 
 
 class OwnProcess:
@@ -127,7 +212,7 @@ class OwnProcess:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._channel: LocalChannel | None = None
+        self._channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._code = 0  # with which the last process ended
         self._is_read = False
@@ -161,7 +246,8 @@ class OwnProcess:
         self._turn.release()
 
     def _start(self) -> None:
-        self._channel, theirs = LocalChannel.pair()
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours)
         try:
             self._process = subprocess.Popen(
                 python_command(PROGRAM, theirs.fileno()),
@@ -194,22 +280,22 @@ class OwnProcess:
         return self._hear(ONE_S, f"there is no answer after {ONE_S:g} s")
 
     def _hear(self, within_s: float, late: str) -> GuideAnswer | None:
-        give_up_s = time.monotonic() + within_s
         assert self._channel is not None
-        while (left_s := give_up_s - time.monotonic()) > 0 and self._channel.waits(left_s):
-            try:
-                found, is_open = self._channel.poll()
-            except (MessageError, ValueError) as error:
-                self._kill()
-                raise GuideError(f"its process said what is no answer: {error}") from error
-            match [message for message, _ in found]:
-                case [GuideAnswer() as answer]:
-                    return answer
-            if not is_open:
-                self._kill()
-                return None
-        self._kill()
-        raise GuideError(late)
+        try:
+            answer = self._channel.receive(within_s)
+        except TimeoutError:
+            self._kill()
+            raise GuideError(late) from None
+        except (MessageError, msgspec.MsgspecError) as error:
+            self._kill()
+            raise GuideError(f"its process said what is no answer: {error}") from error
+        if answer is None:
+            self._kill()
+            return None
+        if not isinstance(answer, GuideAnswer):
+            self._kill()
+            raise GuideError(f"its process said what is no answer: a {type(answer).__name__}")
+        return answer
 
     def _signal(self) -> None:
         if (process := self._process) is not None:
@@ -228,57 +314,37 @@ class OwnProcess:
         return f"signal {-self._code}" if self._code < 0 else f"exit code {self._code}"
 
 
-def root_agent(state: RootState, *, at_s: float) -> RootAgent:
-    """The root agent that a run asks for: the lab's, or one that the user's function guides."""
-    order = state.setup.order
-    if order is None or not order.root:
-        return RootAgent(state=state, at_s=at_s)
-    return GuidedRoot(state=state, at_s=at_s, decide=OwnProcess(order.root))
+class OwnRoot(GuidedRoot):
+    """A root agent that the user's function guides, in its process."""
+
+    may_take_long = True
+
+    def close(self) -> None:
+        """End the function's process, and all that it has started."""
+        assert isinstance(self.guide, OwnProcess)
+        self.guide.end()
 
 
-def successor(before: RootAgent, root: str, *, at_s: float) -> RootAgent:
-    """The root agent for the next job, which knows the living nodes that the last one knew.
-
-    Args:
-        before: The last job's.
-        root: What the new order says of it.
-        at_s: Now.
-    """
-    if not root and type(before) is RootAgent:
-        return before
-    end_process(before)
-    after = (
-        GuidedRoot(state=before.state, at_s=at_s, decide=OwnProcess(root))
-        if root
-        else RootAgent(state=before.state, at_s=at_s)
-    )
-    after.living.update(before.living)
-    return after
-
-
-def end_process(root: RootAgent | None) -> None:
-    """End the process of a function that guides this root agent, if one does."""
-    if isinstance(root, GuidedRoot) and isinstance(root.guide, OwnProcess):
-        root.guide.end()
+def root_agent(text: str, *, state: RootState, at_s: float) -> OwnRoot:
+    """Return the root agent that a packed function guides."""
+    return OwnRoot(state=state, at_s=at_s, decide=OwnProcess(text))
 
 
 def main() -> None:
     """Read the function, and answer until the agent is gone."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = LocalChannel.adopt(int(sys.argv[1]))
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     decide: Decide | None = None
-    while (told := channel.receive()) is not None:
-        message, _ = told
+    while (message := channel.receive()) is not None:
         if isinstance(message, Guide):
             decide = loaded(message.packed)
             channel.send(GuideAnswer(actions=(), kept="{}"))
-        elif decide is not None:
+        elif decide is not None and isinstance(message, GuideQuestion):
             channel.send(_answer(decide, message))
 
 
-def _answer(decide: Decide, asked: Message) -> GuideAnswer:
-    assert isinstance(asked, GuideQuestion)
+def _answer(decide: Decide, asked: GuideQuestion) -> GuideAnswer:
     kept: dict[str, object] = json.loads(asked.kept)
     actions: tuple[Action, ...] = ()
     error = ""

@@ -8,10 +8,6 @@ from gemini_lab.job import Job as Script
 from gemini_lab.log import events
 from gemini_lab.recovery.discarded_versions import is_left, joined
 from gemini_lab.recovery.messages import JobOrder
-from gemini_lab.recovery.model.machines import LEASE_S, Job, Store, Tier
-from gemini_lab.recovery.model.node import Node
-from gemini_lab.recovery.model.shell import Shell
-from gemini_lab.recovery.model.truth import BrokenError, Held, Histories, Safety, whole_states
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.protocol import Instruction
 from gemini_lab.recovery.root.agent import RootAgent
@@ -19,6 +15,10 @@ from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.shard.lineage import Lineage
+from gemini_lab_course.model.machines import LEASE_S, Job, Store, Tier
+from gemini_lab_course.model.node import Node
+from gemini_lab_course.model.shell import Shell
+from gemini_lab_course.model.truth import BrokenError, Held, Histories, Safety, whole_states
 
 _OF_RECOVERY = (
     events.RecoveryStarted,

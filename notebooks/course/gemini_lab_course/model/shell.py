@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import FromAgentMessage
-from gemini_lab.recovery.model.machines import Link, Record
 from gemini_lab.recovery.protocol import (
     AgentJoined,
     AgentLost,
@@ -25,10 +24,11 @@ from gemini_lab.recovery.protocol import (
 from gemini_lab.recovery.requests import DrainNode, GiveUpProgress, ResizeRun, StopRun
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
+from gemini_lab_course.model.machines import Link, Record
 
 if TYPE_CHECKING:
-    from gemini_lab.recovery.model.judged import JudgedWorld
-    from gemini_lab.recovery.model.node import Node
+    from gemini_lab_course.model.judged import JudgedWorld
+    from gemini_lab_course.model.node import Node
 
 STORE_PATIENCE_S = 60.0
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gemini_lab.recovery.messages import Commit, Persist, RootOrder, StartWorkers, WorkerStatus
-from gemini_lab.recovery.model.truth import Held, Histories
 from gemini_lab.recovery.plan import CopyTransfer, PlanPart, Stored
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.shard.lineage import Lineage
+from gemini_lab_course.model.truth import Held, Histories
 
 Moment = tuple[int, int]
 """How many rewinds there were, and a version: of two moments the later one is greater."""
