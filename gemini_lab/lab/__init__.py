@@ -9,8 +9,8 @@
                     interrupts reports what Ctrl-C ended
     what is seen    progress and bars; pages loads the dashboards of gemini_lab_widgets
     metrics         metrics, served; sinks and otlp, sent
-    trying a script check, beside under_torchrun; profile_script, by profile_runner, on a network of
-                    namespaces
+    trying a script check, with hints by script_source, beside under_torchrun; profile_script, by
+                    profile_runner, on a network of namespaces
 
 What a lab asks of its nodes is carried out in `node`.
 """

@@ -6,7 +6,10 @@ import tempfile
 
 import pytest
 
+import gemini_lab
+import gemini_lab_course
 from gemini_lab.errors import ConfigError
+from gemini_lab_course.grading import apart
 from gemini_lab_course.grading.__main__ import grade, main
 from gemini_lab_course.grading.apart import Paper, UnjudgedError, starts_nodes, verdict
 from gemini_lab_course.grading.cells import Cell
@@ -87,6 +90,24 @@ def test_a_verdict_is_that_of_its_answers_and_its_checks(course):
     assert paper.key == checked.key != other.key  # a check of theirs is never run
     before = paper.key
     write(released.parent, ("exercise-1", "answer = 7"), ("check-1", CHECK.replace("7", "9")))
+    assert paper.key != before
+
+
+@pytest.mark.parametrize("package", [gemini_lab, gemini_lab_course])
+def test_other_code_of_the_core_or_the_course_makes_a_verdict_outdated(
+    course, tmp_path, monkeypatch, package
+):
+    """A check of the course calls the core: what it says may differ with either."""
+    released = course / "source" / LAB / f"{LAB}.ipynb"
+    paper = Paper(released=released, handed_in=[Cell("answer = 7", "exercise-1")])
+    code = tmp_path / "package" / "stage" / "module.py"
+    code.parent.mkdir(parents=True)
+    monkeypatch.setattr(package, "__file__", str(tmp_path / "package" / "__init__.py"))
+    monkeypatch.setattr(apart, "_package", apart._package.__wrapped__)  # not as kept
+    code.write_text("SURVIVES = 1\n")
+    before = paper.key
+    assert paper.key == before
+    code.write_text("SURVIVES = 2\n")
     assert paper.key != before
 
 

@@ -115,7 +115,6 @@ NO_WAITS = {
     "node.membership.ABSTAINS_S": "how long one stays away",
     "node.store_watch.REREAD_S": "how often",
     "node.root_role.LONGEST_PAUSE_S": "a pause",
-    "recovery.guided.SILENCE_S": "until people are told, by a root agent of their own",
     "recovery.root.ending.LAST_TRIES_S": "a number of tries",
     "engine.restore.ASK_AGAIN_S": "a number of tries",
     "recovery.replicas.LOOK_S": "how often",

@@ -1,7 +1,8 @@
 """Judge hand-ins, each in processes of its own, and keep what was said of them.
 
-A kept verdict is found by all that it depends on: the checks, the answers, this package's code and
-the versions. So who grades a class again, or goes on after an interruption, judges what is new.
+A kept verdict is found by all that it depends on: the checks, the answers, the code of
+the course and of the core, and the versions. So a class that is graded again, or after an
+interruption, is judged only as far as it is new.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ import nbformat
 from nbformat import ValidationError
 
 import gemini_lab
+import gemini_lab_course
 from gemini_lab.errors import GeminiError
 from gemini_lab.job import python_command
 from gemini_lab_course.grading.cells import Cell, Notebook, code_cells, needed, title_of
@@ -210,9 +212,11 @@ def _hidden(released: Path) -> list[Path]:
 
 @cache
 def _package() -> str:
-    """What tells this package's code from any other."""
-    folder = Path(__file__).parents[2]
+    """Return a hash of the code that judges: the course's checks, and the core that they call."""
     found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        found.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    for package in (gemini_lab, gemini_lab_course):
+        folder = Path(package.__file__).parent
+        for path in sorted(folder.rglob("*.py")):
+            name = f"{package.__name__}/{path.relative_to(folder)}\0"
+            found.update(name.encode() + path.read_bytes() + b"\0")
     return found.hexdigest()

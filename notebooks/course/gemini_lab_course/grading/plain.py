@@ -16,6 +16,8 @@ from typing import Final
 import msgspec
 
 PACKAGE: Final = "gemini_lab"
+ANSWERS: Final = "gemini_lab_course.own_root.deciding"
+"""The only module of the course whose values are answers: what a root agent says."""
 DEEPEST: Final = 40
 """Of values within values."""
 LONGEST: Final = 1 << 20
@@ -108,7 +110,7 @@ def _of_kind(kind: str, given: object) -> object:
 def _class(name: str) -> type:
     """A class of this package that is made of fields."""
     module, _, qualname = name.partition(":")
-    if module.partition(".")[0] != PACKAGE or not qualname.isidentifier():
+    if not _has_answers(module) or not qualname.isidentifier():
         raise OtherError(f"{name} is no value of this package")
     try:
         kind = getattr(importlib.import_module(module), qualname)
@@ -125,7 +127,11 @@ def _is_ours(kind: type) -> bool:
         or issubclass(kind, msgspec.Struct)
         or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
     )
-    return has_fields and kind.__module__.partition(".")[0] == PACKAGE
+    return has_fields and _has_answers(kind.__module__)
+
+
+def _has_answers(module: str) -> bool:
+    return module.partition(".")[0] == PACKAGE or module == ANSWERS
 
 
 def _fields(value: object) -> list[str]:
