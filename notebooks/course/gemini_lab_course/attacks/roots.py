@@ -203,7 +203,7 @@ def _returns() -> Iterator[tuple[Fate, ...]]:
 
 
 def _elsewhere() -> Iterator[tuple[Fate, ...]]:
-    """Who comes back gets a place where other shards are kept: its own cannot be loaded there."""
+    """A node comes back to a place that was taken, and only it has what another then loses."""
     for seed, silent, later in itertools.product(range(SEED, SEED + 6), range(4), (150, 250)):
         halfway, lost = ("go_halfway", seed, HALFWAY), (silent + 2) % 4
         away = ("freeze", silent), LEASE, ("go", seed, 150), ("thaw", silent)
