@@ -214,9 +214,8 @@ def _hidden(released: Path) -> list[Path]:
 def _package() -> str:
     """Return a hash of the code that judges: the course's checks, and the core that they call."""
     found = hashlib.sha256()
-    for package in (gemini_lab, gemini_lab_course):
-        folder = Path(package.__file__).parent
+    for folder in (Path(gemini_lab.__file__).parent, Path(gemini_lab_course.__file__).parent):
         for path in sorted(folder.rglob("*.py")):
-            name = f"{package.__name__}/{path.relative_to(folder)}\0"
+            name = f"{folder.name}/{path.relative_to(folder)}\0"
             found.update(name.encode() + path.read_bytes() + b"\0")
     return found.hexdigest()
