@@ -166,8 +166,8 @@ class Saver:
         version = plan.version
         if version is None or plan.tier != "memory" or self.version is not None:
             return
-        if plan.cuts:  # it is of another number of ranks than those that would write it
-            return
+        if plan.cuts or len(plan.sources) != state.seats.world_size:
+            return  # its manifest would say that another number of ranks made it
         if state.read_settings().persistent_url is None or version == self._failed:
             return
         if not self._is_wanted and (self.is_held or version <= self._last_version):
