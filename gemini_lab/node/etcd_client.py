@@ -328,6 +328,9 @@ class EtcdClient(ControlStore):
         except (Exception, asyncio.CancelledError) as error:
             if link is not None:  # a heartbeat's answer may still come, and would be the next one's
                 await self._drop(link)
+            # A closed channel still connects until its last call is freed. Frames hold calls, and
+            # whoever keeps an error, as its own task does, would keep its frames.
+            link = error.__cause__ = error.__context__ = error.__traceback__ = None
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                 raise  # the caller gives up; else another call closed the connection under this one
@@ -389,8 +392,8 @@ async def _listen(stream: Any, tell: Tell) -> None:
     try:
         while (answer := await stream.read()) is not grpc.aio.EOF and not answer.canceled:
             tell(has_ended=False)
-    except grpc.RpcError:
-        pass  # the connection broke
+    except (grpc.RpcError, asyncio.CancelledError):
+        pass  # the connection broke or was closed; a task that raises would keep the stream
     finally:
         tell(has_ended=True)
 

@@ -73,7 +73,7 @@ def test_what_a_stranger_writes_into_a_labs_store_is_said_and_never_run(two, tmp
     state = RootState.from_text(genuine["state"][SEAL_CHARACTERS:])
     forged = {
         "job": msgspec.json.encode(order).decode(),
-        "state": replace(state, order=order).to_text(),
+        "state": replace(state, setup=replace(state.setup, order=order)).to_text(),
         "cancel": str(run.number),
     }
     for key, value in forged.items():

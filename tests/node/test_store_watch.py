@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -43,6 +45,14 @@ def follow(etcd: EtcdAddress, request: pytest.FixtureRequest) -> Callable[[Trial
             writer.close()
 
     return lambda trial: asyncio.run(run(trial))
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Keep the garbage: it holds what was dropped and not ended."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 async def due(watch: StoreWatch) -> None:
@@ -211,6 +221,72 @@ def test_a_call_that_fails_ends_those_beside_it_and_the_next_ones_are_answered(e
         await client.close()
 
     asyncio.run(ask())
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_no_connection_of_calls_that_failed_outlasts_close(etcd):
+    """The caller keeps the errors and the client."""
+    (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
+    port = int(etcd.endpoints[0].rpartition(":")[2])
+
+    def connected() -> list[str]:
+        found = psutil.Process().net_connections("tcp")
+        return [c.status for c in found if c.raddr and c.raddr.port == port]
+
+    async def until_none() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while connected():
+                await asyncio.sleep(0.1)
+
+    async def ask() -> None:
+        client = EtcdClient(etcd, "gemini_lab/kept", timeout_s=1.0)
+        lease = await client.grant(60)
+        assert await client.keep_alive(lease)
+        await client.watch(None, lambda **_: None)
+        assert connected()
+        server.suspend()
+        try:
+            given_up = asyncio.create_task(client.keep_alive(lease))
+            await asyncio.sleep(0.2)
+            given_up.cancel()
+            calls = [given_up, *(client.items() for _ in range(4)), client.keep_alive(lease)]
+            kept = await asyncio.gather(*calls, return_exceptions=True)
+            kept += await asyncio.gather(client.items(), return_exceptions=True)
+        finally:
+            server.resume()
+        await until_none()
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                with contextlib.suppress(StoreUnavailableError):
+                    await client.watch(None, lambda **_: None)
+                    break
+        assert connected()
+        await client.close()
+        await until_none()
+        assert len(kept) == 7
+        assert all(isinstance(one, StoreUnavailableError) for one in kept[1:])
+
+    asyncio.run(ask())
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_an_etcd_that_comes_after_close_is_not_connected_with():
+    """Refused, gRPC by itself tries again a second later."""
+    kept = []
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{port.getsockname()[1]}"
+        store = EtcdStore(EtcdAddress(endpoints=(endpoint,)), "gemini_lab/later")
+        for _ in range(3):
+            with pytest.raises(StoreUnavailableError) as raised:
+                store.items()
+            kept.append(raised.value)
+        store.close()
+        port.listen()
+        port.settimeout(3.0)
+        with pytest.raises(TimeoutError):
+            port.accept()
+    assert len(kept) == 3
 
 
 def test_a_store_is_asked_from_threads_and_from_inside_a_running_loop(etcd):
