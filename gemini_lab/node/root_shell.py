@@ -4,14 +4,13 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from importlib.metadata import entry_points
 from typing import Final, TypeVar
 
 import msgspec
 
-from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import shifted
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
@@ -40,6 +39,7 @@ from gemini_lab.recovery.protocol import (
 )
 from gemini_lab.recovery.requests import NewRequests
 from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root.lifecycle import Lifecycle
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.wire.tcp import answers
 
@@ -333,12 +333,34 @@ def _made(root: str, state: RootState, at_s: float) -> RootAgent:
     if not root:
         return RootAgent(state=state, at_s=at_s)
     for found in entry_points(group=OWN_ROOTS, name="root_agent"):
-        made: RootAgent = found.load()(root, state=state, at_s=at_s)
+        try:
+            make = found.load()
+        except (ImportError, AttributeError):  # the installation is not whole
+            break
+        made: RootAgent = make(root, state=state, at_s=at_s)
         return made
-    raise ConfigError(
-        "the run asks for a root agent of the user's own, and nothing that is installed on this "
-        f"node offers 'root_agent' in the group {OWN_ROOTS!r}; install the package whole"
-    )
+    return _Refusing(state=state, at_s=at_s)
+
+
+class _RefusingLifecycle(Lifecycle):
+    """A lifecycle that ends each run which is to be started."""
+
+    def restart(
+        self, at_s: float, *, cause: str, lost: Sequence[str], ends: Sequence[int] = ()
+    ) -> Iterator[Instruction]:
+        del cause, lost, ends
+        reason = (
+            "the run asks for a root agent of the user's own (root=), and the installation on the "
+            f"root agent's node offers no 'root_agent' in the group {OWN_ROOTS!r}; install "
+            "gemini-lab with its course there, or train without root="
+        )
+        yield from self.ending.fail(at_s, reason, cause="script")
+
+
+class _Refusing(RootAgent):
+    """The root agent of a node that lacks what the run asks for: the run ends, and says so."""
+
+    lifecycle_kind = _RefusingLifecycle
 
 
 def _state_in(items: Mapping[str, str]) -> RootState:

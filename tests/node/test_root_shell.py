@@ -3,15 +3,22 @@
 import asyncio
 import time
 from contextlib import suppress
+from importlib.metadata import EntryPoint
 
 import pytest
 from membership_stand_in import StoreStandIn, shell_in
 
-from gemini_lab.log.events import Note, RecoveryStarted
+from gemini_lab.job import Job
+from gemini_lab.log.events import Note, RecoveryStarted, RunFailed
+from gemini_lab.node import root_shell
 from gemini_lab.node.control_store import StoreFullError
 from gemini_lab.node.membership import RootRecord
-from gemini_lab.node.root_shell import Deposed, RootShell
-from gemini_lab.recovery.protocol import Emit
+from gemini_lab.node.root_shell import Deposed, RootShell, successor
+from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.recovery.protocol import Emit, JobSubmitted
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
+from gemini_lab.seats import Seats
 
 
 class FullStore:
@@ -103,3 +110,24 @@ def test_moments_are_right_where_the_root_agents_clock_was_set():
             assert abs(said[-1].failed_at_s - wall_s()) < 10
 
     asyncio.run(tell())
+
+
+@pytest.mark.parametrize("value", ["", "gemini_lab.no_such_module:root", "gemini_lab.job:no_such"])
+def test_a_run_ends_if_its_root_agents_node_cannot_make_the_users_own(monkeypatch, value):
+    """A root agent that failed instead would be elected again, and no run would end."""
+    found = [EntryPoint("root_agent", value, root_shell.OWN_ROOTS)] if value else []
+    monkeypatch.setattr(root_shell, "entry_points", lambda **_: found)
+    order = JobOrder(
+        number=1,
+        run="run",
+        job=Job(script="job.py", cwd="/"),
+        seats=Seats(nodes=2),
+        settings={},
+        root="packed",
+    )
+    root = successor(RootAgent(state=RootState(), at_s=0.0), order.root, at_s=1.0)
+    done = root.handle(JobSubmitted(at_s=1.0, order=order))
+    (failed,) = [one.event for one in done if isinstance(one, Emit)]
+    assert isinstance(failed, RunFailed)
+    assert "offers no 'root_agent'" in failed.reason
+    assert type(successor(root, "", at_s=2.0)) is RootAgent
