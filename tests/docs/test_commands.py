@@ -1,6 +1,7 @@
 """Commands and settings that README and guide give are ones that there are, with such values."""
 
 import argparse
+import dataclasses
 import json
 import re
 import shlex
@@ -13,6 +14,7 @@ from gemini_lab.settings import Settings
 from gemini_lab_bench.command import BENCHES
 
 ROOT = Path(__file__).parents[2]
+SETTINGS = {each.name for each in dataclasses.fields(Settings)}
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 FILLED = {"...": "train.py", "WHERE": "otlp", "--your --own --arguments": "--seed 1"}
 
@@ -81,7 +83,7 @@ def settings_in(page):
     for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL):
         yield json.loads(block)["gemini"]
     for name, value in re.findall(r"`\"(\w+)\": ([^`{}]+)`", text):
-        if name in Settings.__annotations__:
+        if name in SETTINGS:
             yield {name: json.loads("100" if value == "n" else value)}
 
 
