@@ -107,11 +107,17 @@ def _between(
 
 
 def bare(run: Aftermath) -> Iterator[str]:
-    """At every instant a version is whole in memory, unless nodes are gone or copies were bad."""
+    """Check that a version is always whole in memory, unless nodes are gone or copies were bad."""
     trained_s = max(
         (e.at_s for e in run.entries if isinstance(e.event, events.Iteration)), default=0.0
     )
     bad_s = [e.at_s for e in run.entries if isinstance(e.event, REJECTED)]
+    # An older version, whole on nodes that came back, gives its memory to a newer one of the tier.
+    bad_s += [
+        e.at_s
+        for e in run.entries
+        if isinstance(e.event, events.RecoveryPlanned) and e.event.tier == "persistent"
+    ]
     for gap_s in run.gaps_s:
         is_excused = any(abs(gap_s - at_s) < EXCUSED_S for at_s in bad_s)
         if gap_s < trained_s and not is_excused:  # later, nodes give their memory back
