@@ -17,8 +17,8 @@ from gemini_lab.cli.dry_run import find_block
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import COMMANDS, main
 from gemini_lab.engine.arguments import MOST_VALUES
-from gemini_lab.engine.iterations import IterationLog
-from gemini_lab.engine.protection import Unprotected
+from gemini_lab.engine.iteration_log import IterationLog
+from gemini_lab.engine.protection import UnprotectedLoops
 from gemini_lab.errors import LONGEST, ConfigError, GeminiError, UnsupportedError, shortened, shown
 from gemini_lab.injector.failures import FAILURES, BitFlip, Failure, NodesLoss, RackLoss, WrongSums
 from gemini_lab.injector.scenario import Scenario
@@ -508,7 +508,7 @@ class Trained:
 @given(value=extreme)
 @settings(max_examples=60)
 def test_a_loop_of_no_number_is_refused_where_it_begins(value):
-    protected = Unprotected(Trained())
+    protected = UnprotectedLoops(Trained())
     is_whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**53
     for loop in (protected.steps, protected.epochs):
         assert bool(refused(lambda loop=loop: loop(value))) != is_whole
@@ -517,23 +517,23 @@ def test_a_loop_of_no_number_is_refused_where_it_begins(value):
 @pytest.mark.parametrize("total", ["3", 3.5, True, None, -1, 10**30])
 def test_steps_says_what_it_was_given(total):
     with pytest.raises(ConfigError, match=r"`steps` must be from 0 .*a whole number .got "):
-        Unprotected(Trained()).steps(total)
+        UnprotectedLoops(Trained()).steps(total)
 
 
 @pytest.mark.parametrize("steps", [1.5, "1", True, None, -1, 10**30, 2**62])
 def test_no_part_of_an_iteration_is_taken_back(steps):
     with pytest.raises(ConfigError, match="`steps` must be from 0"):
-        Unprotected(Trained()).rewind(steps)
+        UnprotectedLoops(Trained()).rewind(steps)
     with pytest.raises(ConfigError, match="skip= is a str; give True or False"):
-        Unprotected(Trained()).rewind(1, skip="no")
+        UnprotectedLoops(Trained()).rewind(1, skip="no")
     with pytest.raises(UnsupportedError):
-        Unprotected(Trained()).rewind(1)
+        UnprotectedLoops(Trained()).rewind(1)
 
 
 @pytest.mark.parametrize("value", [None, "3", [1.0, 2.0], b"1", 1j, 10**400, {}, LARGE])
 def test_what_is_no_number_is_not_logged(value):
     log = IterationLog(lambda _: None)
-    for add in (log.add, lambda values: Unprotected(Trained()).log(**values)):
+    for add in (log.add, lambda values: UnprotectedLoops(Trained()).log(**values)):
         with pytest.raises(ConfigError, match=r"protected.log\(loss=.*\): it has to be one number"):
             add({"loss": value})
 

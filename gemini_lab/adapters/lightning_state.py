@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from gemini_lab.adapters.callback_parts import CallbackParts, Listed
-from gemini_lab.engine.state.hidden_module_state import (
+from gemini_lab.engine.state.rehearsal import named
+from gemini_lab.engine.state.user_state import (
     is_metric,
     put_attributes,
     read_metric,
     share_states,
 )
-from gemini_lab.engine.state.rehearsal import named
 
 _KEPT: Final = ("value", "_update_count")
 _MEAN: Final = (*_KEPT, "cumulated_batch_size")

@@ -25,7 +25,7 @@ from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.made_objects import made_objects
 from gemini_lab.engine.state.loaders import KINDS
 from gemini_lab.engine.state.script_state import ScriptState
-from gemini_lab.engine.unsaved_state.bystanders import Bystanders
+from gemini_lab.engine.unsaved_state import Bystanders
 
 Kind = TypeVar("Kind")
 IS_READ_ALREADY: Final = (

@@ -1,24 +1,147 @@
-"""Tells user code from the standard library, installed packages and gemini_lab.
+"""The script's own code: which files that is, their digests when executed, and whether ranks agree.
 
-Nor what torch.compile makes of a model: it is written into a folder, and imported from there.
+A file may be edited while a run trains, and whoever starts afterwards reads other code. So each
+file's digest is taken as the file is read to be executed, not later. The warm parent follows its
+imports, too: the workers that are forked from it execute what it has imported.
+
+At `protect` each rank tells the others what it executes. The digests lie in the job's rendezvous
+store, once for all ranks that execute the same; so thousands of ranks cost hardly more than two.
+
+Installed packages and Python's own files do not count, nor do files that are no source, nor what
+torch.compile makes of a model: it writes that into a folder, and imports it from there.
 """
 
 import os
+import site
 import sys
 import sysconfig
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CellType, FunctionType
-from typing import Final
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any, Final, NoReturn
 
-import torch
+import msgspec
+import xxhash
 
-from gemini_lab.engine.executed_code import installed_places
+from gemini_lab.errors import CannotGoOnError, ConfigError
+from gemini_lab.job import Job
+from gemini_lab.log.events import AnyEvent, CodeSeen, Note
+from gemini_lab.recovery.messages import WorkerStart
+from gemini_lab.settings import Settings
 
+MOST_FILES: Final = 1000
+"""More are not told of: what tells goes to each worker with the order to start."""
+LONGEST_NAME: Final = 200
 _OURS: Final = f"{Path(__file__).parents[1]}/"
+_PACKAGES: Final = ("/site-packages/", "/dist-packages/")
+_PYTHONS: Final = tuple(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib"))
+
+
+class ExecutedCode:
+    """The code that this process has executed.
+
+    Attributes:
+        on_file: Called with a path and its digest before a file is executed; it may raise.
+    """
+
+    def __init__(self) -> None:
+        self.on_file: Callable[[str, str], None] = lambda *_: None
+        self._digests: dict[str, str] = {}
+
+    def note(self, path: str) -> None:
+        """Take the digest of a file that is about to be executed, if it may be the script's own."""
+        if path.startswith(("<", _OURS, *_PYTHONS)) or any(part in path for part in _PACKAGES):
+            return
+        try:
+            digest = xxhash.xxh3_64_hexdigest(Path(path).read_bytes())
+        except OSError:  # its loader says so
+            return
+        self._digests[path] = digest
+        self.on_file(path, digest)
+
+    def files(self, is_own: Callable[[str], bool], *, folders: tuple[str, ...]) -> dict[str, str]:
+        """Return the digests of the script's own files, by name.
+
+        Args:
+            is_own: Whether a path is one of them.
+            folders: The script's, and its working folder: names are told from there.
+        """
+        own = [path for path in sorted(self._digests) if is_own(path)][:MOST_FILES]
+        return {name_of(path, folders): self._digests[path] for path in own}
+
+    def follow_imports(self) -> None:
+        """Note each source file that is imported from now on."""
+        read = SourceFileLoader.get_code
+
+        def get_code(loader: SourceFileLoader, name: str) -> CodeType | None:
+            self.note(loader.path)
+            return read(loader, name)
+
+        SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
+
+
+def name_of(path: str, folders: tuple[str, ...]) -> str:
+    """Return how a file is called on every node: from the script's folder, if it lies there."""
+    file = os.path.realpath(path)
+    for folder in folders:
+        if file.startswith(f"{folder}/"):
+            file = file[len(folder) + 1 :]
+            break
+    return file[-LONGEST_NAME:]
+
+
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of files that are known of both, and are not the same; in order."""
+    both = before.keys() & now.keys()
+    return tuple(sorted(name for name in both if before[name] != now[name]))
+
+
+process_code: Final = ExecutedCode()
+"""That of this process, or of the one that it was forked from."""
+
+
+_PACKAGE_FOLDERS: Final = frozenset({"site-packages", "dist-packages"})
+"""How a folder of installed packages is called."""
+
+
+def installed_places() -> tuple[str, ...]:
+    """The folders of installed packages, also those of another Python's that are on the path.
+
+    Environment modules of clusters set `PYTHONPATH` to such, and a `.pth` file may name them.
+    """
+    paths = sysconfig.get_paths()
+    places = (paths["purelib"], paths["platlib"], *site.getsitepackages())
+    named = (one for one in sys.path if Path(one).name in _PACKAGE_FOLDERS)
+    resolved = (Path(one).resolve() for one in (*places, site.getusersitepackages(), *named))
+    return tuple(dict.fromkeys(f"{one}/" for one in resolved))
+
+
+def foreign_modules(
+    before: Collection[str], modules: Mapping[str, ModuleType | None], places: Sequence[str]
+) -> list[str]:
+    """Modules that were imported since, and that are neither installed nor Python's own."""
+    known = (*places, f"{Path(sysconfig.get_paths()['stdlib']).resolve()}/")
+    return [
+        name
+        for name, module in modules.items()
+        if name not in before and (origin := _origin(name, module)) and not origin.startswith(known)
+    ]
+
+
+def _origin(name: str, module: ModuleType | None) -> str:
+    """The file that a module was imported from under this name; empty if there is none."""
+    spec = getattr(module, "__spec__", None)
+    origin = getattr(spec, "origin", None) or ""
+    is_file = getattr(spec, "has_location", False) and getattr(spec, "name", None) == name
+    return str(Path(origin).resolve()) if is_file else ""
+
+
 _COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
-_KEPT_OTHERWISE: Final = (type, Enum, BaseException, torch.optim.Optimizer, torch.Tensor)
 
 
 @cache
@@ -38,7 +161,7 @@ def _is_compiled(file: str) -> bool:
 
 def is_own_type(kind: type) -> bool:
     """Whether a class is the script's own, and its objects may hold what nobody else keeps."""
-    return _is_own_module(kind.__module__) and not issubclass(kind, _KEPT_OTHERWISE)
+    return _is_own_module(kind.__module__) and not issubclass(kind, _kept_otherwise())
 
 
 def variables_around(function: FunctionType) -> dict[str, object]:
@@ -59,6 +182,14 @@ def _is_filled(cell: CellType) -> bool:
 
 
 @cache
+def _kept_otherwise() -> tuple[type, ...]:
+    # Agents and new interpreters need this module before they import anything heavy.
+    import torch  # noqa: PLC0415
+
+    return (type, Enum, BaseException, torch.optim.Optimizer, torch.Tensor)
+
+
+@cache
 def _is_own_module(name: object) -> bool:
     file = getattr(sys.modules.get(name), "__file__", None) if isinstance(name, str) else None
     return isinstance(file, str) and is_own_file(file)
@@ -69,3 +200,208 @@ def _places() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     python = {f"{Path(paths[name]).resolve()}/" for name in ("stdlib", "platstdlib")}
     return (*installed_places(), *python)
+
+
+_KEY: Final = "gemini_lab/code"
+_LISTED: Final = 4
+_MOST_ASKED: Final = 256
+"""Of more ranks it is not told which of them differ."""
+LOOKS, LOOK_S = 50, 0.1
+WAY_OUT: Final = "give every node the same files, and start again"
+
+
+class CodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ranks that execute the same tell; the first of them to come tells it.
+
+    Attributes:
+        files: Digests, by name.
+    """
+
+    rank: int
+    files: dict[str, str]
+
+
+class SameCode:
+    """The comparison of this rank's code with other ranks' and with the run's before.
+
+    Args:
+        emit: Says an event of this worker.
+        executed: What this process executes.
+    """
+
+    def __init__(
+        self, emit: Callable[[AnyEvent], None], executed: ExecutedCode = process_code
+    ) -> None:
+        self._emit, self._executed = emit, executed
+        self._process = os.getpid()
+        self._start: WorkerStart
+        self._folders: tuple[str, ...] = ()
+        self._store: Any = None
+        self._known: dict[str, str] = {}  # of any rank
+        self._own: dict[str, str] = {}  # what nobody tells before this rank
+        self._stops = False
+
+    def tell(self, start: WorkerStart, store: Any) -> None:
+        """Leave for the other ranks what this one has executed by now; before all meet."""
+        self._start, self._store = start, store
+        self._folders = _folders(start.order.job)
+        ours = self._executed.files(is_own_file, folders=self._folders)
+        told = msgspec.json.encode(CodeReport(rank=start.rank, files=ours))
+        same = _sum(ours)
+        store.set(f"{_KEY}/of/{start.rank}", same)
+        if store.add(f"{_KEY}/same/{same}", 1) == 1:
+            store.set(f"{_KEY}/told/{store.add(f'{_KEY}/count', 1)}", told)
+
+    def compare(self) -> None:
+        """Refuse ranks that execute other code than this one; all have told.
+
+        Raises:
+            ConfigError: There are such.
+            CannotGoOnError: There are, and a start of all ranks may mend it: some were kept.
+        """
+        all_told = list(self._all_told())
+        known: dict[str, str] = {}
+        self._own = {}
+        for told in all_told:
+            if differing := changed(known, told.files):
+                self._refuse(all_told, differing[0])
+            if told.rank == self._start.rank:
+                self._own = {name: told.files[name] for name in told.files.keys() - known.keys()}
+            known |= told.files
+        self._known = known
+        self._executed.on_file = self._see_late
+
+    @property
+    def executed(self) -> Mapping[str, str]:
+        """Digests of what the ranks have executed by now, by name."""
+        return self._known
+
+    def begin(self, settings: Settings) -> None:
+        """Say what this run executes, or refuse it if it changed and a person wants that.
+
+        Raises:
+            ConfigError: It changed.
+        """
+        self._stops = settings.on_code_change == "stop"
+        if names := changed(self._start.code, self._known):
+            self._stop_at(names)
+        self._say(self._own)
+
+    def _stop_at(self, names: Sequence[str]) -> None:
+        if self._stops:
+            raise ConfigError(
+                f"{', '.join(names[:_LISTED])} changed since this run started last, and "
+                '"on_code_change" is "stop": put the files back as they were, or start another run '
+                "with --resume, which goes on from the newest version with the new code"
+            )
+
+    def _all_told(self) -> Iterator[CodeReport]:
+        for number in range(1, self._store.add(f"{_KEY}/count", 0) + 1):
+            yield msgspec.json.decode(self._store.get(f"{_KEY}/told/{number}"), type=CodeReport)
+
+    def _say(self, files: Mapping[str, str]) -> None:
+        """Say which of these files this run has not executed so before."""
+        before = self._start.code
+        new = {n: digest for n, digest in sorted(files.items()) if before.get(n) != digest}
+        if new:
+            self._emit(CodeSeen(files=new, changed=changed(before, new)))
+
+    def _refuse(self, all_told: Sequence[CodeReport], name: str) -> None:
+        digests = {_sum(told.files): told.files.get(name) for told in all_told}
+        ranks: dict[str, list[int]] = {}
+        for rank in self._start.seats.ranks[:_MOST_ASKED]:
+            same = self._store.get(f"{_KEY}/of/{rank}").decode()
+            if (digest := digests.get(same)) is not None:
+                ranks.setdefault(digest, []).append(rank)
+        before = self._start.code.get(name)
+        parts = [
+            f"{self._seated(there)} {'has' if len(there) == 1 else 'have'} "
+            + ("what this run executed before" if digest == before else f"{digest[:8]}...")
+            for digest, there in ranks.items()
+        ]
+        self._leave_together()
+        self._raise(f"{name} is not the same file on all ranks: {', '.join(parts)}")
+
+    def _leave_together(self) -> None:
+        """Wait until all ranks know as much: with the first that ends, the store may end."""
+        with suppress(RuntimeError):
+            if self._store.add(f"{_KEY}/leaving", 1) == self._start.seats.world_size:
+                self._store.set(f"{_KEY}/all_leave", "")
+            for _ in range(LOOKS):
+                if self._store.check([f"{_KEY}/all_leave"]):
+                    return
+                time.sleep(LOOK_S)
+
+    def _seated(self, ranks: Sequence[int]) -> str:
+        more = len(ranks) - _LISTED
+        seats = self._start.seats
+        shown = [f"{rank} on {seats.node_of(rank)}" for rank in ranks[:_LISTED]]
+        listed = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+        return f"rank{'s' * (len(ranks) > 1)} {listed}"
+
+    def _raise(self, text: str) -> NoReturn:
+        kept = self._start.kept
+        if not kept:
+            raise ConfigError(f"{text}; ranks with different code never train together; {WAY_OUT}")
+        if self._start.rank == min(kept):
+            self._emit(Note(text=f"{text}: no process is kept, and all ranks start anew"))
+        raise CannotGoOnError(text)
+
+    def _see_late(self, path: str, digest: str) -> None:
+        """Compare a file that is imported while this rank trains; called before it is executed."""
+        if os.getpid() != self._process or not is_own_file(path):
+            return
+        name = name_of(path, self._folders)
+        try:
+            other = self._known.get(name) or self._first_to_import(name, digest)
+            is_first = self._store.add(f"{_KEY}/imported/{name}/{digest}", 1) == 1
+        except RuntimeError:  # the store went with a rank: this start is over
+            return
+        if other != digest:
+            text = (
+                f"rank {self._start.rank} imports {name}, which was edited since another rank, or "
+                "this one, imported it"
+            )
+            self._emit(Note(text=f"{text}: all ranks start anew"))
+            raise CannotGoOnError(text)
+        self._known[name] = digest
+        if names := changed(self._start.code, {name: digest}):
+            self._stop_at(names)
+        if is_first:
+            self._say({name: digest})
+
+    def _first_to_import(self, name: str, digest: str) -> str:
+        """Return the digest of the rank that was the first to import a file."""
+        found: bytes = self._store.compare_set(f"{_KEY}/late/{name}", "", digest)
+        return found.decode()
+
+
+def _sum(files: Mapping[str, str]) -> str:
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(sorted(files.items())))
+
+
+def _folders(job: Job) -> tuple[str, ...]:
+    """Return the script's folder, and the one in which it works."""
+    cwd = os.path.realpath(job.cwd)
+    if job.module:
+        return (cwd,)
+    return str((Path(cwd) / job.script).resolve().parent), cwd
+
+
+def say_if_resumed_otherwise(
+    meta: Mapping[str, Any], code: Mapping[str, str], remark: Callable[[str], None]
+) -> None:
+    """Tell once that a version of another run was made by other code, as a person may want.
+
+    Args:
+        meta: Of the version's manifest.
+        code: What this run executes.
+        remark: Tells the script's author.
+    """
+    before = meta.get("code")
+    if isinstance(before, dict) and (names := changed(before, code)):
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        remark(
+            f"--resume: the version was made by other code: {', '.join(names[:_LISTED])}{more} "
+            "changed since"
+        )

@@ -1,7 +1,7 @@
 """`protect`: the one call that keeps a job's every iteration in CPU memory.
 
 The parts are made elsewhere, and tied together here: the engine with its memory, and with what is
-put back after a failure (`ready_engine`), the traffic of versions (`transfer.traffic`), and the
+put back after a failure (`ready_engine`), the way of versions (`transfer.assembly`), and the
 hook in the engine (`live`).
 """
 
@@ -24,23 +24,30 @@ from gemini_lab.engine.arguments import (
     with_schedule,
 )
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
-from gemini_lab.engine.ends import Ends
+from gemini_lab.engine.frameworks.stepping import UpdateWatch
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.gradients.sent_differences import SentDifferences, recorder_of
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
-from gemini_lab.engine.input_fingerprints import gradient_norm, watch_inputs
-from gemini_lab.engine.iterations import IterationLog, with_monitor
+from gemini_lab.engine.iteration_log import (
+    IterationLog,
+    gradient_norm,
+    iteration_in,
+    watch_inputs,
+    with_monitor,
+)
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import encode_order
-from gemini_lab.engine.script_loops import place_in
+from gemini_lab.engine.script_loops import Ends, place_in
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.setup import ReadyEngine, follow, ready_engine, rewinder_of
-from gemini_lab.engine.update_watch import UpdateWatch
 from gemini_lab.engine.verify.flaws import Flaws
-from gemini_lab.engine.verify.verification import Verification, Verified, verified_in
-from gemini_lab.engine.verify.verifying import Verifier
-from gemini_lab.engine.version_extras import newest_in
+from gemini_lab.engine.verify.verification import (
+    Verification,
+    VerifiedVersion,
+    Verifier,
+    verified_in,
+)
 from gemini_lab.engine.witness import Witness, WitnessedLoops, WitnessedSteps, beside_unprotected
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.limits import require_text
@@ -48,9 +55,10 @@ from gemini_lab.log import events
 from gemini_lab.log.witnessed import Order
 from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.settings import Settings, SettingValue
+from gemini_lab.transfer.assembly import Emit, open_replicator
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.link import LinkBucket, node_link
-from gemini_lab.transfer.traffic import CheckpointTraffic, Emit, open_traffic
+from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.version import Asked, Peers
 
 Value = TypeVar("Value")
@@ -118,7 +126,7 @@ def protect(
             )
         kept = with_schedule(also, scheduler)
         return beside_unprotected(
-            Unprotected(trained), trained, client_state=client_state, also=kept
+            UnprotectedLoops(trained), trained, client_state=client_state, also=kept
         )
     if sessions.current.on_finish is not None:
         raise ConfigError(
@@ -159,29 +167,31 @@ def start_protection(
     state, settings, small = ready.state, ready.settings, ready.small
     emit = with_monitor(engine, session.emit)
     recorder = recorder_of(state, settings)
-    traffic = _open_traffic(session, ready, recorder=recorder, emit=emit)
-    follow(session, ready, traffic)
+    replicator = _open_replicator(session, ready, recorder=recorder, emit=emit)
+    follow(session, ready, replicator)
     said = session.kept.unless_broken(emit)
     witness = _witness(session, engine, client_state=client_state, also=also)
     if witness is not None:
         said = _also(said, witness.hear)
-    iterations = IterationLog(said, newest=newest_in(small), measure=lambda: gradient_norm(engine))
+    iterations = IterationLog(
+        said, newest=iteration_in(small), measure=lambda: gradient_norm(engine)
+    )
     watch_inputs(engine, iterations)
-    open_again = partial(_open_traffic, recorder=None, emit=emit)
+    open_again = partial(_open_replicator, recorder=None, emit=emit)
     protection = LiveProtection(
         state,
-        traffic,
+        replicator,
         iterations,
         session.pulse,
         lineage=ready.place.lineage,
         place=place_in(small),
-        rewinder=rewinder_of(session, ready, traffic),
+        rewinder=rewinder_of(session, ready, replicator),
         recorder=recorder,
-        verification=_verification(session, ready, traffic),
+        verification=_verification(session, ready, replicator),
         flaws=Flaws(state.framework, session.flaws).install,
         remark=remark,
         hold=session.hold,
-        rejoining=Rejoining(session, ready, open_traffic=open_again),
+        rejoining=Rejoining(session, ready, open_replicator=open_again),
         ends=Ends(session, is_broken=lambda: session.kept.is_broken),
         rehearse=ready.rehearse,
         update_watch=UpdateWatch(
@@ -192,12 +202,12 @@ def start_protection(
             ends=settings.on_unkept_updates == "stop",
         ),
     )
-    _begin(session, ready, traffic, protection)
+    _begin(session, ready, replicator, protection)
     return protection
 
 
 def _begin(
-    session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic, made: LiveProtection
+    session: WorkerSession, ready: ReadyEngine, replicator: Replicator, made: LiveProtection
 ) -> None:
     """Hook the engine's step; from here on training does the rest."""
     state, witness = ready.state, session.witness
@@ -209,7 +219,7 @@ def _begin(
         session.on_finish = _in_turn(witness.end_script, made.finish)
         for watch in state.script.watches[:1]:
             watch.on_over = _in_turn(watch.on_over, partial(witness.reach, "batches over"))
-    if session.start.plan.version is None and not traffic.is_sent(state.version):
+    if session.start.plan.version is None and not replicator.is_sent(state.version):
         made.send_version()
     session.pulse.enter("between steps")
     session.listen()
@@ -261,9 +271,9 @@ def remarks(session: WorkerSession) -> Callable[[str], None]:
     return say
 
 
-def _open_traffic(
+def _open_replicator(
     session: WorkerSession, ready: ReadyEngine, *, recorder: UpdateRecorder | None, emit: Emit
-) -> CheckpointTraffic:
+) -> Replicator:
     """Return what sends this rank's versions to its peers, by the settings."""
     settings, memory, place = ready.settings, ready.memory, ready.place
     peers = Peers(
@@ -274,7 +284,7 @@ def _open_traffic(
     sent = None
     if recorder is not None:
         sent = SentDifferences.of(recorder, place.group, memory.slab, peers, settings)
-    return open_traffic(
+    return open_replicator(
         settings,
         place.group,
         memory.slab,
@@ -290,7 +300,7 @@ def _open_traffic(
 
 
 def _verification(
-    session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic
+    session: WorkerSession, ready: ReadyEngine, replicator: Replicator
 ) -> Verification | None:
     """Return what verifies iterations, if the settings ask for it."""
     state, settings, place = ready.state, ready.settings, ready.place
@@ -305,12 +315,12 @@ def _verification(
             seats=place.seats,
             every=settings.verify_every,
             is_first=session.start.plan.version is None,
-            apart=traffic.apart,
+            apart=replicator.apart,
         ),
         place.slab,
         rank=place.rank,
         on_wrong=settings.on_wrong_sums,
-        newest=newest or Verified(version=state.version, lineage=place.lineage),
+        newest=newest or VerifiedVersion(version=state.version, lineage=place.lineage),
         emit=session.emit,
         stand_still=session.stand_still,
     )
@@ -328,7 +338,7 @@ def _open_link(settings: Settings, start: WorkerStart, group: CheckpointGroup) -
     )
 
 
-class Unprotected:
+class UnprotectedLoops:
     """The engine runs without a lab: nothing is kept, and loops run as they would with one."""
 
     world_changed = None

@@ -23,9 +23,9 @@ from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.errors import CannotGoOnError
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.traffic import CheckpointTraffic
+from gemini_lab.transfer.replicator import Replicator
 
-OpenTraffic = Callable[[WorkerSession, ReadyEngine], CheckpointTraffic]
+OpenReplicator = Callable[[WorkerSession, ReadyEngine], Replicator]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +34,12 @@ class Rejoined:
 
     Attributes:
         ready: The engine, with the version that was put back.
-        traffic: Sends versions from now on.
+        replicator: Sends versions from now on.
         rewinder: Takes iterations back from now on.
     """
 
     ready: ReadyEngine
-    traffic: CheckpointTraffic
+    replicator: Replicator
     rewinder: Rewinder | None
 
 
@@ -49,40 +49,42 @@ class Rejoining:
     Args:
         session: The worker's.
         ready: The engine, as protection began with it.
-        open_traffic: Opens the way of versions; all ranks call it together.
+        open_replicator: Opens the way of versions; all ranks call it together.
     """
 
     def __init__(
-        self, session: WorkerSession, ready: ReadyEngine, *, open_traffic: OpenTraffic
+        self, session: WorkerSession, ready: ReadyEngine, *, open_replicator: OpenReplicator
     ) -> None:
         self.process = session.kept
         self._session = session
         self._ready = ready
-        self._open_traffic = open_traffic
+        self._open_replicator = open_replicator
 
-    def enter_loop(self, traffic: CheckpointTraffic) -> None:
+    def enter_loop(self, replicator: Replicator) -> None:
         """Begin the script's loop: from here on this process can go on in it."""
-        self.process.enter_loop(self._why_not, stop_traffic=traffic.stop)
+        self.process.enter_loop(self._why_not, stop_traffic=replicator.stop)
 
-    def rejoin(self, traffic: CheckpointTraffic, place: LoopPlace) -> Rejoined:
+    def rejoin(self, replicator: Replicator, place: LoopPlace) -> Rejoined:
         """At the loop's top: wait for the word to go on, and do so.
 
         Args:
-            traffic: As it was so far.
+            replicator: As it was so far.
             place: Of the script in its loops.
 
         Raises:
             CannotGoOnError: This process cannot; another one takes its place.
         """
         start = self._session.go_on()
-        traffic.detach()
+        replicator.detach()
         if start.plan.version is None:
             raise CannotGoOnError("there is no version to go on from in this process")
         ready = self._ready = go_on(self._session, self._ready, place)
-        made = self._open_traffic(self._session, ready)
+        made = self._open_replicator(self._session, ready)
         self.process.stop_traffic = made.stop
         follow(self._session, ready, made)
-        return Rejoined(ready=ready, traffic=made, rewinder=rewinder_of(self._session, ready, made))
+        return Rejoined(
+            ready=ready, replicator=made, rewinder=rewinder_of(self._session, ready, made)
+        )
 
     def _why_not(self) -> str:
         """Why what is protected could not go on in its process; empty if it can."""

@@ -64,7 +64,7 @@ class UnusableCopyError(IntegrityError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class RestoreReceipt:
     """How this rank's shard came back.
 
     Attributes:
@@ -94,7 +94,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RestoreContext:
     """A rank that restores, and what holds and carries its copies.
 
     Attributes:
@@ -131,8 +131,8 @@ class Place:
 
 
 def restore(
-    plan: PlanPart, place: Place, load: Callable[[memoryview], SmallState]
-) -> tuple[Receipt, SmallState] | None:
+    plan: PlanPart, place: RestoreContext, load: Callable[[memoryview], SmallState]
+) -> tuple[RestoreReceipt, SmallState] | None:
     """Do this rank's part of the plan; all ranks call it together.
 
     Args:
@@ -169,9 +169,9 @@ def forget_left_versions(slab: Slab, plan: PlanPart) -> None:
             slab.discard(copy.shard, copy.version, copy.lineage)
 
 
-def move_copies(plan: PlanPart, place: Place) -> Receipt:
+def move_copies(plan: PlanPart, place: RestoreContext) -> RestoreReceipt:
     """Send and receive until every holder has the version; all ranks go in the same order."""
-    receipt = Receipt(tier="local", holder=place.node)
+    receipt = RestoreReceipt(tier="local", holder=place.node)
     if plan.version is None:
         return receipt
     for move in plan.transfers:
@@ -187,7 +187,7 @@ def move_copies(plan: PlanPart, place: Place) -> Receipt:
     return receipt
 
 
-def _receive(shard: int, plan: PlanPart, sender: int, place: Place) -> Receipt:
+def _receive(shard: int, plan: PlanPart, sender: int, place: RestoreContext) -> RestoreReceipt:
     version = plan.version or 0
     holder = place.seats.node_of(sender)
     started_s = time.perf_counter()
@@ -205,7 +205,7 @@ def _receive(shard: int, plan: PlanPart, sender: int, place: Place) -> Receipt:
             shard=shard, version=version, holder=holder, reason=str(error)
         ) from error
     elapsed_s = time.perf_counter() - started_s
-    return Receipt(
+    return RestoreReceipt(
         tier="peer",
         holder=holder,
         retrieve_s=elapsed_s - received.verify_s,
@@ -213,7 +213,7 @@ def _receive(shard: int, plan: PlanPart, sender: int, place: Place) -> Receipt:
     )
 
 
-def fetch(version: int, place: Place) -> Receipt:
+def fetch(version: int, place: RestoreContext) -> RestoreReceipt:
     """Bring this rank's shard from the persistent tier into its slab.
 
     A store that does not return it is asked again after growing pauses.
@@ -239,7 +239,7 @@ def fetch(version: int, place: Place) -> Receipt:
             return replace(receipt, retrieve_s=time.perf_counter() - started_s)
 
 
-def _fetch(version: int, place: Place) -> Receipt:
+def _fetch(version: int, place: RestoreContext) -> RestoreReceipt:
     with _usable(version, place):
         tier = persistent_tier(str(place.persistent_url))
         ranks_then = tier.shards(version)
@@ -249,7 +249,7 @@ def _fetch(version: int, place: Place) -> Receipt:
 
 
 @contextmanager
-def _usable(version: int, place: Place) -> Iterator[None]:
+def _usable(version: int, place: RestoreContext) -> Iterator[None]:
     """Turn what a store raises into an `UnusableCopyError`; only proof of damage is damage."""
     try:
         yield
@@ -263,7 +263,7 @@ def _usable(version: int, place: Place) -> Iterator[None]:
         ) from error
 
 
-def _fetch_own(tier: PersistentTier, version: int, place: Place) -> Receipt:
+def _fetch_own(tier: PersistentTier, version: int, place: RestoreContext) -> RestoreReceipt:
     """The shard of this rank, as it was written."""
     with _usable(version, place):
         payload, stored = tier.read_file(version, place.rank)
@@ -271,10 +271,10 @@ def _fetch_own(tier: PersistentTier, version: int, place: Place) -> Receipt:
     buffer = place.slab.begin(place.rank, version, place.lineage)
     buffer.data[: len(payload)] = payload
     buffer.seal(len(payload))
-    return Receipt(tier="persistent", holder=place.persistent_url)
+    return RestoreReceipt(tier="persistent", holder=place.persistent_url)
 
 
-def _fetch_recut(tier: PersistentTier, version: int, place: Place) -> Receipt:
+def _fetch_recut(tier: PersistentTier, version: int, place: RestoreContext) -> RestoreReceipt:
     """This rank's shard, put together of those of another number of ranks."""
     with _usable(version, place):
         shards = tier.open_shards(version)
@@ -291,7 +291,7 @@ def _fetch_recut(tier: PersistentTier, version: int, place: Place) -> Receipt:
         with _usable(version, place):
             shard.copy(plan.moves_from(number), buffer.data.data)
     buffer.seal(place.layout.payload_bytes)
-    return Receipt(
+    return RestoreReceipt(
         tier="persistent",
         holder=place.persistent_url,
         ranks_then=len(shards),
@@ -299,7 +299,7 @@ def _fetch_recut(tier: PersistentTier, version: int, place: Place) -> Receipt:
     )
 
 
-def recut(plan: PlanPart, version: int, place: Place) -> Receipt:
+def recut(plan: PlanPart, version: int, place: RestoreContext) -> RestoreReceipt:
     """Put this rank's shard together of those of another number of ranks, which memory has.
 
     Raises:
@@ -324,7 +324,7 @@ def recut(plan: PlanPart, version: int, place: Place) -> Receipt:
             shard=error.shard, version=version, holder=error.holder, reason=error.reason
         ) from error
     buffer.seal(place.layout.payload_bytes)
-    return Receipt(
+    return RestoreReceipt(
         tier="peer" if old.peer_bytes else "local",
         holder=max(old.peers, key=lambda node: old.peers[node], default=place.node),
         ranks_then=len(plan.cuts),
@@ -335,7 +335,7 @@ def recut(plan: PlanPart, version: int, place: Place) -> Receipt:
     )
 
 
-def _begin_cut(place: Place, version: int, moves: Recut, small: bytes) -> WriteBuffer:
+def _begin_cut(place: RestoreContext, version: int, moves: Recut, small: bytes) -> WriteBuffer:
     """A new shard with all but what comes from others."""
     layout = place.layout
     buffer = place.slab.begin(place.rank, version, place.lineage)
@@ -350,10 +350,10 @@ def _begin_cut(place: Place, version: int, moves: Recut, small: bytes) -> WriteB
 def put_back(
     version: int,
     lineage: Lineage,
-    receipt: Receipt,
-    place: Place,
+    receipt: RestoreReceipt,
+    place: RestoreContext,
     load: Callable[[memoryview], SmallState],
-) -> tuple[Receipt, SmallState]:
+) -> tuple[RestoreReceipt, SmallState]:
     """Verify the own shard in the slab, and load it; the receipt says what both took."""
     copy = place.slab.read(place.rank, version, lineage)
     started_s = time.perf_counter()
@@ -376,7 +376,7 @@ def put_back(
     )
 
 
-def _require_whole(copy: ReadBuffer, version: int, place: Place) -> None:
+def _require_whole(copy: ReadBuffer, version: int, place: RestoreContext) -> None:
     if bad := copy.bad_chunks():
         raise UnusableCopyError(
             shard=place.rank,

@@ -8,13 +8,12 @@ says so, by which every agent knows: see `recovery.discarded_versions`.
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from gemini_lab.engine.script_loops import LoopPlace, place_in
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.engine.version_extras import guard_in
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import ReadBuffer, Slab
@@ -23,12 +22,14 @@ from gemini_lab.recovery.messages import GoBack
 from gemini_lab.shard.lineage import MOST_REWINDS, Lineage
 
 _NOTHING: Final = -1
+GUARD: Final = "guard"
+"""Under this name a version carries what the guard knows."""
 Offer = tuple[int, int]
 """A version that a rank could go back to: its number, its lineage as a signed word."""
 
 
 class Exchange(Protocol):
-    """What the ranks talk over while no version is on its way: see `CheckpointTraffic`."""
+    """What the ranks talk over while no version is on its way: see `Replicator`."""
 
     def wait(self) -> float:
         """Return when the version on its way is whole everywhere."""
@@ -96,16 +97,18 @@ class Rewinder:
         self._rank = state.layout.rank
         self._traffic = traffic
         self._emit = emit
+        self._judged = state.version  # the newest iteration that needs no judgement any more
 
     def judge(self, newest: events.Iteration | None) -> Wish | None:
         """Judge the last iteration on all ranks together; return what is to be done about it.
 
         Args:
-            newest: What this rank said of it.
+            newest: What this rank said of it; each is judged once.
         """
-        if self.guard is None:
-            return None
         iteration = self._state.version
+        if self.guard is None or iteration == self._judged:
+            return None
+        self._judged = iteration
         loss = None if newest is None else newest.value(LOSS)
         ours = Sight(loss=loss, is_finite=self._state.is_finite())
         seen = [_decoded(one) for one in self._traffic.exchange(_encoded(ours))]
@@ -156,6 +159,7 @@ class Rewinder:
         if self.guard is not None and known is not None:
             self.guard.go_back(known)
         self._traffic.go_back(version)
+        self._judged = version
         self._emit(
             events.Rewound(
                 iteration=iteration,
@@ -228,6 +232,12 @@ class Rewinder:
                 continue
             if wish.skips or self._state.script.can_move_back(small["data"]):
                 yield info.version, _signed(info.lineage.word)
+
+
+def guard_in(small: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the guard's knowledge in a version's extras; `None` if there was no guard."""
+    found: Mapping[str, Any] | None = small.get(GUARD)
+    return found
 
 
 def encode_order(order: GoBack | None) -> tuple[int, int]:

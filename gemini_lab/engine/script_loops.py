@@ -1,4 +1,4 @@
-"""The script's loops: which of them runs, and which of them made the version that was restored.
+"""The script's loops: which runs, which made the restored version, and where they and the data end.
 
 A start after a failure runs the script again from its first line, on restored state. These rules
 say what is done again, and what leaves no trace:
@@ -24,13 +24,25 @@ say what is done again, and what leaves no trace:
 A start may leave out a loop that is over, as a script does that asks `protected.step` first, and a
 run that is resumed may give a loop another total. So a loop is the one that made the version if it
 has the same total and is as many-eth of these, or if it is the same one by order.
+
+A rank that has no batch left would go on to what follows the epoch, such as a sum of its losses,
+while another one adds up gradients of the next iteration: both wait for good, or the two sums pair
+up. So in a loop over `protected.epochs` all ranks wait for one another at the end of an epoch
+(`Ends`). What the root agent makes of it when they do not come: `recovery.ends`.
 """
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from enum import Enum
+from typing import Any, Final, Literal, Protocol
+
+import torch.distributed as dist
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.recovery.messages import End, EndReached, Message, WorkerStart
 
 Kind = Literal["steps", "epochs"]
 LoopPlace = tuple["Pass", ...]
@@ -39,6 +51,45 @@ LoopPlace = tuple["Pass", ...]
 _LOOPS: Final = "loops"
 _EPOCH: Final = "epoch"
 _KINDS: Final[tuple[Kind, ...]] = ("steps", "epochs")
+_SAID_AFTER: Final = 3  # updates that do not count
+MOST_LEFT_OUT: Final = 1_000
+"""So many of them are no search for a rate any more: the loop does not come."""
+_SAME_LOOPS: Final = (
+    "have each start of the script begin the same loops, or leave those out that are over, by "
+    "`protected.step`"
+)
+_LEFT_OUT: Final = (
+    "the script makes updates before it comes to protected.{loop}, where version {version} was "
+    "made: they do not count, and leave no trace there"
+)
+
+
+class LoopState(Enum):
+    """The script's progress through its loops, which says what seals a version."""
+
+    NO_LOOP = "before its first loop"  # the next forward pass seals
+    UNTOLD = "in a loop that has not told of its top"  # the next forward pass seals
+    TOLD = "in a loop that tells of its top"  # as `steps` and the loader of `epochs`: its top seals
+    BETWEEN = "after a loop"  # the next forward pass seals
+    FINISHED = "at its end"  # no version is made any more
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether a loop of ours runs."""
+        return self in {LoopState.UNTOLD, LoopState.TOLD}
+
+
+_AFTER_LOOP: Final = frozenset({LoopState.UNTOLD, LoopState.FINISHED})
+# A loop may begin in another one, which goes on in its own state afterwards. A script may break off
+# a loop and keep its iterator, and so be at its end without having left the loop.
+_IN_LOOP: Final = frozenset({*LoopState} - {LoopState.NO_LOOP})
+_NEXT: Final[Mapping[LoopState, frozenset[LoopState]]] = {
+    LoopState.NO_LOOP: _AFTER_LOOP,
+    LoopState.UNTOLD: _IN_LOOP,
+    LoopState.TOLD: _IN_LOOP,
+    LoopState.BETWEEN: _AFTER_LOOP,
+    LoopState.FINISHED: frozenset(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +179,31 @@ class ScriptLoops:
 
     Args:
         restored: The place of the version that was restored.
+        version: Its number.
+
+    Attributes:
+        state: The script's progress through them.
     """
 
-    def __init__(self, restored: LoopPlace = ()) -> None:
-        self._awaited = restored
+    def __init__(self, restored: LoopPlace = (), version: int = 0) -> None:
+        self.state = LoopState.NO_LOOP
+        self._awaited, self._version = restored, version
+        self._left_out = 0  # updates that do not count
         self._stack: list[Loop] = []
         self._outside = _Beside()
+
+    def enter(self, state: LoopState) -> None:
+        """Go on to another state.
+
+        Raises:
+            ConfigError: The script cannot come to it from where it is.
+        """
+        if state not in _NEXT[self.state]:
+            raise ConfigError(
+                f"the script was to be {state.value}, and it is {self.state.value}; begin each "
+                "loop over protected.steps or protected.epochs before the script's end"
+            )
+        self.state = state
 
     @property
     def place(self) -> LoopPlace:
@@ -166,13 +236,58 @@ class ScriptLoops:
         """Whether a loop inside of the innermost one that runs is."""
         return len(self._stack) < len(self._awaited)
 
-    def arrive(self) -> None:
-        """The version is put back where it was made: the script goes on from there."""
+    def arrive(self) -> bool:
+        """Await nothing more: the version is put back; return whether updates were left out."""
+        left_out, self._left_out = self._left_out, 0
         self._awaited = ()
+        return left_out > 0
+
+    def leave_out(self) -> str:
+        """Count an update before the script came to the loop that made the version.
+
+        Returns:
+            A remark to the script's author; empty if there is none now.
+
+        Raises:
+            ConfigError: There are too many.
+        """
+        self._left_out += 1
+        if self._left_out == MOST_LEFT_OUT:
+            raise ConfigError(
+                f"version {self._version} was made in protected.{self.awaited}, and this start has "
+                f"made {MOST_LEFT_OUT} updates, which do not count, and has not begun that loop; "
+                f"{_SAME_LOOPS}"
+            )
+        is_said = self._left_out == _SAID_AFTER
+        return _LEFT_OUT.format(version=self._version, loop=self.awaited) if is_said else ""
+
+    def require_led(self) -> None:
+        """Refuse a pass that was to come to the loop which made the version, and has not.
+
+        Raises:
+            ConfigError: It has not.
+        """
+        if self.leads_to_place:
+            raise ConfigError(
+                f"version {self._version} was made in protected.{self.awaited} inside of another "
+                f"loop, whose pass is over now and had no such loop; {_SAME_LOOPS}"
+            )
+
+    def require_arrived(self) -> None:
+        """Refuse an end of the script that never came to the loop which made the version.
+
+        Raises:
+            ConfigError: It did not, and that loop has passes left.
+        """
+        if self.awaited is not None and not self.awaited.is_last(self._version):
+            raise ConfigError(
+                f"version {self._version} was made in protected.{self.awaited}, and this start "
+                f"came to its end without that loop; {_SAME_LOOPS}"
+            )
 
     @contextmanager
     def within(self, kind: Kind, total: int) -> Iterator[Loop | None]:
-        """In it, a loop runs; `None` if it was over when the restored version was made."""
+        """Run a loop in the block; `None` if it was over when the restored version was made."""
         beside = self._stack[-1].inside if self._stack else self._outside
         which, number = beside.begin(kind, total), 0
         if self._awaited:
@@ -181,6 +296,8 @@ class ScriptLoops:
                 yield None
                 return
             number = again.number
+        outside = self.state if self.state.is_in_loop else LoopState.BETWEEN
+        self.enter(LoopState.UNTOLD)
         loop = Loop(which, number)
         self._stack.append(loop)
         try:
@@ -188,6 +305,8 @@ class ScriptLoops:
         finally:
             if loop in self._stack:
                 del self._stack[self._stack.index(loop) :]
+                if self.state is not LoopState.FINISHED:  # else Python closes the iterator late
+                    self.enter(outside)
 
 
 def place_to_small(place: LoopPlace) -> dict[str, object]:
@@ -213,3 +332,84 @@ def place_in(small: Mapping[str, Any]) -> LoopPlace:
 def _pass_of(numbers: Sequence[int]) -> Pass:
     kind, total, order, twins, number = numbers
     return Pass(kind=_KINDS[kind], total=total, order=order, twins=twins, number=number)
+
+
+ALOUD_S: Final = 1.0
+"""At the end of an epoch, until others are waited for aloud."""
+FIRST_LOOK_S: Final = 0.001
+LONGEST_LOOK_S: Final = 0.5
+"""Between two looks. With shorter ones a rank that waits for good would seem to work; and where the
+store waits itself, it prints a warning each time that it looks up."""
+UNKNOWN: Final = -1
+
+
+class ReportingWorker(Protocol):
+    """The part of a worker's session that ends are reported to."""
+
+    start: WorkerStart
+    store: Any
+
+    def say(self, message: Message) -> None:
+        """Tell the node's agent."""
+
+
+class Ends:
+    """The ends of one rank.
+
+    Args:
+        worker: Its session.
+        is_broken: Whether a rank is lost, and nobody is to be waited for.
+    """
+
+    def __init__(self, worker: ReportingWorker, *, is_broken: Callable[[], bool]) -> None:
+        self._worker, self._is_broken = worker, is_broken
+        # What was restored may be the last iteration of an epoch, of which no batch is left.
+        self._is_restored = worker.start.plan.version is not None
+        self._passed: int | None = None
+
+    def say(self, what: End, iteration: int) -> None:
+        """Tell that something is over after an iteration."""
+        start = self._worker.start
+        said = EndReached(rank=start.rank, epoch=start.epoch, iteration=iteration, what=what)
+        self._worker.say(said)
+
+    def begin(self, iteration: int) -> None:
+        """Training begins after this iteration."""
+        self._passed = None if self._is_restored else iteration
+
+    def end_pass(self, iteration: int) -> bool:
+        """Return whether the pass through the data that is over now trained, and is the first."""
+        before, self._passed = self._passed, iteration
+        return before != iteration
+
+    def meet(self, iteration: int, *, epoch: int, rewinds: int) -> None:
+        """Return when all ranks are at the end of an epoch, after the same iteration.
+
+        Args:
+            iteration: The newest that was done.
+            epoch: Its number.
+            rewinds: How often training has gone back.
+        """
+        store = self._worker.store
+        here = f"gemini_lab/ends/{rewinds}/{epoch}/{iteration}"
+        if store.add(here, 1) == self._worker.start.seats.world_size:
+            store.set(f"{here}/all", "")
+            return
+        began_s, pause_s = time.monotonic(), FIRST_LOOK_S
+        is_told = False
+        while not self._is_broken() and not store.check([f"{here}/all"]):
+            if not is_told and time.monotonic() - began_s > ALOUD_S:
+                self.say("epoch", iteration)
+                is_told = True
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, LONGEST_LOOK_S)
+
+
+def collectives_so_far() -> int:
+    """Return how many collectives of all ranks together were begun; `UNKNOWN` if nobody says."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    try:
+        # Gloo counts a group's collectives only here; torch has no public name for the number.
+        return UNKNOWN if world is None else int(world._get_sequence_number_for_group())  # type: ignore[attr-defined]  # noqa: SLF001
+    except (AttributeError, RuntimeError, TypeError):
+        return UNKNOWN

@@ -12,8 +12,8 @@ import msgspec
 from torch.distributed import DistStoreError
 
 from gemini_lab.engine.heartbeat import Heartbeat
+from gemini_lab.engine.own_code import SameCode
 from gemini_lab.engine.restore import UnusableCopyError
-from gemini_lab.engine.same_code import SameCode
 from gemini_lab.engine.witness import Witness
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.kept.process import KeptProcess

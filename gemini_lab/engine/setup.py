@@ -16,11 +16,18 @@ from gemini_lab.engine.contract import Engine, Keepable, Source
 from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, left_out
-from gemini_lab.engine.ranks import rank_and_world_size
+from gemini_lab.engine.iteration_log import iteration_in
+from gemini_lab.engine.own_code import say_if_resumed_otherwise
+from gemini_lab.engine.rank_agreement import rank_and_world_size
 from gemini_lab.engine.reshard_sources import OldSlabs
-from gemini_lab.engine.restore import Place, Recast, Receipt, UnusableCopyError, restore
-from gemini_lab.engine.rewinding import Rewinder
-from gemini_lab.engine.same_code import say_if_resumed_otherwise
+from gemini_lab.engine.restore import (
+    Recast,
+    RestoreContext,
+    RestoreReceipt,
+    UnusableCopyError,
+    restore,
+)
+from gemini_lab.engine.rewinding import Rewinder, guard_in
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.shard_memory import (
     ShardMemory,
@@ -29,7 +36,6 @@ from gemini_lab.engine.shard_memory import (
 )
 from gemini_lab.engine.state.data_rehearsal import rehearse_data
 from gemini_lab.engine.state.engine_state import EngineState
-from gemini_lab.engine.version_extras import guard_in, newest_in
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
@@ -42,7 +48,7 @@ from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import absolute_url, persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
-from gemini_lab.transfer.traffic import CheckpointTraffic
+from gemini_lab.transfer.replicator import Replicator
 
 
 def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str], None]) -> Settings:
@@ -113,7 +119,7 @@ class ReadyEngine:
     state: EngineState
     settings: Settings
     memory: ShardMemory
-    place: Place
+    place: RestoreContext
     small: Mapping[str, object]
 
     def rehearse(self) -> None:
@@ -170,7 +176,7 @@ def ready_engine(
     memory = _lay_out(session, state, seats, settings, group)
     if is_first and resumes_elsewhere(start.order, settings):
         session.wait_for_fence()
-    place = Place(
+    place = RestoreContext(
         rank=start.rank,
         seats=seats,
         slab=memory.slab,
@@ -295,7 +301,7 @@ def restore_planned(
     session: WorkerSession,
     load: Callable[[memoryview], Mapping[str, object]],
     state: EngineState,
-    place: Place,
+    place: RestoreContext,
 ) -> Mapping[str, object]:
     """Do what the recovery plan asks of this rank, and say it.
 
@@ -311,7 +317,7 @@ def restore_planned(
     if restored is None or plan.version is None:
         return {}
     receipt, small = restored
-    newest = newest_in(small)
+    newest = iteration_in(small)
     if newest is not None:
         session.emit(msgspec.structs.replace(newest, restored=True))
     for event in _told(receipt, place, plan.version):
@@ -356,7 +362,9 @@ def _recast(
     return recast
 
 
-def _told(receipt: Receipt, place: Place, version: int) -> Iterator[events.AnyEvent]:
+def _told(
+    receipt: RestoreReceipt, place: RestoreContext, version: int
+) -> Iterator[events.AnyEvent]:
     """How this rank's shard came back, as the log has it."""
     yield events.ShardRestored(
         shard=place.rank,
@@ -381,17 +389,17 @@ def _told(receipt: Receipt, place: Place, version: int) -> Iterator[events.AnyEv
         )
 
 
-def follow(session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic) -> None:
-    """Show this traffic to the heartbeat; it need not send the restored version."""
+def follow(session: WorkerSession, ready: ReadyEngine, replicator: Replicator) -> None:
+    """Show this replicator to the heartbeat; it need not send the restored version."""
     if session.start.plan.tier == "memory":
-        traffic.note_whole(ready.state.version)
+        replicator.note_whole(ready.state.version)
     session.pulse.watch(
-        calls=lambda: traffic.collectives, messages=lambda: ready.place.group.messages
+        calls=lambda: replicator.collectives, messages=lambda: ready.place.group.messages
     )
 
 
 def rewinder_of(
-    session: WorkerSession, ready: ReadyEngine, traffic: CheckpointTraffic
+    session: WorkerSession, ready: ReadyEngine, replicator: Replicator
 ) -> Rewinder | None:
     """Return what takes iterations back, and judges them if the settings ask for it."""
     settings = ready.settings
@@ -401,4 +409,4 @@ def rewinder_of(
     if guard is not None and (known := guard_in(ready.small)) is not None:
         guard.restore(known)
     slab = ready.memory.slab
-    return Rewinder(ready.state, slab, traffic, guard=guard, emit=session.emit)
+    return Rewinder(ready.state, slab, replicator, guard=guard, emit=session.emit)

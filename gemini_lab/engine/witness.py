@@ -20,14 +20,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine.contract import Engine, Protected
-from gemini_lab.engine.digests import feed
 from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
+from gemini_lab.engine.frameworks.tensors import feed, own_part
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer
-from gemini_lab.engine.frameworks.weights import own_part
 from gemini_lab.engine.frameworks.zero import Partitions, partitions_of
-from gemini_lab.engine.input_fingerprints import gradient_norm, random_checksums, watch_inputs
-from gemini_lab.engine.iterations import IterationLog
+from gemini_lab.engine.iteration_log import (
+    IterationLog,
+    gradient_norm,
+    random_checksums,
+    watch_inputs,
+)
 from gemini_lab.engine.state.user_state import keepsakes
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import AnyEvent, Iteration, IterationBegun, OfWorker

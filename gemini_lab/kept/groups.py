@@ -26,7 +26,7 @@ from gemini_lab.errors import UnsupportedError
 from gemini_lab.kept.record import SetUpRecord, results_of
 from gemini_lab.kept.works import Apart, Done, Promise, Watched
 from gemini_lab.transfer.group import let_go
-from gemini_lab.transfer.sockets import Connections
+from gemini_lab.transfer.sockets import OwnConnections
 
 COLLECTIVES: Final = (
     "allreduce",
@@ -248,7 +248,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._promising = threading.Lock()
         self._are_promised = threading.Event()
         self._lookout: threading.Thread | None = None
-        self._connections = Connections()
+        self._connections = OwnConnections()
         kind = _Group.BackendType.GLOO
         self._set_default_backend(kind)
         self._register_backend(torch.device("cpu"), kind, _refusing(rank, size))

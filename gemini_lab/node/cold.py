@@ -18,7 +18,7 @@ def main() -> None:
     gc.disable()
     import msgspec  # noqa: PLC0415
 
-    from gemini_lab.engine.executed_code import process_code  # noqa: PLC0415
+    from gemini_lab.engine.own_code import process_code  # noqa: PLC0415
 
     process_code.follow_imports()
     from gemini_lab.node.worker import work  # noqa: PLC0415

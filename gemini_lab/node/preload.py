@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.engine.executed_code import foreign_modules, installed_places
+from gemini_lab.engine.own_code import foreign_modules, installed_places
 from gemini_lab.job import HASH_SEED, python_command
 from gemini_lab.recovery.messages import ParentReady, Preload, Preloaded
 from gemini_lab.wire.local import LocalChannel

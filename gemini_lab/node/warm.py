@@ -29,7 +29,7 @@ import cpuinfo
 import msgspec
 import psutil
 
-from gemini_lab.engine.executed_code import process_code
+from gemini_lab.engine.own_code import process_code
 from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_from_parent
 from gemini_lab.job import HASH_SEED, hash_seed_in, python_command
 from gemini_lab.node.processes import end_orphans, remove_semaphores, semaphore_prefix, worker_of

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from gemini_lab.display import readable
 from gemini_lab.engine import session
-from gemini_lab.engine.executed_code import process_code
 from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.made_objects import follow_constructors
+from gemini_lab.engine.own_code import process_code
 from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.process_exit import die_with_parent, leave
 from gemini_lab.engine.process_exit import leave as end_process

@@ -1,7 +1,7 @@
 """Versions on their way beside training: the acting half of profiler and pipeliner.
 
-    the whole       traffic, put together from the settings; replicator moves a version on a thread
-                    beside training (own_thread); version is what it moves, group its connections
+    the whole       replicator sends versions, on a thread beside training (own_thread); assembly
+                    makes it from the settings; version is what it sends, group its connections
     the way         route, in the background, and a whole copy in a recovery; scheduled_route, in
                     idle spans on CPUs; device_route, on GPUs, by device_queues; local_copy, into
                     the own slab; differences, what made the version in its place

@@ -114,7 +114,7 @@ class DeviceClock:
 
 
 @dataclass(slots=True)
-class Call:
+class CollectiveCall:
     """One collective under way or ended; stamps are the clock's, and none without recording."""
 
     name: str
@@ -160,7 +160,7 @@ def sleep_until(at_s: float) -> None:
 
 
 def iteration_record(
-    clock: Clock, *, start: Any, update: Any, end: Any, calls: Sequence[Call]
+    clock: Clock, *, start: Any, update: Any, end: Any, calls: Sequence[CollectiveCall]
 ) -> IterationRecord:
     """An iteration of these calls.
 

@@ -17,8 +17,8 @@ from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.profiler.profile import Profile, first_difference
 from gemini_lab.transfer.collective_calls import (
     OPERATIONS,
-    Call,
     Clock,
+    CollectiveCall,
     DeviceClock,
     FollowedWork,
     Operation,
@@ -94,7 +94,7 @@ class CommHook:
         self._wakes_at = sys.maxsize  # collectives after which the first who waits may send
         self._start: Any = None
         self._update: Any = None
-        self._records: list[Call] = []
+        self._records: list[CollectiveCall] = []
         self._profile: Profile | None = None
         self._expected: list[tuple[str, int]] = []
         self._gate: Gate | None = None
@@ -268,7 +268,7 @@ class CommHook:
 
         return call
 
-    def _follow(self, result: Any, begun: Call, release_s: float) -> Any:
+    def _follow(self, result: Any, begun: CollectiveCall, release_s: float) -> Any:
         """End the call when its result is there, which is later for an asynchronous one."""
         if isinstance(result, list) and handle_of(result) is not None:
             return [*result[:-1], self._follow(result[-1], begun, release_s)]
@@ -284,7 +284,7 @@ class CommHook:
             pass
         return FollowedWork(result, release_s, lambda: self._end(begun, release_s))
 
-    def _begin(self, name: str, size_bytes: int) -> Call:
+    def _begin(self, name: str, size_bytes: int) -> CollectiveCall:
         if self._profile is not None and not self.deviation:
             expected = self._expected[self.calls : self.calls + 1]
             if expected != [(name, size_bytes)]:
@@ -292,7 +292,7 @@ class CommHook:
                 self.deviation = first_difference(
                     [*before, *expected], [*before, (name, size_bytes)]
                 )
-        call = Call(name, size_bytes, self._stamp(), self._iteration)
+        call = CollectiveCall(name, size_bytes, self._stamp(), self._iteration)
         with self._changed:
             self._moved_s = time.monotonic()
             self.calls += 1
@@ -301,7 +301,7 @@ class CommHook:
                 self._records.append(call)
         return call
 
-    def _end(self, call: Call, release_s: float) -> None:
+    def _end(self, call: CollectiveCall, release_s: float) -> None:
         """The collective's result is there; an emulated link may carry it until `release_s`.
 
         An asynchronous one is told of twice where its handle is waited for and has a future too.

@@ -38,9 +38,9 @@ from gemini_lab.transfer.device_queues import Lanes, Message
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,
+    PayloadSource,
     Peers,
     SentBytes,
-    Source,
     VersionBuffers,
 )
 
@@ -206,7 +206,10 @@ class DeviceRoute:
         """Nothing to wait for: the device copies by itself."""
 
     def exchange(
-        self, local: Source, _buffers: VersionBuffers[Chunks], _sizes_bytes: Mapping[int, int]
+        self,
+        local: PayloadSource,
+        _buffers: VersionBuffers[Chunks],
+        _sizes_bytes: Mapping[int, int],
     ) -> tuple[SentBytes, ...]:
         """Copy and seal the own shard, and wait until everything is in the slabs.
 

@@ -29,9 +29,9 @@ from gemini_lab.transfer.version import (
     Chunks,
     Filled,
     OutgoingVersion,
+    PayloadSource,
     Peers,
     SentBytes,
-    Source,
     VersionBuffers,
     Wire,
 )
@@ -72,7 +72,7 @@ class Maker(Protocol):
 
 
 @dataclass(slots=True)
-class Trust:
+class ReplicaTrust:
     """Whether versions are still made of differences, by how often what was made differed.
 
     Attributes:
@@ -132,7 +132,7 @@ class Differences:
         self._base: tuple[int, Lineage] | None = None  # the newest version that is whole everywhere
         self._since_full = 0
         self._failed: dict[int, str] = {}
-        self._trust = Trust()
+        self._trust = ReplicaTrust()
 
     @property
     def are_wanted(self) -> bool:
@@ -186,7 +186,7 @@ class Differences:
 
     def settle(
         self,
-        local: Source,
+        local: PayloadSource,
         buffers: VersionBuffers[WriteBuffer],
         digests: Mapping[int, Words],
     ) -> tuple[dict[int, str], tuple[SentBytes, ...]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
-from gemini_lab.transfer.sockets import Connections, can_be_found
+from gemini_lab.transfer.sockets import OwnConnections, can_be_found
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -43,7 +43,7 @@ class CheckpointGroup:
         self._is_cut = False
         self._changed = threading.Condition()
         self._at_work: set[int] = set()  # threads in `used`, but for those that wait
-        self._connections = Connections()
+        self._connections = OwnConnections()
         with self._connections.opened() if can_be_found() else nullcontext():
             self._group: Any = torch_distributed.ProcessGroupGloo(
                 torch_distributed.PrefixStore("gemini_lab", store),

@@ -1,10 +1,11 @@
-"""The acting half: version v goes to the slab and to its replicas while iteration v+1 computes."""
+"""The sender of a worker's versions: each goes to the slab and to its replicas beside training."""
 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
@@ -15,10 +16,13 @@ import torch
 from gemini_lab.errors import ConfigError, IntegrityError
 from gemini_lab.memory.slab import Slab, WriteBuffer
 from gemini_lab.memory.slab_form import Words
+from gemini_lab.profiler.observe import IterationRecord
+from gemini_lab.transfer.comm_hook import CommHook
 from gemini_lab.transfer.differences import Differences
 from gemini_lab.transfer.local_copy import LocalCopy
 from gemini_lab.transfer.own_thread import OwnThread
 from gemini_lab.transfer.route import BackgroundRoute, Route
+from gemini_lab.transfer.schedule_controller import ScheduleController
 from gemini_lab.transfer.version import (
     NOWHERE,
     Asked,
@@ -26,7 +30,7 @@ from gemini_lab.transfer.version import (
     MovedVersion,
     OutgoingVersion,
     Peers,
-    Place,
+    SealPlace,
     SentBytes,
     VersionBuffers,
     Wire,
@@ -57,29 +61,33 @@ class _Carried:
 
 
 class Replicator:
-    """Moves versions, one at a time, on a thread of its own.
+    """Sends the versions of one rank by a scheme, one at a time, on a thread of its own.
 
-    Every rank moves the same versions in the same order. A version is done here only when it is
-    whole on all ranks (the last act is a barrier), so nobody overwrites a buffer of version v-1
+    Every rank sends the same versions in the same order. A version is done here only when it is
+    whole on all ranks (the last act is a barrier), so no rank overwrites a buffer of version v-1
     before every holder has version v.
 
     Training's thread calls every method; the replicator's thread, which begins with the first
-    version, calls `on_moved` and `mark`.
+    version, calls `on_moved` and `mark`. `assembly.open_replicator` makes one from the settings.
 
     Args:
         wire: What versions travel over.
         peers: With whom this rank exchanges them.
         slab: Keeps this rank's shard and those that it receives.
         on_moved: Called when a version is whole everywhere.
-        mark: What this rank tells the others with each version; see `take_marks`.
-        asked: What this rank was asked, told with each version too; see `is_hold_agreed` and
-            `agreed_back`.
-        differences: Sends what made a version in its place, where it can.
+        mark: Gives the number that this rank tells with each version; see `take_marks`.
+        asked: Gives the requests of this rank's agent, told with each version too.
+        differences: Sends what made a version instead of the version, if it can.
+        scheme: That of the settings.
+        hook: Watches training's collectives, if anything needs it to.
+        on_iteration: Called with the version and the record of an iteration that has ended, and
+            the time, if its collectives are logged.
 
     Attributes:
-        agreed_back: The newest of what the ranks told of going back: its number, and how.
-        is_hold_agreed: Whether, by what was told with the versions that were waited for, a rank
-            was asked to stop: all ranks learn that with the same version.
+        agreed_back: The newest order to go back that the ranks told: its number, and how.
+        is_hold_agreed: Whether a rank was asked to stop, by what was told with the versions that
+            were waited for: all ranks learn that with the same version.
+        controller: Says which versions leave and how, under the schemes that use idle spans.
     """
 
     def __init__(
@@ -92,7 +100,14 @@ class Replicator:
         mark: Callable[[], int] = lambda: 0,
         asked: Callable[[], Asked] = Asked,
         differences: Differences | None = None,
+        scheme: str = "background",
+        hook: CommHook | None = None,
+        on_iteration: Callable[[int, IterationRecord, float], None] | None = None,
     ) -> None:
+        self._scheme = scheme
+        self._hook, self._on_iteration = hook, on_iteration
+        self.controller: ScheduleController | None = None
+        self._newest_sent: int | None = None
         self._wire = wire
         self._differences = differences
         self._peers = peers
@@ -122,6 +137,68 @@ class Replicator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # -- training's iterations ---------------------------------------------------------------------
+
+    @property
+    def collectives(self) -> int:
+        """A number that every collective of training changes, if they are watched."""
+        return 0 if self._hook is None else self._hook.calls
+
+    def end_iteration(self, version: int) -> bool:
+        """Go on to the next iteration, by another plan if it is time for one.
+
+        Args:
+            version: What the update that ended the iteration made.
+
+        Returns:
+            Whether `version` is to be sent.
+        """
+        record = None if self._hook is None else self._hook.begin_iteration()
+        ended_s = time.time()
+        if self.controller is None:
+            is_to_be_sent = self._scheme != "none"
+        else:
+            is_to_be_sent = self.controller.end_iteration(version, record)
+        if self._on_iteration is not None and record is not None:
+            self._on_iteration(version, record, ended_s)
+        return is_to_be_sent
+
+    def apart(self) -> AbstractContextManager[None]:
+        """Leave what training communicates inside the block out of its iteration."""
+        return nullcontext() if self._hook is None else self._hook.apart()
+
+    def go_back(self, version: int) -> None:
+        """Begin an iteration after `version`, which is whole; called after `wait`."""
+        self._newest_sent = version
+        if self._hook is not None:
+            self._hook.begin_iteration()
+        if self.controller is not None:
+            self.controller.go_back(version)
+
+    def end_training(self) -> None:
+        """Send later versions in the background; all ranks call it, once.
+
+        There are no more spans to use, and the script may have destroyed its process groups, the
+        schemes' NCCL group among them.
+        """
+        self.wait()
+        if self._hook is not None:
+            self._hook.expect(None)
+        self.follow(None)
+
+    def detach(self) -> None:
+        """Leave training's collectives to the next replicator, after `stop`."""
+        if self._hook is not None:
+            self._hook.detach()
+        self.close()
+
+    def finish(self) -> None:
+        """Wait until the last version is whole on every rank, and end the thread."""
+        self.wait()
+        self.close()
+
+    # -- versions ----------------------------------------------------------------------------------
+
     def follow(self, route: Route | None) -> None:
         """Send chunks by another route from the next version on; all ranks do it together.
 
@@ -137,11 +214,25 @@ class Replicator:
         self._route = BackgroundRoute(self._wire, self._peers) if route is None else route
 
     def send(self, version: OutgoingVersion) -> None:
-        """Begin to move a version; its tensors must not change until `wait` returns."""
-        self.wait()
+        """Begin to send a version; its tensors must not change until `wait` returns.
+
+        Under `"blocking"`, return when it is whole on every rank.
+        """
+        self._await()
+        self._newest_sent = version.version
         with self._starting:
             if not self._is_stopped:
                 self._begin(version)
+        if self._scheme == "blocking":
+            self._await()
+
+    def note_whole(self, version: int) -> None:
+        """Count a version as sent: a recovery brought it to all its holders."""
+        self._newest_sent = version
+
+    def is_sent(self, version: int) -> bool:
+        """Whether this version was sent, or none ever is."""
+        return self._scheme == "none" or self._newest_sent == version
 
     def _begin(self, version: OutgoingVersion) -> None:
         rank, lanes = self._peers.rank, self._wire.lanes
@@ -164,12 +255,23 @@ class Replicator:
         move = partial(self._move, version, buffers, moment, self._carried, self._let_exist)
         self._under_way = self._thread.submit(move)
 
+    @property
+    def is_withheld(self) -> bool:
+        """Whether the newest version is withheld: see `OutgoingVersion.is_withheld`."""
+        return self._let_exist is not None and not self._let_exist.is_set()
+
     def release(self) -> None:
         """Release the withheld version, once all ranks do so."""
         if self._let_exist is not None:
             self._let_exist.set()
 
     def wait(self) -> float:
+        """Let all chunks leave, because training is at its update; return as `_await` does."""
+        if self._hook is not None:
+            self._hook.begin_update()
+        return self._await()
+
+    def _await(self) -> float:
         """Wait until the version under way is whole on every rank.
 
         One that is withheld is waited for until its bytes are where they are to be.
@@ -196,14 +298,16 @@ class Replicator:
         """Of the version under way, once it is over, or broken off."""
         if self._under_way is None:
             return None
-        is_withheld = self._let_exist is not None and not self._let_exist.is_set()
-        awaited = self._carried if is_withheld else self._under_way
+        awaited = self._carried if self.is_withheld else self._under_way
         over = futures.wait({awaited, self._stopped}, return_when=futures.FIRST_COMPLETED).done
         return (awaited if awaited in over else self._stopped).exception()
 
     def exchange(self, values: Sequence[int]) -> list[list[int]]:
-        """Every rank's `values` (equally many), in rank order; no version may be on its way."""
-        self.wait()
+        """Return every rank's `values` (equally many), in rank order; all ranks call it together.
+
+        Only between an update and the version that is sent of it, or after `wait`.
+        """
+        self._await()
         return self._wire.group.all_gather(values)
 
     @property
@@ -223,6 +327,7 @@ class Replicator:
         """Break off what is under way, and begin nothing more; any thread may call it.
 
         The replicator's thread may go on waiting for what will not come: see `CheckpointGroup.cut`.
+        Another replicator follows.
 
         Returns:
             Whether nothing of this writes to the slab any more, by that time.
@@ -237,7 +342,7 @@ class Replicator:
         return is_over
 
     def close(self) -> None:
-        """Finish what is under way and end the thread."""
+        """End the thread, once what is under way is over; errors of that are not raised."""
         self._thread.end(wait=not self._is_stopped)  # it may wait for long: see `stop`
         self._route.close()
         if self._differences is not None:
@@ -367,7 +472,7 @@ class Replicator:
         ours = [*version.place, self._mark(), *self._asked()]
         ours += [] if differences is None else differences.told(carried.differing)
         told = self._wire.group.all_gather(ours)
-        require_together([Place(*row[:PLACE]) for row in told], version.version)
+        require_together([SealPlace(*row[:PLACE]) for row in told], version.version)
         told = [row[PLACE:] for row in told]
         self._marks = tuple(mark for mark, *_ in told)
         self.is_hold_agreed |= any(wants for _, wants, *_ in told)

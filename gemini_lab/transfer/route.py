@@ -17,9 +17,9 @@ from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,
+    PayloadSource,
     Peers,
     SentBytes,
-    Source,
     VersionBuffers,
     Wire,
 )
@@ -42,7 +42,7 @@ class Route(Protocol):
         """Hold the replicator's thread while a version needs nothing of it yet."""
 
     def exchange(
-        self, local: Source, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]
+        self, local: PayloadSource, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]
     ) -> tuple[SentBytes, ...]:
         """Send and receive the version's chunks.
 
@@ -82,7 +82,7 @@ class BackgroundRoute:
         """It holds nothing."""
 
     def exchange(
-        self, local: Source, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]
+        self, local: PayloadSource, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]
     ) -> tuple[SentBytes, ...]:
         """Send and receive chunk by chunk, some of them at a time."""
         start_s = time.time()
@@ -119,7 +119,7 @@ class BackgroundRoute:
                 works.append(self._group.irecv(room, rank))
         return works
 
-    def _send(self, index: int, local: Source, own: Chunks) -> list[Any]:
+    def _send(self, index: int, local: PayloadSource, own: Chunks) -> list[Any]:
         """Begin to send chunk number `index`, once it is copied and the link has carried it."""
         chunk = trimmed_chunk(own, index, local.payload_bytes)
         local.up_to(index * own.chunk(0).nbytes + chunk.nbytes)

@@ -24,9 +24,9 @@ from gemini_lab.transfer.own_thread import OwnThread
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,
+    PayloadSource,
     Peers,
     SentBytes,
-    Source,
     VersionBuffers,
     Wire,
 )
@@ -94,7 +94,7 @@ class ScheduledRoute:
                 self._wait_for_span(first[0].span)
 
     def exchange(
-        self, local: Source, buffers: VersionBuffers[Chunks], _sizes_bytes: Mapping[int, int]
+        self, local: PayloadSource, buffers: VersionBuffers[Chunks], _sizes_bytes: Mapping[int, int]
     ) -> tuple[SentBytes, ...]:
         """Send and receive one version's chunks; returns what left in which span."""
         # Sending waits for spans, and its receivers' answers for chunks of their own schedules, so
@@ -105,7 +105,7 @@ class ScheduledRoute:
             received.result()
         return sent
 
-    def _send(self, local: Source, payload: torch.Tensor) -> tuple[SentBytes, ...]:
+    def _send(self, local: PayloadSource, payload: torch.Tensor) -> tuple[SentBytes, ...]:
         freed: dict[int, deque[Any]] = {peer: deque() for peer in self._peers.sends_to}
         works: list[Any] = []
         sent: list[SentBytes] = []

@@ -57,7 +57,7 @@ _READ_BYTES: Final = 1 << 20
 _SOCKET: Final = re.compile(r"socket:\[\d+\]")
 
 
-class Connections:
+class OwnConnections:
     """Connections that a library has opened in this process."""
 
     def __init__(self) -> None:

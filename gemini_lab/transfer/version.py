@@ -29,7 +29,7 @@ SAMPLE_BYTES: Final = 64
 does not: whoever swaps weights for their averages meanwhile changes a run of the payload."""
 
 
-class Place(NamedTuple):
+class SealPlace(NamedTuple):
     """A rank's place in its script as it seals a version; each number is -1 if unknown.
 
     Attributes:
@@ -45,10 +45,10 @@ class Place(NamedTuple):
     calls: int = -1
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = SealPlace()
 
 
-def require_together(places: Sequence[Place], version: int) -> None:
+def require_together(places: Sequence[SealPlace], version: int) -> None:
     """Refuse ranks that seal a version at different places of the script.
 
     What they add up from there on would not belong together.
@@ -97,7 +97,7 @@ class OutgoingVersion:
     payload_bytes: int
     lineage: Lineage = NO_LINEAGE
     difference: Bytes | None = None
-    place: Place = NOWHERE
+    place: SealPlace = NOWHERE
     is_withheld: bool = False
 
 
@@ -177,7 +177,7 @@ class VersionBuffers(Generic[Memory_co]):
     incoming: Mapping[int, Memory_co]
 
 
-class Source(Protocol):
+class PayloadSource(Protocol):
     """Fills what leaves, as far as it is asked to."""
 
     @property
@@ -190,7 +190,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """All is there already: see `Source`."""
+    """All is there already: see `PayloadSource`."""
 
     payload_bytes: int
 

@@ -13,13 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from gemini_lab.engine.frameworks.stepping import UpdateWatch
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
-from gemini_lab.engine.protection import Unprotected
-from gemini_lab.engine.update_watch import UpdateWatch
+from gemini_lab.engine.protection import UnprotectedLoops
 from gemini_lab.shard.codec import encode
 
 
-class Alone(Unprotected):
+class Alone(UnprotectedLoops):
     """As under plain torchrun."""
 
     def finish(self):

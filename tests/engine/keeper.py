@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from gemini_lab.engine.ranks import gather
+from gemini_lab.engine.rank_agreement import gather
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.version import moment_of, require_unwritten
 
@@ -12,6 +12,7 @@ class Keeper:
     """Keeps some versions, read as late as traffic may: when the next update waits for them."""
 
     is_hold_agreed = False  # no node ever leaves
+    is_withheld = False
     agreed_back = (0, 0)  # nor does anybody ask to go back
 
     def __init__(self, wanted):
@@ -54,7 +55,7 @@ class Keeper:
     def is_sent(self, version):
         return version == self.newest
 
-    def close(self):
+    def finish(self):
         self.wait()
 
 

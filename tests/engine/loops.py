@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.heartbeat import Heartbeat
-from gemini_lab.engine.iterations import IterationLog
+from gemini_lab.engine.iteration_log import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.rewinding import Rewinder
 from gemini_lab.engine.script_loops import place_in

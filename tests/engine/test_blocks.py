@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini_lab.engine.frameworks.blocks import WEIGHT, Kept, lay_blocks
+from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, Kept, lay_blocks
 
 SIZES = st.lists(st.tuples(st.sampled_from([WEIGHT, "exp_avg"]), st.integers(0, 40)), max_size=12)
 

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 from torchmetrics import MeanMetric
 
 from gemini_lab.engine.state.user_state import keepsakes
-from gemini_lab.engine.unsaved_state.bystanders import Bystanders
+from gemini_lab.engine.unsaved_state import Bystanders
 
 
 def trained():

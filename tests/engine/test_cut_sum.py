@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini_lab.engine.frameworks.weights import SLICE_BYTES, cut_sum, sum_over_ranks
+from gemini_lab.engine.frameworks.tensors import SLICE_BYTES, cut_sum, sum_over_ranks
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.float64])
 VALUES = st.lists(st.integers(-100, 100), min_size=1, max_size=60)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from gemini_lab.engine.input_fingerprints import BatchChecksum
+from gemini_lab.engine.iteration_log import BatchChecksum
 from gemini_lab.engine.random_states import random_states
 from gemini_lab.engine.state import data_rehearsal
 from gemini_lab.engine.state.data_rehearsal import rehearse_data

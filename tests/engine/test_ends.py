@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from gemini_lab.engine.ends import Ends
+from gemini_lab.engine.script_loops import Ends
 from gemini_lab.recovery.messages import EndReached
 
 PATIENCE_S = 60.0

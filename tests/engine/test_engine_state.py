@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from gemini_lab.engine.frameworks.zero_obstacles import of_blocks, of_release
+from gemini_lab.engine.frameworks.zero import of_blocks, of_release
 from gemini_lab.shard.layout import ShardLayout
 
 ONE_A_STAGE = {(1, "SGD", 2), (2, "Adam", 1), (3, "Adam", 2)}

@@ -4,7 +4,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from gemini_lab.engine.executed_code import foreign_modules, installed_places
+from gemini_lab.engine.own_code import foreign_modules, installed_places
 
 PLACES = ("/env/site-packages/",)
 

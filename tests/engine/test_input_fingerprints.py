@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nested import nested_tensor
 
-from gemini_lab.engine.digests import tensor_sum
-from gemini_lab.engine.input_fingerprints import BatchChecksum, random_checksums
+from gemini_lab.engine.frameworks.tensors import tensor_sum
+from gemini_lab.engine.iteration_log import BatchChecksum, random_checksums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemini_lab.engine.iterations import IterationLog, iteration_in
+from gemini_lab.engine.iteration_log import IterationLog, iteration_in
 from gemini_lab.log.events import Inputs, Iteration, IterationBegun
 from gemini_lab.shard.codec import decode_framed, encode_framed
 

@@ -8,7 +8,7 @@ import pytest
 LATE = """
 import sys
 import torch, torch.distributed as dist, xxhash
-from gemini_lab.engine.frameworks.weights import digest_over_ranks
+from gemini_lab.engine.frameworks.tensors import digest_over_ranks
 from gemini_lab.kept.record import Entry, SetUpRecord
 from gemini_lab.kept.groups import StandingGroups
 

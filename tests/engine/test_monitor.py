@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from told_runs import with_one_loss
 from wandb_file import rows_in
 
-from gemini_lab.engine.iterations import MonitorFeed, with_monitor
+from gemini_lab.engine.iteration_log import MonitorFeed, with_monitor
 from gemini_lab.log import events
 from gemini_lab.report.metrics import Scalars, metrics_of
 from gemini_lab.report.reducer import FOR_METRICS, RunReducer
@@ -108,7 +108,7 @@ from types import SimpleNamespace
 import deepspeed
 from deepspeed.monitor.config import get_monitor_config
 from deepspeed.monitor.monitor import MonitorMaster
-from gemini_lab.engine.iterations import with_monitor
+from gemini_lab.engine.iteration_log import with_monitor
 from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.log import events
 

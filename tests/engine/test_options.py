@@ -5,8 +5,12 @@ from collections import deque
 import numpy as np
 import torch
 
-from gemini_lab.engine.frameworks.optimizer_state import OptimizerState
-from gemini_lab.engine.frameworks.options import group_options, own_values, put_group_options
+from gemini_lab.engine.frameworks.optimizer_state import (
+    OptimizerState,
+    group_options,
+    own_values,
+    put_group_options,
+)
 from gemini_lab.shard.codec import decode, encode
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from gemini_lab.engine.frameworks import torch_engine
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
-from gemini_lab.engine.frameworks.sharding import whole_weights
+from gemini_lab.engine.frameworks.tensors import whole_weights
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.private_names import require
 from gemini_lab.errors import UnsupportedError
@@ -72,7 +72,7 @@ class Sharded(nn.Module):
 def test_whole_weights_are_found_where_each_torch_has_them(monkeypatch, make, found):
     weight = SimpleNamespace(_unsharded_param=torch.ones(1))
     monkeypatch.setattr(
-        "gemini_lab.engine.frameworks.sharding.is_fsdp2", lambda one: isinstance(one, Sharded)
+        "gemini_lab.engine.frameworks.tensors.is_fsdp2", lambda one: isinstance(one, Sharded)
     )
     model = Sharded(make(SimpleNamespace(fsdp_params=[weight, SimpleNamespace()])))
     assert len([*whole_weights(model)]) == found

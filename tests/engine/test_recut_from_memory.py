@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch.distributed as dist
 
-from gemini_lab.engine.restore import Place, UnusableCopyError, restore
+from gemini_lab.engine.restore import RestoreContext, UnusableCopyError, restore
 from gemini_lab.memory.slab import Slab, SlotSpec, flip_bit
 from gemini_lab.recovery.plan import Cut, PlanPart
 from gemini_lab.seats import Seats, in_order
@@ -97,7 +97,7 @@ class Job:
                 kept = {slot.shard for each in slabs for slot in each.slots}
                 return slabs, [self.layouts[shard] for shard in kept]
 
-            place = Place(
+            place = RestoreContext(
                 rank=rank,
                 seats=new.seats,
                 slab=slab,

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.random_states import random_states, seeded_random_states
 from gemini_lab.engine.state.loaders import watch
-from gemini_lab.engine.state.recast import reshard_positions
+from gemini_lab.engine.state.small_state import reshard_positions
 from gemini_lab.engine.state.user_state import keepsakes
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import encode

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 import torch.distributed as dist
 
-from gemini_lab.engine.restore import Place, Receipt, UnusableCopyError, restore
+from gemini_lab.engine.restore import RestoreContext, RestoreReceipt, UnusableCopyError, restore
 from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import Slab, SlotSpec, flip_bit
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, plan_recovery
@@ -64,9 +64,9 @@ class Ranks:
                 for shard in self.seats.kept_shards(rank):
                     write(slab, shard, version)
 
-        def place(rank: int) -> Place:
+        def place(rank: int) -> RestoreContext:
             group = CheckpointGroup(store, rank=rank, world_size=4, timeout_s=patience_s)
-            return Place(
+            return RestoreContext(
                 rank=rank,
                 seats=self.seats,
                 slab=self.slabs[rank],
@@ -185,7 +185,7 @@ def test_without_memory_every_rank_reads_the_persistent_tier(ranks, tmp_path) ->
     store(tmp_path, version=2)
     plan = replace(job.plan, version=2, tier="persistent", transfers=())
     for one in job.restore(plan):
-        assert isinstance(one, Receipt)
+        assert isinstance(one, RestoreReceipt)
         assert (one.tier, one.holder) == ("persistent", job.url)
     for rank in range(4):
         assert job.loaded[rank] == payload(rank, 2)
@@ -241,7 +241,7 @@ def test_an_own_copy_that_was_damaged_is_reported_with_its_node(ranks) -> None:
     assert (error.shard, error.version, error.holder) == (1, 3, "node-1")
     assert "1 chunks differ" in error.reason
     assert 1 not in job.loaded
-    assert sum(isinstance(one, Receipt) for one in results) == 3
+    assert sum(isinstance(one, RestoreReceipt) for one in results) == 3
 
 
 def test_a_peers_copy_that_was_damaged_is_reported_with_the_peers_node(ranks) -> None:
@@ -276,7 +276,7 @@ def test_damage_in_the_persistent_tier_is_told_from_what_it_does_not_return(rank
         (None, False),
         (None, True),
     ]
-    assert all(isinstance(one, Receipt) for one in errors[2:])
+    assert all(isinstance(one, RestoreReceipt) for one in errors[2:])
 
 
 def test_a_store_that_returns_nothing_for_a_moment_is_asked_again_aloud(ranks, tmp_path):
@@ -286,7 +286,7 @@ def test_a_store_that_returns_nothing_for_a_moment_is_asked_again_aloud(ranks, t
     away = file.rename(tmp_path / "away")
     threading.Timer(1.0, away.rename, [file]).start()
     restored = job.restore(replace(job.plan, version=2, tier="persistent", transfers=()))
-    assert all(isinstance(one, Receipt) for one in restored)
+    assert all(isinstance(one, RestoreReceipt) for one in restored)
     (said,) = job.said
     assert said.startswith("rank 1: of shard 1 of version 2")
     assert said.endswith("asked again in 2 s")

@@ -12,9 +12,7 @@ import msgspec
 import pytest
 from torch.distributed import HashStore
 
-from gemini_lab.engine.executed_code import ExecutedCode
-from gemini_lab.engine.own_code import is_own_file
-from gemini_lab.engine.same_code import SameCode, say_if_resumed_otherwise
+from gemini_lab.engine.own_code import ExecutedCode, SameCode, is_own_file, say_if_resumed_otherwise
 from gemini_lab.errors import CannotGoOnError, ConfigError
 from gemini_lab.job import Job
 from gemini_lab.log import events

@@ -6,10 +6,10 @@ from torch import nn
 
 from gemini_lab.engine.frameworks.stepping import hook_step
 from gemini_lab.engine.heartbeat import Heartbeat
-from gemini_lab.engine.iterations import IterationLog
-from gemini_lab.engine.live import MOST_LEFT_OUT, LiveProtection
-from gemini_lab.engine.script_loops import Pass
-from gemini_lab.engine.unsaved_state.script_watch import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL
+from gemini_lab.engine.iteration_log import IterationLog
+from gemini_lab.engine.live import LiveProtection
+from gemini_lab.engine.script_loops import MOST_LEFT_OUT, Pass
+from gemini_lab.engine.unsaved_state import ASKS_NOTHING, IS_AMBIGUOUS, STANDS_STILL
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import decode, encode
 from gemini_lab.shard.lineage import Lineage
@@ -214,13 +214,13 @@ class Layout:
     payload_bytes = 5
 
 
-class Traffic:
-    """Stands for checkpoint traffic: sends all versions but those left out."""
+class Sender:
+    """Stands for a replicator: sends all versions but those left out."""
 
     def __init__(self, told: list, leaves_out: frozenset[int]) -> None:
         self.told, self.leaves_out = told, leaves_out
         self.newest = None
-        self.is_hold_agreed = False
+        self.is_hold_agreed = self.is_withheld = False
         self.agreed_back = (0, 0)
 
     def wait(self) -> float:
@@ -232,10 +232,11 @@ class Traffic:
 
     def send(self, version) -> None:
         assert version.lineage == Lineage(run=7, epoch=2)
-        self.newest = version.version
+        self.newest, self.is_withheld = version.version, version.is_withheld
         self.told.append(f"send {version.version}{' withheld' * version.is_withheld}")
 
     def release(self) -> None:
+        self.is_withheld = False
         self.told.append("release")
 
     def is_sent(self, version: int) -> bool:
@@ -247,8 +248,8 @@ class Traffic:
     def go_back(self, version: int) -> None:
         self.told.append(f"went back to {version}")
 
-    def close(self) -> None:
-        self.told.append("close")
+    def finish(self) -> None:
+        self.told.append("finish")
 
 
 class HoldingError(Exception):
@@ -271,10 +272,10 @@ class Training:
         self.engine.global_steps = done
         self.state = State(self.engine, self.told)
         self.script = self.state.script
-        self.traffic = Traffic(self.told, leaves_out)
+        self.replicator = Sender(self.told, leaves_out)
         self.protection = LiveProtection(
             self.state,
-            self.traffic,
+            self.replicator,
             IterationLog(lambda _: None),
             Heartbeat(lambda _: None, rank=0, epoch=2),
             lineage=Lineage(run=7, epoch=2),
@@ -341,7 +342,7 @@ def test_at_the_top_of_the_loop_what_was_drawn_before_is_in_the_version() -> Non
         "wait",  # the script may write, or end its communication, after its loop
     ]
     training.protection.finish()
-    assert training.take() == ["release", "wait", "close"]
+    assert training.take() == ["release", "wait", "finish"]
     assert training.remarks == []
 
 
@@ -384,7 +385,7 @@ def test_a_loop_that_is_broken_off_leaves_its_last_version_to_the_end() -> None:
         break
     training.script.number = 6  # what follows is of no iteration
     training.protection.finish()
-    assert training.take()[3:] == ["wait", "seal 1 drawn 5", "send 1", "close"]
+    assert training.take()[3:] == ["wait", "seal 1 drawn 5", "send 1", "finish"]
 
 
 def test_after_the_loop_versions_are_sealed_by_forward_passes_again() -> None:
@@ -508,6 +509,34 @@ def test_a_script_that_ends_without_the_loop_that_made_the_version_is_told() -> 
     training.protection.finish()  # there is nothing left to do in it
 
 
+def test_a_loop_after_the_scripts_end_is_refused_and_so_is_an_update() -> None:
+    """Nothing would send its versions any more: the next wait for one would have no end."""
+    training = Training()
+    for _ in training.protection.steps(1):
+        training.update()
+    training.protection.finish()
+    with pytest.raises(ConfigError, match="a loop that has not told of its top, and it is at its"):
+        next(training.protection.steps(2))
+    with pytest.raises(ConfigError, match="begins after the script's end"):
+        training.update()
+    assert training.engine.global_steps == 1
+
+
+def test_an_iterator_of_a_loop_that_is_closed_late_does_not_bring_its_state_back() -> None:
+    """Else the next forward pass would seal nothing, and no version would leave."""
+    training = Training()
+    outer = training.protection.steps(9)
+    next(outer)
+    inner = training.protection.steps(9)
+    next(inner)
+    outer.close()
+    inner.close()
+    training.update()
+    training.take()
+    training.update()
+    assert "send 1" in training.take()
+
+
 def test_a_script_that_trains_on_without_that_loop_is_told_too() -> None:
     training = Training(done=3, place=(phase(9, order=0),))
     for _ in range(MOST_LEFT_OUT - 1):
@@ -561,7 +590,7 @@ def test_at_the_end_the_last_version_is_sent_if_it_was_not() -> None:
         training.update()
         training.take()
         training.protection.finish()
-        assert training.take() == ["wait", "seal 2 drawn 0", "send 2", "close"]
+        assert training.take() == ["wait", "seal 2 drawn 0", "send 2", "finish"]
 
 
 def test_ranks_that_agreed_to_stop_do_so_with_the_next_version_whole_even_if_none_was_due() -> None:
@@ -569,7 +598,7 @@ def test_ranks_that_agreed_to_stop_do_so_with_the_next_version_whole_even_if_non
 
     def train() -> None:
         for step in training.protection.steps(9):
-            training.traffic.is_hold_agreed = step == 1  # as told with version 1
+            training.replicator.is_hold_agreed = step == 1  # as told with version 1
             training.update()
 
     with pytest.raises(HoldingError):
@@ -580,7 +609,7 @@ def test_ranks_that_agreed_to_stop_do_so_with_the_next_version_whole_even_if_non
 def test_where_the_loop_tells_no_top_ranks_stop_as_the_next_iteration_begins_to_compute() -> None:
     training = Training()
     training.update()
-    training.traffic.is_hold_agreed = True
+    training.replicator.is_hold_agreed = True
     training.update()
     training.take()
     with pytest.raises(HoldingError):
@@ -590,14 +619,14 @@ def test_where_the_loop_tells_no_top_ranks_stop_as_the_next_iteration_begins_to_
 
 def test_training_that_ends_where_it_was_to_stop_just_ends() -> None:
     training = Training()
-    training.traffic.is_hold_agreed = True
+    training.replicator.is_hold_agreed = True
     for _ in training.protection.steps(1):
         training.update()
     training.protection.finish()
-    assert training.take()[-1] == "close"
+    assert training.take()[-1] == "finish"
 
     by_hand = Training()
-    by_hand.traffic.is_hold_agreed = True
+    by_hand.replicator.is_hold_agreed = True
     by_hand.update()
     by_hand.protection.finish()
-    assert by_hand.take()[-1] == "close"
+    assert by_hand.take()[-1] == "finish"

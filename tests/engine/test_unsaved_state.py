@@ -5,7 +5,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from gemini_lab.engine.made_objects import follow_constructors
 from gemini_lab.engine.state.script_state import ScriptState
-from gemini_lab.engine.unsaved_state.script_watch import ScriptWatch, StrayLoaders
+from gemini_lab.engine.unsaved_state import ScriptWatch, StrayLoaders
 from gemini_lab.shard.codec import encode
 
 follow_constructors()
@@ -24,12 +24,13 @@ def test_a_loader_that_is_read_from_one_iteration_to_the_next_is_said(workers, k
     script = ScriptState(data=[loader] if kept else [])
     said = []
     watch = ScriptWatch(script, said.append)
+    watch.is_asked = True
     batches, begun = endless(loader), iter(DataLoader([1, 2]))
     next(begun)
     for _ in range(4):
         next(batches)
         assert list(DataLoader([1, 2, 3]))
-        watch.see_version(encode(script.drawn()), at_top=False, is_asked=True)
+        watch.see_version(encode(script.drawn()), at_top=False)
     told = [text for text in said if "has not handed over (a DataLoader of a list)" in text]
     assert len(told) == (not kept)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from gemini_lab.engine.frameworks.stepping import ENDS_AFTER, SAID_AFTER, UpdateWatch
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.protection import protect
-from gemini_lab.engine.update_watch import ENDS_AFTER, SAID_AFTER, UpdateWatch
 from gemini_lab.errors import UnsupportedError
 
 

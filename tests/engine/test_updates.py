@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
-from gemini_lab.engine.gradients.repeater import Repeater
+from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, FlatRun
+from gemini_lab.engine.gradients.maker_process import Repeater
 from gemini_lab.engine.gradients.sent_differences import VersionMaker
 from gemini_lab.engine.gradients.update_recorder import (
     TORCH_KINDS,
-    Step,
+    RecordedStep,
     UpdateRecorder,
     require_repeatable,
 )
@@ -70,7 +70,9 @@ class Trained:
             (
                 weight,
                 {
-                    name: Run(offset_bytes=spec.offset_bytes, numel=spec.shape[0], dtype=spec.dtype)
+                    name: FlatRun(
+                        offset_bytes=spec.offset_bytes, numel=spec.shape[0], dtype=spec.dtype
+                    )
                     for name, spec in zip(self.names, specs, strict=False)
                 },
             )
@@ -141,7 +143,7 @@ def test_steps_made_again_give_the_optimizers_own_bits(kind, data):
         trained.step(gradients_of(trained, scale=10.0 ** (version - 2)))
         small = bytes([version] * version)
         difference = recorder.take(version, small)
-        repeater.repeat(Step.decode(difference), made, difference)
+        repeater.repeat(RecordedStep.decode(difference), made, difference)
         assert bytes(made) == bytes(trained.payload(small))
     recorder.close()
 
@@ -159,7 +161,7 @@ def test_a_tensor_that_several_threads_share_is_updated_by_as_many(threads):
             trained.step(gradients_of(trained))
             difference = recorder.take(version, b"")
             torch.set_num_threads(2)
-            Repeater().repeat(Step.decode(difference), made, difference)
+            Repeater().repeat(RecordedStep.decode(difference), made, difference)
             assert torch.get_num_threads() == threads
         assert bytes(made) == bytes(trained.payload())
         recorder.close()
@@ -185,7 +187,7 @@ def test_half_the_bytes_and_a_scale_say_all_of_a_gradient_that_was_reduced_in_bf
         wide = [one.bfloat16().float().mul_(scale) for one in gradients_of(trained)]
         trained.step(wide)
         difference = recorder.take(version, b"")
-        repeater.repeat(Step.decode(difference), made, difference)
+        repeater.repeat(RecordedStep.decode(difference), made, difference)
         assert bytes(made) == bytes(trained.payload())
     trained.step(gradients_of(trained))  # in bits that bf16 does not have
     assert recorder.take(4, b"") is None
@@ -247,7 +249,7 @@ def test_an_optimizer_that_is_not_known_is_refused_with_the_way_out(kind):
 
 def test_a_record_that_is_cut_short_is_refused():
     with pytest.raises(IntegrityError):
-        Step.decode(np.frombuffer(b"\x09" + bytes(20), np.uint8))
+        RecordedStep.decode(np.frombuffer(b"\x09" + bytes(20), np.uint8))
 
 
 def test_what_peers_get_in_its_place_takes_no_memory_where_versions_go_in_full_from_now_on():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from gemini_lab.engine.restore import Place, fetch
+from gemini_lab.engine.restore import RestoreContext, fetch
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardRecord
@@ -47,7 +47,7 @@ def fetched(state, url, version, *, may_restart=False):
     ranks = layout.world_size
     seats = Seats(nodes=ranks, members=tuple(f"node-{n}" for n in range(ranks)))
     slab = Slab.create([SlotSpec(layout.rank, layout.payload_bytes)], chunk_bytes=CHUNK_BYTES)
-    place = Place(
+    place = RestoreContext(
         rank=layout.rank,
         seats=seats,
         slab=slab,

@@ -25,9 +25,9 @@ from gemini_lab.engine.arguments import as_engine, with_schedule
 from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.heartbeat import Heartbeat
-from gemini_lab.engine.iterations import IterationLog
+from gemini_lab.engine.iteration_log import IterationLog
 from gemini_lab.engine.live import LiveProtection
-from gemini_lab.engine.protection import Unprotected
+from gemini_lab.engine.protection import UnprotectedLoops
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.shard.lineage import NO_LINEAGE
 
@@ -271,7 +271,7 @@ class Job:
             remark=self.remarks.append,
         )
         if self.case.get("unprotected"):
-            self.protection = Unprotected(engine)
+            self.protection = UnprotectedLoops(engine)
             return
         self.state = EngineState(engine, script=script)
         is_recut = callable(payload)

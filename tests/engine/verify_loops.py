@@ -9,8 +9,7 @@ from rewind_loops import Listed, engine_of
 from torch.utils.data import DataLoader
 
 from gemini_lab.engine.verify.flaws import Flaws
-from gemini_lab.engine.verify.verification import Verification, Verified
-from gemini_lab.engine.verify.verifying import Verifier
+from gemini_lab.engine.verify.verification import Verification, VerifiedVersion, Verifier
 from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Flawed
@@ -85,7 +84,7 @@ def verifying(job, said):
             job.keeper.slab,
             rank=rank,
             on_wrong=case.get("on_wrong", "warn"),
-            newest=Verified(version=0, lineage=NO_LINEAGE),
+            newest=VerifiedVersion(version=0, lineage=NO_LINEAGE),
             emit=said.append,
             stand_still=_stand_still,
         )

@@ -29,8 +29,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gemini_lab.engine.gradients.repeater import Repeater
-from gemini_lab.engine.gradients.update_recorder import Step, UpdateRecorder
+from gemini_lab.engine.gradients.maker_process import Repeater
+from gemini_lab.engine.gradients.update_recorder import RecordedStep, UpdateRecorder
 from gemini_lab.engine.made_objects import follow_constructors
 from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.state.engine_state import EngineState
@@ -343,7 +343,7 @@ class Steps:
         ):
             made = np.frombuffer(bytearray(before), np.uint8)
             if difference is not None:
-                repeater.repeat(Step.decode(difference), made, difference)
+                repeater.repeat(RecordedStep.decode(difference), made, difference)
             found.append(None if difference is None else bytes(made) == bytes(after))
         return found
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemini_lab.engine.frameworks.blocks import WEIGHT, Kept, lay_blocks
+from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, Kept, lay_blocks
 from gemini_lab.shard.layout import ShardLayout, WeightPiece, lay_out
 
 SMALL_BYTES = 96

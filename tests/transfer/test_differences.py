@@ -16,7 +16,7 @@ from gemini_lab.memory.room import Room
 from gemini_lab.memory.slab import Slab, SlotSpec, chunk_digest, flip_bit
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.shard.lineage import Lineage
-from gemini_lab.transfer.differences import MOST_DIFFERING, TRIED, Differences, Trust
+from gemini_lab.transfer.differences import MOST_DIFFERING, TRIED, Differences, ReplicaTrust
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.scheduled_route import ScheduledRoute
@@ -354,7 +354,7 @@ def test_ranks_that_send_different_versions_are_told_so(job):
 
 @given(st.lists(st.integers(0, 2), max_size=3 * TRIED))
 def test_trust_is_lost_once_and_only_to_as_many_differing_versions_of_the_newest(differing):
-    trust = Trust()
+    trust = ReplicaTrust()
     for number, count in enumerate(differing):
         newest = differing[max(0, number + 1 - TRIED) : number + 1]
         was_lost = trust.is_lost

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gemini_lab.transfer.sockets import REST_S, Connections, can_be_found
+from gemini_lab.transfer.sockets import REST_S, OwnConnections, can_be_found
 
 pytestmark = pytest.mark.skipif(not can_be_found(), reason="needs Linux's /proc")
 SIZE_BYTES = 2**26
@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 def ranks():
     """Two ranks' Gloo groups, both in this process, and their connections."""
     store = dist.HashStore()
-    groups, connections = {}, Connections()
+    groups, connections = {}, OwnConnections()
 
     def join(rank):
         groups[rank] = dist.ProcessGroupGloo(store, rank, 2)
@@ -70,7 +70,7 @@ def test_a_receiver_that_gave_up_in_the_midst_of_a_message_keeps_no_core_busy(ra
 
 def test_what_has_come_is_not_read_after_a_cut():
     with ExitStack() as closing:
-        connections = Connections()
+        connections = OwnConnections()
         with connections.opened(), socket.create_server(("127.0.0.1", 0)) as server:
             sender = closing.enter_context(socket.create_connection(server.getsockname()))
             receiver = closing.enter_context(server.accept()[0])
@@ -84,7 +84,7 @@ def test_what_has_come_is_not_read_after_a_cut():
 def test_what_a_thread_of_the_scripts_opens_meanwhile_within_the_machine_is_not_cut():
     """As a loader's workers do, and loggers; it goes on where its process does."""
     with ExitStack() as closing:
-        connections = Connections()
+        connections = OwnConnections()
         with connections.opened():
             ends = [closing.enter_context(one) for one in socket.socketpair()]
         connections.cut()

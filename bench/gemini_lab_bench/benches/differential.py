@@ -18,10 +18,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
-from gemini_lab.engine.gradients.maker_process import make_version
-from gemini_lab.engine.gradients.repeater import Repeater, rehearse
-from gemini_lab.engine.gradients.update_recorder import Step, Update
+from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, FlatRun
+from gemini_lab.engine.gradients.maker_process import Repeater, make_version, rehearse
+from gemini_lab.engine.gradients.update_recorder import RecordedStep, Update
 from gemini_lab.lab.lab import Lab
 from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.recovery.messages import MakeVersion
@@ -185,14 +184,14 @@ def _task(kind: str, numel: int) -> tuple[Bytes, Bytes, MakeVersion]:
     states = ["exp_avg", "exp_avg_sq"] if kind == "AdamW" else ["momentum_buffer"]
     names = [WEIGHT, *states]
     tensors = {
-        name: Run(offset_bytes=_SMALL_BYTES + 4 * numel * number, numel=numel, dtype="float32")
+        name: FlatRun(offset_bytes=_SMALL_BYTES + 4 * numel * number, numel=numel, dtype="float32")
         for number, name in enumerate(names)
     }
-    gradient = Run(offset_bytes=_SMALL_BYTES, numel=numel, dtype="float32")
+    gradient = FlatRun(offset_bytes=_SMALL_BYTES, numel=numel, dtype="float32")
     options: dict[str, Any] = {"lr": 1e-3} | ({} if kind == "AdamW" else {"momentum": 0.9})
     made: Any = getattr(torch.optim, kind)
     (group,) = made([torch.zeros(1)], **options).param_groups
-    step = Step(
+    step = RecordedStep(
         kind=kind,
         modes={},
         threads=1,

@@ -26,7 +26,7 @@ from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.private_names import avoid_shared_memory_collectives
 from gemini_lab.engine.state.engine_state import framework_of
 from gemini_lab.engine.verify.flaws import Flaws
-from gemini_lab.engine.verify.verifying import Found, Verifier
+from gemini_lab.engine.verify.verification import Found, Verifier
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import Where
 from gemini_lab.recovery.messages import Flawed

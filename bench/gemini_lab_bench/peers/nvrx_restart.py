@@ -20,7 +20,7 @@ import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
 
 from gemini_lab.training.gpt import GPT, named_size
-from gemini_lab.transfer.sockets import Connections
+from gemini_lab.transfer.sockets import OwnConnections
 from gemini_lab_bench.peers.nvrx_restarts import END, ended_file, monitor_file
 
 BATCH, BLOCK = 2, 64
@@ -30,7 +30,7 @@ class CloseConnections(inprocess.abort.Abort):  # type: ignore[misc]
     """Ends all waits of a Gloo group."""
 
     def __init__(self) -> None:
-        self.connections = Connections()
+        self.connections = OwnConnections()
 
     def __call__(self, state: Any) -> Any:
         """NVRx calls it where a rank was lost, on a thread of its own."""

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.contract import Engine
-from gemini_lab.engine.frameworks.blocks import Run
+from gemini_lab.engine.frameworks.payload_blocks import FlatRun
 from gemini_lab.engine.frameworks.resize_state import Heir, Small
 from gemini_lab.engine.frameworks.stepping import StepHook
-from gemini_lab.engine.ranks import rank_and_world_size
+from gemini_lab.engine.rank_agreement import rank_and_world_size
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece
 
@@ -131,7 +131,7 @@ class Framework(ABC):
     @abstractmethod
     def updated_tensors(
         self, layout: ShardLayout
-    ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
+    ) -> Sequence[tuple[torch.Tensor, Mapping[str, FlatRun]]]:
         """Return what the optimizer updates, and its place and its state's in a payload, by name.
 
         Each, or this rank's part of it, is whole in the payload of this rank, and live.

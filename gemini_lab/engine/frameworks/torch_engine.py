@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from gemini_lab.engine.frameworks.sharding import is_dtensor, is_fsdp1, is_fsdp2
 from gemini_lab.engine.frameworks.stepping import StepHook
+from gemini_lab.engine.frameworks.tensors import is_dtensor, is_fsdp1, is_fsdp2
 from gemini_lab.engine.private_names import require, require_known
-from gemini_lab.engine.ranks import rank_and_world_size
+from gemini_lab.engine.rank_agreement import rank_and_world_size
 from gemini_lab.errors import ConfigError, UnsupportedError, kind_of
 from gemini_lab.settings import SettingValue
 

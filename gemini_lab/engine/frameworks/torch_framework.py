@@ -8,22 +8,27 @@ import torch.distributed as dist
 import xxhash
 from torch import nn
 
-from gemini_lab.engine.digests import feed
-from gemini_lab.engine.frameworks.blocks import WEIGHT, Block, Kept, Run, Segment, lay_blocks
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
 from gemini_lab.engine.frameworks.optimizer_state import OptimizerState, flat_part, local_part
+from gemini_lab.engine.frameworks.payload_blocks import (
+    WEIGHT,
+    FlatRun,
+    Kept,
+    TensorBlock,
+    TensorSegment,
+    lay_blocks,
+)
 from gemini_lab.engine.frameworks.resize_state import Heir, Small
-from gemini_lab.engine.frameworks.sharding import whole_weights
 from gemini_lab.engine.frameworks.stepping import StepHook
+from gemini_lab.engine.frameworks.tensors import feed, require_apart, whole_weights
 from gemini_lab.engine.frameworks.torch_engine import (
     TorchEngine,
     hook_optimizer,
     replicated_by,
     reshard,
 )
-from gemini_lab.engine.frameworks.weights import require_apart
-from gemini_lab.engine.ranks import Verdict, gather
+from gemini_lab.engine.rank_agreement import JointOutcome, gather
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout, TensorSpec, WeightPiece
@@ -175,7 +180,7 @@ class TorchFramework(Framework):
 
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Copy them over the live tensors, which are made or dropped as they were then."""
-        verdict = Verdict()
+        verdict = JointOutcome()
         reshard(self._engine.bare)
         with verdict.withheld():
             self._state.make([one for one, there in zip(self._kept, present, strict=True) if there])
@@ -191,7 +196,7 @@ class TorchFramework(Framework):
 
     def updated_tensors(
         self, layout: ShardLayout
-    ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
+    ) -> Sequence[tuple[torch.Tensor, Mapping[str, FlatRun]]]:
         """Each weight of which this rank has a part."""
         if self._is_shared:
             raise UnsupportedError(
@@ -200,11 +205,11 @@ class TorchFramework(Framework):
                 'an update of its own; leave it out: "replicate": "copies" is for all, and each '
                 "rank's part is small; or shard with fully_shard"
             )
-        found: dict[int, dict[str, Run]] = {}
+        found: dict[int, dict[str, FlatRun]] = {}
         for spec, block in zip(layout.tensors, self._blocks, strict=True):
             for segment in block.parts[self._part]:
                 kept = self._kept[segment.kept]
-                found.setdefault(kept.parameter, {})[kept.name] = Run(
+                found.setdefault(kept.parameter, {})[kept.name] = FlatRun(
                     offset_bytes=spec.offset_bytes + segment.at * DTYPE_BYTES[block.dtype],
                     numel=segment.numel,
                     dtype=block.dtype,
@@ -233,7 +238,7 @@ class TorchFramework(Framework):
         dist.broadcast(source.view(torch.uint8), src=part)
         return source
 
-    def _put(self, segment: Segment, part: torch.Tensor) -> None:
+    def _put(self, segment: TensorSegment, part: torch.Tensor) -> None:
         """Copy a segment from a block's part into its tensor, in whatever order that lies."""
         one = self._kept[segment.kept]
         tensor = self._tensor(one)
@@ -385,7 +390,7 @@ class TorchFramework(Framework):
                     yield block.name, flat
 
 
-def _members(block: Block) -> list[int]:
+def _members(block: TensorBlock) -> list[int]:
     return sorted({segment.kept for part in block.parts for segment in part})
 
 

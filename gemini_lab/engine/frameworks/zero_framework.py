@@ -8,10 +8,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
 from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
-from gemini_lab.engine.frameworks.optimizer_state import require_memory
-from gemini_lab.engine.frameworks.options import (
+from gemini_lab.engine.frameworks.optimizer_state import (
     beside_weights,
     group_options,
     numbers,
@@ -19,7 +17,9 @@ from gemini_lab.engine.frameworks.options import (
     put_beside_weights,
     put_group_options,
     require_both,
+    require_memory,
 )
+from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, FlatRun
 from gemini_lab.engine.frameworks.resize_state import Heir, Small
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
 from gemini_lab.engine.frameworks.zero import (
@@ -31,7 +31,7 @@ from gemini_lab.engine.frameworks.zero import (
     state_form,
 )
 from gemini_lab.engine.frameworks.zero_updates import BetaPowers, ScaleWatch
-from gemini_lab.engine.ranks import Verdict
+from gemini_lab.engine.rank_agreement import JointOutcome
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece, partition_of
@@ -138,7 +138,7 @@ class ZeroFramework(Framework):
 
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Copy tensors over the live ones, made or dropped as they were then, and publish them."""
-        verdict = Verdict()
+        verdict = JointOutcome()
         with verdict.withheld():
             self._put(values, present)
         self._partitions.publish()
@@ -161,14 +161,14 @@ class ZeroFramework(Framework):
 
     def updated_tensors(
         self, layout: ShardLayout
-    ) -> Sequence[tuple[torch.Tensor, Mapping[str, Run]]]:
+    ) -> Sequence[tuple[torch.Tensor, Mapping[str, FlatRun]]]:
         """Each partition, with its moments."""
         masters = self._partitions.masters()
-        found: list[tuple[torch.Tensor, dict[str, Run]]] = [(master, {}) for master in masters]
+        found: list[tuple[torch.Tensor, dict[str, FlatRun]]] = [(master, {}) for master in masters]
         for (partition, name, _), spec in zip(self._slots, layout.tensors, strict=True):
             if name == _GRADIENT:
                 continue
-            run = Run(
+            run = FlatRun(
                 offset_bytes=spec.offset_bytes, numel=masters[partition].numel(), dtype=spec.dtype
             )
             found[partition][1][WEIGHT if name == _MASTER else name] = run

@@ -82,7 +82,7 @@ Update = Callable[[int, Mapping[str, Any]], object]
 """Has the library take a step of this number with a group's options."""
 
 
-class Stepped(Protocol):
+class SteppedTensors(Protocol):
     """What an optimizer updates, as far as the steps of its library go: see `zero.Partitions`."""
 
     base: torch.optim.Optimizer
@@ -100,7 +100,7 @@ class BetaPowers:
     Every start begins with a gap, so that what it went through is known from there.
     """
 
-    def __init__(self, partitions: Stepped) -> None:
+    def __init__(self, partitions: SteppedTensors) -> None:
         self._partitions = partitions
         self._update = _update_of(partitions)
         self._betas = self._all_betas()
@@ -155,7 +155,7 @@ def _steps_that_count(since: int, last: int, betas: list[tuple[float, float]]) -
         yield last
 
 
-def _update_of(partitions: Stepped) -> Update | None:
+def _update_of(partitions: SteppedTensors) -> Update | None:
     """The library's update; None for an optimizer without such a library."""
     base: Any = partitions.base
     if isinstance(base, DeepSpeedCPUAdam):

@@ -6,9 +6,9 @@ from typing import Any, Final, Self
 
 import torch
 
-from gemini_lab.engine.frameworks.blocks import WEIGHT, Run
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.optimizer_state import local_part
+from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, FlatRun
 from gemini_lab.engine.frameworks.zero_updates import narrowed
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.memory.room import Room
@@ -41,16 +41,16 @@ class Update:
         options: Of its parameter group, in this step.
     """
 
-    tensors: Mapping[str, Run]
+    tensors: Mapping[str, FlatRun]
     present: tuple[str, ...]
-    gradient: Run
+    gradient: FlatRun
     scalars: Mapping[str, Any]
     options: Mapping[str, Any]
     scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class RecordedStep:
     """One step of an optimizer, as plain data.
 
     Attributes:
@@ -87,8 +87,8 @@ class Step:
 
 
 def _update(values: Mapping[str, Any]) -> Update:
-    tensors = {name: Run(**run) for name, run in values["tensors"].items()}
-    return Update(**{**values, "tensors": tensors, "gradient": Run(**values["gradient"])})
+    tensors = {name: FlatRun(**run) for name, run in values["tensors"].items()}
+    return Update(**{**values, "tensors": tensors, "gradient": FlatRun(**values["gradient"])})
 
 
 def modes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -137,8 +137,8 @@ class Recorded:
     """
 
     parameter: torch.Tensor
-    tensors: Mapping[str, Run]
-    gradient: Run
+    tensors: Mapping[str, FlatRun]
+    gradient: FlatRun
 
 
 class UpdateRecorder:
@@ -197,7 +197,7 @@ class UpdateRecorder:
         if not (self.is_on and is_whole and len(self._updates) == len(self._all)):
             return None
         optimizer = self._framework.optimizer
-        encoded = Step(
+        encoded = RecordedStep(
             kind=self.kind,
             modes=modes_of(optimizer),
             threads=self._threads,
@@ -266,7 +266,7 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _laid_out(
-    recorded: Sequence[tuple[torch.Tensor, Mapping[str, Run]]],
+    recorded: Sequence[tuple[torch.Tensor, Mapping[str, FlatRun]]],
     step_bytes: int,
     narrow: torch.dtype | None,
 ) -> list[Recorded]:
@@ -279,11 +279,11 @@ def _laid_out(
         Recorded(
             parameter=parameter,
             tensors=tensors,
-            gradient=Run(offset_bytes=spec.offset_bytes, numel=weight.numel, dtype=spec.dtype),
+            gradient=FlatRun(offset_bytes=spec.offset_bytes, numel=weight.numel, dtype=spec.dtype),
         )
         for (parameter, tensors), weight, spec in zip(recorded, weights, specs, strict=True)
     ]
 
 
-def _end(run: Run) -> int:
+def _end(run: FlatRun) -> int:
     return run.offset_bytes + run.numel * DTYPE_BYTES[run.dtype]

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gemini_lab.engine.input_fingerprints import BatchChecksum
+from gemini_lab.engine.iteration_log import BatchChecksum
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.random_states import forget_device, restore_random_states
 from gemini_lab.engine.state.loaders import KINDS, LoaderWatch

@@ -16,18 +16,16 @@ import torch
 
 from gemini_lab.engine.contract import Engine, WorldChange
 from gemini_lab.engine.frameworks.framework import Framework, Pieces
-from gemini_lab.engine.frameworks.options import require_both
+from gemini_lab.engine.frameworks.optimizer_state import require_both
 from gemini_lab.engine.frameworks.resize_state import Heir
+from gemini_lab.engine.frameworks.tensors import aliases, digest_over_ranks, sum_over_ranks
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.frameworks.torch_framework import TorchFramework
-from gemini_lab.engine.frameworks.weights import aliases, digest_over_ranks, sum_over_ranks
 from gemini_lab.engine.frameworks.zero_framework import ZeroFramework
-from gemini_lab.engine.ranks import Verdict
+from gemini_lab.engine.rank_agreement import JointOutcome
 from gemini_lab.engine.state import small_state
-from gemini_lab.engine.state.recast import recast
 from gemini_lab.engine.state.rehearsal import left_alone, named, require_put_back
 from gemini_lab.engine.state.script_state import ScriptState
-from gemini_lab.engine.state.small_state import ModelParts
 from gemini_lab.errors import (
     CapacityError,
     GeminiError,
@@ -64,7 +62,7 @@ class EngineState:
         self.framework = framework_of(engine)
         self.script = ScriptState() if script is None else script
         self.layout: ShardLayout = self._lay_out()
-        self._parts = ModelParts(self.framework.module)
+        self._parts = small_state.ModelParts(self.framework.module)
         self._identity = zlib.compress(encode(self.layout.identity))
         self.world_changed: WorldChange | None = None
         self._restored: Payload | None = None  # until the loop is reached that made it
@@ -149,7 +147,7 @@ class EngineState:
             ConfigError: The model, its optimizer or the script changed since, here or elsewhere.
             IntegrityError: The payload cannot be read.
         """
-        verdict, small = Verdict(), dict[str, Any]()
+        verdict, small = JointOutcome(), dict[str, Any]()
         with verdict.withheld():
             small = small_state.unfold(decode_framed(payload))
             self._require_fit(small, len(payload))
@@ -170,7 +168,7 @@ class EngineState:
         Raises:
             UnsupportedError: Something does not come back as it was, here or on another rank.
         """
-        verdict = Verdict()
+        verdict = JointOutcome()
         with verdict.withheld():
             drawn = encode({"data": [], "seeds": [], **self.script.others()})
             small, flat = bytearray(self.capture_small(drawn=drawn)), _flat(room)
@@ -191,7 +189,7 @@ class EngineState:
         in_place: bool = False,
     ) -> None:
         """Put a version back that fits, and refuse it if what is there then is not the same."""
-        framework, script, verdict = self.framework, self.script, Verdict()
+        framework, script, verdict = self.framework, self.script, JointOutcome()
         flat = _flat(payload)
         values = [_view(flat, spec) for spec in self.layout.tensors]
         with verdict.withheld():
@@ -238,7 +236,9 @@ class EngineState:
         heir = Heir(rank=self.layout.rank, ranks=self.layout.world_size, layouts=layouts)
         heir.remark(f"{heir.ranks} ranks go on from a version of {heir.ranks_then} ranks")
         unfolded = [small_state.unfold(decode_framed(small)) for small in smalls]
-        small = recast(unfolded, heir, self.framework, self.script, may_restart=may_restart)
+        small = small_state.recast(
+            unfolded, heir, self.framework, self.script, may_restart=may_restart
+        )
         small["identity"], small["batch"] = self._identity, small.get("batch", self.batch)
         if keep_batch:
             _require_batch(unfolded[0].get("batch"), small["batch"], heir)
@@ -345,7 +345,7 @@ class EngineState:
         self.framework.require_fit(small)
         require_both("a client state", stored=small["client"], current=self.script.client_state)
 
-    def _agree(self, verdict: Verdict, *, in_place: bool) -> bool:
+    def _agree(self, verdict: JointOutcome, *, in_place: bool) -> bool:
         """Go on if no rank failed. Ranks that know different orders of communication learn anew.
 
         Returns:

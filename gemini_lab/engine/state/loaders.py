@@ -21,8 +21,7 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from gemini_lab.engine.random_states import random_states, restore_random_states
-from gemini_lab.engine.state.data_generators import put_generators, reached, read_generators
-from gemini_lab.engine.state.data_values import DataValues
+from gemini_lab.engine.state.data_values import DataValues, put_generators, reached, read_generators
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import encode
 

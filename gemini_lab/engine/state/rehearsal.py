@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.autograd import grad_mode
 
-from gemini_lab.engine.digests import same_bytes
 from gemini_lab.engine.frameworks.framework import Pieces
+from gemini_lab.engine.frameworks.tensors import same_bytes
 from gemini_lab.errors import GeminiError, UnsupportedError
 from gemini_lab.shard.codec import encode
 from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout

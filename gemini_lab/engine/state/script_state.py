@@ -10,7 +10,7 @@ from gemini_lab.engine.contract import Stateful
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.private_names import require
 from gemini_lab.engine.random_states import random_states
-from gemini_lab.engine.state.data_generators import (
+from gemini_lab.engine.state.data_values import (
     own_generators,
     put_generators,
     read_generators,

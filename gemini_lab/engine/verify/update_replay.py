@@ -13,10 +13,9 @@ from typing import Any, Final
 import torch
 import xxhash
 
-from gemini_lab.engine.digests import feed
 from gemini_lab.engine.frameworks.framework import Framework
-from gemini_lab.engine.frameworks.optimizer_state import local_part
-from gemini_lab.engine.frameworks.options import own_values
+from gemini_lab.engine.frameworks.optimizer_state import local_part, own_values
+from gemini_lab.engine.frameworks.tensors import feed
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.engine.verify.flaws import Flaw
 from gemini_lab.shard.codec import decode, encode
@@ -28,7 +27,7 @@ _ELSEWHERE: Final = ("tensor",)
 
 
 @dataclass(slots=True, kw_only=True)
-class Step:
+class ReplayedStep:
     """One call of an optimizer's `step`.
 
     Attributes:
@@ -46,7 +45,7 @@ class Step:
     weights: list[torch.Tensor] = field(default_factory=list)
 
 
-class UpdateRecorder:
+class StepRecorder:
     """Keeps what goes into the updates that are recorded.
 
     Args:
@@ -55,7 +54,7 @@ class UpdateRecorder:
 
     def __init__(self, framework: Framework) -> None:
         self._optimizer = framework.optimizer
-        self._steps: list[Step] = []
+        self._steps: list[ReplayedStep] = []
         self._is_on = False
         self._optimizer.register_step_pre_hook(self._before_step)
 
@@ -63,7 +62,7 @@ class UpdateRecorder:
         """Record the update that comes."""
         self._is_on, self._steps = True, []
 
-    def end(self) -> tuple[list[Step], int]:
+    def end(self) -> tuple[list[ReplayedStep], int]:
         """Record no more.
 
         Returns:
@@ -81,8 +80,8 @@ class UpdateRecorder:
             self._steps.append(_recorded(self._optimizer))
 
 
-def _recorded(optimizer: torch.optim.Optimizer) -> Step:
-    step = Step(groups=[], numbers=own_values(optimizer), random=random_states(), inputs=[])
+def _recorded(optimizer: torch.optim.Optimizer) -> ReplayedStep:
+    step = ReplayedStep(groups=[], numbers=own_values(optimizer), random=random_states(), inputs=[])
     for group in optimizer.param_groups:
         step.groups.append({name: _kept(one) for name, one in group.items() if name != _WEIGHTS})
         inputs = []
@@ -100,7 +99,7 @@ def _kept(value: Any) -> Any:
     return local_part(value.detach()).clone() if isinstance(value, torch.Tensor) else value
 
 
-def update_again(framework: Framework, steps: Sequence[Step]) -> int:
+def update_again(framework: Framework, steps: Sequence[ReplayedStep]) -> int:
     """The checksum of an update, computed here by this rank's own optimizer.
 
     The optimizer's own weights and state are put aside meanwhile. What a library of its own keeps
@@ -147,7 +146,7 @@ def count_places(states: Iterable[Mapping[str, Any]]) -> dict[str, torch.device]
 
 def _take(
     optimizer: Any,
-    step: Step,
+    step: ReplayedStep,
     total: xxhash.xxh3_64,
     device: torch.device,
     places: Mapping[str, torch.device],
@@ -194,7 +193,7 @@ def _feed_result(total: xxhash.xxh3_64, weight: torch.Tensor, state: Mapping[str
 # -- on their way to another rank ----------------------------------------------------------------
 
 
-def packed(steps: Sequence[Step]) -> tuple[bytes, list[torch.Tensor]]:
+def packed(steps: Sequence[ReplayedStep]) -> tuple[bytes, list[torch.Tensor]]:
     """Pack an update's inputs: a head, and the tensors that follow it."""
     tensors: list[torch.Tensor] = []
     content = [
@@ -211,11 +210,11 @@ def room_for(head: bytes) -> list[torch.Tensor]:
     ]
 
 
-def unpacked(head: bytes, tensors: Sequence[torch.Tensor]) -> list[Step]:
+def unpacked(head: bytes, tensors: Sequence[torch.Tensor]) -> list[ReplayedStep]:
     """Unpack what `packed` was given, without the live weights."""
     following = iter(tensors)
     return [
-        Step(groups=groups, numbers=own, random=random, inputs=_with(inputs, following))
+        ReplayedStep(groups=groups, numbers=own, random=random, inputs=_with(inputs, following))
         for groups, own, random, inputs in decode(head)["steps"]
     ]
 

@@ -1,24 +1,306 @@
-"""Verified iterations in a worker: the version that is kept for them, and what is said.
+"""Every so many iterations, what each rank computed is computed once more by another machine.
+
+Where an iteration is to be verified, its gradients are compared before they go into the weights:
+
+1. Each rank records its calls of the model, and a checksum of what came out: the model's outputs,
+   and its own gradients before they are added up over the ranks (`gradient_replay`).
+2. Before the update, each sends what it recorded to a rank of the next machine, which has the same
+   weights now, and computes these gradients too. All ranks learn all checksums.
+3. The update is recorded as well: its shard and gradients go to a rank of the next machine, whose
+   optimizer makes it on copies (`update_replay`). Ranks under DDP make one and the same update, so
+   there checksums suffice.
+4. Where answers differ, one more replay, on the machine after the next. What all that says of
+   machines, `recovery.wrong_sums` decides, on all ranks alike.
+
+What is not covered: what the network library adds up (reductions, the norm by which gradients are
+clipped), and what the script computes outside of the model and the optimizer, such as a loss of
+its own. Where the same work gives other bits on the same machine, nothing can be told: that is
+looked at in the first iteration, which is computed once more on its own machine.
 
 The newest version whose iteration was verified stays in memory, beside the others: where a machine
 is found to compute wrong, training goes on from there. That a version is verified travels with it
 and with all later ones.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from gemini_lab.engine.verify.verifying import Found, Verifier
+import torch
+
+from gemini_lab.engine.frameworks.framework import Framework
+from gemini_lab.engine.verify.gradient_replay import CallRecorder, gradients_again
+from gemini_lab.engine.verify.update_replay import (
+    StepRecorder,
+    packed,
+    room_for,
+    unpacked,
+    update_again,
+)
+from gemini_lab.errors import UnsupportedError
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab
+from gemini_lab.recovery.wrong_sums import Answer, Verdict, Work, judge, shifts
+from gemini_lab.seats import Seats, listed
 from gemini_lab.shard.lineage import Lineage
+
+_OWN: Final = 0  # a shift by no machine
+
+
+class VerifyingWire(Protocol):
+    """What ranks talk over while no version is on its way: see `CheckpointGroup`."""
+
+    def isend(self, tensor: torch.Tensor, to: int) -> Any:
+        """Begin to send; `wait()` ends it."""
+
+    def irecv(self, tensor: torch.Tensor, source: int) -> Any:
+        """Begin to receive into `tensor`."""
+
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Every rank's `values`, in rank order."""
+
+
+Parcel = tuple[bytes, list[torch.Tensor]]
+"""What is needed to compute a piece of work: a head, and large tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Machines that computed an iteration wrong.
+
+    Attributes:
+        work: What of it.
+        verdict: Which.
+        replays: How often it was computed again.
+    """
+
+    work: Work
+    verdict: Verdict
+    replays: int
+
+
+class Verifier:
+    """Has one rank's iterations computed again; all ranks call it at the same places.
+
+    Args:
+        framework: Whose model and optimizer.
+        wire: Between the ranks, and free while this is called.
+        rank: This one.
+        seats: Who sits where.
+        every: Each iteration of a number that this divides is verified.
+        is_first: Whether the run begins: its first iteration then shows whether that can be.
+        apart: In it, what the model's hooks communicate is no part of the iteration.
+
+    Attributes:
+        replays: How often the iteration that is verified was computed again.
+        took_s: What that took.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        wire: VerifyingWire,
+        *,
+        rank: int,
+        seats: Seats,
+        every: int,
+        is_first: bool,
+        apart: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._framework = framework
+        self._wire = wire
+        self._rank, self._seats, self._every = rank, seats, every
+        self._is_to_be_tried = is_first
+        self._apart = apart
+        self._recorder = CallRecorder(framework)
+        self._updates = StepRecorder(framework)
+        self._is_recording = False
+        self.took_s = 0.0
+        self.replays = 0
+
+    def begin(self, iteration: int) -> None:
+        """The model begins to compute for an iteration; often in each."""
+        is_due = self._is_to_be_tried or iteration % self._every == 0
+        if is_due and not self._is_recording:
+            self._is_recording, self.replays = True, 0
+            self._recorder.begin()
+
+    def before_update(self) -> Found | None:
+        """The gradients are there, and the weights of which they were made.
+
+        Raises:
+            UnsupportedError: They cannot be computed again, here or elsewhere.
+        """
+        if not self._is_recording:
+            return None
+        started_s = time.perf_counter()
+        recorded, digest = self._recorder.end()
+        if not self._recorder.was_called and self._is_to_be_tried:
+            raise UnsupportedError(_APART)
+        found = self._compare(
+            "gradient",
+            digest,
+            (recorded, []),
+            lambda head, _: gradients_again(self._framework, head),
+        )
+        self._updates.begin()
+        self.took_s = time.perf_counter() - started_s
+        return found
+
+    def after_update(self) -> Found | None:
+        """The update was made."""
+        if not self._is_recording:
+            return None
+        started_s = time.perf_counter()
+        steps, digest = self._updates.end()
+        if self._framework.shares_updates:
+            found = self._compare_shared(digest)
+        else:
+            found = self._compare("update", digest, packed(steps), self._update_again)
+        self._is_recording = self._is_to_be_tried = False
+        self.took_s += time.perf_counter() - started_s
+        return found
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the iteration that is computed is verified."""
+        return self._is_recording
+
+    def _update_again(self, head: bytes, tensors: Sequence[torch.Tensor]) -> int:
+        return update_again(self._framework, unpacked(head, tensors))
+
+    # -- asking others ---------------------------------------------------------------------------
+
+    def _compare(
+        self,
+        work: Work,
+        digest: int,
+        parcel: Parcel,
+        compute: Callable[[bytes, Sequence[torch.Tensor]], int],
+    ) -> Found | None:
+        """Recompute a piece of work until it is clear which rank is wrong, or cannot be."""
+        first = list(self._answers([digest], shift=0))
+        answers = list(first)
+        verdict, replays = Verdict(), 0
+        for shift in self._shifts():
+            head, tensors = self._swap(parcel, shift)
+            with self._apart():
+                again = compute(head, tensors)
+            told = list(self._answers([again], shift=shift))
+            if shift == _OWN and self._is_to_be_tried:
+                self._require_repeatable(work, first, told)
+            answers += told
+            verdict, replays = judge(answers), replays + 1
+            if verdict.is_clean and shift != _OWN:
+                break
+        self.replays = max(self.replays, replays)
+        if verdict.is_clean:
+            return None
+        if self._is_to_be_tried and not verdict.wrong:
+            raise UnsupportedError(_MOVED.format(work=work, ranks=listed(verdict.ranks)))
+        return Found(work=work, verdict=verdict, replays=replays)
+
+    def _shifts(self) -> tuple[int, ...]:
+        planned = shifts(self._seats.nodes)
+        return (_OWN, *planned) if self._is_to_be_tried else planned
+
+    def _compare_shared(self, digest: int) -> Found | None:
+        """All machines made one and the same update."""
+        table = self._wire.all_gather([digest])
+        verdict = judge(
+            Answer(rank=0, node=self._seats.node_of(rank), digest=one)
+            for rank, (one,) in enumerate(table)
+        )
+        return None if verdict.is_clean else Found(work="update", verdict=verdict, replays=0)
+
+    def _answers(self, ours: Sequence[int], *, shift: int) -> Iterator[Answer]:
+        """Return what every rank computed of the rank that many machines before it."""
+        for rank, (digest,) in enumerate(self._wire.all_gather(ours)):
+            node = self._seats.node_of(rank)
+            yield Answer(rank=self._moved(rank, -shift), node=node, digest=digest)
+
+    def _moved(self, rank: int, shift: int) -> int:
+        """The rank of the same place on another machine."""
+        return (rank + shift * self._seats.workers_per_node) % self._seats.world_size
+
+    def _swap(self, parcel: Parcel, shift: int) -> Parcel:
+        """Send what was recorded to the rank that many machines on; gives what comes from before.
+
+        Ranks wait for one another here, so an end of one ends all.
+        """
+        to, source = self._moved(self._rank, shift), self._moved(self._rank, -shift)
+        if to == self._rank:
+            return parcel
+        head, tensors = parcel
+        sizes = self._wire.all_gather([len(head)])
+        theirs = torch.empty(sizes[source][0], dtype=torch.uint8)
+        self._exchange([_bytes(head)], [theirs], to=to, source=source)
+        told = theirs.numpy().tobytes()
+        rooms = room_for(told) if tensors else []
+        self._exchange(
+            [_flat(one.cpu()) for one in tensors],
+            [_flat(one) for one in rooms],
+            to=to,
+            source=source,
+        )
+        return told, rooms
+
+    def _exchange(
+        self,
+        ours: Sequence[torch.Tensor],
+        theirs: Sequence[torch.Tensor],
+        *,
+        to: int,
+        source: int,
+    ) -> None:
+        works = [self._wire.isend(one, to) for one in ours if one.numel()]
+        works += [self._wire.irecv(one, source) for one in theirs if one.numel()]
+        for work in works:
+            work.wait()
+
+    def _require_repeatable(
+        self, work: Work, first: Sequence[Answer], again: Sequence[Answer]
+    ) -> None:
+        ranks = [
+            one.rank for one, other in zip(first, again, strict=True) if one.digest != other.digest
+        ]
+        if ranks:
+            raise UnsupportedError(_DIFFERS.format(work=work, ranks=listed(ranks)))
+
+
+_DIFFERS: Final = (
+    "verify_every has iterations computed twice and compared, and here the {work} of rank {ranks} "
+    "came out differently on the same machine: kernels that are not deterministic (try "
+    "torch.use_deterministic_algorithms(True)), a model that is called other than as a whole, or "
+    "state of it that changes with each call; leave verify_every out, or change that"
+)
+_APART: Final = (
+    "verify_every has iterations computed twice and compared, and the model was not called as a "
+    "whole, or not in training mode; call it so, or leave verify_every out"
+)
+_MOVED: Final = (
+    "verify_every has iterations computed again on another machine, and the {work} of rank {ranks} "
+    "came out differently on each: the model has something of its own on every rank that is no "
+    "weight, buffer, argument or random state, or machines are of different kinds; leave "
+    "verify_every out, or change that"
+)
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
 
 _VERIFIED: Final = "verified"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class VerifiedVersion:
     """A version of whose iteration all machines computed the same.
 
     Attributes:
@@ -50,7 +332,7 @@ class Verification:
         *,
         rank: int,
         on_wrong: str,
-        newest: Verified,
+        newest: VerifiedVersion,
         emit: Callable[[events.AnyEvent], None],
         stand_still: Callable[[], object],
     ) -> None:
@@ -58,7 +340,7 @@ class Verification:
         self._slab = slab
         self._rank, self._on_wrong = rank, on_wrong
         self._emit, self._stand_still = emit, stand_still
-        self._coming: Verified | None = None  # verified, and not whole yet
+        self._coming: VerifiedVersion | None = None  # verified, and not whole yet
         self._is_wrong = False  # whether the weights hold what was computed wrong
         self._keep(newest)
 
@@ -81,7 +363,7 @@ class Verification:
         if self._is_wrong:
             return
         if is_sent:
-            self._coming = Verified(version=iteration, lineage=lineage)
+            self._coming = VerifiedVersion(version=iteration, lineage=lineage)
         if self._rank == 0:
             self._emit(
                 events.SumsVerified(
@@ -112,7 +394,7 @@ class Verification:
         if self._on_wrong != "warn":
             self._stand_still()
 
-    def _keep(self, newest: Verified) -> None:
+    def _keep(self, newest: VerifiedVersion) -> None:
         self._newest = newest
         self._slab.pinned = newest.version, newest.lineage
 
@@ -131,9 +413,9 @@ class Verification:
             self._keep(known)
 
 
-def verified_in(small: Mapping[str, Any]) -> Verified | None:
+def verified_in(small: Mapping[str, Any]) -> VerifiedVersion | None:
     """The newest verified version, as a version knows it; `None` where it does not."""
     if _VERIFIED not in small:
         return None
     version, word = small[_VERIFIED]
-    return Verified(version=version, lineage=Lineage.from_word(word))
+    return VerifiedVersion(version=version, lineage=Lineage.from_word(word))

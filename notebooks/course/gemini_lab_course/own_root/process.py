@@ -26,7 +26,7 @@ from typing import Final
 import cloudpickle
 import msgspec
 
-from gemini_lab.engine.executed_code import foreign_modules, installed_places
+from gemini_lab.engine.own_code import foreign_modules, installed_places
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.errors import ConfigError, MessageError, kind_of
 from gemini_lab.job import python_command

@@ -20,7 +20,7 @@ WEIGHT: Final = "parameter.data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class FlatRun:
     """A flat run of elements: where it begins, in bytes, how many, and their type by torch's name.
 
     Weights and state lie in the payload of a shard, gradients in that of a difference.
@@ -59,7 +59,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class TensorSegment:
     """A run of elements of one tensor that lies in a payload.
 
     Attributes:
@@ -76,7 +76,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class TensorBlock:
     """All tensors of one name and type.
 
     Attributes:
@@ -90,10 +90,10 @@ class Block:
     name: str
     dtype: str
     numel: int
-    parts: tuple[tuple[Segment, ...], ...]
+    parts: tuple[tuple[TensorSegment, ...], ...]
 
 
-def lay_blocks(kept: Sequence[Kept], *, ranks: int) -> list[Block]:
+def lay_blocks(kept: Sequence[Kept], *, ranks: int) -> list[TensorBlock]:
     """Blocks of all these tensors, cut into so many parts; 1 where nothing is shared out."""
     blocks = []
     numbers = sorted(range(len(kept)), key=lambda n: (kept[n].name != WEIGHT, *_key(kept[n]), n))
@@ -101,7 +101,7 @@ def lay_blocks(kept: Sequence[Kept], *, ranks: int) -> list[Block]:
         members = list(group)
         size = -(-sum(kept[n].most for n in members) // ranks)
         parts = tuple(tuple(_cut(kept, members, p * size, size)) for p in range(ranks))
-        blocks.append(Block(name=name, dtype=dtype, numel=size, parts=parts))
+        blocks.append(TensorBlock(name=name, dtype=dtype, numel=size, parts=parts))
     return blocks
 
 
@@ -109,12 +109,16 @@ def _key(one: Kept) -> tuple[str, str]:
     return one.name, one.dtype
 
 
-def _cut(kept: Sequence[Kept], members: Sequence[int], low: int, size: int) -> Iterator[Segment]:
+def _cut(
+    kept: Sequence[Kept], members: Sequence[int], low: int, size: int
+) -> Iterator[TensorSegment]:
     """Return what lies in elements `low` to `low + size` of these tensors' concatenation."""
     offset = 0
     for number in members:
         start = max(low, offset)
         end = min(low + size, offset + kept[number].numel)
         if start < end:
-            yield Segment(kept=number, start=start - offset, numel=end - start, at=start - low)
+            yield TensorSegment(
+                kept=number, start=start - offset, numel=end - start, at=start - low
+            )
         offset += kept[number].most

@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 import xxhash
 
-from gemini_lab.engine.digests import feed
 from gemini_lab.engine.frameworks.framework import Framework
+from gemini_lab.engine.frameworks.tensors import feed
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.codec import decode, encode
@@ -25,7 +25,7 @@ _CPU: Final = torch.device("cpu")
 
 
 @dataclass(slots=True, kw_only=True)
-class Call:
+class ModelCall:
     """One call of the model in training.
 
     Attributes:
@@ -93,7 +93,7 @@ def _reading(total: xxhash.xxh3_64, *, drops: bool) -> Any:
     return read
 
 
-class Recorder:
+class CallRecorder:
     """Keeps what the model was called with, and what became of it, in iterations that are recorded.
 
     Args:
@@ -105,7 +105,7 @@ class Recorder:
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
-        self._calls: list[Call] = []
+        self._calls: list[ModelCall] = []
         self._buffers: list[torch.Tensor] = []  # as they were before the first call
         self._sums: GradientSums | None = None
         self._is_on = False
@@ -151,7 +151,7 @@ class Recorder:
                 "the model with plain tensors, or leave verify_every out"
             ) from error
         self._calls.append(
-            Call(
+            ModelCall(
                 arguments=arguments,
                 on_device=[one.device != _CPU for one in _tensors((args, kwargs))],
                 random=random_states(),
@@ -202,7 +202,7 @@ def gradients_again(framework: Framework, recorded: bytes) -> int:
     try:
         _put_buffers(module, content["buffers"])
         for values in content["calls"]:
-            call = Call(**values)
+            call = ModelCall(**values)
             output = _called(framework, call)
             if sums is None:
                 sums = GradientSums(framework.contributing())
@@ -218,7 +218,7 @@ def gradients_again(framework: Framework, recorded: bytes) -> int:
     return digest
 
 
-def _called(framework: Framework, call: Call) -> object:
+def _called(framework: Framework, call: ModelCall) -> object:
     args, kwargs = _on_device(decode(call.arguments), iter(call.on_device), framework.device)
     restore_random_states(call.random)
     with ExitStack() as stack:

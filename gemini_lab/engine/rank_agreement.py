@@ -27,7 +27,7 @@ def gather(values: Sequence[int]) -> list[list[int]]:
     return [one.tolist() for one in theirs]
 
 
-class Verdict:
+class JointOutcome:
     """What all ranks do together, and one of them may fail in: none is left waiting for it.
 
     Attributes:

@@ -1,0 +1,329 @@
+"""Helpers for tensors wherever they lie, whole or sharded: their parts, places and checksums.
+
+Sharded kinds are recognized without importing their packages: that takes a second in every process,
+and whoever has such a tensor has imported its package.
+"""
+
+import ctypes
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+import torch
+import xxhash
+from torch import nn
+
+from gemini_lab.engine.rank_agreement import gather, rank_and_world_size
+from gemini_lab.errors import CannotGoOnError, ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+
+def is_dtensor(value: object) -> "TypeGuard[DTensor]":
+    """Whether this is a DTensor."""
+    return _is_a(value, "torch.distributed.tensor", "DTensor")
+
+
+def to_shards(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with this rank's shard in the place of each DTensor."""
+    found = {name: value.to_local() for name, value in state.items() if is_dtensor(value)}
+    return {**state, **found} if found else state
+
+
+def to_dtensors(state: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `to_shards` gave, with DTensors again where `like` has one of the same name.
+
+    Raises:
+        ConfigError: A shard is of another size, as one of another number of ranks.
+    """
+    named = ((name, like[name]) for name in state if is_dtensor(like.get(name)))
+    found = {name: _around(state[name], whole, name) for name, whole in named}
+    return {**state, **found} if found else state
+
+
+def _around(shard: torch.Tensor, whole: "DTensor", name: str) -> "DTensor":
+    """A DTensor like `whole`, of which this rank has `shard`."""
+    now = whole.to_local().shape
+    if shard.shape != now:
+        raise ConfigError(
+            f"this rank's shard of {name!r} is {[*now]} now, and {[*shard.shape]} in the version; "
+            "start it with as many ranks: what is sharded in `also` is not cut anew"
+        )
+    return type(whole).from_local(
+        shard.to(whole.device),
+        whole.device_mesh,
+        whole.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+
+
+def is_fsdp2(module: nn.Module) -> "TypeGuard[FSDPModule]":
+    """Whether `fully_shard` was applied to this module."""
+    return _is_a(module, "torch.distributed.fsdp", "FSDPModule")
+
+
+def whole_weights(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights that FSDP2 puts together to compute; none before it has done so."""
+    for module in model.modules():
+        if is_fsdp2(module):
+            for group in _groups_of(module._get_fsdp_state()):  # noqa: SLF001 - nothing else tells
+                for one in group.fsdp_params:
+                    if hasattr(one, "_unsharded_param"):
+                        yield one._unsharded_param  # noqa: SLF001
+
+
+def _groups_of(state: Any) -> Sequence[Any]:
+    """The groups of weights that a module puts together at once; one in older torches."""
+    if hasattr(state, "_fsdp_param_groups"):
+        groups: Sequence[Any] = state._fsdp_param_groups  # noqa: SLF001
+        return groups
+    group = state._fsdp_param_group  # noqa: SLF001
+    return () if group is None else (group,)
+
+
+def is_fsdp1(module: nn.Module) -> bool:
+    """Whether this is a FullyShardedDataParallel."""
+    return _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel")
+
+
+def _is_a(value: object, package: str, name: str) -> bool:
+    kind = getattr(sys.modules.get(package), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+WORD_BYTES: Final = 8
+SLICE_WORDS: Final = 1 << 20
+"""Words of a tensor on a GPU that are weighed at once: bounds the memory for that to 16 MiB."""
+_ODD: Final = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, its bits look random; as a signed word
+
+_compare = ctypes.CDLL(None).memcmp  # torch compares bytes one by one, and numpy makes a mask
+_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def feed(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
+    """Add a tensor's bytes to a digest, or on a device a checksum of them, made there."""
+    tensor = as_it_reads(tensor)
+    if tensor.is_sparse:
+        tensor = tensor.coalesce()
+        feed(digest, tensor.indices())
+        tensor = tensor.values()
+    is_here = tensor.device.type == "cpu"
+    read = tensor.contiguous() if is_here else tensor_sum(tensor).cpu().view(1)
+    digest.update(bytes_in(read))
+
+
+def as_it_reads(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose elements have its values: a conjugate's, say, may be those of the other."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def bytes_in(tensor: torch.Tensor) -> "ctypes.Array[ctypes.c_char]":
+    """The bytes of a contiguous tensor in CPU memory, in place; who calls keeps the tensor.
+
+    Not by numpy: a tensor that it has seen cannot be resized any more.
+    """
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors in CPU memory are alike bit by bit."""
+    size_bytes = one.nbytes
+    return size_bytes == other.nbytes and not _compare(one.data_ptr(), other.data_ptr(), size_bytes)
+
+
+def tensor_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """A checksum of a tensor's bytes as one 64-bit word on its own device, without waiting for it.
+
+    Whole numbers wrap around and are added in any order, so it is the same every time.
+    """
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = data.numel() // WORD_BYTES * WORD_BYTES
+    words = data[:whole]
+    if words.storage_offset() % WORD_BYTES:
+        words = words.clone()
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    for part in words.view(torch.int64).split(SLICE_WORDS):  # type: ignore[no-untyped-call]
+        total = total * _ODD + (part * _odd_numbers(part.device)[: part.numel()]).sum()
+    rest = data[whole:].to(torch.int64) + 1
+    return total * _ODD + (rest * _odd_numbers(rest.device)[: rest.numel()]).sum()
+
+
+@cache
+def _odd_numbers(device: torch.device) -> torch.Tensor:
+    """An odd number for each word of a slice: no single changed word leaves the sum as it was."""
+    weights = torch.arange(1, 2 * SLICE_WORDS, 2, dtype=torch.int64, device=device)
+    return (weights * _ODD) | 1
+
+
+def aliases(module: torch.nn.Module) -> dict[str, str]:
+    """Further names of tied weights, each with the name under which the weight is trained."""
+    first: dict[int, str] = {}
+    further = {}
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        known = first.setdefault(id(weight), name)
+        if known != name:
+            further[name] = known
+    return further
+
+
+def digest_over_ranks(weights: Sequence[torch.Tensor]) -> str:
+    """One checksum of weights that may be spread over the ranks, the same on all of them.
+
+    Raises:
+        CannotGoOnError: This process takes the place of a rank that had others.
+    """
+    digest = xxhash.xxh3_128()
+    for weight in weights:
+        part = own_part(weight).detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(part.numpy().data)
+    ours = [*digest.digest()]
+    parts = gather(ours)
+    if parts[rank_and_world_size()[0]] != ours:  # told by ranks that did not hear of this one
+        raise CannotGoOnError(
+            "its frozen weights are not those of the rank whose place it takes: the script makes "
+            "others in every process"
+        )
+    return xxhash.xxh3_128_hexdigest(bytes(byte for part in parts for byte in part))
+
+
+def own_part(weight: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a weight, without padding; all if it is not sharded."""
+    part: Any = weight.detach()
+    if is_dtensor(part):
+        part = part.to_local()
+    elif hasattr(weight, "ds_tensor"):
+        part = weight.ds_tensor[: held_of(weight)[1]]
+    found: torch.Tensor = part
+    return found
+
+
+def held_of(weight: Any) -> tuple[int, int]:
+    """First element and number of those that this rank holds of a weight of ZeRO's stage 3."""
+    size: int = weight.partition_numel()
+    start = torch.distributed.get_rank(weight.ds_process_group) * size
+    return start, max(0, min(size, weight.ds_numel - start))
+
+
+def require_apart(tensor: torch.Tensor, what: str) -> None:
+    """Refuse a tensor some of whose elements are one place in memory: nothing can be put into it.
+
+    Args:
+        tensor: Any.
+        what: What it is, for people.
+
+    Raises:
+        UnsupportedError: It is one, such as what `expand` gives.
+    """
+    if tensor.layout != torch.strided:
+        return
+    dims = sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+    reach, is_sure = 0, True
+    for stride, size in dims:
+        is_sure &= stride > reach or size == 1
+        reach += stride * (size - 1)
+    if is_sure or not tensor.numel():
+        return
+    places = torch.zeros(1, dtype=torch.int64)
+    for stride, size in dims:
+        places = (places[:, None] + stride * torch.arange(size)).view(-1) if stride else places
+    if len({*places.tolist()}) < tensor.numel():
+        raise UnsupportedError(
+            f"{what} has elements that share memory (shape {[*tensor.shape]}, strides "
+            f"{[*tensor.stride()]}, as expand() gives it), so that no version can be put back into "
+            "it; make it with .clone(memory_format=torch.contiguous_format) before `protect`"
+        )
+
+
+def place_of(tensor: torch.Tensor) -> int | None:
+    """The first element of this rank's part, in the flattened whole.
+
+    None if the part is not one run of elements there: a tensor that is sharded along another
+    dimension than its first, or along several of a mesh's, can be restored by as many ranks, but
+    be neither exported nor cut anew.
+    """
+    if not is_dtensor(tensor):
+        return 0
+    from torch.distributed.tensor import Shard  # noqa: PLC0415 - whoever has a DTensor has it, too
+
+    mesh, placements = tensor.device_mesh, tensor.placements
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or not all(one.is_replicate() or one == Shard(0) for one in placements):
+        return None
+    sharded = [n for n, one in enumerate(placements) if one == Shard(0)]
+    if not sharded or not tensor.numel():
+        return 0
+    if len(sharded) > 1:
+        return None
+    rows = -(-tensor.shape[0] // mesh.size(sharded[0])) * coordinate[sharded[0]]
+    return rows * (tensor.numel() // tensor.shape[0])
+
+
+SLICE_BYTES: Final = SLICE_WORDS * WORD_BYTES
+_SUMS: Final = 1 << 64
+
+
+def sum_over_ranks(weights: Mapping[str, torch.Tensor]) -> str:
+    """The checksum of these weights, the same on all ranks, which call it together.
+
+    Empty where a weight is sharded so that the place of a rank's part in it is not known.
+    """
+    total, is_known = 0, True
+    for name, weight in weights.items():
+        part, place = own_part(weight).reshape(-1), _place(weight)
+        is_known = is_known and (place is not None or not part.numel())
+        number, of = _share(weight)
+        low, high = (part.numel() * n // of for n in (number, number + 1))
+        own = cut_sum(part[low:high], first=(place or 0) + low)
+        total += own * (xxhash.xxh3_64_intdigest(name.encode()) | 1)
+    found = gather([int(is_known), *(total % _SUMS).to_bytes(WORD_BYTES, "little")])
+    if not all(known for known, *_ in found):
+        return ""
+    words = (int.from_bytes(bytes(word), "little") for _, *word in found)
+    return f"{sum(words) % _SUMS:016x}"
+
+
+def cut_sum(part: torch.Tensor, *, first: int) -> int:
+    """The sum of a flat tensor that is `part` from element `first` on, and zero elsewhere.
+
+    A word that lies across a cut counts on both sides, with the bytes of each.
+    """
+    raw = part.detach().contiguous().view(torch.uint8)
+    begin = at = first * part.element_size()
+    end, total = begin + raw.numel(), 0
+    while at < end:
+        number = at // SLICE_BYTES
+        stop = min(end, (number + 1) * SLICE_BYTES)
+        low = at // WORD_BYTES * WORD_BYTES
+        words = torch.zeros(-(-(stop - low) // WORD_BYTES), dtype=torch.int64, device=raw.device)
+        words.view(torch.uint8)[at - low : stop - low] = raw[at - begin : stop - begin]
+        shift = low // WORD_BYTES % SLICE_WORDS
+        odd = _odd_numbers(raw.device)[shift : shift + len(words)]
+        total += int((words * odd).sum()) * (2 * number + 1)
+        at = stop
+    return total % _SUMS
+
+
+def _place(weight: Any) -> int | None:
+    """The first element of this rank's part of a weight."""
+    return held_of(weight)[0] if hasattr(weight, "ds_tensor") else place_of(weight)
+
+
+def _share(weight: Any) -> tuple[int, int]:
+    """Which of how many shares of its part this rank is to count: others have the same part."""
+    if hasattr(weight, "ds_tensor"):
+        return 0, 1
+    if not is_dtensor(weight):
+        return rank_and_world_size()
+    mesh, number, of = weight.device_mesh, 0, 1
+    for dimension, at in enumerate(mesh.get_coordinate() or ()):
+        if weight.placements[dimension].is_replicate():
+            size = mesh.size(dimension)
+            number, of = number * size + at, of * size
+    return number, of

@@ -1,0 +1,447 @@
+"""Checks for state that versions lack and a script would lose in a failure: its author is told.
+
+Nobody can say beforehand what training changes. So each check looks twice, and names what has
+changed in between; what only stands there, as a teacher's weights do, is not named. `Bystanders`
+are weights beside the engine's, and what a model has beside its weights and persistent buffers.
+They show in no loss of the engine's, so nothing else tells that they were lost. `StrayLoaders` are
+read and not handed over. What a script keeps in variables and objects of its own is not looked at:
+a training process is never searched.
+"""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+from weakref import ref
+
+import torch
+import xxhash
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from gemini_lab.engine.frameworks.tensors import is_dtensor
+from gemini_lab.engine.made_objects import made_objects
+from gemini_lab.engine.own_code import is_own_type
+from gemini_lab.engine.state.loaders import KINDS, LoaderWatch
+from gemini_lab.engine.state.script_state import ScriptState
+from gemini_lab.engine.state.small_state import persistent_buffers
+from gemini_lab.engine.state.user_state import is_metric, read_metric
+from gemini_lab.shard.codec import decode, encode
+
+SAMPLE: Final = 256
+"""Elements of a tensor that are looked at."""
+_DEEPEST: Final = 6
+Look = Callable[[], int | None]
+"""Gives a checksum of what something holds now; `None` where it is gone."""
+
+
+class Bystanders:
+    """Weights beside the engine that the script has not handed over.
+
+    These are the kinds of the model's parts, its frozen weights, its buffers that are not
+    persistent, tensors in its attributes, modules outside of it, metrics, and other optimizers.
+    Tensors in dictionaries and variables are not seen, nor what the script makes later. A few
+    values of each are read now, and again whenever they are asked for.
+
+    Args:
+        made: What this process has made.
+        engine: What is protected.
+        kept: What travels with versions already.
+    """
+
+    def __init__(self, made: Sequence[object], engine: Any, kept: Sequence[object] = ()) -> None:
+        own = {id(part) for part in engine.module.modules()}
+        weights = [*engine.module.parameters()]
+        state = getattr(engine.optimizer, "state", {})
+        taken = {_place(one) for one in _tensors([engine.module, dict(state), *kept])}
+        taken |= {id(weight) for weight in weights}
+        self._seen: list[tuple[str, Look, int | None]] = []
+        handed = {_place(one) for one in _tensors(kept)}
+        groups = getattr(engine.optimizer, "param_groups", ())
+        kept_frozen = handed | {id(weight) for group in groups for weight in group["params"]}
+        frozen = [
+            w for w in weights if not w.requires_grad and not kept_frozen & {_place(w), id(w)}
+        ]
+        self._note("frozen weights of the model", frozen)
+        known = handed | {_place(one) for one in weights}
+        known |= {_place(buffer) for _, buffer in persistent_buffers(engine.module)}
+        self._watch(
+            "the model's parts, which are made before `protect`", _look_at(engine.module, _parts)
+        )
+        for name in sorted({key for part in _own_parts(engine.module) for key in _numbers(part)}):
+            self._watch(
+                f"the number {name!r} in the model's parts, which a buffer keeps",
+                _look_at(engine.module, partial(_number, name=name)),
+            )
+        for name, tensors in _beside_weights(engine.module).items():
+            self._note(name, [one for one in tensors if _place(one) not in known])
+        modules = [m for m in made if isinstance(m, nn.Module) and "_modules" in vars(m)]
+        for root in _roots(modules, own):
+            found = [t for t in _tensors([root]) if not taken & {_place(t), id(t)}]
+            taken |= {_place(tensor) for tensor in found}
+            inside = root.module if isinstance(root, DistributedDataParallel) else root
+            self._note(type(inside).__name__, found)
+        for part in modules:
+            if is_metric(part) and id(part) not in own | _parts_of(kept):
+                self._watch(f"what a {type(part).__name__} has added up", _look_at(part, _added_up))
+        for optimizer in _others(made, engine, kept):
+            name = f"the state of another {type(optimizer).__name__}"
+            self._watch(name, _look_at(optimizer, _stepped))
+
+    def changed(self) -> list[str]:
+        """Return those whose values have changed, in words, each once."""
+        found = []
+        for one in [*self._seen]:
+            name, look, before = one
+            if (now := look()) is not None and now != before:
+                found.append(name)
+                self._seen.remove(one)
+        return found
+
+    def _note(self, name: str, tensors: Iterable[torch.Tensor]) -> None:
+        references = [ref(tensor) for tensor in tensors]
+        if references:
+            self._watch(name, partial(_digest, references))
+
+    def _watch(self, name: str, look: Look) -> None:
+        self._seen.append((name, look, look()))
+
+
+def _digest(references: Sequence[ref[torch.Tensor]]) -> int | None:
+    """Return a checksum of the first values of each; `None` once one is gone."""
+    tensors = [reference() for reference in references]
+    found = [tensor for tensor in tensors if tensor is not None]
+    return _sum_of(found) if len(found) == len(tensors) else None
+
+
+def _look_at(thing: Any, read: Callable[[Any], int]) -> Look:
+    """Reads it as long as it is there."""
+    found = ref(thing)
+    return lambda: None if (there := found()) is None else read(there)
+
+
+def _parts(model: nn.Module) -> int:
+    """A checksum of which kinds of parts it has, in order."""
+    return xxhash.xxh3_64_intdigest(repr([type(one).__name__ for one in model.modules()]).encode())
+
+
+def _own_parts(model: nn.Module) -> Iterator[nn.Module]:
+    return (part for part in model.modules() if is_own_type(type(part)))
+
+
+def _numbers(part: nn.Module) -> Mapping[str, int | float]:
+    return {key: one for key, one in vars(part).items() if type(one) in (int, float)}
+
+
+def _number(model: nn.Module, *, name: str) -> int:
+    """A checksum of a number that the script's own parts of a model have by this name."""
+    held = [_numbers(part).get(name) for part in _own_parts(model)]
+    return xxhash.xxh3_64_intdigest(repr(held).encode())
+
+
+def _added_up(metric: Any) -> int:
+    return _sum_of(_tensors([read_metric(metric)]), int(metric.update_count))
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> int:
+    return _sum_of(_tensors([dict(optimizer.state)]), len(optimizer.state))
+
+
+def _others(
+    made: Iterable[Any], engine: Any, kept: Sequence[object]
+) -> Iterator[torch.optim.Optimizer]:
+    """Optimizers that are neither the engine's, nor handed over, nor around or inside of these."""
+    known = {id(one) for one in (*kept, engine.optimizer)}
+    known |= {id(getattr(one, "optimizer", one)) for one in (*kept, engine.optimizer)}
+    for one in made:
+        is_one = isinstance(one, torch.optim.Optimizer) and hasattr(one, "state")
+        if is_one and known.isdisjoint({id(one), id(getattr(one, "optimizer", one))}):
+            yield one
+
+
+def _parts_of(kept: Sequence[object]) -> set[int]:
+    return {id(part) for one in kept if isinstance(one, nn.Module) for part in one.modules()}
+
+
+def _beside_weights(model: nn.Module) -> dict[str, list[torch.Tensor]]:
+    """The model's own tensors that no version has, by their names and what would keep them."""
+    found = defaultdict(list)
+    for part in model.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if name in part._non_persistent_buffers_set:  # noqa: SLF001 - torch asks it so too
+                found[f"the model's buffers {name!r}, which persistent=True keeps"].append(buffer)
+        for name, value in vars(part).items():
+            if type(value) is torch.Tensor:
+                found[f"its attributes {name!r}, which register_buffer keeps"].append(value)
+    return found
+
+
+def _roots(modules: Sequence[nn.Module], own: set[int]) -> Iterator[nn.Module]:
+    """Modules that are no part of others, of the model, or of another engine."""
+    of_engines = {
+        id(part) for one in modules if isinstance(one, DeepSpeedEngine) for part in one.modules()
+    }
+    parts = {id(child) for one in modules for child in one.children()} | own | of_engines
+    return (one for one in modules if id(one) not in parts)
+
+
+def _tensors(things: Iterable[Any], depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in modules, containers, and objects with a state."""
+    for thing in things:
+        if isinstance(thing, torch.Tensor):
+            yield thing
+        elif isinstance(thing, nn.Module):
+            yield from thing.parameters()
+            yield from thing.buffers()
+        elif depth >= _DEEPEST:
+            continue
+        elif isinstance(thing, Mapping):
+            yield from _tensors(thing.values(), depth + 1)
+        elif isinstance(thing, list | tuple):
+            yield from _tensors(thing, depth + 1)
+        elif hasattr(thing, "state_dict"):
+            yield from _tensors([thing.state_dict(), getattr(thing, "__dict__", {})], depth + 1)
+
+
+def _held(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor."""
+    part = getattr(tensor, "ds_tensor", None)
+    part = tensor if part is None else part
+    held: torch.Tensor = part.to_local() if is_dtensor(part) else part
+    return held
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Return where its values lie; its own identity if it has none."""
+    held = _held(tensor)
+    return held.untyped_storage().data_ptr() if _is_filled(held) else id(tensor)
+
+
+def _is_filled(tensor: torch.Tensor) -> bool:
+    """Whether it has values now: FSDP2 frees those of gathered weights."""
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return False
+    return bool(tensor.untyped_storage().nbytes())
+
+
+def _sum_of(tensors: Iterable[torch.Tensor], count: int = 0) -> int:
+    """A checksum of a count, and of the first values of each."""
+    digest = xxhash.xxh3_64(str(count).encode())
+    for tensor in tensors:
+        if not _is_filled(_held(tensor)):
+            continue
+        row = _held(tensor).detach()
+        while row.dim() > 1 and row.numel() > SAMPLE and row.shape[0]:
+            row = row[0]
+        sample = row.flatten()[:SAMPLE].clone().cpu()  # numpy would pin down the storage itself
+        digest.update(sample.view(torch.uint8).numpy().data)
+    return digest.intdigest()
+
+
+class StrayLoaders:
+    """Looks at iterators of loaders, and keeps none of them alive.
+
+    Args:
+        sources: What says where the data stand: loaders or their watches, or objects that may read
+            a loader by themselves; where there is such a one, nothing is looked at.
+    """
+
+    def __init__(self, sources: Sequence[object]) -> None:
+        loaders = [one.loader if isinstance(one, LoaderWatch) else one for one in sources]
+        self._is_blind = not all(isinstance(one, KINDS) for one in loaders)
+        self._known = {id(part) for loader in loaders for part in _samplers(loader)}
+        self._seen: list[tuple[weakref.ref[Any], int]] = []
+
+    def look(self) -> None:
+        """See who is amid an epoch."""
+        if self._is_blind:
+            return
+        self._seen = [
+            (weakref.ref(one), taken)
+            for one in made_objects()
+            if isinstance(one, _BaseDataLoaderIter)
+            and (taken := _taken_amid(one))
+            and self._known.isdisjoint(map(id, _samplers(one)))
+        ]
+
+    def read_on(self) -> list[str]:
+        """The data sets of loaders that were read on since the last look; asked once of each."""
+        seen, self._seen = self._seen, []
+        alive = [(one, taken) for held, taken in seen if (one := held()) is not None]
+        return sorted({_loader_name(one) for one, taken in alive if _taken_amid(one) > taken})
+
+
+def _samplers(reads: Any) -> list[object]:
+    """By which a loader and its iterators are known: its batches' indices, and where they are from.
+
+    Args:
+        reads: A loader, or an iterator of one.
+    """
+    names = ("_index_sampler", "batch_sampler", "sampler", "data_sampler")
+    found = [getattr(reads, name, None) for name in names]
+    found += [getattr(one, "sampler", None) for one in found]
+    return [one for one in found if one is not None]
+
+
+def _taken_amid(iterator: Any) -> int:
+    """How many batches an iterator has given; 0 where its epoch has not begun, or is over."""
+    taken: int = getattr(iterator, "_num_yielded", 0)  # one that could not be made has none
+    try:
+        return taken if taken < len(iterator) else 0
+    except Exception:  # noqa: BLE001 - a stream has no length, and a sampler's own may be amiss
+        return taken
+
+
+def _loader_name(iterator: Any) -> str:
+    # A DataLoader's iterator has no public way to its data set.
+    return f"a DataLoader of a {type(iterator._dataset).__name__}"  # noqa: SLF001
+
+
+_LOOKS: Final = 3  # so many versions of a worker are looked at
+_GLANCES: Final = (3, 10, 30, 100, 300, 1000, 3000)  # versions, after which it is looked around
+
+STANDS_STILL: Final = (
+    "the position in the data stood still during an iteration, so it will not come back: give "
+    "`protect` the loader that training reads, and make its iterator afterwards"
+)
+TAKE_TURNS: Final = (
+    "two iterators of one loader are read in turn, and a version has the place of the newer one "
+    "alone: give what is read in between, such as an evaluation, a loader of its own"
+)
+ARE_STRAYS: Final = (
+    "the script reads, from one iteration to the next, loaders that it has not handed over ({}), "
+    "and after a failure they begin anew: make them before `protect`, and name all that the loop "
+    "reads: protect(..., data=[loader, other])"
+)
+IS_AMBIGUOUS: Final = (
+    "between the step and the next forward pass the script drew random numbers or changed "
+    "client_state, and a version has both as they were right after the step; where that belongs to "
+    "the iteration before (an evaluation, a counter), loop `for step in protected.steps(N)`"
+)
+ASKS_NOTHING: Final = (
+    "the script has not asked where to go on, and a loop from 0 would do the first iterations once "
+    "more after a recovery; loop `for step in protected.steps(N)`, or from protected.step"
+)
+ARE_NOT_KEPT: Final = (
+    "what stands beside the engine's weights changes while it trains ({}), and will not come back "
+    "after a failure: where no other way is said there, name what holds it, such as an average or "
+    'another model and its optimizer: protect(..., also={{"ema": ema}})'
+)
+
+COMES_LATE: Final = (
+    "a schedule of the optimizer was made after `protect` ({}), and no version has it: after a "
+    "failure it would begin anew, from the rate that was put back; make it before `protect`"
+)
+IS_OVER: Final = (
+    "protected.{loop} was over when version {version} was made, so this start gives it no pass; "
+    "what only its body makes, such as a last loss, is not there: give such names a value before "
+    "it, or keep them in `client_state`"
+)
+DATA_CHANGE: Final = (
+    "the data change what no version has ({}), and after a failure that is as at the start: where "
+    "later batches depend on it, give what holds it `state_dict` and `load_state_dict`, and name "
+    'that: protect(..., also={{"data": dataset}}); what only saves time may stay'
+)
+
+
+class ScriptWatch:
+    """Looks at what a script does around its versions, and says each thing once.
+
+    Args:
+        script: What the script handed over.
+        remark: Called with what its author should know.
+        notices: Gives more of that.
+
+    Attributes:
+        is_asked: Whether the script has asked where to go on.
+    """
+
+    def __init__(
+        self,
+        script: ScriptState,
+        remark: Callable[[str], None],
+        notices: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self.is_asked = False
+        self._script, self._remark, self._notices = script, remark, notices
+        self._strays = StrayLoaders(script.sources)
+        self._looks = _LOOKS
+        self._sealed = 0
+        self._positions = b""
+        self._at_fetch: bytes | None = None  # what was drawn when a loader was first asked
+        self._said: list[str] = []
+        self._is_empty_loop_said = False
+        for loader in script.watches:
+            loader.on_fetch = self._see_fetch
+            loader.on_return = partial(self.remark_once, TAKE_TURNS)
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Return what was said until now."""
+        return self._said
+
+    def end_update(self) -> None:
+        """A loader that is asked from here on reads for the next iteration."""
+        self._at_fetch = None
+
+    def note_empty_loop(self, loop: str, *, version: int) -> None:
+        """Say, once, that a loop gives no pass: what its body makes is not there."""
+        if not self._is_empty_loop_said:
+            self._is_empty_loop_said = True
+            self.remark_once(IS_OVER.format(loop=loop, version=version))
+
+    def see_version(self, drawn: bytes, *, at_top: bool) -> None:
+        """Look at a version that is sealed.
+
+        Args:
+            drawn: What was drawn and counted when its update ended.
+            at_top: The script is at the top of its loop.
+        """
+        if self._looks:
+            self._look(decode(drawn), at_top=at_top)
+        self._sealed += 1
+        for text in self._notices():
+            self.remark_once(text)
+        if strays := self._strays.read_on():
+            self.remark_once(ARE_STRAYS.format(", ".join(strays)))
+        if self._sealed in (1, *_GLANCES):
+            self._strays.look()
+            if late := self._script.late_schedules():
+                self.remark_once(COMES_LATE.format(", ".join(late)))
+        if self._sealed in _GLANCES and (names := self._script.bystanders()):
+            self.remark_once(ARE_NOT_KEPT.format(", ".join(names)))
+        if self._sealed in _GLANCES and (changes := self._script.data_changes()):
+            self.remark_once(DATA_CHANGE.format(", ".join(changes)))
+
+    def _look(self, drawn: Mapping[str, Any], *, at_top: bool) -> None:
+        self._looks -= 1
+        positions = encode([_without_counts(one) for one in drawn["data"]])
+        if drawn["data"] and positions == self._positions:
+            self.remark_once(STANDS_STILL)
+        self._positions = positions
+        others = {name: drawn[name] for name in ("client", "also", "own", "random")}
+        if not at_top and encode(others) != (self._at_fetch or encode(self._script.others())):
+            self.remark_once(IS_AMBIGUOUS)
+        if not self._looks and not self.is_asked:
+            self.remark_once(ASKS_NOTHING)
+
+    def _see_fetch(self) -> None:
+        """A loader is asked for a batch: what is drawn from here on is drawn for that."""
+        if self._looks and self._at_fetch is None:
+            self._at_fetch = encode(self._script.others())
+
+    def remark_once(self, text: str) -> None:
+        """Tell the script's author something, if that was not said yet."""
+        if text not in self._said:
+            self._said.append(text)
+            self._remark(text)
+
+
+def _without_counts(position: Any) -> Any:
+    """A position without what the data count and draw, which they may do for others, too."""
+    is_counted = isinstance(position, dict) and "taken" in position
+    names = position.keys() - {"own", "counts"} if is_counted else ()
+    return {name: position[name] for name in sorted(names)} if is_counted else position

@@ -1,0 +1,174 @@
+"""A worker's replicator with all its parts, assembled as the settings say."""
+
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from gemini_lab.log import events
+from gemini_lab.memory.slab import Slab
+from gemini_lab.pipeliner.online import OnlinePlanner
+from gemini_lab.profiler.observe import IterationRecord
+from gemini_lab.settings import SCHEDULED, Settings
+from gemini_lab.transfer.collective_calls import DeviceClock, WallClock
+from gemini_lab.transfer.comm_hook import CommHook
+from gemini_lab.transfer.device_queues import CudaQueues, pin, require_current
+from gemini_lab.transfer.differences import Differences
+from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.link import GLOO, LinkBucket, LinkPacer, own_link
+from gemini_lab.transfer.replicator import Replicator
+from gemini_lab.transfer.schedule_controller import ScheduleController
+from gemini_lab.transfer.version import Asked, MovedVersion, Peers, Wire
+from gemini_lab.units import to_microsecond
+
+Emit = Callable[[events.AnyEvent], None]
+"""Says an event."""
+
+
+def open_replicator(
+    settings: Settings,
+    group: CheckpointGroup,
+    slab: Slab,
+    peers: Peers,
+    *,
+    shard_bytes: Sequence[int],
+    link: LinkBucket | None,
+    node_of: Callable[[int], Hashable],
+    device: torch.device,
+    emit: Emit,
+    asked: Callable[[], Asked],
+    differences: Callable[[Wire], Differences] | None,
+) -> Replicator:
+    """Return a rank's replicator, hooked into training's collectives; all ranks call it together.
+
+    Args:
+        settings: The job's.
+        group: A process group over all ranks, used by nothing else.
+        slab: Keeps this rank's shard and those that it receives.
+        peers: With whom it exchanges versions.
+        shard_bytes: Bytes that every rank sends of most versions.
+        link: This node's emulated link, if it has one.
+        node_of: From a rank to its node.
+        device: Where training runs.
+        emit: Says an event.
+        asked: Gives the requests of this rank's agent, which all learn with each version.
+        differences: Makes what sends differences, if the settings want that.
+
+    Raises:
+        ConfigError: It is a GPU, and not the current one.
+    """
+    on_device = device.type == "cuda"
+    wire = _open_wire(settings, group, slab, link=link, device=device)
+    is_scheduled = settings.scheme in SCHEDULED
+    planner = OnlinePlanner(
+        world_size=group.world_size if is_scheduled else 1,
+        iterations=settings.profile_iterations,
+        conditions=settings.conditions,
+    )
+    hook = _open_hook(settings, link=link, node_of=node_of, on_device=on_device)
+    replicator = Replicator(
+        wire,
+        peers,
+        slab,
+        on_moved=lambda moved: _say_moved(
+            emit, moved, peers.rank, max(planner.next_version, moved.version + 1)
+        ),
+        mark=lambda: planner.mark,
+        asked=asked,
+        differences=None if differences is None else differences(wire),
+        scheme=settings.scheme,
+        hook=hook,
+        on_iteration=None
+        if settings.log_collectives is False
+        else lambda *ended: emit(_collectives(*ended)),
+    )
+    if is_scheduled and hook is not None:
+        replicator.controller = ScheduleController(
+            planner,
+            settings,
+            wire=wire,
+            peers=peers,
+            shard_bytes=shard_bytes,
+            replicator=replicator,
+            hook=hook,
+            emit=emit,
+        )
+    return replicator
+
+
+def _open_wire(
+    settings: Settings,
+    group: CheckpointGroup,
+    slab: Slab,
+    *,
+    link: LinkBucket | None,
+    device: torch.device,
+) -> Wire:
+    """Return the wire of versions; with a GPU, all ranks call this together."""
+    lanes = None
+    if device.type == "cuda":
+        require_current(device, torch.cuda.current_device())
+        pin(slab.memory)
+        is_sent = settings.replicas > 1 and settings.scheme in SCHEDULED
+        lanes = CudaQueues(dist.new_group(backend="nccl") if is_sent else None)
+    bus_bytes_per_s = settings.copy_bytes_per_s if settings.scheme in SCHEDULED else None
+    return Wire(
+        group=group,
+        carry=None if link is None else link.carry,
+        empty=None if bus_bytes_per_s is None else own_link(bus_bytes_per_s).carry,
+        lanes=lanes,
+    )
+
+
+def _open_hook(
+    settings: Settings,
+    *,
+    link: LinkBucket | None,
+    node_of: Callable[[int], Hashable],
+    on_device: bool,
+) -> CommHook | None:
+    """A hook in DeepSpeed's collectives, if they are to be paced, profiled or logged."""
+    # Only profiling is worth it on CUDA: to ask for a collective's times is to wait for the device.
+    is_logged = settings.log_collectives is not False and not on_device
+    recording = settings.scheme in SCHEDULED or is_logged
+    if link is None and not recording:
+        return None
+    pacer = None if link is None else LinkPacer(link, node_of=node_of, shares=GLOO)
+    clock = DeviceClock() if on_device else WallClock()
+    return CommHook(clock=clock, pace=pacer, recording=recording).attach()
+
+
+def _say_moved(emit: Emit, moved: MovedVersion, rank: int, next_version: int) -> None:
+    for shard, reason in moved.differing.items():
+        emit(events.ReplicaDiffered(shard=shard, version=moved.version, reason=reason))
+    if moved.ended and rank == 0:  # all know it
+        emit(events.GradientsGivenUp(version=moved.version, reason=moved.ended))
+    for sent in moved.sent:
+        emit(
+            events.Transfer(
+                version=moved.version,
+                span=sent.span,
+                peer=sent.peer,
+                sent_bytes=sent.sent_bytes,
+                start_s=to_microsecond(sent.start_s),
+                end_s=to_microsecond(sent.end_s),
+            )
+        )
+    emit(
+        events.VersionComplete(
+            version=moved.version,
+            sent_bytes=moved.sent_bytes,
+            local_s=to_microsecond(moved.local_s),
+            duration_s=to_microsecond(moved.duration_s),
+            next_version=next_version,
+            form=moved.form,
+            whole_s=to_microsecond(moved.whole_s),
+        )
+    )
+
+
+def _collectives(iteration: int, record: IterationRecord, ended_s: float) -> events.Collectives:
+    calls = (
+        events.Call(one.name, one.size_bytes, one.start_s, one.end_s) for one in record.collectives
+    )
+    return events.Collectives.of(calls, iteration=iteration, began_s=ended_s - record.iteration_s)
