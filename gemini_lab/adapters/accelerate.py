@@ -217,7 +217,6 @@ class _Count:
         self._accelerator = accelerator
 
     def state_dict(self) -> dict[str, object]:
-        """The counts."""
         return {"step": self._accelerator.step, "saved": self._accelerator.save_iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -162,7 +162,6 @@ def _digest(value: Any) -> int | None:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a module, or of a dict or list of tensors alone."""
     if isinstance(value, nn.Module):
         yield from value.parameters()
         yield from value.buffers()
@@ -173,7 +172,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _inside(said: Any) -> Iterator[torch.Tensor]:
-    """All tensors in a nested state."""
     if isinstance(said, torch.Tensor):
         yield said
     elif isinstance(said, (Mapping, list, tuple)):

@@ -100,7 +100,6 @@ class _WithoutLab(Callback):
         self._also = also
 
     def on_train_start(self, trainer: Any, pl_module: object) -> None:
-        """The model and its optimizer are there."""
         del pl_module
         engine = TorchEngine(trainer.strategy.model, trainer.strategy.optimizers[0])
         look_without_lab(engine, also=self._also)

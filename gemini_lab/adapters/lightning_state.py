@@ -60,7 +60,6 @@ class LightningState:
         self._results.update_metrics = self._update_metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, as plain values and tensors."""
         averages = {name: one for name, one in self._read_averages() if one}
         return {
             "loops": self._loops(),
@@ -95,7 +94,6 @@ class LightningState:
             put_attributes(metric, kept["metrics"].get(name, {}))
 
     def _put(self, callback: Any, state: dict[str, Any]) -> None:
-        """Load a callback's state."""
         kinds = _kinds_of(callback)
         if "Timer" in kinds and self._is_under_way:
             return  # its clock runs on, and would count the same time twice

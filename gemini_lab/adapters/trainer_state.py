@@ -216,7 +216,6 @@ class TrainerState:
         self._history = LogHistory()
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, as plain values and small tensors."""
         state = self._trainer.state
         return {
             "state": {name: getattr(state, name) for name in _STATE},
@@ -228,7 +227,6 @@ class TrainerState:
         }
 
     def load_state_dict(self, kept: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
         for name, value in kept["state"].items():
             setattr(self._trainer.state, name, value)
         for name, value in kept["trainer"].items():

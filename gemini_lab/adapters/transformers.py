@@ -171,7 +171,6 @@ class _WithoutLab(TrainerCallback):  # type: ignore[misc]
         self._trainer, self._also = trainer, also
 
     def on_train_begin(self, *_: object, **__: object) -> None:
-        """The model and its optimizer are there."""
         trainer = self._trainer
         engine = trained_by(
             trainer.accelerator, model=trainer.model_wrapped, optimizer=trainer.optimizer
@@ -404,7 +403,6 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
             return evaluate(*args, **kwargs)
 
     def around_save_checkpoint(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The same."""
         with self._protected.pause("saving a checkpoint"):
             return save(*args, **kwargs)
 

@@ -16,20 +16,16 @@ class Engine(Protocol):
     """A model that is trained, whoever drives it."""
 
     @property
-    def module(self) -> nn.Module:
-        """The model."""
+    def module(self) -> nn.Module: ...
 
     @property
-    def device(self) -> torch.device:
-        """Return the device on which it computes."""
+    def device(self) -> torch.device: ...
 
     @property
-    def global_rank(self) -> int:
-        """This process's rank."""
+    def global_rank(self) -> int: ...
 
     @property
-    def global_steps(self) -> int:
-        """Optimizer steps done so far."""
+    def global_steps(self) -> int: ...
 
 
 class ZeroEngine(Engine, Protocol):
@@ -41,18 +37,15 @@ class ZeroEngine(Engine, Protocol):
     def managed_gradient_accumulation(self) -> bool:
         """Whether it does; otherwise each `step` updates them."""
 
-    def step(self) -> object:
-        """Take part in an optimizer step, after `backward`."""
+    def step(self) -> object: ...
 
 
 class Stateful(Protocol):
     """An object with a state of its own, such as a StatefulDataLoader or averaged weights."""
 
-    def state_dict(self) -> Mapping[str, object]:
-        """The state."""
+    def state_dict(self) -> Mapping[str, object]: ...
 
-    def load_state_dict(self, state: dict[str, Any], /) -> object:
-        """Take on a state that `state_dict` gave."""
+    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
 
 
 @runtime_checkable

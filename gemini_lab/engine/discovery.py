@@ -66,16 +66,7 @@ def gather(
     remark: Callable[[str], None],
     made: Callable[[], Sequence[object]] = made_objects,
 ) -> ScriptState:
-    """What a script hands over, with what of the rest can be taken along.
-
-    Args:
-        engine: As for what follows, see `protect`.
-        data: Where the data stand.
-        client_state: The script's own.
-        also: The script's own, too.
-        remark: Told what is there and will not come back after a failure.
-        made: Gives what this process has made.
-    """
+    """What a script hands over, with what of the rest can be taken along."""
     named = dict(also or {})
     gc.collect()  # what nobody reaches any more is not there
     things = made()
@@ -218,7 +209,6 @@ def _schedules(found: Sequence[Any], optimizer: Any) -> list[Any]:
 
 
 def _with_wrapped(optimizer: Any) -> set[int]:
-    """The identities of an optimizer and of the one that it wraps."""
     inner = getattr(optimizer, "optimizer", None)
     return {id(optimizer)} if inner is None else {id(optimizer), id(inner)}
 

@@ -264,7 +264,6 @@ def _module(frame: FrameType) -> str:
 
 
 def _place(frames: list[FrameType]) -> str:
-    """Return where in the script the thread is, such as `train.py:88 in evaluate`."""
     for frame in frames:
         file = frame.f_code.co_filename
         if "site-packages" not in file and not file.startswith(_NOT_THE_SCRIPTS):

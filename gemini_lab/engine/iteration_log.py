@@ -53,12 +53,7 @@ def with_monitor(engine: Engine, emit: Emit) -> Emit:
 
 
 class MonitorFeed:
-    """Writes what a worker says to a monitor, once an iteration and on training's thread.
-
-    Args:
-        monitor: DeepSpeed's.
-        samples: The number of samples at this moment, over which it draws.
-    """
+    """Writes what a worker says to a monitor, once an iteration and on training's thread."""
 
     def __init__(self, monitor: Monitor, *, samples: Callable[[], int]) -> None:
         self._monitor = monitor
@@ -67,7 +62,6 @@ class MonitorFeed:
         self._written: tuple[int, frozenset[str]] = 0, frozenset()
 
     def take(self, event: AnyEvent) -> None:
-        """Take in what was just said."""
         if isinstance(event, VersionComplete):
             self._versions.append(event)
         elif isinstance(event, Iteration):
@@ -125,12 +119,6 @@ def _no_measures() -> dict[str, float]:
 
 class IterationLog:
     """Says each iteration when it is done, and once more if the script logs something afterwards.
-
-    Args:
-        emit: Says an event.
-        newest: The iteration before the first one, if a version was restored.
-        measure: What is known of an iteration that has just ended, beside what the script logs.
-        clock: Seconds; the first iteration begins now.
 
     Attributes:
         newest: What was said of the newest iteration; `None` before the first.
@@ -233,11 +221,7 @@ class IterationLog:
 
 
 def iteration_in(small: Mapping[str, object]) -> Iteration | None:
-    """Return the iteration that made a version; `None` if none did, or there is no version.
-
-    Args:
-        small: The version's extras; empty if there is none.
-    """
+    """Return the iteration that made a version; `None` if none did, or there is no version."""
     last = small.get(_LAST)
     return msgspec.convert(last, Iteration) if last else None
 
@@ -246,12 +230,7 @@ _DEEPEST: Final = 16
 
 
 class StepInputs:
-    """The inputs of the iteration that is computed; made when its first forward pass begins.
-
-    Args:
-        engine: Whose the learning rate is.
-        arguments: What the model is called with.
-    """
+    """The inputs of the iteration that is computed; made when its first forward pass begins."""
 
     def __init__(self, engine: Engine, arguments: object) -> None:
         self._random = random_checksums()
@@ -260,11 +239,9 @@ class StepInputs:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `read` would not wait."""
         return self._batch.is_ready
 
     def read(self) -> Inputs:
-        """All of it."""
         _, ranks = rank_and_world_size()
         return Inputs(
             batch=self._batch.read(),
@@ -289,11 +266,9 @@ class BatchChecksum:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `read` would not wait."""
         return self._arrival is None or bool(self._arrival.query())
 
     def read(self) -> str:
-        """Sixteen hexadecimal digits."""
         if self._arrival is not None:
             self._arrival.synchronize()  # it lies before all that this iteration computes
             self._arrival = None
@@ -391,7 +366,6 @@ def _made_of(tensor: Any) -> Sequence[torch.Tensor] | None:
 
 
 def _parts(value: Any) -> Iterator[object]:
-    """Yield what a container holds, in its own order."""
     if isinstance(value, Mapping):
         for key in value:
             yield key
@@ -407,7 +381,6 @@ def _is_elsewhere(value: object) -> bool:
 
 
 def _to_host(sums: torch.Tensor) -> torch.Tensor:
-    """The sums in pinned memory, once the device has come to it."""
     host = torch.empty_like(sums, device="cpu", pin_memory=True)
     return host.copy_(sums, non_blocking=True)
 

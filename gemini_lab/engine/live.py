@@ -35,20 +35,13 @@ class LiveProtection:
     """Protection of one worker of a lab, made of its parts; it is the hook in the engine's step.
 
     Args:
-        state: The engine's.
-        replicator: Sends versions.
-        iterations: Says what an iteration took.
-        pulse: Says what training does.
         lineage: The history in which versions are made.
         place: Of the restored version in the script's loops.
         rewinder: Takes iterations back, if versions are kept.
         recorder: Keeps what made each version, if peers are to get that instead.
-        verification: Has iterations verified, if the settings ask for it.
-        remark: Called with a thing that the script's author should know, once each.
         flaws: Called when an iteration begins to compute, to strike what is to be struck.
         hold: Called if all ranks stop, so that a node may leave; it does not return.
         rejoining: Lets this process go on when others are lost, if it is to be kept.
-        ends: Tells where this rank's data, its loop or its script is over.
         rehearse: Called once the first version is made in an epoch, with what a recovery puts back.
         update_watch: Looks whether what is protected is what trains.
     """
@@ -123,13 +116,11 @@ class LiveProtection:
 
     @property
     def world_changed(self) -> WorldChange | None:
-        """Whether another number of ranks made the version that was loaded; see `Protected`."""
         return self._state.world_changed
 
     # -- the script's loops ------------------------------------------------------------------------
 
     def steps(self, total: int, /) -> Iterator[int]:
-        """The script's loop; see `Protected`."""
         require_total("steps", total)
         return self._steps(total)
 
@@ -156,7 +147,6 @@ class LiveProtection:
                 self._say_end("break" if self._state.version < total else "loop")
 
     def epochs(self, total: int, /) -> Iterator[int]:
-        """The outer of the script's loops; see `Protected`."""
         require_total("epochs", total)
         return self._epochs(total)
 
@@ -265,11 +255,9 @@ class LiveProtection:
     # -- what else the script asks for -------------------------------------------------------------
 
     def log(self, **values: float) -> None:
-        """Attach values to the iteration that is computed, or was just done; see `Protected`."""
         self._iterations.add(values)
 
     def rewind(self, steps: int, *, skip: bool = True) -> None:
-        """Take iterations back when the loop comes to its top; see `Protected`."""
         require_rewind(steps, skip)
         done = self._state.version
         can_rewind = self._loops.state.is_in_loop and self._rewinder is not None
@@ -278,7 +266,6 @@ class LiveProtection:
             self._wish = Wish(version=done - steps, skips=skip, cause="script")
 
     def pause(self, reason: str) -> AbstractContextManager[None]:
-        """Announce long work of the script's own; see `Protected`."""
         require_text("the pause's reason", reason)
         return self._pulse.pause(reason)
 
@@ -290,12 +277,10 @@ class LiveProtection:
 
     @property
     def counts(self) -> bool:
-        """Whether the iteration under way counts: no rank is lost."""
         return not self._process.is_broken
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Return the remarks to the user."""
         return self._script_watch.remarks
 
     def begin_forward(self) -> None:

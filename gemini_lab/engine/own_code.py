@@ -211,23 +211,14 @@ WAY_OUT: Final = "give every node the same files, and start again"
 
 
 class CodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ranks that execute the same tell; the first of them to come tells it.
-
-    Attributes:
-        files: Digests, by name.
-    """
+    """What ranks that execute the same tell; the first of them to come tells it."""
 
     rank: int
     files: dict[str, str]
 
 
 class SameCode:
-    """The comparison of this rank's code with other ranks' and with the run's before.
-
-    Args:
-        emit: Says an event of this worker.
-        executed: What this process executes.
-    """
+    """The comparison of this rank's code with other ranks' and with the run's before."""
 
     def __init__(
         self, emit: Callable[[AnyEvent], None], executed: ExecutedCode = process_code
@@ -391,13 +382,7 @@ def _folders(job: Job) -> tuple[str, ...]:
 def say_if_resumed_otherwise(
     meta: Mapping[str, Any], code: Mapping[str, str], remark: Callable[[str], None]
 ) -> None:
-    """Tell once that a version of another run was made by other code, as a person may want.
-
-    Args:
-        meta: Of the version's manifest.
-        code: What this run executes.
-        remark: Tells the script's author.
-    """
+    """Tell once that a version of another run was made by other code, as a person may want."""
     before = meta.get("code")
     if isinstance(before, dict) and (names := changed(before, code)):
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""

@@ -14,11 +14,6 @@ from gemini_lab.errors import UnsupportedError
 def require(thing: object, *names: str, package: str) -> None:
     """Refuse a version of a package one of whose objects lacks what is read of it.
 
-    Args:
-        thing: The object, or a class or module.
-        names: Of its attributes.
-        package: By its name in the package index.
-
     Raises:
         UnsupportedError: It lacks some; says which.
     """

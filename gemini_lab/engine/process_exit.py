@@ -12,11 +12,7 @@ import psutil
 
 
 class Idleness:
-    """How long a process has used no processor, as far as it was looked at.
-
-    Args:
-        pid: The process; one that is gone uses none.
-    """
+    """How long a process has used no processor, as far as it was looked at."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -30,7 +26,6 @@ class Idleness:
         return time.monotonic() - self._since_s
 
     def _read_s(self) -> float:
-        """Seconds of a processor that it has used."""
         try:
             times = psutil.Process(self._pid).cpu_times()
         except psutil.Error:

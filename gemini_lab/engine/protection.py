@@ -150,16 +150,7 @@ def start_protection(
     client_state: dict[str, Value] | None = None,
     also: Mapping[str, Keepable] | None = None,
 ) -> LiveProtection:
-    """Protect a worker's engine: lay out, restore what the plan says, and hook the step.
-
-    Args:
-        session: The worker's; it is told of everything.
-        engine: DeepSpeed's, or a `TorchEngine`; as for what follows and for the errors, see
-            `protect`.
-        data: The position in the data.
-        client_state: The script's own.
-        also: The script's own, too.
-    """
+    """Protect a worker's engine: lay out, restore what the plan says, and hook the step."""
     remark = remarks(session)
     ready = ready_engine(
         session, engine, data=data, client_state=client_state, also=also, remark=remark
@@ -232,7 +223,6 @@ def _witness(
     client_state: Mapping[str, Value] | None,
     also: Mapping[str, Keepable] | None,
 ) -> Witness | None:
-    """Return the witness of this process's state, if a check looks at it."""
     order = Order.of(session.start.order.job.env)
     if order is not None:
         session.witness = Witness(
@@ -274,7 +264,6 @@ def remarks(session: WorkerSession) -> Callable[[str], None]:
 def _open_replicator(
     session: WorkerSession, ready: ReadyEngine, *, recorder: UpdateRecorder | None, emit: Emit
 ) -> Replicator:
-    """Return what sends this rank's versions to its peers, by the settings."""
     settings, memory, place = ready.settings, ready.memory, ready.place
     peers = Peers(
         rank=place.rank,
@@ -302,7 +291,6 @@ def _open_replicator(
 def _verification(
     session: WorkerSession, ready: ReadyEngine, replicator: Replicator
 ) -> Verification | None:
-    """Return what verifies iterations, if the settings ask for it."""
     state, settings, place = ready.state, ready.settings, ready.place
     newest = verified_in(ready.small)
     if settings.verify_every is None:
@@ -369,7 +357,6 @@ class UnprotectedLoops:
             yield int(self._engine.global_steps)
 
     def epochs(self, total: int, /) -> Iterator[int]:
-        """All of them."""
         require_total("epochs", total)
         return iter(range(total))
 
@@ -378,7 +365,6 @@ class UnprotectedLoops:
         numbers_of(values)
 
     def rewind(self, steps: int, *, skip: bool = True) -> None:
-        """There is nothing to go back to."""
         require_rewind(steps, skip)
         raise UnsupportedError(
             f"protected.rewind({steps}, skip={skip}): this script was not started by "
@@ -386,6 +372,5 @@ class UnprotectedLoops:
         )
 
     def pause(self, reason: str) -> AbstractContextManager[None]:
-        """Nobody watches."""
         require_text("the pause's reason", reason)
         return nullcontext()

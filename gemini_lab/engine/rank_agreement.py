@@ -46,7 +46,6 @@ class JointOutcome:
             self.failure = self.failure or error
 
     def end(self) -> None:
-        """Raise this rank's own error, if it had one."""
         if self.failure is not None:
             raise self.failure
 

@@ -34,8 +34,6 @@ class Rejoined:
 
     Attributes:
         ready: The engine, with the version that was put back.
-        replicator: Sends versions from now on.
-        rewinder: Takes iterations back from now on.
     """
 
     ready: ReadyEngine
@@ -44,13 +42,7 @@ class Rejoined:
 
 
 class Rejoining:
-    """Takes one rank through recoveries in its process.
-
-    Args:
-        session: The worker's.
-        ready: The engine, as protection began with it.
-        open_replicator: Opens the way of versions; all ranks call it together.
-    """
+    """Takes one rank through recoveries in its process."""
 
     def __init__(
         self, session: WorkerSession, ready: ReadyEngine, *, open_replicator: OpenReplicator
@@ -66,10 +58,6 @@ class Rejoining:
 
     def rejoin(self, replicator: Replicator, place: LoopPlace) -> Rejoined:
         """At the loop's top: wait for the word to go on, and do so.
-
-        Args:
-            replicator: As it was so far.
-            place: Of the script in its loops.
 
         Raises:
             CannotGoOnError: This process cannot; another one takes its place.
@@ -105,11 +93,6 @@ def go_on(session: WorkerSession, ready: ReadyEngine, where: LoopPlace) -> Ready
     """The same engine among other processes, with the version that the plan says.
 
     Those that start anew are in `ready_engine` meanwhile, and this does what they need.
-
-    Args:
-        session: The worker's; it has been told to go on.
-        ready: As it was, at the top of the script's loop.
-        where: Which of its loops that is.
 
     Raises:
         CannotGoOnError: The version cannot be put back in this process.

@@ -33,12 +33,7 @@ OldSlabs = tuple[Sequence[Slab], Sequence[ShardLayout]]
 
 
 class BadShardError(IntegrityError):
-    """A copy cannot be used.
-
-    Attributes:
-        shard: Of which shard.
-        holder: On which node.
-    """
+    """A copy cannot be used."""
 
     def __init__(self, shard: int, holder: str, reason: str) -> None:
         super().__init__(f"shard {shard} on {holder}: {reason}")
@@ -56,13 +51,6 @@ class Range:
 
 class OldShards:
     """One rank's sources of old shards; all ranks make one together.
-
-    Args:
-        plan: The node's part: which version, and who has which of its shards.
-        old: This node's slabs of that number of ranks, and their layouts.
-        rank: This one.
-        seats: Who sits where now.
-        group: All ranks.
 
     Attributes:
         layouts: What lies where in each shard, in order.
@@ -93,7 +81,6 @@ class OldShards:
 
     @property
     def near(self) -> list[int]:
-        """The shards in this node's memory."""
         return [*self._here]
 
     def copy(self, moves: Sequence[Move], target: memoryview) -> None:

@@ -36,10 +36,7 @@ class UnusableCopyError(IntegrityError):
     """A copy that the plan counted on cannot be used, so another plan is needed without it.
 
     Attributes:
-        shard: Whose.
-        version: Which version of it.
         holder: The node that had it; `None` for the persistent tier.
-        reason: What is wrong with it.
         is_unread: Whether the persistent tier did not return it, which is no damage.
     """
 
@@ -68,14 +65,12 @@ class RestoreReceipt:
     """How this rank's shard came back.
 
     Attributes:
-        tier: From where.
         holder: The node that had it, or most of what did not lie on the own one; or the persistent
             tier's URL.
         ranks_then: How many ranks made the version, where it was another number.
         read_bytes: If so, how much was read of their shards.
         local_bytes: What of that was in its own node's memory.
         peer_bytes: And what in that of others.
-        size_bytes: Of the shard.
         retrieve_s: To bring it into the slab.
         verify_s: To compare it with its checksums.
         load_s: To put it into the engine.
@@ -98,17 +93,12 @@ class RestoreContext:
     """A rank that restores, and what holds and carries its copies.
 
     Attributes:
-        rank: This one.
-        seats: Who sits where now.
-        slab: Keeps the rank's shard and replicas.
         group: All ranks, used by nothing else meanwhile.
-        persistent_url: The persistent tier, if there is one.
         lineage: The history in which versions are made from now on.
         layout: Of this rank's shard as the engine has it now.
         recast: Makes this rank's small state of those of a version of another number of ranks,
             whose layouts it is given too.
         old_slabs: Gives this node's slabs of so many ranks.
-        say: Tells whoever watches the run.
         pauses_s: Before a store that did not return what it has is asked again.
     """
 
@@ -126,7 +116,6 @@ class RestoreContext:
 
     @property
     def node(self) -> str:
-        """The rank's own node."""
         return self.seats.node_of(self.rank)
 
 
@@ -134,11 +123,6 @@ def restore(
     plan: PlanPart, place: RestoreContext, load: Callable[[memoryview], SmallState]
 ) -> tuple[RestoreReceipt, SmallState] | None:
     """Do this rank's part of the plan; all ranks call it together.
-
-    Args:
-        plan: Its node's part: what is loaded, and what its node sends or gets.
-        place: Where this rank is.
-        load: Puts a payload into the engine; gives what it carried beside the engine's state.
 
     Returns:
         The receipt, and what `load` gave; `None` if training starts anew.

@@ -31,14 +31,11 @@ Offer = tuple[int, int]
 class Exchange(Protocol):
     """What the ranks talk over while no version is on its way: see `Replicator`."""
 
-    def wait(self) -> float:
-        """Return when the version on its way is whole everywhere."""
+    def wait(self) -> float: ...
 
-    def exchange(self, values: Sequence[int]) -> list[list[int]]:
-        """Every rank's values, in rank order."""
+    def exchange(self, values: Sequence[int]) -> list[list[int]]: ...
 
-    def go_back(self, version: int) -> None:
-        """The version after this one is the next that will be made."""
+    def go_back(self, version: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,6 @@ class Wish:
         version: The newest that will do.
         skips: Whether the batches that were read since do not come again.
         cause: Who wants it.
-        reason: Why, for people.
     """
 
     version: int
@@ -63,7 +59,6 @@ class WentBack:
     """Training went back.
 
     Attributes:
-        lineage: In which versions are made from here on.
         extra: What the version carried beside the engine's state.
     """
 
@@ -72,15 +67,7 @@ class WentBack:
 
 
 class Rewinder:
-    """Takes iterations of one rank back; all ranks call it at the same places.
-
-    Args:
-        state: The engine's.
-        slab: Keeps this rank's versions.
-        traffic: Sends them.
-        guard: Judges iterations, if one is to.
-        emit: Says an event.
-    """
+    """Takes iterations of one rank back; all ranks call it at the same places."""
 
     def __init__(
         self,
@@ -100,11 +87,7 @@ class Rewinder:
         self._judged = state.version  # the newest iteration that needs no judgement any more
 
     def judge(self, newest: events.Iteration | None) -> Wish | None:
-        """Judge the last iteration on all ranks together; return what is to be done about it.
-
-        Args:
-            newest: What this rank said of it; each is judged once.
-        """
+        """Judge the last iteration on all ranks together; return what is to be done about it."""
         iteration = self._state.version
         if self.guard is None or iteration == self._judged:
             return None
@@ -128,12 +111,6 @@ class Rewinder:
         """Put the newest version back that will do, and leave what came after it.
 
         A person who asks for what cannot be is told so, and training goes on.
-
-        Args:
-            wish: Which will do.
-            lineage: In which versions were made so far.
-            place: Of the script's loop; a version of another one, or epoch, would not do.
-            is_computing: Whether the model has computed since the last update.
 
         Raises:
             GeminiError: No version will do; for a guard, the root agent ends the run.
@@ -178,7 +155,6 @@ class Rewinder:
         return WentBack(lineage=replace(lineage, rewinds=lineage.rewinds + 1), extra=extra)
 
     def _refusal(self, wish: Wish) -> GeminiError:
-        """Nothing will do: the same on all ranks."""
         mine = sorted({c.version for c in self._slab.copies() if c.shard == self._rank})
         why = wish.reason or f"the {wish.cause} asked for it"
         wanted = f"up to {wish.version}" if wish.version >= 0 else "from before the first"

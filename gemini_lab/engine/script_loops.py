@@ -75,7 +75,6 @@ class LoopState(Enum):
 
     @property
     def is_in_loop(self) -> bool:
-        """Whether a loop of ours runs."""
         return self in {LoopState.UNTOLD, LoopState.TOLD}
 
 
@@ -135,7 +134,6 @@ class _Beside:
     alike: Counter[tuple[Kind, int]] = field(default_factory=Counter)
 
     def begin(self, kind: Kind, total: int) -> Pass:
-        """The next of them; it has given nothing yet."""
         order, twins = self.begun, self.alike[kind, total]
         self.begun += 1
         self.alike[kind, total] += 1
@@ -144,10 +142,6 @@ class _Beside:
 
 class Loop:
     """One of the script's loops, while it runs.
-
-    Args:
-        which: It.
-        number: What it gives first.
 
     Attributes:
         inside: The loops inside of the pass under way.
@@ -166,11 +160,9 @@ class Loop:
         return replace(self._which, number=self.number if is_told else 0)
 
     def begin(self, number: int) -> None:
-        """Give that number, for the next pass."""
         self.number = number
 
     def end_pass(self) -> None:
-        """The pass under way is over, and with it the loops inside of it."""
         self.inside = _Beside()
 
 
@@ -179,7 +171,6 @@ class ScriptLoops:
 
     Args:
         restored: The place of the version that was restored.
-        version: Its number.
 
     Attributes:
         state: The script's progress through them.
@@ -207,7 +198,6 @@ class ScriptLoops:
 
     @property
     def place(self) -> LoopPlace:
-        """Return where the script is now."""
         return tuple(loop.now for loop in self._stack)
 
     @property
@@ -349,17 +339,11 @@ class ReportingWorker(Protocol):
     start: WorkerStart
     store: Any
 
-    def say(self, message: Message) -> None:
-        """Tell the node's agent."""
+    def say(self, message: Message) -> None: ...
 
 
 class Ends:
-    """The ends of one rank.
-
-    Args:
-        worker: Its session.
-        is_broken: Whether a rank is lost, and nobody is to be waited for.
-    """
+    """The ends of one rank."""
 
     def __init__(self, worker: ReportingWorker, *, is_broken: Callable[[], bool]) -> None:
         self._worker, self._is_broken = worker, is_broken
@@ -368,7 +352,6 @@ class Ends:
         self._passed: int | None = None
 
     def say(self, what: End, iteration: int) -> None:
-        """Tell that something is over after an iteration."""
         start = self._worker.start
         said = EndReached(rank=start.rank, epoch=start.epoch, iteration=iteration, what=what)
         self._worker.say(said)
@@ -383,13 +366,7 @@ class Ends:
         return before != iteration
 
     def meet(self, iteration: int, *, epoch: int, rewinds: int) -> None:
-        """Return when all ranks are at the end of an epoch, after the same iteration.
-
-        Args:
-            iteration: The newest that was done.
-            epoch: Its number.
-            rewinds: How often training has gone back.
-        """
+        """Return when all ranks are at the end of an epoch, after the same iteration."""
         store = self._worker.store
         here = f"gemini_lab/ends/{rewinds}/{epoch}/{iteration}"
         if store.add(here, 1) == self._worker.start.seats.world_size:

@@ -55,15 +55,9 @@ class VersionSealer:
     """Seals and sends the versions of one worker; training's thread calls it.
 
     Args:
-        state: The engine's.
-        replicator: Sends versions.
-        iterations: The newest of them travels along.
-        loops: The script's loops.
-        script_watch: Looks at each version's small state.
         lineage: The history in which versions are made.
         recorder: Keeps what made each version, if peers are to get that instead.
         guard: What it knows travels along, if there is one.
-        verification: The same.
         hold: Called if all ranks stop, so that a node may leave; it does not return.
         rehearse: Tries what a recovery does; called once, before the first version is sealed.
 

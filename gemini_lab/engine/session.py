@@ -89,9 +89,6 @@ _ALL: Final = "gemini_lab/protect/all"
 class WorkerSession:
     """A worker's view of its job.
 
-    Args:
-        kept: What keeps this process through recoveries, if anything does.
-
     Attributes:
         start: What the agent said at the start.
         store: The rendezvous store of the job, shared by all ranks.
@@ -138,7 +135,6 @@ class WorkerSession:
         self._channel.send(EventSaid(entry=entry))
 
     def say(self, message: Message) -> None:
-        """Tell the node's agent."""
         self._channel.send(message)
 
     def restore_failed(self, error: UnusableCopyError) -> None:
@@ -191,13 +187,6 @@ class WorkerSession:
         replicas: Sequence[ShardLayout],
     ) -> int:
         """The descriptor of this worker's slab, made by the agent if it is not there yet.
-
-        Args:
-            slots: Shard and payload bytes of each shard that is kept here.
-            chunk_bytes: What one checksum covers.
-            buffers: Of each shard.
-            layout: What lies where in this rank's own shard.
-            replicas: The same of the others that are kept here.
 
         Raises:
             CapacityError: The node's memory is short.

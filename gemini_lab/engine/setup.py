@@ -58,11 +58,6 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
     leave at once, and the settings say so. Whether the log has them is settled by the job's size
     where nobody has said it.
 
-    Args:
-        framework: Has the script's own.
-        order: Has the others.
-        remark: Told what is not possible here.
-
     Raises:
         ConfigError: A setting is unknown or impossible, or emulates a link where nobody can.
     """
@@ -107,9 +102,7 @@ class ReadyEngine:
     """An engine with all that its protection needs.
 
     Attributes:
-        engine: DeepSpeed's, or a `TorchEngine`.
         state: What a version has of it.
-        settings: The job's.
         memory: Where this rank's shard and the replicas lie.
         place: Where that is in the job.
         small: What the version carried beside the engine's state; empty if there was none.
@@ -142,16 +135,7 @@ def ready_engine(
     also: Mapping[str, Keepable] | None,
     remark: Callable[[str], None],
 ) -> ReadyEngine:
-    """Lay out memory for a worker's engine, and load what the plan says.
-
-    Args:
-        session: The worker's; it is told of everything.
-        engine: As for what follows and for the errors, see `protect`.
-        data: The position in the data.
-        client_state: The script's own.
-        also: The script's own, too.
-        remark: Called with what the script's author should know.
-    """
+    """Lay out memory for a worker's engine, and load what the plan says."""
     start = session.start
     _require_all_ranks(start.seats.world_size)
     if not start.joins:
@@ -333,7 +317,6 @@ def restore_planned(
 
 
 def _old_slabs(session: WorkerSession, ranks: int) -> OldSlabs:
-    """Return the shards of another world size in this node's memory."""
     fds, layouts = session.request_old_slabs(ranks)
     try:
         return [Slab.attach(fd) for fd in fds], layouts
@@ -365,7 +348,6 @@ def _recast(
 def _told(
     receipt: RestoreReceipt, place: RestoreContext, version: int
 ) -> Iterator[events.AnyEvent]:
-    """How this rank's shard came back, as the log has it."""
     yield events.ShardRestored(
         shard=place.rank,
         version=version,

@@ -36,7 +36,6 @@ class ShardMemory:
 
     Attributes:
         slab: Room for its own shard and the replicas of others.
-        shard_bytes: Payload bytes of every rank's shard.
     """
 
     slab: Slab

@@ -45,11 +45,6 @@ class Bystanders:
     persistent, tensors in its attributes, modules outside of it, metrics, and other optimizers.
     Tensors in dictionaries and variables are not seen, nor what the script makes later. A few
     values of each are read now, and again whenever they are asked for.
-
-    Args:
-        made: What this process has made.
-        engine: What is protected.
-        kept: What travels with versions already.
     """
 
     def __init__(self, made: Sequence[object], engine: Any, kept: Sequence[object] = ()) -> None:
@@ -92,7 +87,6 @@ class Bystanders:
             self._watch(name, _look_at(optimizer, _stepped))
 
     def changed(self) -> list[str]:
-        """Return those whose values have changed, in words, each once."""
         found = []
         for one in [*self._seen]:
             name, look, before = one
@@ -118,13 +112,11 @@ def _digest(references: Sequence[ref[torch.Tensor]]) -> int | None:
 
 
 def _look_at(thing: Any, read: Callable[[Any], int]) -> Look:
-    """Reads it as long as it is there."""
     found = ref(thing)
     return lambda: None if (there := found()) is None else read(there)
 
 
 def _parts(model: nn.Module) -> int:
-    """A checksum of which kinds of parts it has, in order."""
     return xxhash.xxh3_64_intdigest(repr([type(one).__name__ for one in model.modules()]).encode())
 
 
@@ -137,7 +129,6 @@ def _numbers(part: nn.Module) -> Mapping[str, int | float]:
 
 
 def _number(model: nn.Module, *, name: str) -> int:
-    """A checksum of a number that the script's own parts of a model have by this name."""
     held = [_numbers(part).get(name) for part in _own_parts(model)]
     return xxhash.xxh3_64_intdigest(repr(held).encode())
 
@@ -275,11 +266,7 @@ class StrayLoaders:
 
 
 def _samplers(reads: Any) -> list[object]:
-    """By which a loader and its iterators are known: its batches' indices, and where they are from.
-
-    Args:
-        reads: A loader, or an iterator of one.
-    """
+    """By which a loader and its iterators are known: its batches' indices, and where they are from."""
     names = ("_index_sampler", "batch_sampler", "sampler", "data_sampler")
     found = [getattr(reads, name, None) for name in names]
     found += [getattr(one, "sampler", None) for one in found]
@@ -350,11 +337,6 @@ DATA_CHANGE: Final = (
 class ScriptWatch:
     """Looks at what a script does around its versions, and says each thing once.
 
-    Args:
-        script: What the script handed over.
-        remark: Called with what its author should know.
-        notices: Gives more of that.
-
     Attributes:
         is_asked: Whether the script has asked where to go on.
     """
@@ -380,7 +362,6 @@ class ScriptWatch:
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Return what was said until now."""
         return self._said
 
     def end_update(self) -> None:
@@ -394,12 +375,7 @@ class ScriptWatch:
             self.remark_once(IS_OVER.format(loop=loop, version=version))
 
     def see_version(self, drawn: bytes, *, at_top: bool) -> None:
-        """Look at a version that is sealed.
-
-        Args:
-            drawn: What was drawn and counted when its update ended.
-            at_top: The script is at the top of its loop.
-        """
+        """Look at a version that is sealed."""
         if self._looks:
             self._look(decode(drawn), at_top=at_top)
         self._sealed += 1

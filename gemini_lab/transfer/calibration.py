@@ -112,7 +112,6 @@ def _exchange_s(
 
 
 def _swap_s(group: CheckpointGroup, size_bytes: int, lanes: Lanes) -> float:
-    """The same from device to device."""
     out, room = lanes.room(size_bytes), lanes.room(size_bytes)
     after = (group.rank + 1) % group.world_size
     before = (group.rank - 1) % group.world_size

@@ -79,22 +79,18 @@ def _bytes_of(value: Any) -> int:
 class Clock(Protocol):
     """Gives stamps, whatever they are, and says later how far they are apart."""
 
-    def stamp(self) -> Any:
-        """A mark of this moment."""
+    def stamp(self) -> Any: ...
 
-    def between_s(self, start: Any, end: Any) -> float:
-        """Seconds from one stamp to another."""
+    def between_s(self, start: Any, end: Any) -> float: ...
 
 
 class WallClock:
     """Stamps of a CPU backend: when the calling thread, or the backend's thread, gets there."""
 
     def stamp(self) -> float:
-        """Now."""
         return time.monotonic()
 
     def between_s(self, start: float, end: float) -> float:
-        """Seconds from one stamp to another."""
         return end - start
 
 
@@ -140,7 +136,6 @@ class FollowedWork:
         return result
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return at once."""
         return bool(self._work.is_completed()) and time.monotonic() >= self._release_s
 
     def __getattr__(self, name: str) -> Any:
@@ -162,15 +157,7 @@ def sleep_until(at_s: float) -> None:
 def iteration_record(
     clock: Clock, *, start: Any, update: Any, end: Any, calls: Sequence[CollectiveCall]
 ) -> IterationRecord:
-    """An iteration of these calls.
-
-    Args:
-        clock: Gave the stamps.
-        start: When the iteration began.
-        update: When its update began; `None` if it had none.
-        end: When it ended; calls that have not ended by then end here.
-        calls: In order.
-    """
+    """An iteration of these calls."""
     since = clock.between_s
     length_s = since(start, end)
     collectives = tuple(

@@ -39,14 +39,12 @@ _STILL_S: Final = 1.0  # training that does nothing for less does not stand stil
 class Gate(Protocol):
     """The part that acts between training's collectives; training's thread calls it."""
 
-    def before_call(self) -> None:
-        """A collective is about to be called."""
+    def before_call(self) -> None: ...
 
     def after_call(self, calls: int, work: Any) -> None:
         """Collective number `calls` of the iteration was called; `work` is its handle or `None`."""
 
-    def before_update(self) -> None:
-        """The optimizer step is about to begin."""
+    def before_update(self) -> None: ...
 
 
 class CommHook:
@@ -121,7 +119,6 @@ class CommHook:
         return self
 
     def detach(self) -> None:
-        """Leave the comm object as it was."""
         for name in (_MARK, *OPERATIONS):
             vars(self._backend).pop(name, None)
 
@@ -185,7 +182,6 @@ class CommHook:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a training collective is under way."""
         return self._in_flight > 0 or time.monotonic() < self._busy_until_s
 
     def may_send(self, span: int | None) -> bool:

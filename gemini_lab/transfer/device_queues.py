@@ -94,11 +94,9 @@ class CudaQueues:
         return self._streams[lane]
 
     def room(self, size_bytes: int) -> torch.Tensor:
-        """Memory on the GPU."""
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
     def home(self, size_bytes: int) -> torch.Tensor:
-        """Pinned memory."""
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -123,7 +121,6 @@ class CudaQueues:
         return event
 
     def follow(self, lane: Lane, mark: Any) -> None:
-        """The lane's stream waits for the event."""
         self._stream(lane).wait_event(mark)
 
     def join(self, lane: Lane, work: Any) -> None:
@@ -139,21 +136,15 @@ class CudaQueues:
             work.wait()
 
     def finish(self, mark: Any) -> None:
-        """Wait for the event."""
         mark.synchronize()
 
     def _on(self, lane: Lane) -> AbstractContextManager[Any]:
-        """The lane's stream as the current one."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self._stream(lane))
         return context
 
 
 def require_current(device: torch.device, current: int) -> None:
     """Refuse to protect what is not on the current GPU: copies would wait on the wrong queues.
-
-    Args:
-        device: Where the training is.
-        current: The number of this thread's current GPU.
 
     Raises:
         ConfigError: It is on another one.
@@ -185,9 +176,6 @@ def pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
     """Lock mapped memory, such as a slab's, so that the GPU copies into it by itself.
 
     It stays so until this process ends.
-
-    Args:
-        memory: Its bytes.
 
     Raises:
         CapacityError: CUDA refuses.

@@ -106,10 +106,6 @@ class DeviceRoute:
     Training's thread calls `begin`, then the hook's gate: `before_call` and `after_call` around
     every collective, `before_update` at the end. The replicator's thread calls `exchange`. On the
     device it takes p sub-buffers and one to send from, each as large as the largest chunk.
-
-    Args:
-        lanes: The device's.
-        peers, schedules, spans_after: See `rounds`.
     """
 
     def __init__(
@@ -135,14 +131,12 @@ class DeviceRoute:
         self._handed_over = threading.Event()
 
     def close(self) -> None:
-        """Free the device's memory."""
         self._rooms.clear()
         self._out = self._lanes.room(0)
 
     # -- training's thread -------------------------------------------------------------------------
 
     def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
-        """A version is there, and buffers for it in pinned memory."""
         self._pieces = [(o, t.detach().view(torch.uint8)) for o, t in version.pieces if t.numel()]
         self._incoming = buffers.incoming
         self._began_s = time.time()
@@ -237,12 +231,7 @@ class DeviceRoute:
 def parts(
     pieces: Sequence[tuple[int, torch.Tensor]], chunk: Chunk
 ) -> list[tuple[int, int, torch.Tensor]]:
-    """Yield each tensor's place in the chunk: start, end, and the bytes.
-
-    Args:
-        pieces: Offset in the payload, and the bytes (`uint8`) that belong there; in order.
-        chunk: Which part of the payload; what lies between pieces stays as it is.
-    """
+    """Yield each tensor's place in the chunk: start, end, and the bytes."""
     found = []
     start, end = chunk.offset_bytes, chunk.offset_bytes + chunk.size_bytes
     for offset, piece in pieces:

@@ -50,8 +50,7 @@ class Maker(Protocol):
         """Room in which differences are received."""
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it can be asked."""
+    def is_ready(self) -> bool: ...
 
     @property
     def is_lost(self) -> bool:
@@ -67,8 +66,7 @@ class Maker(Protocol):
             GeminiError: It could not be made.
         """
 
-    def close(self) -> None:
-        """End it."""
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -83,12 +81,7 @@ class ReplicaTrust:
     _newest: deque[bool] = field(default_factory=lambda: deque(maxlen=TRIED))
 
     def note(self, *, differing: int, lost: int) -> str:
-        """A version was made so on all ranks; why no other one is, or nothing.
-
-        Args:
-            differing: How many replicas differed from what their owners have.
-            lost: How many of those who made them are gone.
-        """
+        """A version was made so on all ranks; why no other one is, or nothing."""
         if self.is_lost:
             return ""
         self._newest.append(differing > 0)
@@ -108,9 +101,6 @@ class Differences:
     """One rank's part in versions that are sent as differences; on the replicator's thread.
 
     Args:
-        wire: What they travel over.
-        peers: With whom this rank exchanges versions.
-        slab: Keeps them.
         own: What leaves: each version's difference lies there.
         makers: By rank whose shard is kept here, who makes its versions.
         full_every: Of so many versions one is sent in full.
@@ -163,13 +153,7 @@ class Differences:
     def exchange(
         self, route: Route, version: OutgoingVersion, incoming: Mapping[int, WriteBuffer]
     ) -> tuple[SentBytes, ...]:
-        """Send and receive differences, and begin to have versions made of them.
-
-        Args:
-            route: How they travel.
-            version: What is sent.
-            incoming: Where the versions of other shards are made.
-        """
+        """Send and receive differences, and begin to have versions made of them."""
         rooms: VersionBuffers[Chunks] = VersionBuffers(
             own=self._own, incoming={rank: maker.room for rank, maker in self._makers.items()}
         )
@@ -239,7 +223,6 @@ class Differences:
         return self._trust.note(differing=differing, lost=lost)
 
     def close(self) -> None:
-        """End those who make versions."""
         for maker in self._makers.values():
             maker.close()
 

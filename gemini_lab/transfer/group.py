@@ -25,9 +25,6 @@ class CheckpointGroup:
     end does not take the last version's way along.
 
     Args:
-        store: A store that all ranks share.
-        rank: This one.
-        world_size: How many there are.
         timeout_s: After this, a transfer whose peer says nothing fails.
 
     Attributes:
@@ -159,11 +156,9 @@ class CheckpointGroup:
         return group.recv([tensor], source, tag)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Send and wait."""
         self.finish([self.isend(tensor, to)])
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
-        """Receive and wait."""
         self.finish([self.irecv(tensor, source)])
 
     def meet(self) -> None:

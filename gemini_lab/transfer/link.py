@@ -132,7 +132,6 @@ class LinkBucket:
             time.sleep(left_s)
 
     def close(self) -> None:
-        """Close the file."""
         self._memory.close()
         os.close(self._fd)
 

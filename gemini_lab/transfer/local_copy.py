@@ -26,14 +26,11 @@ class LocalCopy:
     """Fills a rank's own buffer from live tensors, chunk by chunk, and seals each chunk.
 
     Args:
-        version: What is copied.
-        own: Where to.
         lanes: The device's, if the tensors are on one; the next chunk is then copied by its local
             lane while threads of this copy's own seal those before.
         may_go_on: Called before each chunk; raises where the copy is to be broken off.
 
     Attributes:
-        payload_bytes: Size of the whole payload.
         elapsed_s: Seconds spent so far.
     """
 

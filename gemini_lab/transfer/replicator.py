@@ -71,14 +71,10 @@ class Replicator:
     version, calls `on_moved` and `mark`. `assembly.open_replicator` makes one from the settings.
 
     Args:
-        wire: What versions travel over.
-        peers: With whom this rank exchanges them.
-        slab: Keeps this rank's shard and those that it receives.
         on_moved: Called when a version is whole everywhere.
         mark: Gives the number that this rank tells with each version; see `take_marks`.
         asked: Gives the requests of this rank's agent, told with each version too.
         differences: Sends what made a version instead of the version, if it can.
-        scheme: That of the settings.
         hook: Watches training's collectives, if anything needs it to.
         on_iteration: Called with the version and the record of an iteration that has ended, and
             the time, if its collectives are logged.
@@ -146,9 +142,6 @@ class Replicator:
 
     def end_iteration(self, version: int) -> bool:
         """Go on to the next iteration, by another plan if it is time for one.
-
-        Args:
-            version: What the update that ended the iteration made.
 
         Returns:
             Whether `version` is to be sent.

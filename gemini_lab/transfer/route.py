@@ -60,12 +60,7 @@ class Route(Protocol):
 
 
 class BackgroundRoute:
-    """Chunks leave as fast as the link takes them, the same chunk to all peers.
-
-    Args:
-        wire: Its group and its emulated link.
-        peers: With whom this rank exchanges versions.
-    """
+    """Chunks leave as fast as the link takes them, the same chunk to all peers."""
 
     def __init__(self, wire: Wire, peers: Peers) -> None:
         self._group = wire.group
@@ -111,7 +106,6 @@ class BackgroundRoute:
     def _receive(
         self, index: int, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]
     ) -> list[Any]:
-        """Begin to receive chunk number `index` of each shard that has so many."""
         works = []
         for rank, buffer in buffers.incoming.items():
             if index < buffer.chunk_count(sizes_bytes[rank]):

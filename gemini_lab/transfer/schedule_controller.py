@@ -30,35 +30,25 @@ from gemini_lab.units import format_seconds
 class Mover(Protocol):
     """The part of `Replicator` that the controller calls."""
 
-    def follow(self, route: Route | None) -> None:
-        """Send chunks by another route from the next version on."""
+    def follow(self, route: Route | None) -> None: ...
 
-    def take_marks(self) -> tuple[int, ...]:
-        """Every rank's mark, as told with the newest whole version; given once."""
+    def take_marks(self) -> tuple[int, ...]: ...
 
 
 class Seam(Protocol):
     """The part of `CommHook` that the controller calls."""
 
-    def expect(self, profile: Profile | None, *, gate: Gate | None = None) -> None:
-        """Follow this profile from here on."""
+    def expect(self, profile: Profile | None, *, gate: Gate | None = None) -> None: ...
 
-    def wait_for_span(self, span: int | None) -> None:
-        """Return when a chunk of that span may leave."""
+    def wait_for_span(self, span: int | None) -> None: ...
 
 
 class ScheduleController:
     """Carries out one rank's orders, between iterations; called by training's thread.
 
     Args:
-        planner: Gives the orders.
-        settings: The job's.
         wire: What versions travel over; its group is idle whenever `end_iteration` is called.
-        peers: With whom this rank exchanges versions.
-        shard_bytes: Payload bytes of every rank's shard.
-        replicator: Moves the versions.
         hook: Says when a chunk may leave, and is told of the profile that is followed.
-        emit: Says an event.
 
     Attributes:
         schedule: This rank's, while one is followed.
@@ -89,10 +79,6 @@ class ScheduleController:
     def end_iteration(self, version: int, record: IterationRecord | None) -> bool:
         """Go on to the next iteration, by another plan if it is time for one.
 
-        Args:
-            version: What the update that ended the iteration made.
-            record: What the hook saw of the iteration.
-
         Returns:
             Whether `version` is to be sent.
         """
@@ -118,7 +104,6 @@ class ScheduleController:
                 self._say(order.reason)
 
     def _say(self, text: str) -> None:
-        """Say what all ranks know, once."""
         if self._peers.rank == 0:
             self._emit(events.Note(text=text))
 

@@ -49,7 +49,6 @@ class ScheduledRoute:
     Args:
         wire: Its group, its emulated link, and the bus that empties sub-buffers; without a bus,
             chunks are received straight into the slab.
-        peers: With whom this rank exchanges versions.
         schedules: The schedules of this rank and of all whose shards it keeps; every rank gets the
             same ones from the same profile.
         wait_for_span: Returns when a chunk of that span may leave.
@@ -76,7 +75,6 @@ class ScheduledRoute:
         self._receiver = OwnThread("gemini-receive")
 
     def close(self) -> None:
-        """End the receiving thread."""
         self._receiver.end(wait=False)
 
     def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
@@ -170,12 +168,7 @@ class ScheduledRoute:
 def incoming_chunks(
     schedules: Mapping[int, ChunkSchedule], peers: Peers
 ) -> tuple[IncomingChunk, ...]:
-    """Return what a rank receives, in order, by position in the schedules.
-
-    Args:
-        schedules: At least those of the ranks that `peers` receives from.
-        peers: With whom the rank exchanges versions.
-    """
+    """Return what a rank receives, in order, by position in the schedules."""
     found = [
         IncomingChunk(position=position, source=source, chunk=chunk)
         for source, replica in peers.receives_from.items()
@@ -191,7 +184,6 @@ def _part(buffer: Chunks, chunk: Chunk) -> torch.Tensor:
 
 
 def _note(sent: list[SentBytes], chunk: Chunk, peer: int, start_s: float) -> None:
-    """Add a chunk to what left for `peer` in its span."""
     size_bytes = chunk.size_bytes
     if sent and (sent[-1].span, sent[-1].peer) == (chunk.span, peer):
         start_s = sent[-1].start_s

@@ -53,10 +53,6 @@ def require_together(places: Sequence[SealPlace], version: int) -> None:
 
     What they add up from there on would not belong together.
 
-    Args:
-        places: By rank.
-        version: It.
-
     Raises:
         ConfigError: There are such; says which.
     """
@@ -82,10 +78,8 @@ class OutgoingVersion:
     """One version of this rank's shard, to be moved.
 
     Attributes:
-        version: Its number.
         pieces: What it is made of; live tensors, which must not change until it is whole.
         lineage: The history that it is of.
-        payload_bytes: Size of the whole payload.
         difference: What made it of the version before, in one step; `None` if that is not known.
         place: Where in the script it was sealed.
         is_withheld: Whether it is to exist only when all ranks have let it: see
@@ -106,7 +100,6 @@ class Peers:
     """With whom a rank exchanges versions.
 
     Attributes:
-        rank: This one.
         sends_to: The ranks that keep this rank's replicas 1, 2, ...
         receives_from: Rank of each other shard that is kept here, and which replica this is.
     """
@@ -151,14 +144,12 @@ class Chunks(Protocol):
     """Memory out of which chunks leave, or into which they come."""
 
     @property
-    def data(self) -> Bytes:
-        """All of it."""
+    def data(self) -> Bytes: ...
 
     def chunk(self, index: int) -> Bytes:
         """The bytes of one chunk; the last one may be shorter."""
 
-    def chunk_count(self, payload_bytes: int, /) -> int:
-        """How many chunks cover a payload of that size."""
+    def chunk_count(self, payload_bytes: int, /) -> int: ...
 
 
 Memory_co = TypeVar("Memory_co", bound=Chunks, covariant=True)
@@ -169,7 +160,6 @@ class VersionBuffers(Generic[Memory_co]):
     """Where what a version is sent as lies on this rank.
 
     Attributes:
-        own: What leaves.
         incoming: What is received, by the ranks that it comes from.
     """
 
@@ -181,8 +171,7 @@ class PayloadSource(Protocol):
     """Fills what leaves, as far as it is asked to."""
 
     @property
-    def payload_bytes(self) -> int:
-        """Size of the whole."""
+    def payload_bytes(self) -> int: ...
 
     def up_to(self, end_bytes: int) -> None:
         """Wait until the first `end_bytes` are copied."""
@@ -286,11 +275,6 @@ def require_unwritten(version: OutgoingVersion, moment: Moment, copied: Bytes) -
 
     The rank that finds this says nothing more to the others. They wait for its checksums, so no
     replica of the version is committed, and they learn of it as they do of a rank that died.
-
-    Args:
-        version: All of it is copied.
-        moment: When it was to be sent.
-        copied: Its payload.
 
     Raises:
         IntegrityError: Some were; it says how many.

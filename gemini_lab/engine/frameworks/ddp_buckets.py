@@ -151,6 +151,5 @@ class BucketOrder:
 
 
 def _no_rows(weight: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient of zeros: one row of them."""
     first = torch.zeros((1, 1), dtype=torch.int64, device=weight.device)
     return torch.sparse_coo_tensor(first, torch.zeros_like(weight[:1]), weight.shape)

@@ -31,16 +31,10 @@ class Framework(ABC):
     What changes only in an update is given out as live tensors (`forms`, `pieces`, `load`); what is
     small is captured by value (`capture`, `restore`). All ranks make one together.
 
-    Args:
-        engine: What is protected.
-
     Attributes:
-        engine: The same.
         parallelism: How ranks share the model, in a word.
         stage: ZeRO stage; 0 elsewhere.
         shares_updates: Whether all ranks make one and the same update.
-        rank: This process's.
-        world_size: How many ranks there are.
     """
 
     parallelism = "ZeRO"
@@ -60,17 +54,14 @@ class Framework(ABC):
 
     @property
     @abstractmethod
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Return the optimizer."""
+    def optimizer(self) -> torch.optim.Optimizer: ...
 
     @property
     def device(self) -> torch.device:
-        """Return the device on which it computes."""
         return torch.device(self.engine.device)
 
     @abstractmethod
-    def settings(self) -> Mapping[str, SettingValue]:
-        """Return the settings of the script."""
+    def settings(self) -> Mapping[str, SettingValue]: ...
 
     @abstractmethod
     def trained(self) -> Iterator[nn.Parameter]:

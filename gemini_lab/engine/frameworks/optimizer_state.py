@@ -196,9 +196,6 @@ class OptimizerState:
     Large are the weights, all that has more than one element, and all that is sharded. The rest,
     such as counts of steps, is small.
 
-    Args:
-        optimizer: Any of torch's kind.
-
     Attributes:
         weights: What it trains, in its order.
     """
@@ -264,9 +261,6 @@ class OptimizerState:
 
     def capture(self, large: Sequence[Kept]) -> dict[str, Any]:
         """Return what there is beside large tensors, for the codec.
-
-        Args:
-            large: What was laid out.
 
         Raises:
             UnsupportedError: There is a large tensor that was not.

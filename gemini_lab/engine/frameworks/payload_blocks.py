@@ -31,7 +31,6 @@ class FlatRun:
     dtype: str
 
     def of(self, data: Bytes) -> torch.Tensor:
-        """The elements, in place."""
         dtype = getattr(torch, self.dtype)
         end = self.offset_bytes + self.numel * dtype.itemsize
         return torch.from_numpy(data[self.offset_bytes : end]).view(dtype)

@@ -24,7 +24,6 @@ class Heir:
     """A rank that goes on from a version of another number of ranks.
 
     Attributes:
-        rank: This one.
         ranks: How many there are now.
         layouts: Of the version's shards, by their ranks.
         remarks: What could not be taken over as it was, for the script's author.
@@ -37,7 +36,6 @@ class Heir:
 
     @property
     def ranks_then(self) -> int:
-        """How many ranks made the version."""
         return len(self.layouts)
 
     def remark(self, text: str) -> None:
@@ -46,7 +44,6 @@ class Heir:
             self.remarks.append(text)
 
     def refusal(self, reason: str) -> ConfigError:
-        """The error that says that this version cannot be taken over."""
         return ConfigError(
             f"a version of {self.ranks_then} ranks cannot be loaded by {self.ranks}: {reason}"
         )

@@ -116,10 +116,6 @@ class UpdateWatch:
     """Counts changes of the weights that are no update; called by training's thread.
 
     Args:
-        optimizer: What is protected.
-        weights: What it trains.
-        version: Gives the number of the newest version.
-        emit: Says an event.
         ends: Whether too many such changes end the run.
     """
 
@@ -149,7 +145,6 @@ class UpdateWatch:
         self._is_on = self._is_updating = True
 
     def end_update(self) -> None:
-        """It has ended."""
         self._is_updating, self._is_explained = False, True
         self._in_a_row = 0
 
@@ -177,11 +172,9 @@ class UpdateWatch:
         self._counts, self._is_explained, self._in_a_row = self._count(), False, 0
 
     def close(self) -> None:
-        """Training is over."""
         self._hook.remove()
 
     def _see(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Any optimizer of this process has made its step."""
         if not self._is_on or self._is_updating or optimizer is self._optimizer:
             return
         groups = optimizer.param_groups

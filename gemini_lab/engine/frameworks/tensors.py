@@ -45,7 +45,6 @@ def to_dtensors(state: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any
 
 
 def _around(shard: torch.Tensor, whole: "DTensor", name: str) -> "DTensor":
-    """A DTensor like `whole`, of which this rank has `shard`."""
     now = whole.to_local().shape
     if shard.shape != now:
         raise ConfigError(
@@ -212,10 +211,6 @@ def held_of(weight: Any) -> tuple[int, int]:
 def require_apart(tensor: torch.Tensor, what: str) -> None:
     """Refuse a tensor some of whose elements are one place in memory: nothing can be put into it.
 
-    Args:
-        tensor: Any.
-        what: What it is, for people.
-
     Raises:
         UnsupportedError: It is one, such as what `expand` gives.
     """
@@ -311,7 +306,6 @@ def cut_sum(part: torch.Tensor, *, first: int) -> int:
 
 
 def _place(weight: Any) -> int | None:
-    """The first element of this rank's part of a weight."""
     return held_of(weight)[0] if hasattr(weight, "ds_tensor") else place_of(weight)
 
 

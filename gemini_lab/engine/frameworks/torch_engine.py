@@ -45,18 +45,8 @@ def _uncompiled(function: Callable[..., None]) -> Callable[..., None]:
 class TorchEngine:
     """A model and the torch optimizer that trains it, with a count of its updates.
 
-    Args:
-        model: As it is called: plain, in DistributedDataParallel, or after `fully_shard`.
-        optimizer: Made of its parameters.
-        settings: As in the `"gemini"` block of a DeepSpeed configuration.
-        step: Updates that were done before.
-
     Attributes:
-        module: The model.
-        optimizer: The optimizer.
-        settings: The settings.
         global_steps: Updates done so far.
-        parallelism: How the ranks share the model.
         before_update: Called where an update begins, on the thread that makes it.
         after_update: Called where it has ended and is counted.
         before_writing: Called where a step begins that is no update, but writes the state.
@@ -98,13 +88,11 @@ class TorchEngine:
 
     @property
     def device(self) -> torch.device:
-        """Return the device on which it computes."""
         device: torch.device = self.optimizer.param_groups[0]["params"][0].device
         return device
 
     @property
     def global_rank(self) -> int:
-        """This process's rank."""
         return rank_and_world_size()[0]
 
     @property
@@ -150,12 +138,7 @@ def _is_saving() -> bool:
 
 
 def left_out(engine: TorchEngine, handed: Iterable[object] = ()) -> Iterator[str]:
-    """Return what of the model will not come back after a failure, as sentences for users.
-
-    Args:
-        engine: The model and its optimizer.
-        handed: What the script names in `also`.
-    """
+    """Return what of the model will not come back after a failure, as sentences for users."""
     kept = {id(weight) for group in engine.optimizer.param_groups for weight in group["params"]}
     modules = [thing for thing in handed if isinstance(thing, nn.Module)]
     own = {id(weight) for part in [engine.bare, *modules] for weight in part.parameters()}
@@ -292,7 +275,6 @@ def _way_out_of(wrapper: object) -> str:
 
 
 def _obstacles(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
-    """Return why they cannot be protected: what was found, and the way out."""
     if any(is_fsdp1(part) for part in model.modules()):
         yield (
             "it is wrapped in FullyShardedDataParallel (FSDP1)",
@@ -346,7 +328,6 @@ def _of_ddp(ddp: Any) -> Iterator[tuple[str, str]]:
 
 
 def _of_weight(weight: torch.Tensor, *, is_replicated: bool) -> Iterator[tuple[str, str]]:
-    """A weight that is no plain tensor."""
     is_known = type(weight.data) in _TENSORS or is_dtensor(weight.data)
     if not is_known or weight.layout != torch.strided or weight.is_meta:
         kind = "meta" if weight.is_meta else type(weight.data).__name__

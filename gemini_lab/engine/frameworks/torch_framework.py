@@ -85,9 +85,6 @@ class ReplicaCheck:
 class TorchFramework(Framework):
     """The state of a model and its torch optimizer.
 
-    Args:
-        engine: Both.
-
     Raises:
         UnsupportedError: The optimizer's state cannot be kept, or the ranks differ in what they
             are to share; says what to change.
@@ -115,26 +112,21 @@ class TorchFramework(Framework):
 
     @property
     def module(self) -> nn.Module:
-        """The model without what wraps it."""
         return self._engine.bare
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The script's."""
         return self._engine.optimizer
 
     def settings(self) -> Mapping[str, SettingValue]:
-        """Return the `settings` argument of `protect`."""
         return self._engine.settings
 
     def trained(self) -> Iterator[nn.Parameter]:
-        """All that the optimizer has."""
         return iter(self._state.weights)
 
     # -- the large part --------------------------------------------------------------------------
 
     def forms(self) -> Sequence[Form]:
-        """A flat tensor a block."""
         return [(f"{b.name}.{b.dtype}", b.dtype, (b.numel,)) for b in self._blocks]
 
     def weight_pieces(self) -> Iterator[WeightPiece]:
@@ -161,12 +153,10 @@ class TorchFramework(Framework):
         ]
 
     def present(self) -> list[bool]:
-        """Of each tensor of the state, whichever rank keeps it."""
         state = self._state
         return [state.tensor(one.parameter, one.name) is not None for one in self._kept]
 
     def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
-        """Return what this rank keeps of each tensor."""
         self._state.require_unchanged()
         found = []
         for spec, block in zip(specs, self._blocks, strict=True):
@@ -197,7 +187,6 @@ class TorchFramework(Framework):
     def updated_tensors(
         self, layout: ShardLayout
     ) -> Sequence[tuple[torch.Tensor, Mapping[str, FlatRun]]]:
-        """Each weight of which this rank has a part."""
         if self._is_shared:
             raise UnsupportedError(
                 '"replicate": "gradients" has peers make a shard\'s updates again, and under DDP a '
@@ -224,7 +213,6 @@ class TorchFramework(Framework):
         return [(weights[number], runs) for number, runs in sorted(found.items())]
 
     def drop_gradients(self, *, is_computing: bool) -> None:
-        """As they are before the first backward pass."""
         del is_computing
         for weight in self._state.weights:
             weight.grad = None
@@ -276,7 +264,6 @@ class TorchFramework(Framework):
         ]
 
     def _tensor(self, one: Kept) -> torch.Tensor | None:
-        """This rank's part of a tensor, live; None if the optimizer has not made it yet."""
         tensor = self._state.tensor(one.parameter, one.name)
         return None if tensor is None else local_part(tensor)
 
@@ -304,7 +291,6 @@ class TorchFramework(Framework):
             )
 
     def capture(self) -> dict[str, Any]:
-        """The count of updates, the optimizer's small state, the order of DDP's gradients."""
         return {
             "counters": {"global_steps": self._engine.global_steps},
             "optimizer": self._state.capture(self._kept),
@@ -313,14 +299,12 @@ class TorchFramework(Framework):
         }
 
     def restore(self, small: Mapping[str, Any]) -> None:
-        """Put them back."""
         self._engine.global_steps = small["counters"]["global_steps"]
         self._state.restore(small["optimizer"])
         if self._order is not None:
             self._order.syncs_buffers = small.get("syncs_buffers", True)
 
     def put_order(self, small: Mapping[str, Any]) -> None:
-        """DDP's."""
         if self._order is not None:
             self._order.rehearse(small["gradients"])
 
@@ -328,7 +312,6 @@ class TorchFramework(Framework):
         """Nothing of it is optional."""
 
     def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
-        """The same: a job's ranks have all of it alike."""
         names = ("counters", "optimizer", "gradients", "present")
         syncs = {"syncs_buffers": all(one.get("syncs_buffers", True) for one in smalls)}
         return syncs | {
@@ -346,7 +329,6 @@ class TorchFramework(Framework):
     # -- going on with other ranks ---------------------------------------------------------------
 
     def obstacle(self) -> str:
-        """DDP does not tell of one of its ways to be told of another sum."""
         return "" if self._order is None else self._order.obstacle
 
     def begin_anew(self) -> None:
@@ -360,7 +342,6 @@ class TorchFramework(Framework):
     # -- the boundaries --------------------------------------------------------------------------
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
-        """In the optimizer's step."""
         unhook = hook_optimizer(self._engine, hook)
         if self._check is not None:
             then, check = self._engine.after_update, self._check

@@ -128,11 +128,7 @@ _MODULES: Final = "_PartitionedParameterCoordinator__submodule_order"
 
 
 def order_checksum(coordinator: Any) -> int:
-    """A checksum of the order, of 63 bits; 0 before it is learned, or where DeepSpeed hides it.
-
-    Args:
-        coordinator: DeepSpeed's `PartitionedParameterCoordinator`.
-    """
+    """A checksum of the order, of 63 bits; 0 before it is learned, or where DeepSpeed hides it."""
     modules = getattr(coordinator, _MODULES, ())
     if not modules or not coordinator.is_complete_trace():
         return 0
@@ -211,7 +207,6 @@ class Partitions(ABC):
         return partitions
 
     def weights(self) -> Iterator[torch.nn.Parameter]:
-        """The weights of the model that are trained."""
         return chain.from_iterable(getattr(self.zero, self.WEIGHTS))
 
     @abstractmethod
@@ -224,7 +219,6 @@ class Partitions(ABC):
         return weights
 
     def names_in(self, partition: int) -> set[str]:
-        """Their names."""
         return {self.names[id(weight)] for weight in self.weights_in(partition)}
 
     @abstractmethod
@@ -257,7 +251,6 @@ class Partitions(ABC):
         return torch.float32 if self.is_offloaded else dtype
 
     def group_of(self, partition: int) -> dict[str, Any]:
-        """The base optimizer's parameter group of a partition."""
         return self.base.param_groups[partition]
 
 
@@ -268,14 +261,12 @@ class Stage12(Partitions):
     WEIGHTS = "bit16_groups"
 
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
-        """Return what this rank's cut of each group's flat tensor touches."""
         for group, tensor in enumerate(tensors):
             weights = self.zero.round_robin_bit16_groups[group]
             offsets = self.zero.round_robin_bit16_offsets[group]
             yield from self._cut(group, tensor, weights, offsets)
 
     def publish(self) -> None:
-        """Copy this rank's part and gather the others'."""
         self.zero.update_lp_params()
 
     def _cut(
@@ -305,7 +296,6 @@ class Stage1WideGradients(Stage12):
     SCALING = ("external_loss_scale", "overflow", "torch_autocast_gradscaler")
 
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
-        """Return what this rank's cut of each group's flat tensor touches."""
         for group, tensor in enumerate(tensors):
             weights, offsets, end = self.zero.bf16_groups[group], [], 0
             for weight in weights:

@@ -57,9 +57,6 @@ _TAKEN_AGAIN: Final = (
 class ZeroFramework(Framework):
     """The state of a DeepSpeed engine, as its ZeRO stage cuts it.
 
-    Args:
-        engine: What `deepspeed.initialize` returned first; ZeRO stage 1, 2 or 3.
-
     Raises:
         UnsupportedError: The engine has state that would not be kept; says what to change.
     """
@@ -89,29 +86,24 @@ class ZeroFramework(Framework):
 
     @property
     def module(self) -> nn.Module:
-        """The engine's model."""
         module: nn.Module = self._engine.module
         return module
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The one inside ZeRO's."""
         return self._partitions.base
 
     def settings(self) -> Mapping[str, SettingValue]:
-        """The `"gemini"` block of the DeepSpeed configuration."""
         config = self._engine._config  # noqa: SLF001 - it was asked for
         block: Mapping[str, SettingValue] = config._param_dict.get("gemini", {})  # noqa: SLF001
         return block
 
     def trained(self) -> Iterator[nn.Parameter]:
-        """The weights of all parameter groups."""
         return self._partitions.weights()
 
     # -- the large part --------------------------------------------------------------------------
 
     def forms(self) -> Sequence[Form]:
-        """Each partition's master weights and moments."""
         masters = self._partitions.masters()
         return [
             (f"{partition}.{name}", str(dtype).removeprefix("torch."), masters[partition].shape)
@@ -129,7 +121,6 @@ class ZeroFramework(Framework):
                     yield replace(piece, tensor=index, state=name)
 
     def present(self) -> list[bool]:
-        """Of each tensor in `forms`."""
         return [self._tensor(index) is not None for index in range(len(self._slots))]
 
     def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
@@ -162,7 +153,6 @@ class ZeroFramework(Framework):
     def updated_tensors(
         self, layout: ShardLayout
     ) -> Sequence[tuple[torch.Tensor, Mapping[str, FlatRun]]]:
-        """Each partition, with its moments."""
         masters = self._partitions.masters()
         found: list[tuple[torch.Tensor, dict[str, FlatRun]]] = [(master, {}) for master in masters]
         for (partition, name, _), spec in zip(self._slots, layout.tensors, strict=True):
@@ -184,7 +174,6 @@ class ZeroFramework(Framework):
         return dtype, lambda: watch.scale
 
     def powers_since(self) -> int:
-        """As the versions have it."""
         return self._powers.capture()
 
     def drop_gradients(self, *, is_computing: bool) -> None:
@@ -231,11 +220,9 @@ class ZeroFramework(Framework):
     # -- the small part --------------------------------------------------------------------------
 
     def batch(self) -> int | None:
-        """As DeepSpeed has it."""
         return int(self._engine.train_batch_size())
 
     def require_boundary(self) -> None:
-        """Refuse a version between micro-batches."""
         engine = self._engine
         if not engine.managed_gradient_accumulation():
             return
@@ -254,7 +241,6 @@ class ZeroFramework(Framework):
             )
 
     def capture(self) -> dict[str, Any]:
-        """Counters, what the optimizer and its wrapper keep beside large tensors, schedule."""
         scheduler = self._engine.lr_scheduler
         return {
             "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
@@ -264,7 +250,6 @@ class ZeroFramework(Framework):
         }
 
     def restore(self, small: Mapping[str, Any]) -> None:
-        """Put them back."""
         self._restore_optimizer(small["optimizer"])
         if self._engine.lr_scheduler is not None:
             self._engine.lr_scheduler.load_state_dict(small["scheduler"])
@@ -275,7 +260,6 @@ class ZeroFramework(Framework):
             setattr(self._engine._config, name, size)  # noqa: SLF001 - as its own methods do
 
     def require_fit(self, small: Mapping[str, Any]) -> None:
-        """Both have a schedule, or none."""
         require_both(
             "a learning rate scheduler",
             stored=small["scheduler"],
@@ -316,7 +300,6 @@ class ZeroFramework(Framework):
         }
 
     def _sizes(self) -> dict[str, int]:
-        """Of batches, as they are now."""
         return {name: getattr(self._engine._config, name) for name in _SIZES}  # noqa: SLF001
 
     def _partitions_then(self, partition: int, heir: Heir) -> list[int]:
@@ -393,7 +376,6 @@ class ZeroFramework(Framework):
         return order_checksum(self._coordinator()) if self.stage == 3 else 0
 
     def forget_order(self) -> None:
-        """The modules'."""
         if self.stage == 3:
             forget_order(self._coordinator())
 
@@ -403,7 +385,6 @@ class ZeroFramework(Framework):
     # -- the boundaries --------------------------------------------------------------------------
 
     def notices(self) -> Sequence[str]:
-        """Of weights that DeepSpeed updates with gradients of earlier steps."""
         return (_TAKEN_AGAIN.format(self._left_out),) if self._left_out else ()
 
     def hook(self, hook: StepHook) -> Callable[[], None]:

@@ -18,13 +18,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
 
 def narrowed(gradient: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor | None:
-    """A flat gradient in a narrower type; `None` where `widened` would give other bits.
-
-    Args:
-        gradient: In fp32, as the optimizer gets it.
-        dtype: The type in which it was reduced.
-        scale: By what it was multiplied since.
-    """
+    """A flat gradient in a narrower type; `None` where `widened` would give other bits."""
     if gradient.dtype == dtype:
         return gradient
     narrow = (gradient / scale).to(dtype)
@@ -42,9 +36,6 @@ class ScaleWatch:
 
     DeepSpeed's own function is asked what it makes of a one, where it does that to the gradients.
     One that cannot be asked so gives no number: nothing is narrowed then, versions go in full.
-
-    Args:
-        zero: DeepSpeed's optimizer of stage 1, 2 or 3.
 
     Attributes:
         scale: Of the gradients that were unscaled last.
@@ -87,11 +78,9 @@ class SteppedTensors(Protocol):
 
     base: torch.optim.Optimizer
 
-    def masters(self) -> Sequence[torch.Tensor]:
-        """The tensors that it updates, in order."""
+    def masters(self) -> Sequence[torch.Tensor]: ...
 
-    def group_of(self, partition: int) -> Mapping[str, Any]:
-        """The options of one of them."""
+    def group_of(self, partition: int) -> Mapping[str, Any]: ...
 
 
 class BetaPowers:
@@ -131,7 +120,6 @@ class BetaPowers:
                 self._update(1, {**group, "betas": halfway})
 
     def _groups(self) -> Iterator[Mapping[str, Any]]:
-        """Return those of all partitions, in the order of an update's calls."""
         return map(self._partitions.group_of, range(len(self._partitions.masters())))
 
     def _all_betas(self) -> list[tuple[float, float]]:

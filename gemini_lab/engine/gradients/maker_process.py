@@ -42,13 +42,7 @@ class Repeater:
         self._library: _Library | None = None
 
     def repeat(self, step: RecordedStep, payload: Bytes, difference: Bytes) -> None:
-        """Turn the version before a step into the version after it.
-
-        Args:
-            step: What was done.
-            payload: The version before; it becomes the one after.
-            difference: Has the gradients.
-        """
+        """Turn the version before a step into the version after it."""
         if torch.get_num_threads() != step.threads:
             torch.set_num_threads(step.threads)
         optimizer = self._optimizer(step)
@@ -107,7 +101,6 @@ class _Library:
         self._next: int | None = None
 
     def is_of(self, step: RecordedStep) -> bool:
-        """Whether it makes such steps."""
         return self._made_as == (step.kind, dict(step.modes))
 
     def catch_up(self, step: RecordedStep) -> None:
@@ -120,7 +113,6 @@ class _Library:
             self.base.state.clear()
 
     def note(self, step: RecordedStep) -> None:
-        """A step was made."""
         self._next = _number(step) + 1
 
 
@@ -136,11 +128,9 @@ class _StandIns:
             base.state[tensor] = {"step": update.scalars.get("step", 0)}
 
     def masters(self) -> Sequence[torch.Tensor]:
-        """One for each update."""
         return self._tensors
 
     def group_of(self, partition: int) -> Mapping[str, Any]:
-        """Its options."""
         return self._options[partition]
 
 
@@ -168,14 +158,7 @@ _SEALERS: Final = 4
 def make_version(
     order: MakeVersion, memory: Bytes, difference: Bytes, repeater: Repeater
 ) -> VersionMade:
-    """Do what is asked.
-
-    Args:
-        order: Of which version, and where to.
-        memory: The slab's.
-        difference: What made the version.
-        repeater: Makes the shard's steps.
-    """
+    """Do what is asked."""
     base = memory[order.base_bytes : order.base_bytes + order.payload_bytes]
     made = memory[order.into_bytes : order.into_bytes + order.payload_bytes]
     torch.from_numpy(made).copy_(torch.from_numpy(base))
@@ -184,7 +167,6 @@ def make_version(
 
 
 def _digests(payload: Bytes, chunk_bytes: int) -> list[int]:
-    """The checksums of its chunks."""
     starts = [n * chunk_bytes for n in range(count_chunks(payload.nbytes, chunk_bytes))]
     with ThreadPoolExecutor(_SEALERS) as sealers:
         chunks = (payload[start : start + chunk_bytes] for start in starts)

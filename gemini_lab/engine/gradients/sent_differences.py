@@ -33,12 +33,6 @@ class VersionMaker:
 
     Training's main thread makes it: the process ends with the thread that started it.
 
-    Args:
-        slab: Keeps the shard's versions.
-        difference_bytes: How large the differences are.
-        chunk_bytes: Of the room for them.
-        kind: The class of the optimizer.
-
     Attributes:
         room: Where differences are received.
         is_lost: Whether the process is gone.
@@ -80,7 +74,6 @@ class VersionMaker:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     def wait_until_ready(self, timeout_s: float) -> None:
@@ -119,7 +112,6 @@ class VersionMaker:
         return np.array(heard.digests, np.uint64)
 
     def close(self) -> None:
-        """End the process."""
         if not self.is_lost:
             self.is_lost = True
             self._channel.close()
@@ -143,7 +135,6 @@ class VersionMaker:
         return heard[0]
 
     def _place(self, part: Bytes) -> int:
-        """Return where in the slab this part begins."""
         return int(part.ctypes.data - self._slab.memory.ctypes.data)
 
 
@@ -169,11 +160,8 @@ class SentDifferences:
     """Both ends of what travels instead of shards, on this rank.
 
     Attributes:
-        recorder: Records what leaves.
         makers: By rank whose shard is kept here, who makes its versions.
         sizes_bytes: What each rank sends of a version.
-        slab: Keeps the versions.
-        peers: With whom this rank exchanges them.
         full_every: Of so many versions one is sent in full.
     """
 
@@ -214,7 +202,6 @@ class SentDifferences:
         )
 
     def over(self, wire: Wire) -> Differences:
-        """Return what sends them over a wire."""
         return Differences(
             wire,
             self.peers,

@@ -54,7 +54,6 @@ class RecordedStep:
     """One step of an optimizer, as plain data.
 
     Attributes:
-        kind: The optimizer's class.
         modes: What it was made with, where that is not an option.
         threads: How many compute it.
         updates: In the order in which they were made.
@@ -131,7 +130,6 @@ class Recorded:
     """A tensor of weights whose updates are recorded.
 
     Attributes:
-        parameter: It, as the optimizer has it.
         tensors: Where it and what is kept for it lie in the shard's payload, by name.
         gradient: Where its gradient lies in the difference.
     """
@@ -146,12 +144,6 @@ class UpdateRecorder:
 
     A difference lies in its room as it travels: first the step, then gradients. It is that of the
     newest step, and stays true until the next one begins.
-
-    Args:
-        framework: Whose optimizer.
-        layout: Of this rank's payload.
-        small_bytes: How large the small state is about.
-        chunk_bytes: Of the room.
 
     Attributes:
         room: What travels; its size stays the same.
@@ -187,12 +179,7 @@ class UpdateRecorder:
         optimizer.register_step_pre_hook(self._see)
 
     def take(self, version: int, small: bytes) -> Bytes | None:
-        """Return the step that made `version`; `None` if not exactly one did.
-
-        Args:
-            version: It.
-            small: Its small state.
-        """
+        """Return the step that made `version`; `None` if not exactly one did."""
         is_whole = self._is_whole and self._of == version - 1
         if not (self.is_on and is_whole and len(self._updates) == len(self._all)):
             return None
@@ -217,7 +204,6 @@ class UpdateRecorder:
         self.room.close()
 
     def _see(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """A step begins."""
         if not self.is_on:
             return
         version = int(self._framework.engine.global_steps)
@@ -270,7 +256,6 @@ def _laid_out(
     step_bytes: int,
     narrow: torch.dtype | None,
 ) -> list[Recorded]:
-    """Room for the gradient of each, of the type of the weights or a narrower one."""
     weights = [tensors[WEIGHT] for _, tensors in recorded]
     own = None if narrow is None else str(narrow).removeprefix("torch.")
     forms = [("", own or weight.dtype, (weight.numel,)) for weight in weights]

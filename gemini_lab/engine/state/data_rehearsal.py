@@ -126,13 +126,7 @@ def _is_exact_read_again(loader: Any) -> bool:
 
 
 def _first_flaw(thing: Any, give_up_s: float, *, is_watched: bool = False) -> _Flaw | None:
-    """Return the first position that does not come back; `None` also if that is not known.
-
-    Args:
-        thing: What is read.
-        give_up_s: When the rehearsal ends, by the monotonic clock.
-        is_watched: Whether its batches are read again, whatever its state_dict says.
-    """
+    """Return the first position that does not come back; `None` also if that is not known."""
 
     def ask(work: Callable[["_Reading"], dict[str, Any]]) -> dict[str, Any] | None:
         answer = _in_fork(lambda: encode(_tried(thing, work, is_watched=is_watched)), give_up_s)

@@ -117,11 +117,7 @@ _SAMPLE: Final = 256
 
 
 class DataValues:
-    """The values of a loader's parts, compared with those at its making.
-
-    Args:
-        parts: Its data set, samplers and collate function.
-    """
+    """The values of a loader's parts, compared with those at its making."""
 
     def __init__(self, parts: Callable[[], Iterable[object]]) -> None:
         self._parts = parts
@@ -276,11 +272,7 @@ def _is_kind(value: object, kinds: tuple[type, ...] | type) -> bool:
 
 
 def digest(value: object) -> int | None:
-    """A checksum of a value; `None` for what has no plain values, or another thread changes now.
-
-    Args:
-        value: A number, a container, an array, a tensor or a generator; else it has none.
-    """
+    """A checksum of a value; `None` for what has no plain values, or another thread changes now."""
 
     def look(one: Any, depth: int) -> int | None:
         if _is_kind(one, _CONTAINERS) and depth < _DEEPEST:

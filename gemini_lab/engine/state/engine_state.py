@@ -43,14 +43,8 @@ class EngineState:
 
     All ranks make one together, when model and optimizer are made.
 
-    Args:
-        engine: What `deepspeed.initialize` returned first, or a `TorchEngine`.
-        script: What the script handed over; restored in place.
-
     Attributes:
-        framework: Whose model and optimizer.
         layout: The form of this rank's payload.
-        script: What the script handed over.
         world_changed: Set when a version of another number of ranks was taken over.
 
     Raises:
@@ -249,10 +243,6 @@ class EngineState:
         """Put a version of this very process back, at the top of the script's loop.
 
         All ranks call it together, each with its own shard of one version that was sealed there.
-
-        Args:
-            payload: As for `load`.
-            with_data: Whether the positions in the data go back as well, or are left as they are.
 
         Returns:
             What `capture_small` was given as `extra`.

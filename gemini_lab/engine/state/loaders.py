@@ -108,12 +108,10 @@ class LoaderWatch:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has been read."""
         return self._made > 0
 
     @property
     def passes(self) -> int:
-        """How many iterators were made."""
         return self._made
 
     @property
@@ -181,7 +179,6 @@ class LoaderWatch:
         return [counts_of(part) for part in _parts(self.loader)]
 
     def put_counts(self, counts: Sequence[Mapping[str, Any]]) -> None:
-        """Put back what `counts` gave."""
         for part, kept in zip(_parts(self.loader), counts, strict=True):
             put_counts(part, kept)
 
@@ -191,7 +188,6 @@ class LoaderWatch:
         self._give_away(self._prepared, batches)
 
     def note_fetch(self, batches: "_Batches") -> None:
-        """A batch is asked for."""
         self._is_asked = True
         self.on_fetch()
         self._is_asked = False
@@ -294,7 +290,6 @@ class _Batches:
         return batch
 
     def take_over(self, other: "_Batches") -> None:
-        """Go on where another iterator is."""
         self.number, self.taken, self.is_over = other.number, other.taken, other.is_over
         self._batches = other._batches  # noqa: SLF001 - of its own class
 

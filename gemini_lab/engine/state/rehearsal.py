@@ -67,11 +67,6 @@ def named(what: str) -> Iterator[None]:
 def require_put_back(flat: torch.Tensor, layout: ShardLayout, pieces: Pieces) -> None:
     """Refuse large tensors that are not those of a payload, bit by bit.
 
-    Args:
-        flat: Its bytes.
-        layout: What lies where in it.
-        pieces: The live tensors, and where they belong.
-
     Raises:
         UnsupportedError: Some are others; names the first.
     """
@@ -105,12 +100,6 @@ def differences(
 
     Of what the script names itself only tensors and arrays count: an object may well put back a
     number when it is used next.
-
-    Args:
-        then: As it was.
-        now: As it is.
-        where: What they are, for people.
-        is_scripts: Whether the script has named it.
     """
     if isinstance(then, Mapping):
         named_now = now if isinstance(now, Mapping) else {}

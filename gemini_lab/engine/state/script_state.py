@@ -36,12 +36,6 @@ from gemini_lab.units import MIB
 class ScriptState:
     """The script's state in a version, beside the engine's: read, and put back in place.
 
-    Args:
-        data: What holds the position in the data: loaders, or anything with `state_dict` and
-            `load_state_dict`.
-        client_state: A dict of the script's own.
-        also: Generators and objects with a state, by name.
-
     Attributes:
         sources: Says where each of `data` stands, in their order.
         watches: The watches of those of `data` that are loaders, in their order.
@@ -87,7 +81,6 @@ class ScriptState:
 
     @property
     def _others(self) -> list[Any]:
-        """What says its position itself and is no loader."""
         return [one for one in self.sources if not isinstance(one, (LoaderWatch, *KINDS))]
 
     def read_again(self, source: Any) -> None:
@@ -234,11 +227,7 @@ class ScriptState:
                 source.load_again(position)
 
     def put_orders(self, orders: Sequence[Sequence[int]]) -> None:
-        """Restore DDP's buckets of other models; all ranks together.
-
-        Args:
-            orders: Those of the version; an older one may have none.
-        """
+        """Restore DDP's buckets of other models; all ranks together."""
         for order, indices in zip(self.orders, orders, strict=False):
             order.rehearse(indices)
 

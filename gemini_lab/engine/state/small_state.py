@@ -30,9 +30,6 @@ class ModelParts:
     """A model's weights, and its parts that have persistent buffers, as they are now.
 
     A buffer may come later, to a part that is there: a version puts it back by its name.
-
-    Args:
-        module: The model, without what wraps it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -114,13 +111,7 @@ _DRAWN: Final = "drawn"  # bytes of their own: captured at another moment than t
 
 
 def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str, Any]:
-    """The small state as it is now: plain values and small tensors, for the codec.
-
-    Args:
-        framework: Whose model and optimizer.
-        script: What the script handed over.
-        drawn: What `script.capture_drawn` gave when the iteration ended.
-    """
+    """The small state as it is now: plain values and small tensors, for the codec."""
     buffers = dict(persistent_buffers(framework.module))
     for name, buffer in buffers.items():
         require_apart(buffer, f"the model's buffer {name!r}")
@@ -271,12 +262,6 @@ def reshard_positions(
 ) -> list[Any]:
     """Return where each source is to go on; `None` if it starts over.
 
-    Args:
-        sources: The script's.
-        positions: Of each rank then, those of its sources.
-        heir: Who goes on.
-        may_restart: Whether a source may begin anew whose position cannot be told.
-
     Raises:
         ConfigError: A position cannot be told.
     """
@@ -377,13 +362,6 @@ def recast(
 ) -> dict[str, Any]:
     """Return what `capture` would have given here, with its surroundings.
 
-    Args:
-        smalls: Those of the version's ranks, unfolded, in order.
-        heir: This rank.
-        framework: Whose model and optimizer.
-        script: What the script handed over.
-        may_restart: Whether data may be read from their beginning where no position can be told.
-
     Raises:
         ConfigError: Something of it cannot be taken over; says what, and the way out.
     """
@@ -420,7 +398,6 @@ def recast(
 
 
 def _keepsake(name: str, smalls: Sequence[Small], heir: Heir, script: ScriptState) -> Any:
-    """The state of one thing of `also`."""
     keepsake, what = script.keepsakes[name], f"also={{{name!r}: ...}}"
     place = "made" if name in smalls[0]["made"] else "also"
     values = [one[place][name] for one in smalls]

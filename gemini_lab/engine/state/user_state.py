@@ -316,7 +316,6 @@ def refill(kept: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def _tensor_bytes(state: Any) -> int:
-    """Bytes of all tensors and arrays in a nested state."""
     if isinstance(state, (torch.Tensor, np.ndarray)):
         return int(state.nbytes)
     if isinstance(state, Mapping):

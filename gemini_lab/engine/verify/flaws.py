@@ -31,12 +31,7 @@ def flip_largest(tensor: torch.Tensor) -> None:
 
 
 class Flaw:
-    """One flaw of a worker's machine; called after the optimizer's steps, where it is there.
-
-    Args:
-        framework: Whose tensors are struck.
-        order: Which and how often.
-    """
+    """One flaw of a worker's machine; called after the optimizer's steps, where it is there."""
 
     def __init__(self, framework: Framework, order: Flawed) -> None:
         self._order = order
@@ -72,7 +67,6 @@ class Flaw:
             flip_largest(output)
 
     def __call__(self, optimizer: Any, *_: object) -> None:
-        """The optimizer has made a step."""
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         found = [one for one in weights if local_part(one).numel()]
         if found and self._is_due():
@@ -87,12 +81,7 @@ class Flaw:
 
 
 class Flaws:
-    """The injected flaws of a worker's machine, as its agent reports them.
-
-    Args:
-        framework: Whose tensors are struck.
-        orders: Grows with each that is told.
-    """
+    """The injected flaws of a worker's machine, as its agent reports them."""
 
     def __init__(self, framework: Framework, orders: Sequence[Flawed]) -> None:
         self._framework, self._orders = framework, orders

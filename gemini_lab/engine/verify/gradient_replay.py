@@ -48,9 +48,6 @@ class GradientSums:
 
     What it gave counts too: a script's own loss makes gradients of it, and of a wrong output it
     makes those that belong to that.
-
-    Args:
-        weights: Where gradients arrive, before they are added up over the ranks.
     """
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
@@ -95,9 +92,6 @@ def _reading(total: xxhash.xxh3_64, *, drops: bool) -> Any:
 
 class CallRecorder:
     """Keeps what the model was called with, and what became of it, in iterations that are recorded.
-
-    Args:
-        framework: Whose model.
 
     Attributes:
         was_called: Whether the model was, in the iteration that was recorded last.
@@ -254,7 +248,6 @@ def _put_buffers(module: torch.nn.Module, values: Mapping[int, torch.Tensor]) ->
 
 
 def _autocast(device: torch.device) -> dict[str, tuple[bool, str]]:
-    """Return the state of `torch.autocast`."""
     found = {}
     for kind in dict.fromkeys(("cpu", device.type)):
         dtype = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
@@ -266,7 +259,6 @@ def _autocast(device: torch.device) -> dict[str, tuple[bool, str]]:
 
 
 def _plain(value: Any) -> Any:
-    """Arguments in the codec's own containers."""
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     if type(value) is tuple:
@@ -294,7 +286,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _differentiable(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what a model returned that lead back to its weights."""
     return (tensor for tensor in _tensors(output) if tensor.grad_fn is not None)
 
 

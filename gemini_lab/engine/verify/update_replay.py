@@ -31,9 +31,7 @@ class ReplayedStep:
     """One call of an optimizer's `step`.
 
     Attributes:
-        groups: The options of its groups.
         numbers: Numbers that the optimizer keeps as attributes of its own.
-        random: The random state.
         inputs: By group and weight: its values, its gradient, and what the optimizer has for it.
         weights: The live ones, in the order of `inputs`.
     """
@@ -46,11 +44,7 @@ class ReplayedStep:
 
 
 class StepRecorder:
-    """Keeps what goes into the updates that are recorded.
-
-    Args:
-        framework: Whose optimizer.
-    """
+    """Keeps what goes into the updates that are recorded."""
 
     def __init__(self, framework: Framework) -> None:
         self._optimizer = framework.optimizer
@@ -59,7 +53,6 @@ class StepRecorder:
         self._optimizer.register_step_pre_hook(self._before_step)
 
     def begin(self) -> None:
-        """Record the update that comes."""
         self._is_on, self._steps = True, []
 
     def end(self) -> tuple[list[ReplayedStep], int]:
@@ -104,10 +97,6 @@ def update_again(framework: Framework, steps: Sequence[ReplayedStep]) -> int:
 
     The optimizer's own weights and state are put aside meanwhile. What a library of its own keeps
     (the powers of betas in DeepSpeed's Adam for CPUs) is that of the same step already, and stays.
-
-    Args:
-        framework: Whose optimizer; it has just made the update of the same number.
-        steps: What went into it, on any rank.
     """
     optimizer: Any = framework.optimizer
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -131,11 +120,7 @@ def update_again(framework: Framework, steps: Sequence[ReplayedStep]) -> int:
 
 
 def count_places(states: Iterable[Mapping[str, Any]]) -> dict[str, torch.device]:
-    """Where an optimizer keeps its one-element tensors, by name: a fused one has them on the GPU.
-
-    Args:
-        states: What it keeps of each weight.
-    """
+    """Where an optimizer keeps its one-element tensors, by name: a fused one has them on the GPU."""
     return {
         name: value.device
         for state in states

@@ -52,14 +52,11 @@ _OWN: Final = 0  # a shift by no machine
 class VerifyingWire(Protocol):
     """What ranks talk over while no version is on its way: see `CheckpointGroup`."""
 
-    def isend(self, tensor: torch.Tensor, to: int) -> Any:
-        """Begin to send; `wait()` ends it."""
+    def isend(self, tensor: torch.Tensor, to: int) -> Any: ...
 
-    def irecv(self, tensor: torch.Tensor, source: int) -> Any:
-        """Begin to receive into `tensor`."""
+    def irecv(self, tensor: torch.Tensor, source: int) -> Any: ...
 
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Every rank's `values`, in rank order."""
+    def all_gather(self, values: Sequence[int]) -> list[list[int]]: ...
 
 
 Parcel = tuple[bytes, list[torch.Tensor]]
@@ -71,9 +68,7 @@ class Found:
     """Machines that computed an iteration wrong.
 
     Attributes:
-        work: What of it.
         verdict: Which.
-        replays: How often it was computed again.
     """
 
     work: Work
@@ -85,10 +80,6 @@ class Verifier:
     """Has one rank's iterations computed again; all ranks call it at the same places.
 
     Args:
-        framework: Whose model and optimizer.
-        wire: Between the ranks, and free while this is called.
-        rank: This one.
-        seats: Who sits where.
         every: Each iteration of a number that this divides is verified.
         is_first: Whether the run begins: its first iteration then shows whether that can be.
         apart: In it, what the model's hooks communicate is no part of the iteration.
@@ -165,7 +156,6 @@ class Verifier:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the iteration that is computed is verified."""
         return self._is_recording
 
     def _update_again(self, head: bytes, tensors: Sequence[torch.Tensor]) -> int:
@@ -305,7 +295,6 @@ class VerifiedVersion:
 
     Attributes:
         version: Its number; that of the first version counts as verified.
-        lineage: Which of that number.
     """
 
     version: int
@@ -316,12 +305,7 @@ class Verification:
     """Has a worker's iterations verified.
 
     Args:
-        verifier: Has them computed again.
-        slab: Keeps this rank's versions, and others'.
-        rank: This one.
         on_wrong: What is done where machines compute wrong, as the settings say.
-        newest: The newest version that is verified when this begins.
-        emit: Says an event.
         stand_still: Waits to be ended.
     """
 
