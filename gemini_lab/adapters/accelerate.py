@@ -159,7 +159,7 @@ def trained_by(
 
 
 def _as_called(model: nn.Module) -> nn.Module:
-    """The model in what was wrapped around it: an Accelerator lists it as it was before."""
+    """Return the model in what was wrapped around it: an Accelerator lists it as it was before."""
     wrappers: list[Any] = [one for one in made_objects() if _wraps(type(one))]
     inside = {id(_inside(one)): one for one in wrappers}
     while id(model) in inside:
@@ -173,7 +173,7 @@ def _inside(wrapper: Any) -> object:
 
 
 def _wraps(kind: type) -> bool:
-    """Whether it is DDP's, or torch.compile's, whose class takes long to import."""
+    """Return whether it is DDP's, or torch.compile's, whose class takes long to import."""
     return issubclass(kind, DistributedDataParallel) or kind.__name__ == "OptimizedModule"
 
 

@@ -145,7 +145,7 @@ class CallbackParts:
         )
 
     def _digests(self) -> Iterator[tuple[tuple[str, str, str], int | None]]:
-        """Checksums of plain values in callbacks that say nothing."""
+        """Yield checksums of plain values in callbacks that say nothing."""
         copies = {key for key, (_, kept) in self._seen.items() if kept is not None}
         for one in self._listed():
             if one.said is not None or one.is_known:
@@ -180,7 +180,7 @@ def _inside(said: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_copy(tensors: Iterable[torch.Tensor], model: nn.Module) -> bool:
-    """Whether they have the shapes of at least half of the model's weights."""
+    """Return whether they have the shapes of at least half of the model's weights."""
     left = [one.shape for one in tensors]
     wanted = [one.shape for one in model.parameters()]
     found = 0

@@ -131,12 +131,12 @@ class LightningState:
         return self._trainer._logger_connector  # noqa: SLF001 - what monitors read
 
     def _callbacks(self) -> Iterator[tuple[str, Any]]:
-        """Each with a name that is the same in every start of the script."""
+        """Yield each with a name that is the same in every start of the script."""
         for number, callback in enumerate(self._trainer.callbacks):
             yield f"{number} {callback.state_key}", callback
 
     def _listed(self) -> Iterator[Listed]:
-        """All of them, with what they say."""
+        """Yield all of them, with what they say."""
         said = dict(self._stateful())
         for name, callback in self._callbacks():
             is_known = bool(_SILENT & _kinds_of(callback)) and is_librarys(type(callback))
@@ -168,7 +168,7 @@ class LightningState:
         self._update(name, value, batch_size)
 
     def _metrics(self) -> Iterator[tuple[str, Any]]:
-        """Torchmetrics' own objects in the module."""
+        """Yield torchmetrics' own objects in the module."""
         module = self._trainer.lightning_module
         share_states(module)
         for name, part in module.named_modules():
@@ -177,12 +177,12 @@ class LightningState:
 
 
 def _kinds_of(callback: Any) -> set[str]:
-    """Names of the library's classes that it is of."""
+    """Return names of the library's classes that it is of."""
     return {kind.__name__ for kind in type(callback).__mro__ if is_librarys(kind)}
 
 
 def is_librarys(kind: type) -> bool:
-    """Whether Lightning ships this class."""
+    """Return whether Lightning ships this class."""
     return kind.__module__.startswith("lightning.")
 
 

@@ -73,7 +73,7 @@ class OwnCounts:
             setattr(self._trainer, name, _put_count(getattr(self._trainer, name, None), value))
 
     def _plain_ones(self) -> Iterator[tuple[str, Any]]:
-        """Attributes that are not the library's, as copies."""
+        """Yield attributes that are not the library's, as copies."""
         for name, value in vars(self._trainer).items():
             if name not in self._librarys and _is_plain(value):
                 yield name, _copied(value)
@@ -92,7 +92,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """The same in lists and dicts of its own, which is what a version can hold."""
+    """Return the same in lists and dicts of its own, which is what a version can hold."""
     if isinstance(value, dict):
         return {key: _copied(one) for key, one in value.items()}
     if isinstance(value, _LISTS):
@@ -115,7 +115,7 @@ def _put_count(there: Any, value: Any) -> Any:
 
 
 def assigned_by(kind: type) -> Iterator[str]:
-    """Names of the attributes that a class's own code assigns, of whatever object."""
+    """Yield names of the attributes that a class's own code assigns, of whatever object."""
     for owner in kind.__mro__:
         for member in vars(owner).values():
             code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
@@ -161,7 +161,7 @@ class LogHistory:
         return torch.frombuffer(bytearray(text.ljust(self._room_bytes, b"\0")), dtype=torch.uint8)
 
     def read(self, kept: torch.Tensor) -> list[Entry]:
-        """The entries in what `follow` gave; they are what was followed so far."""
+        """Return the entries in what `follow` gave; they are what was followed so far."""
         text = bytes(kept.numpy().data).rstrip(b"\0")
         self._lines = text.splitlines(keepends=True)
         self._seen = len(self._lines)
@@ -254,7 +254,7 @@ class TrainerState:
             )
 
     def _callbacks(self) -> Iterator[tuple[str, Any]]:
-        """Each with a name that is the same in every start of the script."""
+        """Yield each with a name that is the same in every start of the script."""
         for number, callback in enumerate(self._trainer.callback_handler.callbacks):
             yield f"{number} {type(callback).__name__}", callback
 
@@ -264,7 +264,7 @@ def _is_stateful(callback: Any) -> bool:
 
 
 def _is_kept(callback: Any) -> bool:
-    """Whether it says what its state is: as torch's objects do, or as an ExportableState."""
+    """Return whether it says what its state is: as torch's objects do, or as an ExportableState."""
     return _is_stateful(callback) or isinstance(callback, ExportableState)
 
 

@@ -229,7 +229,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def around_inner_training_loop(
         self, loop: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """A checkpoint of the Trainer's is not gone on from where there is a version."""
+        """Return a checkpoint of the Trainer's is not gone on from where there is a version."""
         if self._protection is not None:
             raise ConfigError(
                 "train() was called a second time, and a run protects one training; start another "
@@ -242,7 +242,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def around_init_training_state(
         self, init: Callable[..., tuple[int, int]], *args: Any
     ) -> tuple[int, int]:
-        """The epoch that the version lies in, and the micro-batches that were done in it."""
+        """Return the epoch that the version lies in, and the micro-batches that were done in it."""
         max_steps, updates_an_epoch, epochs, _, trial = args
         found = init(*args)
         if trial is not None:
@@ -268,7 +268,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def around_prepare_for_training(
         self, prepare: Callable[..., tuple[Any, Any]], *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """The engine is there: protect it, or put the version back into it."""
+        """Return the engine is there: protect it, or put the version back into it."""
         model, loader = prepare(*args, **kwargs)
         require_own_reading(loader)
         require_length(loader)
@@ -358,7 +358,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def around_training_step(
         self, step: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        """A micro-batch's part of the loss."""
+        """Return a micro-batch's part of the loss."""
         loss = step(*args, **kwargs)
         self._losses.append(loss)
         return loss
@@ -407,7 +407,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
             return save(*args, **kwargs)
 
     def around_finalize_training(self, end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The last version is made before the best model may be loaded over it."""
+        """Return the last version is made before the best model may be loaded over it."""
         self._protected.reach_top()
         self._protected.finish()
         return end(*args, **kwargs)

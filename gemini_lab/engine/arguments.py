@@ -70,7 +70,7 @@ def as_engine(
 def with_schedule(
     also: Mapping[str, Keepable] | None, scheduler: Stateful | None
 ) -> dict[str, Keepable]:
-    """`also`, with the schedule that a script hands over.
+    """Return `also`, with the schedule that a script hands over.
 
     Raises:
         ConfigError: The schedule has no state, or its name is taken.

@@ -35,7 +35,7 @@ class ZeroEngine(Engine, Protocol):
         """Whether the next `step` updates the weights, where DeepSpeed manages accumulation."""
 
     def managed_gradient_accumulation(self) -> bool:
-        """Whether it does; otherwise each `step` updates them."""
+        """Return whether it does; otherwise each `step` updates them."""
 
     def step(self) -> object: ...
 
@@ -90,7 +90,7 @@ class Protected(Protocol):
 
     @property
     def world_changed(self) -> WorldChange | None:
-        """Whether this start goes on from a version of another number of ranks; None if not.
+        """Return whether this start goes on from a version of another number of ranks; None if not.
 
         Then the global batch is what the script makes of it: DeepSpeed's stays what it was where
         `train_batch_size` is given, and micro-batches are dealt to the ranks there are.
@@ -98,7 +98,7 @@ class Protected(Protocol):
 
     @property
     def step(self) -> int:
-        """Iterations that were done when `protect` returned.
+        """Return iterations that were done when `protect` returned.
 
         The version that was restored, or those of a checkpoint that the script loaded itself.
         """
@@ -116,7 +116,7 @@ class Protected(Protocol):
         """
 
     def epochs(self, total: int, /) -> Iterator[int]:
-        """The outer of two loops: `for epoch in protected.epochs(total)`.
+        """Return the outer of two loops: `for epoch in protected.epochs(total)`.
 
         The inner one is `for batch in loader`, over the first of `data`. It gives the epoch's
         number from 0, and after a failure the epoch that was under way; the loader goes on in it.

@@ -113,7 +113,7 @@ def gather(
 
 
 def _is_read_already(source: Any, made: Sequence[object]) -> bool:
-    """Whether workers read for an iterator of a loader that was made before `protect`."""
+    """Return whether workers read for an iterator of a loader that was made before `protect`."""
     return isinstance(source, KINDS) and any(
         getattr(one, "_num_workers", 0) and getattr(one, "_dataset", None) is source.dataset
         for one in _of(_BaseDataLoaderIter, made)
@@ -214,7 +214,7 @@ def _with_wrapped(optimizer: Any) -> set[int]:
 
 
 def _loader_adapters() -> tuple[type, ...]:
-    """Accelerate's loaders, if it is there: they wrap the DataLoader that they read."""
+    """Return Accelerate's loaders, if it is there: they wrap the DataLoader that they read."""
     module = sys.modules.get("accelerate.data_loader")
     return () if module is None else (module.DataLoaderAdapter,)
 

@@ -162,7 +162,7 @@ class Heartbeat:
 
 
 def _processor_time_of(thread_id: int) -> Callable[[], float]:
-    """How to read a thread's time; where no such clock is, that of the process."""
+    """Return how to read a thread's time; where no such clock is, that of the process."""
     clock_of = getattr(time, "pthread_getcpuclockid", None)
     if clock_of is None:
         return time.process_time
@@ -250,7 +250,7 @@ def _lock(frames: list[FrameType]) -> tuple[str, bool]:
 
 
 def _held_by(frame: FrameType) -> tuple[str, bool]:
-    """The lock of a compilation that does not wait for it, and whether that has begun."""
+    """Return the lock of a compilation that does not wait for it, and whether that has begun."""
     if "baton" not in frame.f_code.co_varnames:
         return str(Path(frame.f_locals["build_directory"]) / "lock"), True
     baton = frame.f_locals.get("baton")

@@ -107,10 +107,10 @@ class BegunWith(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether `read` would not wait."""
+        """Return whether `read` would not wait."""
 
     def read(self) -> Inputs:
-        """All of it."""
+        """Return all of it."""
 
 
 def _no_measures() -> dict[str, float]:
@@ -291,7 +291,7 @@ def watch_inputs(engine: Engine, iterations: IterationLog) -> None:
 
 
 def random_checksums() -> dict[str, str]:
-    """The states of the generators of Python, NumPy, torch and the device."""
+    """Return the states of the generators of Python, NumPy, torch and the device."""
     version, words, gauss = random.getstate()
     numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 - scripts still use it
     key = numpy_state["state"]["key"].tobytes()
@@ -308,7 +308,7 @@ def random_checksums() -> dict[str, str]:
 
 
 def learning_rate(engine: Any) -> float | None:
-    """That of the optimizer's first group, if it is a plain number or lies in CPU memory."""
+    """Return that of the optimizer's first group, if it is a plain number or lies in CPU memory."""
     groups = getattr(getattr(engine, "optimizer", None), "param_groups", None) or [{}]
     rate = groups[0].get("lr")
     return None if rate is None or _is_elsewhere(rate) else float(rate)

@@ -105,13 +105,13 @@ class LiveProtection:
 
     @property
     def step(self) -> int:
-        """Iterations that were done when protection began."""
+        """Return iterations that were done when protection began."""
         self._script_watch.is_asked = True
         return self._began_at
 
     @property
     def is_early(self) -> bool:
-        """Whether the loop that made the restored version is still to come."""
+        """Return whether the loop that made the restored version is still to come."""
         return self._loops.awaited is not None
 
     @property

@@ -124,7 +124,7 @@ def installed_places() -> tuple[str, ...]:
 def foreign_modules(
     before: Collection[str], modules: Mapping[str, ModuleType | None], places: Sequence[str]
 ) -> list[str]:
-    """Modules that were imported since, and that are neither installed nor Python's own."""
+    """Return modules that were imported since, and that are neither installed nor Python's own."""
     known = (*places, f"{Path(sysconfig.get_paths()['stdlib']).resolve()}/")
     return [
         name
@@ -134,7 +134,7 @@ def foreign_modules(
 
 
 def _origin(name: str, module: ModuleType | None) -> str:
-    """The file that a module was imported from under this name; empty if there is none."""
+    """Return the file that a module was imported from under this name; empty if there is none."""
     spec = getattr(module, "__spec__", None)
     origin = getattr(spec, "origin", None) or ""
     is_file = getattr(spec, "has_location", False) and getattr(spec, "name", None) == name
@@ -146,7 +146,7 @@ _COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 @cache
 def is_own_file(name: str) -> bool:
-    """Whether the code of a file is the script's own."""
+    """Return whether the code of a file is the script's own."""
     if name.startswith(("<", _OURS)):
         return False
     file = str(Path(name).resolve())

@@ -315,7 +315,7 @@ def _verification(
 
 
 def _open_link(settings: Settings, start: WorkerStart, group: CheckpointGroup) -> LinkBucket | None:
-    """The emulated link of this worker's node, if the job has one; every rank calls it."""
+    """Return the emulated link of this worker's node, if the job has one; every rank calls it."""
     if settings.link_bytes_per_s is None:
         return None
     return node_link(

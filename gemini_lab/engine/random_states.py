@@ -18,7 +18,7 @@ def forget_device() -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """Their states as they are now, for the codec."""
+    """Return their states as they are now, for the codec."""
     device = get_accelerator()
     is_left_out = not _has_device or device.device_name() == "cpu"
     return {

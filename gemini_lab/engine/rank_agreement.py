@@ -11,7 +11,7 @@ from gemini_lab.errors import ConfigError, GeminiError
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """This process's rank and the number of ranks, as torch.distributed has them."""
+    """Return this process's rank and the number of ranks, as torch.distributed has them."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 

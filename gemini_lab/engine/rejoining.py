@@ -75,7 +75,7 @@ class Rejoining:
         )
 
     def _why_not(self) -> str:
-        """Why what is protected could not go on in its process; empty if it can."""
+        """Return why what is protected could not go on in its process; empty if it can."""
         settings, state = self._ready.settings, self._ready.state
         if state.framework.device.type != "cpu":
             return "it trains on a GPU"
@@ -90,7 +90,7 @@ class Rejoining:
 
 
 def go_on(session: WorkerSession, ready: ReadyEngine, where: LoopPlace) -> ReadyEngine:
-    """The same engine among other processes, with the version that the plan says.
+    """Return the same engine among other processes, with the version that the plan says.
 
     Those that start anew are in `ready_engine` meanwhile, and this does what they need.
 

@@ -101,7 +101,7 @@ class OldShards:
     # -- who reads what --------------------------------------------------------------------------
 
     def _reader(self, shard: int, rank: int) -> int:
-        """The rank that reads a shard for another one: itself, where its node has it."""
+        """Return the rank that reads a shard for another one: itself, where its node has it."""
         node = self._seats.node_of(rank)
         reader = self._cuts[shard].reader(node, number=self._seats.position_of(rank))
         if reader == node:
@@ -109,7 +109,7 @@ class OldShards:
         return self._seats.ranks_on(reader)[self._seats.local_rank_of(rank)]
 
     def _held(self, plan: PlanPart, slabs: Sequence[Slab]) -> Iterator[tuple[int, HeldShard]]:
-        """The copies of the version that the plan counts on here."""
+        """Yield the copies of the version that the plan counts on here."""
         for slab in slabs:
             for info in slab.copies():
                 is_it = (info.version, info.lineage) == (plan.version, plan.lineage)
@@ -131,7 +131,7 @@ class OldShards:
     # -- layouts and small states ----------------------------------------------------------------
 
     def _teller(self, cut: Cut) -> int:
-        """The rank that tells everybody of a shard: they take turns."""
+        """Return the rank that tells everybody of a shard: they take turns."""
         node = cut.holders[cut.shard % len(cut.holders)]
         ranks = self._seats.ranks_on(node)
         return ranks[cut.shard % len(ranks)]
@@ -235,7 +235,7 @@ class OldShards:
 
 
 def _pieces(moves: Sequence[Move]) -> Iterator[tuple[Range, int]]:
-    """Moves in parts of a message's size at most, and where each of them goes."""
+    """Yield moves in parts of a message's size at most, and where each of them goes."""
     for move in moves:
         for at in range(0, move.size_bytes, MESSAGE_BYTES):
             size = min(MESSAGE_BYTES, move.size_bytes - at)
@@ -243,7 +243,7 @@ def _pieces(moves: Sequence[Move]) -> Iterator[tuple[Range, int]]:
 
 
 def _batches(ranges: Sequence[Range]) -> list[list[Range]]:
-    """Ranges in messages, in order; sender and receiver come to the same."""
+    """Return ranges in messages, in order; sender and receiver come to the same."""
     batches: list[list[Range]] = []
     room = 0
     for one in ranges:

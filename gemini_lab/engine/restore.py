@@ -248,7 +248,7 @@ def _usable(version: int, place: RestoreContext) -> Iterator[None]:
 
 
 def _fetch_own(tier: PersistentTier, version: int, place: RestoreContext) -> RestoreReceipt:
-    """The shard of this rank, as it was written."""
+    """Return the shard of this rank, as it was written."""
     with _usable(version, place):
         payload, stored = tier.read_file(version, place.rank)
     require_same(stored.identity, place.layout.identity)  # it may be another run's, or model's
@@ -259,7 +259,7 @@ def _fetch_own(tier: PersistentTier, version: int, place: RestoreContext) -> Res
 
 
 def _fetch_recut(tier: PersistentTier, version: int, place: RestoreContext) -> RestoreReceipt:
-    """This rank's shard, put together of those of another number of ranks."""
+    """Return this rank's shard, put together of those of another number of ranks."""
     with _usable(version, place):
         shards = tier.open_shards(version)
     layouts = [shard.layout for shard in shards]
@@ -320,7 +320,7 @@ def recut(plan: PlanPart, version: int, place: RestoreContext) -> RestoreReceipt
 
 
 def _begin_cut(place: RestoreContext, version: int, moves: Recut, small: bytes) -> WriteBuffer:
-    """A new shard with all but what comes from others."""
+    """Return a new shard with all but what comes from others."""
     layout = place.layout
     buffer = place.slab.begin(place.rank, version, place.lineage)
     end_bytes = layout.small_offset_bytes + layout.small_capacity_bytes

@@ -171,7 +171,7 @@ class Rewinder:
     # -- which version ---------------------------------------------------------------------------
 
     def _find(self, wish: Wish, *, run: int, place: LoopPlace) -> ReadBuffer | None:
-        """The newest version that will do on every rank, in this one's memory."""
+        """Return the newest version that will do on every rank, in this one's memory."""
         self._traffic.wait()
         self._require_one_wish(wish)
         offers = list(self._usable(wish, run=run, place=place))
@@ -197,7 +197,7 @@ class Rewinder:
             )
 
     def _usable(self, wish: Wish, *, run: int, place: LoopPlace) -> Iterator[Offer]:
-        """The versions here that would do for this rank."""
+        """Yield the versions here that would do for this rank."""
         for info in self._slab.copies():
             is_ours = info.shard == self._rank and info.lineage.run == run
             if not is_ours or info.version > wish.version:
@@ -217,7 +217,7 @@ def guard_in(small: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def encode_order(order: GoBack | None) -> tuple[int, int]:
-    """An order to go back as two numbers: which one, and how."""
+    """Return an order to go back as two numbers: which one, and how."""
     return (0, 0) if order is None else (order.number, order.steps << 1 | order.skip)
 
 

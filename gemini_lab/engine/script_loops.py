@@ -110,14 +110,14 @@ class Pass:
     number: int
 
     def is_of(self, other: "Pass") -> bool:
-        """Whether both are passes of one loop, of which each start begins its own."""
+        """Return whether both are passes of one loop, of which each start begins its own."""
         if self.kind is None or other.kind is None:
             return True
         is_twin = (self.total, self.twins) == (other.total, other.twins)
         return self.kind == other.kind and (is_twin or self.order == other.order)
 
     def is_last(self, version: int) -> bool:
-        """Whether the loop gives no pass after the version that was made there."""
+        """Return whether the loop gives no pass after the version that was made there."""
         if self.kind == "steps":
             return version >= self.total
         return self.kind == "epochs" and self.number >= self.total
@@ -155,7 +155,7 @@ class Loop:
 
     @property
     def now(self) -> Pass:
-        """The pass under way; a loop over steps is at a version's own number at its top."""
+        """Return the pass under way; a loop over steps is at a version's own number at its top."""
         is_told = self._which.kind == "epochs" or self.inside.begun
         return replace(self._which, number=self.number if is_told else 0)
 
@@ -213,17 +213,17 @@ class ScriptLoops:
 
     @property
     def awaited(self) -> Pass | None:
-        """The loop that made the restored version, until it comes to its top."""
+        """Return the loop that made the restored version, until it comes to its top."""
         return self._awaited[-1] if self._awaited else None
 
     @property
     def is_at_place(self) -> bool:
-        """Whether the innermost loop that runs is the one that made the restored version."""
+        """Return whether the innermost loop that runs is the one that made the restored version."""
         return bool(self._awaited) and len(self._stack) == len(self._awaited)
 
     @property
     def leads_to_place(self) -> bool:
-        """Whether a loop inside of the innermost one that runs is."""
+        """Return whether a loop inside of the innermost one that runs is."""
         return len(self._stack) < len(self._awaited)
 
     def arrive(self) -> bool:
@@ -300,7 +300,7 @@ class ScriptLoops:
 
 
 def place_to_small(place: LoopPlace) -> dict[str, object]:
-    """The place of a version, as it travels in it: `place_in` finds it there."""
+    """Return the place of a version, as it travels in it: `place_in` finds it there."""
     return {
         _LOOPS: [
             [_KINDS.index(one.kind or "epochs"), one.total, one.order, one.twins, one.number]
@@ -310,7 +310,7 @@ def place_to_small(place: LoopPlace) -> dict[str, object]:
 
 
 def place_in(small: Mapping[str, Any]) -> LoopPlace:
-    """The place of a version; one of an older release knows the number of an epoch alone."""
+    """Return the place of a version; one of an older release knows the number of an epoch alone."""
     if _LOOPS in small:
         return tuple(_pass_of(numbers) for numbers in small[_LOOPS])
     epoch = small.get(_EPOCH, 0)

@@ -93,7 +93,7 @@ class VersionSealer:
 
     @property
     def is_due(self) -> bool:
-        """Whether the newest version is to be sent, and has not been."""
+        """Return whether the newest version is to be sent, and has not been."""
         return self._due is not None
 
     def expect(self) -> None:

@@ -186,7 +186,7 @@ class WorkerSession:
         layout: ShardLayout,
         replicas: Sequence[ShardLayout],
     ) -> int:
-        """The descriptor of this worker's slab, made by the agent if it is not there yet.
+        """Return the descriptor of this worker's slab, made by the agent if it is not there yet.
 
         Raises:
             CapacityError: The node's memory is short.
@@ -328,7 +328,7 @@ class WorkerSession:
         return self.start
 
     def stand_still(self) -> NoReturn:
-        """A machine computes wrong, as was just said: wait to be ended.
+        """Return a machine computes wrong, as was just said: wait to be ended.
 
         Raises:
             GeminiError: Nobody did.

@@ -52,7 +52,7 @@ from gemini_lab.transfer.replicator import Replicator
 
 
 def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str], None]) -> Settings:
-    """The job's settings: the lab's defaults, the script's own, what the launcher was told.
+    """Return the job's settings: the lab's defaults, the script's own, what the launcher was told.
 
     What comes later replaces what comes before. Where nobody sees training's collectives, versions
     leave at once, and the settings say so. Whether the log has them is settled by the job's size
@@ -252,7 +252,7 @@ def _lay_out(
     settings: Settings,
     group: CheckpointGroup,
 ) -> ShardMemory:
-    """Memory for the engine's state, which is then said to be protected."""
+    """Return memory for the engine's state, which is then said to be protected."""
     memory = open_shard_memory(
         state.layout,
         rank=session.start.rank,

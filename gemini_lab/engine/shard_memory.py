@@ -27,7 +27,7 @@ class SlabOwner(Protocol):
         layout: ShardLayout,
         replicas: Sequence[ShardLayout],
     ) -> int:
-        """The descriptor of a slab with these slots: shard and payload bytes of each."""
+        """Return the descriptor of a slab with these slots: shard and payload bytes of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,7 @@ def _beside_weights(model: nn.Module) -> dict[str, list[torch.Tensor]]:
 
 
 def _roots(modules: Sequence[nn.Module], own: set[int]) -> Iterator[nn.Module]:
-    """Modules that are no part of others, of the model, or of another engine."""
+    """Return modules that are no part of others, of the model, or of another engine."""
     of_engines = {
         id(part) for one in modules if isinstance(one, DeepSpeedEngine) for part in one.modules()
     }
@@ -180,7 +180,7 @@ def _roots(modules: Sequence[nn.Module], own: set[int]) -> Iterator[nn.Module]:
 
 
 def _tensors(things: Iterable[Any], depth: int = 0) -> Iterator[torch.Tensor]:
-    """The tensors in modules, containers, and objects with a state."""
+    """Yield the tensors in modules, containers, and objects with a state."""
     for thing in things:
         if isinstance(thing, torch.Tensor):
             yield thing
@@ -212,14 +212,14 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def _is_filled(tensor: torch.Tensor) -> bool:
-    """Whether it has values now: FSDP2 frees those of gathered weights."""
+    """Return whether it has values now: FSDP2 frees those of gathered weights."""
     if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return False
     return bool(tensor.untyped_storage().nbytes())
 
 
 def _sum_of(tensors: Iterable[torch.Tensor], count: int = 0) -> int:
-    """A checksum of a count, and of the first values of each."""
+    """Return a checksum of a count, and of the first values of each."""
     digest = xxhash.xxh3_64(str(count).encode())
     for tensor in tensors:
         if not _is_filled(_held(tensor)):
@@ -417,7 +417,7 @@ class ScriptWatch:
 
 
 def _without_counts(position: Any) -> Any:
-    """A position without what the data count and draw, which they may do for others, too."""
+    """Return a position without what the data count and draw, which they may do for others, too."""
     is_counted = isinstance(position, dict) and "taken" in position
     names = position.keys() - {"own", "counts"} if is_counted else ()
     return {name: position[name] for name in sorted(names)} if is_counted else position

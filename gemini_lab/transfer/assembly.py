@@ -127,7 +127,7 @@ def _open_hook(
     node_of: Callable[[int], Hashable],
     on_device: bool,
 ) -> CommHook | None:
-    """A hook in DeepSpeed's collectives, if they are to be paced, profiled or logged."""
+    """Return a hook in DeepSpeed's collectives, if they are to be paced, profiled or logged."""
     # Only profiling is worth it on CUDA: to ask for a collective's times is to wait for the device.
     is_logged = settings.log_collectives is not False and not on_device
     recording = settings.scheme in SCHEDULED or is_logged

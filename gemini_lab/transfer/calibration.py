@@ -26,7 +26,7 @@ tenths of a millisecond: the first says how many, and against the last they are 
 
 
 def paced_sizes(link_bytes_per_s: float) -> tuple[int, ...]:
-    """Message sizes that measure an emulated link of that rate."""
+    """Return message sizes that measure an emulated link of that rate."""
     return tuple(max(1, round(link_bytes_per_s * time_s)) for time_s in PACED_S)
 
 
@@ -80,7 +80,7 @@ def _measured_wire(
     repeats: int,
     exchange_s: Callable[[int], float],
 ) -> WireFit:
-    """The wire's line; all ranks see the same times, so all of them try again or none."""
+    """Return the wire's line; all ranks see the same times, so all of them try again or none."""
     for attempt in range(1, ATTEMPTS + 1):
         turns = [[exchange_s(size) for size in sizes] for _ in range(repeats + 1)]
         times_s = zip(*turns[1:], strict=True)  # the first turn warms up
@@ -97,7 +97,7 @@ def _measured_wire(
 def _exchange_s(
     group: CheckpointGroup, size_bytes: int, carry: Callable[[float], None] | None
 ) -> float:
-    """Seconds from a common start until one message has left and one has come."""
+    """Return seconds from a common start until one message has left and one has come."""
     out, room = (torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(2))
     after = (group.rank + 1) % group.world_size
     before = (group.rank - 1) % group.world_size
@@ -138,13 +138,13 @@ def _bus_rate(group: CheckpointGroup, lanes: Lanes, repeats: int) -> float:
 
 
 def copy_rate(*, repeats: int) -> float:
-    """Bytes per second of a memory copy between touched pages; the median of `repeats`."""
+    """Return bytes per second of a memory copy between touched pages; the median of `repeats`."""
     source, target = (np.ones(MEMORY_BYTES, np.uint8) for _ in range(2))
     return _rate(lambda: np.copyto(target, source), MEMORY_BYTES, repeats)
 
 
 def hash_rate(*, repeats: int) -> float:
-    """Bytes per second of the chunks' checksum; the median of `repeats`."""
+    """Return bytes per second of the chunks' checksum; the median of `repeats`."""
     source = np.ones(MEMORY_BYTES, np.uint8)
     return _rate(lambda: chunk_digest(source), MEMORY_BYTES, repeats)
 

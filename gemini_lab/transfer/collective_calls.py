@@ -29,11 +29,11 @@ class Operation:
     per_rank: bool = False
 
     def group_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The process group of a call; `None` is the world."""
+        """Return the process group of a call; `None` is the world."""
         return kwargs.get("group", args[self.group] if len(args) > self.group else None)
 
     def size_bytes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Bytes of the full tensor: of the gathered, the reduced, the broadcast one."""
+        """Return bytes of the full tensor: of the gathered, the reduced, the broadcast one."""
         if not self.sized:
             return 0
         value = kwargs.get(self.sized, args[self.position] if len(args) > self.position else None)
@@ -98,7 +98,7 @@ class DeviceClock:
     """Stamps of a CUDA backend: events on the current stream, read when the iteration is over."""
 
     def stamp(self) -> Any:
-        """An event, recorded on the current stream."""
+        """Return an event, recorded on the current stream."""
         event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
@@ -157,7 +157,7 @@ def sleep_until(at_s: float) -> None:
 def iteration_record(
     clock: Clock, *, start: Any, update: Any, end: Any, calls: Sequence[CollectiveCall]
 ) -> IterationRecord:
-    """An iteration of these calls."""
+    """Return an iteration of these calls."""
     since = clock.between_s
     length_s = since(start, end)
     collectives = tuple(

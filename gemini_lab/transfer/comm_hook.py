@@ -134,7 +134,7 @@ class CommHook:
             self._wake()
 
     def begin_iteration(self) -> IterationRecord | None:
-        """The optimizer step has ended, and with it the iteration.
+        """Return the optimizer step has ended, and with it the iteration.
 
         Returns:
             The ended iteration; `None` for what came before the first call, or when not recording.
@@ -185,7 +185,7 @@ class CommHook:
         return self._in_flight > 0 or time.monotonic() < self._busy_until_s
 
     def may_send(self, span: int | None) -> bool:
-        """Whether a chunk planned for idle span `span` may leave now.
+        """Return whether a chunk planned for idle span `span` may leave now.
 
         It may once its span has been reached and no collective is under way; a chunk that missed
         its span goes in a later one. A chunk without a span goes after the last collective before
@@ -205,7 +205,7 @@ class CommHook:
         return self._moved_s + max(self._profile.iteration_s, _STILL_S)
 
     def _opens_at(self, span: int | None) -> int:
-        """The number of collectives after which a chunk of that span may leave."""
+        """Return the number of collectives after which a chunk of that span may leave."""
         if self._profile is None or self.deviation:
             return 0
         if span is None:

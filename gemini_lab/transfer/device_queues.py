@@ -31,7 +31,7 @@ class Lanes(Protocol):
         """Refuse tensors that are neither on the device nor in CPU memory."""
 
     def room(self, size_bytes: int) -> torch.Tensor:
-        """Memory on the device."""
+        """Return memory on the device."""
 
     def home(self, size_bytes: int) -> torch.Tensor:
         """CPU memory that the device copies into by itself."""
@@ -115,7 +115,7 @@ class CudaQueues:
                 work.wait()  # holds up the stream, not this thread
 
     def mark(self, lane: Lane) -> Any:
-        """An event on the lane's stream."""
+        """Return an event on the lane's stream."""
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream(lane))
         return event

@@ -67,7 +67,7 @@ class Round:
 def rounds(
     schedules: Mapping[int, ChunkSchedule], peers: Peers, spans_after: Sequence[int]
 ) -> tuple[Round, ...]:
-    """The messages that a rank exchanges with each version, in order.
+    """Return the messages that a rank exchanges with each version, in order.
 
     A chunk's round is its number among its sender's chunks of the same place, so sender and
     receiver find each other in it.

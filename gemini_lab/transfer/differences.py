@@ -47,20 +47,20 @@ class Maker(Protocol):
 
     @property
     def room(self) -> Chunks:
-        """Room in which differences are received."""
+        """Return room in which differences are received."""
 
     @property
     def is_ready(self) -> bool: ...
 
     @property
     def is_lost(self) -> bool:
-        """Whether it never can be any more."""
+        """Return whether it never can be any more."""
 
     def begin(self, base: ReadBuffer, into: WriteBuffer) -> None:
         """Begin to make a version of the one before, `base`, and of what lies in the room."""
 
     def finish(self) -> Words:
-        """The checksums of the chunks of what was made, when it is.
+        """Return the checksums of the chunks of what was made, when it is.
 
         Raises:
             GeminiError: It could not be made.
@@ -81,7 +81,7 @@ class ReplicaTrust:
     _newest: deque[bool] = field(default_factory=lambda: deque(maxlen=TRIED))
 
     def note(self, *, differing: int, lost: int) -> str:
-        """A version was made so on all ranks; why no other one is, or nothing."""
+        """Return a version was made so on all ranks; why no other one is, or nothing."""
         if self.is_lost:
             return ""
         self._newest.append(differing > 0)
@@ -126,11 +126,11 @@ class Differences:
 
     @property
     def are_wanted(self) -> bool:
-        """Whether a difference is of any use any more."""
+        """Return whether a difference is of any use any more."""
         return not self._trust.is_lost
 
     def agree(self, version: OutgoingVersion) -> bool:
-        """Whether all ranks send this version as a difference; all call it together.
+        """Return whether all ranks send this version as a difference; all call it together.
 
         Raises:
             IntegrityError: Some rank sends another version.
@@ -207,7 +207,7 @@ class Differences:
     def note(
         self, version: OutgoingVersion, told: Sequence[Sequence[int]], *, is_full: bool
     ) -> str:
-        """A version is whole everywhere.
+        """Return a version is whole everywhere.
 
         Args:
             version: It.
@@ -227,7 +227,7 @@ class Differences:
             maker.close()
 
     def _flaw(self, rank: int, digests: Words) -> str:
-        """Why what was made of a shard is not what its owner has; nothing if it is."""
+        """Return why what was made of a shard is not what its owner has; nothing if it is."""
         if rank in self._failed:
             return self._failed[rank]
         try:

@@ -182,7 +182,7 @@ class CheckpointGroup:
         self.finish([self._whole().barrier()])
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Every rank's `values` (equally many, 64-bit), in rank order."""
+        """Return every rank's `values` (equally many, 64-bit), in rank order."""
         ours = torch.tensor(values, dtype=torch.int64)
         theirs = [torch.zeros_like(ours) for _ in range(self.world_size)]
         self.finish([self._whole().allgather([theirs], [ours])])

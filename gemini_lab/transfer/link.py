@@ -69,7 +69,7 @@ all-reduce, and its broadcast is a tree in which the root sends log2(n) times.""
 
 
 def wire_bytes(name: str, size_bytes: int, *, nodes: int, shares: Shares = RING) -> float:
-    """Bytes that a collective of `size_bytes` sends over each node's link.
+    """Return bytes that a collective of `size_bytes` sends over each node's link.
 
     Args:
         name: The operation's name; one that is not in `shares` sends nothing.
@@ -174,7 +174,7 @@ class LinkPacer:
         )
 
     def _shape(self, group: Any) -> tuple[int, int]:
-        """How many nodes the group spans, and how many of its ranks share this one."""
+        """Return how many nodes the group spans, and how many of its ranks share this one."""
         if group not in self._shapes:
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
             self._shapes[group] = group_shape(ranks, rank=dist.get_rank(), node_of=self._node_of)
@@ -212,7 +212,7 @@ def _own_file(path: Path | str) -> int:
 def node_link(
     *, job: str, node: str, bytes_per_s: float, barrier: Callable[[], None]
 ) -> LinkBucket:
-    """The bucket that all workers of a node share; its file is gone when this returns.
+    """Return the bucket that all workers of a node share; its file is gone when this returns.
 
     Args:
         job: What tells this job, and this start of it, from others on the machine, such as the

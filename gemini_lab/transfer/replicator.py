@@ -137,7 +137,7 @@ class Replicator:
 
     @property
     def collectives(self) -> int:
-        """A number that every collective of training changes, if they are watched."""
+        """Return a number that every collective of training changes, if they are watched."""
         return 0 if self._hook is None else self._hook.calls
 
     def end_iteration(self, version: int) -> bool:
@@ -224,7 +224,7 @@ class Replicator:
         self._newest_sent = version
 
     def is_sent(self, version: int) -> bool:
-        """Whether this version was sent, or none ever is."""
+        """Return whether this version was sent, or none ever is."""
         return self._scheme == "none" or self._newest_sent == version
 
     def _begin(self, version: OutgoingVersion) -> None:
@@ -250,7 +250,7 @@ class Replicator:
 
     @property
     def is_withheld(self) -> bool:
-        """Whether the newest version is withheld: see `OutgoingVersion.is_withheld`."""
+        """Return whether the newest version is withheld: see `OutgoingVersion.is_withheld`."""
         return self._let_exist is not None and not self._let_exist.is_set()
 
     def release(self) -> None:
@@ -305,11 +305,11 @@ class Replicator:
 
     @property
     def wants_differences(self) -> bool:
-        """Whether versions may be sent as what made them."""
+        """Return whether versions may be sent as what made them."""
         return self._differences is not None and self._differences.are_wanted
 
     def take_marks(self) -> tuple[int, ...]:
-        """Every rank's mark, in rank order, as told with the newest whole version.
+        """Return every rank's mark, in rank order, as told with the newest whole version.
 
         They are given once: empty when no version became whole since the last call.
         """
@@ -476,7 +476,7 @@ class Replicator:
         return differences.note(version, numbers, is_full=carried.is_full)
 
     def _exchange_sizes(self, version: OutgoingVersion) -> dict[int, int]:
-        """Payload bytes of each shard that is received; all must be of the same version."""
+        """Return payload bytes of each shard that is received; all must be of the same version."""
         ours = torch.tensor([version.version, version.payload_bytes])
         theirs = {rank: torch.zeros(2, dtype=torch.int64) for rank in self._peers.receives_from}
         self._swap(ours, theirs)
@@ -491,7 +491,7 @@ class Replicator:
     def _exchange_digests(
         self, version: OutgoingVersion, buffers: VersionBuffers[WriteBuffer]
     ) -> dict[int, Words]:
-        """The checksums that the owners of received shards computed of their chunks."""
+        """Return the checksums that the owners of received shards computed of their chunks."""
         tables = {
             rank: np.zeros(buffer.chunk_count(self._sizes_bytes[rank]), np.int64)
             for rank, buffer in buffers.incoming.items()

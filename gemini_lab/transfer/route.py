@@ -124,7 +124,7 @@ class BackgroundRoute:
 
 
 def trimmed_chunk(buffer: Chunks, index: int, payload_bytes: int) -> Bytes:
-    """The bytes of a chunk that belong to a payload of that size."""
+    """Return the bytes of a chunk that belong to a payload of that size."""
     start = buffer.chunk(0).nbytes * index
     return buffer.chunk(index)[: payload_bytes - start]
 

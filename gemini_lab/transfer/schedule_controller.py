@@ -142,7 +142,7 @@ class ScheduleController:
             self._say(text)
 
     def _calibrate(self) -> Calibration:
-        """The wire as measured now; the same on every rank, as all see the same times."""
+        """Return the wire as measured now; the same on every rank, as all see the same times."""
         link_bytes_per_s = self._settings.link_bytes_per_s
         sizes = SIZES if link_bytes_per_s is None else paced_sizes(link_bytes_per_s)
         return calibrate(

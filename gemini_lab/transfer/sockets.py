@@ -98,7 +98,7 @@ class OwnConnections:
 
 
 def own_ends() -> list[str]:
-    """The addresses at which this process's connections over IP end here."""
+    """Return the addresses at which this process's connections over IP end here."""
     return [here for here, _, _ in _over_ip()]
 
 
@@ -111,12 +111,12 @@ def shut_those_to(ends: Collection[str]) -> int:
 
 
 def can_be_found() -> bool:
-    """Whether this system tells a process its connections."""
+    """Return whether this system tells a process its connections."""
     return _OPEN.is_dir()
 
 
 def _sockets() -> set[tuple[int, str]]:
-    """This process's: descriptor, and what the kernel calls it."""
+    """Return this process's: descriptor, and what the kernel calls it."""
     found = set()
     for file in _OPEN.iterdir():
         with suppress(OSError):
@@ -127,7 +127,7 @@ def _sockets() -> set[tuple[int, str]]:
 
 
 def _over_ip() -> Iterator[tuple[str, str, tuple[int, str]]]:
-    """This process's connections over IP: address here, address there, and the socket."""
+    """Yield this process's connections over IP: address here, address there, and the socket."""
     for fd, name in _sockets():
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
             if ours.family in {socket.AF_INET, socket.AF_INET6}:
@@ -141,7 +141,7 @@ def _address(name: tuple[Any, ...]) -> str:
 
 
 def _is_there(fd: int, name: str) -> bool:
-    """Whether a descriptor is still this socket's."""
+    """Return whether a descriptor is still this socket's."""
     with suppress(OSError):
         return str((_OPEN / str(fd)).readlink()) == name
     return False

@@ -147,7 +147,7 @@ class Chunks(Protocol):
     def data(self) -> Bytes: ...
 
     def chunk(self, index: int) -> Bytes:
-        """The bytes of one chunk; the last one may be shorter."""
+        """Return the bytes of one chunk; the last one may be shorter."""
 
     def chunk_count(self, payload_bytes: int, /) -> int: ...
 
@@ -245,7 +245,7 @@ class Moment:
 
 
 def moment_of(version: OutgoingVersion) -> Moment:
-    """The version's tensors as they are now; on a device nothing is waited for."""
+    """Return the version's tensors as they are now; on a device nothing is waited for."""
     filled = [(o, t) for o, t in version.pieces if t.numel()]
     pieces = [(o, t) for o, t in filled if t.device == filled[-1][1].device]  # small state apart
     ends = [*accumulate(t.nbytes for _, t in pieces)]  # of what they hold, one after another

@@ -68,7 +68,7 @@ class BucketOrder:
 
     @property
     def obstacle(self) -> str:
-        """Why DDP could not go on with other ranks, in words; empty if it can."""
+        """Return why DDP could not go on with other ranks, in words; empty if it can."""
         if self._ddp.static_graph:
             return _STATIC_GRAPH
         if self._is_settled:

@@ -50,7 +50,7 @@ class Framework(ABC):
     @property
     @abstractmethod
     def module(self) -> nn.Module:
-        """The model itself, by whose names its weights are known."""
+        """Return the model itself, by whose names its weights are known."""
 
     @property
     @abstractmethod
@@ -65,24 +65,24 @@ class Framework(ABC):
 
     @abstractmethod
     def trained(self) -> Iterator[nn.Parameter]:
-        """The weights that updates change."""
+        """Return the weights that updates change."""
 
     def batch(self) -> int | None:
-        """Samples of all ranks that make one update; `None` where the script alone knows."""
+        """Return samples of all ranks that make one update; `None` where the script alone knows."""
         return None
 
     # -- the large part --------------------------------------------------------------------------
 
     @abstractmethod
     def forms(self) -> Sequence[Form]:
-        """The tensors of this rank's payload; the same names and shapes on all ranks."""
+        """Return the tensors of this rank's payload; the same names and shapes on all ranks."""
 
     @abstractmethod
     def weight_pieces(self) -> Iterator[WeightPiece]:
         """Which parts of which weights, and of what is kept for them, this rank's tensors hold."""
 
     def unplaced(self) -> list[str]:
-        """Tensors of which it is not known which part of the whole this rank has."""
+        """Return tensors of which it is not known which part of the whole this rank has."""
         return []
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Framework(ABC):
 
     @abstractmethod
     def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
-        """The live tensors, the same until the next update.
+        """Return the live tensors, the same until the next update.
 
         Raises:
             UnsupportedError: The state is no longer what was laid out.
@@ -156,7 +156,7 @@ class Framework(ABC):
 
     @abstractmethod
     def capture(self) -> dict[str, Any]:
-        """The framework's own small state by name, for the codec."""
+        """Return the framework's own small state by name, for the codec."""
 
     @abstractmethod
     def restore(self, small: Mapping[str, Any]) -> None:
@@ -198,7 +198,7 @@ class Framework(ABC):
         """Free what computing gradients beside an iteration has left."""
 
     def obstacle(self) -> str:
-        """Why this process could not go on with other ranks, in words; empty if it can."""
+        """Return why this process could not go on with other ranks, in words; empty if it can."""
         return ""
 
     def begin_anew(self) -> None:  # noqa: B027 - most have nothing to do

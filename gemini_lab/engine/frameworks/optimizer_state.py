@@ -77,7 +77,7 @@ def require_both(what: str, *, stored: object, current: object) -> None:
 
 
 def own_values(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Attributes of an optimizer: numbers, texts, and copies of containers of these."""
+    """Return attributes of an optimizer: numbers, texts, and copies of containers of these."""
     return {
         name: copied(value)
         for name, value in vars(optimizer).items()
@@ -109,7 +109,7 @@ def copied(value: Any) -> Any:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is numbers and texts, and not very many."""
+    """Return whether it is numbers and texts, and not very many."""
     found = [*islice(_leaves(value), _MANY + 1)]
     return len(found) <= _MANY and all(isinstance(one, _PLAIN_OPTIONS) for one in found)
 
@@ -127,7 +127,7 @@ def _leaves(value: Any) -> Iterator[object]:
 
 
 def numbers(thing: Any) -> dict[str, Any] | None:
-    """The numbers among an object's attributes: all that a loss scaler changes are such."""
+    """Return the numbers among an object's attributes: all that a loss scaler changes are such."""
     if thing is None:
         return None
     kept = (bool, int, float, type(None))
@@ -206,7 +206,7 @@ class OptimizerState:
         self._groups = [g for g in optimizer.param_groups for _ in g["params"]]
 
     def forms(self) -> Iterator[TensorForm]:
-        """All large tensors, also those that the optimizer has not made yet.
+        """Yield all large tensors, also those that the optimizer has not made yet.
 
         Raises:
             UnsupportedError: It keeps what is no tensor or number.
@@ -220,7 +220,7 @@ class OptimizerState:
                     yield self._form(number, name, state[name])
 
     def tensor(self, parameter: int, name: str) -> torch.Tensor | None:
-        """A large tensor, live; None if it does not exist yet."""
+        """Return a large tensor, live; None if it does not exist yet."""
         weight = self.weights[parameter]
         if name == WEIGHT:
             return weight
@@ -333,7 +333,7 @@ class OptimizerState:
         )
 
     def _is_large(self, name: str, value: object) -> bool:
-        """Whether a value is a large tensor.
+        """Return whether a value is a large tensor.
 
         Raises:
             UnsupportedError: It is neither that nor small.
@@ -428,12 +428,12 @@ def _held_in(value: object, *, depth: int = _DEEPEST, objects: int = _OBJECTS) -
 
 
 def called(optimizer: torch.optim.Optimizer) -> str:
-    """How an error speaks of it."""
+    """Return how an error speaks of it."""
     return f"the optimizer {type(optimizer).__name__}"
 
 
 def _by_parameter(small: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """The small values that were captured, by their parameter's number and by name."""
+    """Return the small values that were captured, by their parameter's number and by name."""
     found: dict[int, dict[str, Any]] = {}
     for name, members, stack in small["tensors"]:
         for number, value in zip(members, stack.unbind(), strict=True):

@@ -93,7 +93,7 @@ class TensorBlock:
 
 
 def lay_blocks(kept: Sequence[Kept], *, ranks: int) -> list[TensorBlock]:
-    """Blocks of all these tensors, cut into so many parts; 1 where nothing is shared out."""
+    """Return blocks of all these tensors, cut into so many parts; 1 where nothing is shared out."""
     blocks = []
     numbers = sorted(range(len(kept)), key=lambda n: (kept[n].name != WEIGHT, *_key(kept[n]), n))
     for (name, dtype), group in groupby(numbers, key=lambda n: _key(kept[n])):

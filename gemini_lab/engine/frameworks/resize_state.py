@@ -106,7 +106,7 @@ class Heir:
         return renew(xxhash.xxh3_64_intdigest(seed) >> 1)
 
     def random(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The states of the generators that all code shares."""
+        """Return the states of the generators that all code shares."""
 
         def seeded(name: str, seed: int) -> Any:
             return seeded_random_states(seed)[name]
@@ -118,6 +118,6 @@ class Heir:
 
 
 def are_alike(values: Sequence[Any]) -> bool:
-    """Whether they are equal to the bit."""
+    """Return whether they are equal to the bit."""
     first, *others = map(encode, values)
     return all(one == first for one in others)

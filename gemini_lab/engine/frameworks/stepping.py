@@ -18,7 +18,7 @@ from gemini_lab.log import events
 
 
 def next_step_updates(engine: ZeroEngine) -> bool:
-    """Whether the next call of the engine's `step` changes the weights.
+    """Return whether the next call of the engine's `step` changes the weights.
 
     DeepSpeed counts micro-batches by the calls, or is told (as Accelerate does, which calls `step`
     for the last of them alone), or leaves it to the caller: then each call is an update.
@@ -31,7 +31,7 @@ class StepHook(Protocol):
 
     @property
     def counts(self) -> bool:
-        """Whether the iteration under way counts, and is not thrown away."""
+        """Return whether the iteration under way counts, and is not thrown away."""
 
     @property
     def remarks(self) -> Sequence[str]:
@@ -41,7 +41,7 @@ class StepHook(Protocol):
         """The model begins to compute for an update, or its step is called; often an iteration."""
 
     def before_update(self) -> float:
-        """The weights are about to change.
+        """Return the weights are about to change.
 
         Returns:
             Seconds that training was made to wait here.
@@ -192,5 +192,5 @@ class UpdateWatch:
             self._emit(event)
 
     def _count(self) -> list[int]:
-        """How often torch has seen each of the weights written."""
+        """Return how often torch has seen each of the weights written."""
         return [0 if one.is_inference() else one._version for one in self._weights]  # noqa: SLF001 - torch has no other name for it

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(value: object) -> "TypeGuard[DTensor]":
-    """Whether this is a DTensor."""
+    """Return whether this is a DTensor."""
     return _is_a(value, "torch.distributed.tensor", "DTensor")
 
 
 def to_shards(state: dict[str, Any]) -> dict[str, Any]:
-    """A state with this rank's shard in the place of each DTensor."""
+    """Return a state with this rank's shard in the place of each DTensor."""
     found = {name: value.to_local() for name, value in state.items() if is_dtensor(value)}
     return {**state, **found} if found else state
 
@@ -62,12 +62,12 @@ def _around(shard: torch.Tensor, whole: "DTensor", name: str) -> "DTensor":
 
 
 def is_fsdp2(module: nn.Module) -> "TypeGuard[FSDPModule]":
-    """Whether `fully_shard` was applied to this module."""
+    """Return whether `fully_shard` was applied to this module."""
     return _is_a(module, "torch.distributed.fsdp", "FSDPModule")
 
 
 def whole_weights(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The weights that FSDP2 puts together to compute; none before it has done so."""
+    """Yield the weights that FSDP2 puts together to compute; none before it has done so."""
     for module in model.modules():
         if is_fsdp2(module):
             for group in _groups_of(module._get_fsdp_state()):  # noqa: SLF001 - nothing else tells
@@ -77,7 +77,7 @@ def whole_weights(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _groups_of(state: Any) -> Sequence[Any]:
-    """The groups of weights that a module puts together at once; one in older torches."""
+    """Return the groups of weights that a module puts together at once; one in older torches."""
     if hasattr(state, "_fsdp_param_groups"):
         groups: Sequence[Any] = state._fsdp_param_groups  # noqa: SLF001
         return groups
@@ -86,7 +86,7 @@ def _groups_of(state: Any) -> Sequence[Any]:
 
 
 def is_fsdp1(module: nn.Module) -> bool:
-    """Whether this is a FullyShardedDataParallel."""
+    """Return whether this is a FullyShardedDataParallel."""
     return _is_a(module, "torch.distributed.fsdp", "FullyShardedDataParallel")
 
 
@@ -122,7 +122,7 @@ def as_it_reads(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_in(tensor: torch.Tensor) -> "ctypes.Array[ctypes.c_char]":
-    """The bytes of a contiguous tensor in CPU memory, in place; who calls keeps the tensor.
+    """Return the bytes of a contiguous tensor in CPU memory, in place; who calls keeps the tensor.
 
     Not by numpy: a tensor that it has seen cannot be resized any more.
     """
@@ -130,7 +130,7 @@ def bytes_in(tensor: torch.Tensor) -> "ctypes.Array[ctypes.c_char]":
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two contiguous tensors in CPU memory are alike bit by bit."""
+    """Return whether two contiguous tensors in CPU memory are alike bit by bit."""
     size_bytes = one.nbytes
     return size_bytes == other.nbytes and not _compare(one.data_ptr(), other.data_ptr(), size_bytes)
 
@@ -171,7 +171,7 @@ def aliases(module: torch.nn.Module) -> dict[str, str]:
 
 
 def digest_over_ranks(weights: Sequence[torch.Tensor]) -> str:
-    """One checksum of weights that may be spread over the ranks, the same on all of them.
+    """Return one checksum of weights that may be spread over the ranks, the same on all of them.
 
     Raises:
         CannotGoOnError: This process takes the place of a rank that had others.
@@ -237,7 +237,7 @@ def require_apart(tensor: torch.Tensor, what: str) -> None:
 
 
 def place_of(tensor: torch.Tensor) -> int | None:
-    """The first element of this rank's part, in the flattened whole.
+    """Return the first element of this rank's part, in the flattened whole.
 
     None if the part is not one run of elements there: a tensor that is sharded along another
     dimension than its first, or along several of a mesh's, can be restored by as many ranks, but
@@ -265,7 +265,7 @@ _SUMS: Final = 1 << 64
 
 
 def sum_over_ranks(weights: Mapping[str, torch.Tensor]) -> str:
-    """The checksum of these weights, the same on all ranks, which call it together.
+    """Return the checksum of these weights, the same on all ranks, which call it together.
 
     Empty where a weight is sharded so that the place of a rank's part in it is not known.
     """
@@ -285,7 +285,7 @@ def sum_over_ranks(weights: Mapping[str, torch.Tensor]) -> str:
 
 
 def cut_sum(part: torch.Tensor, *, first: int) -> int:
-    """The sum of a flat tensor that is `part` from element `first` on, and zero elsewhere.
+    """Return the sum of a flat tensor that is `part` from element `first` on, and zero elsewhere.
 
     A word that lies across a cut counts on both sides, with the bytes of each.
     """

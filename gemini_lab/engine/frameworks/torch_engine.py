@@ -97,7 +97,7 @@ class TorchEngine:
 
     @property
     def bare(self) -> nn.Module:
-        """The model without what wraps it: its weights have their own names there."""
+        """Return the model without what wraps it: its weights have their own names there."""
         return unwrapped(self.module)
 
     def _enter(self, *_: object) -> None:
@@ -115,7 +115,7 @@ class TorchEngine:
             self.after_update()
 
     def _is_nested(self) -> bool:
-        """Whether a class's `step` called that of its base: torch calls hooks for both."""
+        """Return whether a class's `step` called that of its base: torch calls hooks for both."""
         frame, found = inspect.currentframe(), 0
         while frame is not None:
             is_step = frame.f_code.co_name == _STEP  # in which torch calls the hooks
@@ -125,7 +125,7 @@ class TorchEngine:
 
 
 def _is_saving() -> bool:
-    """Whether torch's `get_state_dict` or `set_state_dict` has the optimizer make its state.
+    """Return whether torch's `get_state_dict` or `set_state_dict` has the optimizer make its state.
 
     It does so wherever there is none: always, for an optimizer without any, such as SGD.
     """
@@ -206,7 +206,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel and `torch.compile`, in either order."""
+    """Return the model inside DistributedDataParallel and `torch.compile`, in either order."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module

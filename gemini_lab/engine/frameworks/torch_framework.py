@@ -218,7 +218,7 @@ class TorchFramework(Framework):
             weight.grad = None
 
     def _from(self, part: int, value: torch.Tensor) -> torch.Tensor:
-        """A rank's part of a block, on all of them."""
+        """Return a rank's part of a block, on all of them."""
         device = self._engine.device
         source = value.to(device, copy=True) if part == self.rank else None
         if source is None:
@@ -239,7 +239,7 @@ class TorchFramework(Framework):
                 tensor.copy_(whole.view(tensor.shape))
 
     def _describe(self) -> list[Kept]:
-        """All tensors of the state; their sizes are agreed upon with the other ranks."""
+        """Return all tensors of the state; their sizes are agreed upon with the other ranks."""
         forms = list(self._state.forms())
         known = gather([len(forms), *_word(forms)])
         if len({tuple(one) for one in known}) > 1:
@@ -363,7 +363,7 @@ class TorchFramework(Framework):
         return after_update
 
     def _digested(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that DDP's ranks are to have alike, each with its block's name."""
+        """Yield the tensors that DDP's ranks are to have alike, each with its block's name."""
         for block in self._blocks:
             for number in _members(block):
                 flat = self._flat(self._kept[number])
@@ -376,6 +376,6 @@ def _members(block: TensorBlock) -> list[int]:
 
 
 def _word(forms: Sequence[Any]) -> list[int]:
-    """A checksum of which tensors there are, as one signed word."""
+    """Return a checksum of which tensors there are, as one signed word."""
     text = repr([(form.parameter, form.name, form.dtype) for form in forms])
     return [xxhash.xxh3_64_intdigest(text.encode()) >> 1]

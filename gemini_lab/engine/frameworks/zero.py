@@ -202,7 +202,7 @@ class Partitions(ABC):
         }
 
     def masters(self) -> Sequence[torch.Tensor]:
-        """This rank's flat partitions of the master weights: live, in a fixed order."""
+        """Return this rank's flat partitions of the master weights: live, in a fixed order."""
         partitions: Sequence[torch.Tensor] = getattr(self.zero, self.MASTERS)
         return partitions
 
@@ -214,7 +214,7 @@ class Partitions(ABC):
         """Which parts of which weights they are, given each partition's number in the payload."""
 
     def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
-        """The weights of which all ranks together hold a partition of this number."""
+        """Return the weights of which all ranks together hold a partition of this number."""
         weights: Sequence[torch.Tensor] = getattr(self.zero, self.WEIGHTS)[partition]
         return weights
 
@@ -311,12 +311,12 @@ class Stage3(Partitions):
     WEIGHTS = "fp16_groups"
 
     def group_of(self, partition: int) -> dict[str, Any]:
-        """The parameter group that a sub-group was cut from."""
+        """Return the parameter group that a sub-group was cut from."""
         group: int = self.zero.sub_group_to_group_id[partition]
         return self.base.param_groups[group]
 
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
-        """This rank's part of each weight; the last ranks' may be shorter, or none."""
+        """Yield this rank's part of each weight; the last ranks' may be shorter, or none."""
         for weights, tensor in zip(self.zero.fp16_groups, tensors, strict=True):
             tensor_offset = 0
             for weight in weights:
@@ -358,7 +358,7 @@ _VIEWS: Final[dict[type, type[Partitions]]] = {
 
 
 def partitions_of(engine: Any) -> Partitions:
-    """The view of `engine`'s ZeRO optimizer.
+    """Return the view of `engine`'s ZeRO optimizer.
 
     Raises:
         UnsupportedError: The engine has state that would not be kept; says what to change.
@@ -394,7 +394,7 @@ _COMPRESSED: Final = ("Onebit", "OneBit", "ZeroOne")
 
 
 def obstacles(engine: Any) -> Iterator[Obstacle]:
-    """All that stands against protecting `engine`; nothing in most cases."""
+    """Yield all that stands against protecting `engine`; nothing in most cases."""
     yield from of_release(
         version("deepspeed"), stage=engine.zero_optimization_stage(), device=engine.device.type
     )
@@ -437,7 +437,7 @@ def of_blocks(config: Mapping[str, Any]) -> Iterator[Obstacle]:
 
 
 def _of_parallelism(engine: Any) -> Iterator[Obstacle]:
-    """Ranks that hold other weights, or other parts of them, than ZeRO's own cut says."""
+    """Yield ranks that hold other weights, or other parts of them, than ZeRO's own cut says."""
     if engine.pipeline_parallelism:
         yield (
             "pipeline parallelism, where ranks train different layers and ZeRO shards none",
@@ -458,7 +458,7 @@ def _of_parallelism(engine: Any) -> Iterator[Obstacle]:
 
 
 def _of_placement(engine: Any) -> Iterator[Obstacle]:
-    """State that lies where a version does not reach it."""
+    """Yield state that lies where a version does not reach it."""
     if any(map(_is_on_nvme, (engine.zero_offload_optimizer(), engine.zero_offload_param()))):
         yield (
             "offload to NVMe (ZeRO-Infinity)",
@@ -477,7 +477,7 @@ def _of_placement(engine: Any) -> Iterator[Obstacle]:
 
 
 def _of_optimizer(wrapper: Any) -> Iterator[Obstacle]:
-    """An optimizer whose state is not kept as ZeRO's partitions."""
+    """Yield an optimizer whose state is not kept as ZeRO's partitions."""
     base = getattr(wrapper, "optimizer", None)
     if base is None:
         return

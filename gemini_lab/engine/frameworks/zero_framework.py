@@ -124,7 +124,7 @@ class ZeroFramework(Framework):
         return [self._tensor(index) is not None for index in range(len(self._slots))]
 
     def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
-        """One piece a tensor; what does not exist yet is zeros."""
+        """Return one piece a tensor; what does not exist yet is zeros."""
         return [(spec.offset_bytes, self._checked(i, spec)) for i, spec in enumerate(specs)]
 
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
@@ -185,7 +185,7 @@ class ZeroFramework(Framework):
             )
 
     def _lay_slots(self) -> Iterator[tuple[int, str, torch.dtype]]:
-        """Each tensor of the payload: its partition, its name in it, its type."""
+        """Yield each tensor of the payload: its partition, its name in it, its type."""
         for partition, master in enumerate(self._partitions.masters()):
             yield partition, _MASTER, master.dtype
             for name, dtype in self._state_forms[partition].large.items():
@@ -194,7 +194,7 @@ class ZeroFramework(Framework):
                 yield partition, _GRADIENT, self._partitions.gradient_dtype
 
     def _tensor(self, index: int) -> torch.Tensor | None:
-        """A live tensor of the payload; None if the optimizer has not made it yet."""
+        """Return a live tensor of the payload; None if the optimizer has not made it yet."""
         partition, name, _ = self._slots[index]
         if name == _GRADIENT:
             return self._partitions.leftovers()[partition]
@@ -303,7 +303,7 @@ class ZeroFramework(Framework):
         return {name: getattr(self._engine._config, name) for name in _SIZES}  # noqa: SLF001
 
     def _partitions_then(self, partition: int, heir: Heir) -> list[int]:
-        """The partitions in which a version has the weights of one of today's."""
+        """Return the partitions in which a version has the weights of one of today's."""
         names = self._partitions.names_in(partition)
         return sorted(
             {

@@ -18,7 +18,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
 
 def narrowed(gradient: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor | None:
-    """A flat gradient in a narrower type; `None` where `widened` would give other bits."""
+    """Return a flat gradient in a narrower type; `None` where `widened` would give other bits."""
     if gradient.dtype == dtype:
         return gradient
     narrow = (gradient / scale).to(dtype)
@@ -97,7 +97,7 @@ class BetaPowers:
         self._leave_a_gap()
 
     def capture(self) -> int:
-        """The first of the steps that were taken without a gap; called after each update."""
+        """Return the first of the steps that were taken without a gap; called after each update."""
         betas = self._all_betas()
         if betas != self._betas:
             self._betas, self._since = betas, self._steps() + 1
@@ -126,7 +126,7 @@ class BetaPowers:
         return [] if self._update is None else [tuple(group["betas"]) for group in self._groups()]
 
     def _steps(self) -> int:
-        """Steps that the optimizer counts; it leaves out those that overflow."""
+        """Return steps that the optimizer counts; it leaves out those that overflow."""
         states: Mapping[torch.Tensor, Mapping[str, Any]] = self._partitions.base.state
         return max(
             (int(states.get(one, {}).get("step", 0)) for one in self._partitions.masters()),
@@ -144,7 +144,7 @@ def _steps_that_count(since: int, last: int, betas: list[tuple[float, float]]) -
 
 
 def _update_of(partitions: SteppedTensors) -> Update | None:
-    """The library's update; None for an optimizer without such a library."""
+    """Return the library's update; None for an optimizer without such a library."""
     base: Any = partitions.base
     if isinstance(base, DeepSpeedCPUAdam):
         return partial(_cpu_adam, base)

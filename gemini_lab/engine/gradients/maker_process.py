@@ -135,7 +135,7 @@ class _StandIns:
 
 
 def _number(step: RecordedStep) -> int:
-    """Which step of the optimizer's it is, by its own count."""
+    """Return which step of the optimizer's it is, by its own count."""
     return 1 + max(int(update.scalars.get("step", 0)) for update in step.updates)
 
 

@@ -68,7 +68,7 @@ class VersionMaker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has imported what it needs."""
+        """Return whether it has imported what it needs."""
         self.wait_until_ready(0.0)
         return self._is_up and not self.is_lost
 
@@ -95,7 +95,7 @@ class VersionMaker:
         )
 
     def finish(self) -> Words:
-        """The checksums of what was made.
+        """Return the checksums of what was made.
 
         Raises:
             GeminiError: It could not be made, or its process is gone.

@@ -247,7 +247,7 @@ class UpdateRecorder:
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as they are now: a step, or a schedule, writes to tensors among them."""
+    """Return the values as they are now: a step, or a schedule, writes to tensors among them."""
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
 
 

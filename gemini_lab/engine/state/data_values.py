@@ -38,7 +38,7 @@ _MOST_ELEMENTS: Final = 64  # elements of a container, which are data where they
 
 
 def read_generators(parts: Iterable[object]) -> dict[str, Any]:
-    """Their states, each by where it was found."""
+    """Return their states, each by where it was found."""
     return {where: one.read() for where, one in keepsakes(_found(parts)).items()}
 
 
@@ -50,7 +50,7 @@ def put_generators(parts: Iterable[object], states: Mapping[str, Any]) -> None:
 
 
 def own_generators(parts: Iterable[object]) -> list[object]:
-    """The generators themselves."""
+    """Return the generators themselves."""
     return [*_found(parts).values()]
 
 
@@ -127,7 +127,7 @@ class DataValues:
         self._iterators_first = {one.where: one.value for one in self._iterators()}
 
     def changed(self) -> Values:
-        """Plain values that are others than at first."""
+        """Return plain values that are others than at first."""
         found, left_bytes = Values(), _ROOM_BYTES
         for one in self._plain():
             if self._first.get(one.where) != one.encoded and len(one.encoded) <= left_bytes:
@@ -216,7 +216,7 @@ class _Attribute:
 
 
 def _held(thing: object) -> Values:
-    """Attributes of a thing that may change, as they are at this moment."""
+    """Return attributes of a thing that may change, as they are at this moment."""
     kind, attributes = type(thing), dict(getattr(thing, "__dict__", {}))
     if is_own_type(kind):
         return attributes

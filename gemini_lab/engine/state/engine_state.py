@@ -63,11 +63,11 @@ class EngineState:
 
     @property
     def version(self) -> int:
-        """Optimizer steps done so far."""
+        """Return optimizer steps done so far."""
         return int(self._engine.global_steps)
 
     def pieces(self) -> Pieces:
-        """The large part: live tensors, the same until the next step, and where they belong.
+        """Return the large part: live tensors, the same until the next step, and where they belong.
 
         Raises:
             UnsupportedError: The optimizer's state is no longer what was laid out.
@@ -89,7 +89,7 @@ class EngineState:
         drawn: bytes | None = None,
         at_top: bool = False,
     ) -> bytes:
-        """The small part as bytes, between two iterations; they say their own length.
+        """Return the small part as bytes, between two iterations; they say their own length.
 
         Args:
             extra: Whatever else should travel with this version; `load` returns it.
@@ -197,7 +197,7 @@ class EngineState:
 
     @property
     def batch(self) -> int | None:
-        """Samples of all ranks that make one update; `None` where it is not known."""
+        """Return samples of all ranks that make one update; `None` where it is not known."""
         found = self.framework.batch()
         if found is not None or not self.script.watches:
             return found
@@ -212,7 +212,7 @@ class EngineState:
         may_restart: bool,
         keep_batch: bool = False,
     ) -> tuple[bytes, list[str]]:
-        """The small state of a version of another number of ranks, as if captured here.
+        """Return the small state of a version of another number of ranks, as if captured here.
 
         Args:
             layouts: Of its shards, in order.
@@ -253,14 +253,14 @@ class EngineState:
         return dict(small["extra"])
 
     def peek(self, payload: Payload) -> dict[str, Any] | None:
-        """The small state in a version; `None` where it cannot be read."""
+        """Return the small state in a version; `None` where it cannot be read."""
         try:
             return small_state.unfold(decode_framed(payload))
         except GeminiError:
             return None
 
     def is_finite(self) -> bool:
-        """Whether this rank's weights, moments and buffers are numbers, all of them."""
+        """Return whether this rank's weights, moments and buffers are numbers, all of them."""
         buffers = (buffer for _, buffer in small_state.persistent_buffers(self.framework.module))
         held = (*(tensor for _, tensor in self.pieces()), *buffers)
         real = (torch.view_as_real(one) if one.is_complex() else one for one in held)
@@ -273,7 +273,7 @@ class EngineState:
 
     @property
     def is_to_be_put_back(self) -> bool:
-        """Whether `restore_again` has anything to do."""
+        """Return whether `restore_again` has anything to do."""
         return self._restored is not None
 
     def restore_again(self) -> None:
@@ -368,7 +368,7 @@ def _require_batch(then: int | None, now: int | None, heir: Heir) -> None:
 
 
 def framework_of(engine: Engine) -> Framework:
-    """The view of what is protected.
+    """Return the view of what is protected.
 
     Raises:
         UnsupportedError: It has state that would not be kept; says what to change.
@@ -377,13 +377,13 @@ def framework_of(engine: Engine) -> Framework:
 
 
 def _flat(payload: Payload) -> torch.Tensor:
-    """A payload's bytes, in place; not to be written where it is read-only."""
+    """Return a payload's bytes, in place; not to be written where it is read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it may be that
         return torch.frombuffer(payload, dtype=torch.uint8)
 
 
 def _view(flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """One tensor of a payload, in place."""
+    """Return one tensor of a payload, in place."""
     part = flat[spec.offset_bytes : spec.offset_bytes + spec.size_bytes]
     return part.view(getattr(torch, spec.dtype)).view(spec.shape)

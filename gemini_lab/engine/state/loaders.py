@@ -100,7 +100,7 @@ class LoaderWatch:
 
     @property
     def is_where_put(self) -> bool:
-        """Whether the script has begun as many iterators as when its position was taken.
+        """Return whether the script has begun as many iterators as when its position was taken.
 
         Also where nobody knows, as the loader says its position itself.
         """
@@ -116,7 +116,7 @@ class LoaderWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether its newest iterator has given all batches; also where there is none."""
+        """Return whether its newest iterator has given all batches; also where there is none."""
         latest = self._latest()
         return latest is None or latest.is_over
 
@@ -304,7 +304,7 @@ class _Batches:
 
 
 def reads_ahead(loader: object) -> bool:
-    """Whether it is no DataLoader, but passes for the one that it reads, as Accelerate's do.
+    """Return whether it is no DataLoader, but passes for the one that it reads, as Accelerate's do.
 
     What such a one says of its position leaves out what was drawn for the batch ahead.
     """
@@ -312,7 +312,7 @@ def reads_ahead(loader: object) -> bool:
 
 
 def watch(loader: Any) -> LoaderWatch:
-    """The loader's watch; one is made if it has none."""
+    """Return the loader's watch; one is made if it has none."""
     found: LoaderWatch | None = loader.__dict__.get(_WATCH)
     return found or LoaderWatch(loader)
 
@@ -330,7 +330,7 @@ def _watched(kind: type) -> type:
 
 
 def is_watchs(position: object) -> bool:
-    """Whether a position is one that a watch gave, and not a loader itself."""
+    """Return whether a position is one that a watch gave, and not a loader itself."""
     return isinstance(position, Mapping) and {"began", "taken"} <= position.keys()
 
 
@@ -361,7 +361,7 @@ def of_loader(loader: Any) -> list[Any]:
 
 
 def _parts(loader: Any) -> list[Any]:
-    """The loader and its samplers, each once, in a fixed order."""
+    """Return the loader and its samplers, each once, in a fixed order."""
     found = {id(loader): loader}
     waiting = [loader]
     while waiting:

@@ -125,7 +125,7 @@ def _place(where: str, key: Any) -> str:
 
 
 def _said(value: Any, other: Any = None) -> str:
-    """A value in a few words; what it has in common with another one is left out."""
+    """Return a value in a few words; what it has in common with another one is left out."""
     if not isinstance(value, _ARRAYS):
         return f"{value!r:.60}"
     kind = f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"

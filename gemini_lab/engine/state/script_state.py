@@ -99,7 +99,7 @@ class ScriptState:
         return [{} if self._is_unread(one) else one.state_dict() for one in self.sources]
 
     def _is_unread(self, source: object) -> bool:
-        """Whether it is a loader of torchdata's that has no place in its data yet.
+        """Return whether it is a loader of torchdata's that has no place in its data yet.
 
         To ask it where it stands would make its iterator, in the order of now, and not in that of
         the epoch which the script may set before it reads. One whose order is drawn is asked: what
@@ -113,7 +113,7 @@ class ScriptState:
         return is_by_epoch and not own_generators(of_loader(source))
 
     def data_changes(self) -> list[str]:
-        """Names what the loaders' data have changed and no version has, each once."""
+        """Return names what the loaders' data have changed and no version has, each once."""
         found = {
             change
             for one in self.watches
@@ -128,7 +128,7 @@ class ScriptState:
         return new
 
     def _has_all_of(self, thing: object, *, by_itself: bool) -> bool:
-        """Whether a version has what such a part of the data says of itself."""
+        """Return whether a version has what such a part of the data says of itself."""
         return id(thing) in self._named or (by_itself and hasattr(thing, "state_dict"))
 
     def drawn(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class ScriptState:
         return {"data": positions, "seeds": seeds, **self.others()}
 
     def others(self) -> dict[str, Any]:
-        """The same without positions in the data: to ask for it changes nothing."""
+        """Return the same without positions in the data: to ask for it changes nothing."""
         return {
             "client": self.client_state,
             "also": {name: one.read() for name, one in self.keepsakes.items() if not one.is_made},
@@ -176,7 +176,7 @@ class ScriptState:
             )
 
     def can_move_back(self, positions: Sequence[Any]) -> bool:
-        """Whether training can go on from these positions with the iterators that it has."""
+        """Return whether training can go on from these positions with the iterators that it has."""
         return len(positions) == len(self.sources) and all(
             position is not None and source.can_move_back(position)
             if isinstance(source, LoaderWatch)
@@ -243,7 +243,7 @@ class ScriptState:
 
 
 def _position(source: Any) -> Stateful:
-    """Where `source` stands: it says so itself, or its watch does."""
+    """Return where `source` stands: it says so itself, or its watch does."""
     if reads_ahead(source):
         return watch(source)
     if not (hasattr(source, "state_dict") and hasattr(source, "load_state_dict")):

@@ -111,7 +111,7 @@ _DRAWN: Final = "drawn"  # bytes of their own: captured at another moment than t
 
 
 def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str, Any]:
-    """The small state as it is now: plain values and small tensors, for the codec."""
+    """Return the small state as it is now: plain values and small tensors, for the codec."""
     buffers = dict(persistent_buffers(framework.module))
     for name, buffer in buffers.items():
         require_apart(buffer, f"the model's buffer {name!r}")
@@ -127,7 +127,7 @@ def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str
 
 
 def folded(*, buffers: Mapping[str, Any], made: Mapping[str, Any], drawn: bytes) -> dict[str, Any]:
-    """The parts that no framework has, as `unfold` finds them."""
+    """Return the parts that no framework has, as `unfold` finds them."""
     return {"buffers": dict(buffers), "made": dict(made), _DRAWN: drawn}
 
 
@@ -246,7 +246,7 @@ def _place_of(module: torch.nn.Module, name: str) -> dict[str, torch.Tensor | No
 
 
 def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The buffers that belong to a model's state, such as the statistics of batch norms."""
+    """Yield the buffers that belong to a model's state, such as the statistics of batch norms."""
     for prefix, child in module.named_modules():
         for name, buffer in child.named_buffers(recurse=False):
             if name not in child._non_persistent_buffers_set:  # noqa: SLF001 - torch asks it so too

@@ -71,7 +71,7 @@ class Numbers:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are none that could change."""
+        """Return whether there are none that could change."""
         return not self._first
 
     def changed(self) -> Unsaid:
@@ -160,7 +160,7 @@ def _tensors(part: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _kinds(name: str) -> tuple[type, ...]:
-    """A class of torchmetrics, if it is there."""
+    """Return a class of torchmetrics, if it is there."""
     package: Any = sys.modules.get("torchmetrics")
     kind = getattr(package, name, None)
     return () if kind is None else (kind,)
@@ -193,7 +193,7 @@ class Keepsake:
 
 
 def keepsakes(also: Mapping[str, object]) -> dict[str, Keepsake]:
-    """How to read and put back each thing of `also`.
+    """Return how to read and put back each thing of `also`.
 
     Raises:
         ConfigError: Something in it has no state that could be read and put back.
@@ -228,7 +228,7 @@ def _keepsake(name: str, thing: Any) -> Keepsake:
 
 
 def _generator(thing: Any) -> Keepsake | None:
-    """One of `GENERATORS`: torch's, numpy's or Python's."""
+    """Return one of `GENERATORS`: torch's, numpy's or Python's."""
     match thing:
         case torch.Generator():
             return Keepsake(
@@ -261,7 +261,7 @@ def _generator(thing: Any) -> Keepsake | None:
 
 
 def _module(thing: torch.nn.Module) -> Keepsake:
-    """A module that keeps more than its `state_dict` says."""
+    """Return a module that keeps more than its `state_dict` says."""
     numbers = Numbers(thing)
 
     def read() -> dict[str, Any]:

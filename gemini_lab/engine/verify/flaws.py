@@ -73,7 +73,7 @@ class Flaw:
             flip_largest(found[0])
 
     def _is_due(self) -> bool:
-        """Whether a bit is to turn now; one that turns once does not turn again."""
+        """Return whether a bit is to turn now; one that turns once does not turn again."""
         if self._is_spent:
             return False
         self._is_spent = not self._order.is_lasting
@@ -96,10 +96,10 @@ class Flaws:
 
 
 def _large(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The weights without the vectors, of which a part may be without effect."""
+    """Return the weights without the vectors, of which a part may be without effect."""
     return [one for one in weights if len(getattr(one, "ds_shape", one.shape)) > 1] or [*weights]
 
 
 def _is_layer(module: torch.nn.Module) -> bool:
-    """Whether it computes with weights of its own, and is no mere container."""
+    """Return whether it computes with weights of its own, and is no mere container."""
     return next(module.parameters(recurse=False), None) is not None

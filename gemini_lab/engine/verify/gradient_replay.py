@@ -180,7 +180,7 @@ def _keep_gradient(tensor: torch.Tensor, gradients: list[torch.Tensor | None]) -
 
 
 def gradients_again(framework: Framework, recorded: bytes) -> int:
-    """The checksum of the gradients of a recorded iteration, computed here.
+    """Return the checksum of the gradients of a recorded iteration, computed here.
 
     All ranks call it together, with as many calls of the model. Nothing of this rank's own
     iteration is changed.

@@ -93,7 +93,7 @@ def _kept(value: Any) -> Any:
 
 
 def update_again(framework: Framework, steps: Sequence[ReplayedStep]) -> int:
-    """The checksum of an update, computed here by this rank's own optimizer.
+    """Return the checksum of an update, computed here by this rank's own optimizer.
 
     The optimizer's own weights and state are put aside meanwhile. What a library of its own keeps
     (the powers of betas in DeepSpeed's Adam for CPUs) is that of the same step already, and stays.
@@ -159,7 +159,7 @@ def _take(
 
 
 def _copied(value: Any, device: torch.device, place: torch.device | None) -> Any:
-    """A copy of what an optimizer keeps; counts of steps are put where its own ones are."""
+    """Return a copy of what an optimizer keeps; counts of steps are put where its own ones are."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.to(device if value.dim() else place or value.device, copy=True)
@@ -189,7 +189,7 @@ def packed(steps: Sequence[ReplayedStep]) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def room_for(head: bytes) -> list[torch.Tensor]:
-    """Empty tensors in CPU memory for those that follow a head."""
+    """Return empty tensors in CPU memory for those that follow a head."""
     return [
         torch.empty(shape, dtype=getattr(torch, name)) for name, shape in decode(head)["tensors"]
     ]
@@ -205,7 +205,7 @@ def unpacked(head: bytes, tensors: Sequence[torch.Tensor]) -> list[ReplayedStep]
 
 
 def _without(inputs: Sequence[Sequence[dict[str, Any]]], tensors: list[torch.Tensor]) -> Any:
-    """The same without large tensors, which are put into `tensors`."""
+    """Return the same without large tensors, which are put into `tensors`."""
 
     def put(value: Any) -> Any:
         if isinstance(value, dict):

@@ -119,7 +119,7 @@ class Verifier:
             self._recorder.begin()
 
     def before_update(self) -> Found | None:
-        """The gradients are there, and the weights of which they were made.
+        """Return the gradients are there, and the weights of which they were made.
 
         Raises:
             UnsupportedError: They cannot be computed again, here or elsewhere.
@@ -141,7 +141,7 @@ class Verifier:
         return found
 
     def after_update(self) -> Found | None:
-        """The update was made."""
+        """Return the update was made."""
         if not self._is_recording:
             return None
         started_s = time.perf_counter()
@@ -197,7 +197,7 @@ class Verifier:
         return (_OWN, *planned) if self._is_to_be_tried else planned
 
     def _compare_shared(self, digest: int) -> Found | None:
-        """All machines made one and the same update."""
+        """Return all machines made one and the same update."""
         table = self._wire.all_gather([digest])
         verdict = judge(
             Answer(rank=0, node=self._seats.node_of(rank), digest=one)
@@ -212,7 +212,7 @@ class Verifier:
             yield Answer(rank=self._moved(rank, -shift), node=node, digest=digest)
 
     def _moved(self, rank: int, shift: int) -> int:
-        """The rank of the same place on another machine."""
+        """Return the rank of the same place on another machine."""
         return (rank + shift * self._seats.workers_per_node) % self._seats.world_size
 
     def _swap(self, parcel: Parcel, shift: int) -> Parcel:
@@ -398,7 +398,7 @@ class Verification:
 
 
 def verified_in(small: Mapping[str, Any]) -> VerifiedVersion | None:
-    """The newest verified version, as a version knows it; `None` where it does not."""
+    """Return the newest verified version, as a version knows it; `None` where it does not."""
     if _VERIFIED not in small:
         return None
     version, word = small[_VERIFIED]
