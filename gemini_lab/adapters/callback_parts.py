@@ -66,7 +66,7 @@ class CallbackParts:
         self._late: set[str] = set()  # others, which were named
 
     def state_dict(self) -> dict[str, Any]:
-        """The copies that callbacks have held since before training began, by their names."""
+        """Return the copies that callbacks have held since before training, by name."""
         early = self._early
         there = {name: one for name, one in self._copies() if early is None or name in early}
         return {**self._awaited, **{name: one.read() for name, one in there.items()}}
@@ -156,7 +156,7 @@ class CallbackParts:
 
 
 def _digest(value: Any) -> int | None:
-    """A checksum of a plain value, or of the plain values of an object of the script's own."""
+    """Return a checksum of a plain value, or of those of an object of the script's own."""
     is_plain = not hasattr(value, "__dict__") or isinstance(value, (nn.Module, torch.Tensor))
     return digest(value if is_plain else dict(vars(value)))
 

@@ -142,11 +142,11 @@ class LightningHooks(Callback):
         trainer.callbacks.insert(0, self)
 
     def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """The module and a Tuner may have brought callbacks of their own by now."""
+        """Look again: the module and a Tuner may have brought callbacks of their own by now."""
         require_callbacks(trainer)
 
     def _before_reading(self, load: Callable[[], None]) -> None:
-        """The loader is there and not yet read: protect, or put the version back."""
+        """Protect, or put the version back, before the loader is read."""
         load()
         trainer = self._trainer
         if self._protection is not None:
@@ -216,7 +216,7 @@ class LightningHooks(Callback):
             return run()
 
     def on_train_end(self, *_: Any) -> None:
-        """The last version is made before other callbacks may load the best weights over it."""
+        """Make the last version before other callbacks load the best weights over it."""
         self._protected.reach_top()
         self._protected.finish()
 

@@ -113,7 +113,7 @@ class LightningState:
         return {**self._trainer.fit_loop.state_dict(), "state_dict": {}}
 
     def begin(self) -> None:
-        """The loops run: they go on as if they had never ended.
+        """Let the loops go on as if they had never ended.
 
         Until their next round, Lightning's own restart would leave out a schedule's step, or an
         evaluation, that a version lies after or before.
@@ -161,7 +161,7 @@ class LightningState:
                 yield name, _fields(metric)
 
     def _update_metrics(self, name: str, value: Any, batch_size: int) -> None:
-        """The first time that something is logged after a restart, it goes on from the version."""
+        """Go on from the version when something is first logged after a restart."""
         if name in self._averages:
             for field, kept in self._averages.pop(name).items():
                 setattr(self._results[name], field, kept)

@@ -80,7 +80,7 @@ class OwnCounts:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is of numbers and texts alone; a subclass of a type may have more than these."""
+    """Return whether it is of numbers and texts alone; a subclass may have more."""
     kind = type(value)
     if kind in _DICTS:
         assert isinstance(value, dict)
@@ -151,7 +151,7 @@ class LogHistory:
         self._seen = 0  # of the Trainer's list
 
     def follow(self, entries: Sequence[Entry]) -> torch.Tensor:
-        """The history as bytes, zeros behind it, after whatever `entries` has more than before."""
+        """Return the history with new `entries` as bytes, with zeros behind."""
         for entry in entries[self._seen :]:
             self._lines.append(json.dumps(entry).encode() + b"\n")
             if sum(map(len, self._lines)) > self._room_bytes:
@@ -243,7 +243,7 @@ class TrainerState:
         self.parts.load_state_dict(kept.get("parts", {}))
 
     def _listed(self) -> Iterator[Listed]:
-        """All callbacks, with what they say; what transformers' own hold is for people alone."""
+        """Yield all callbacks with their state; what transformers' own hold is for people alone."""
         for name, callback in self._callbacks():
             module = type(callback).__module__
             yield Listed(

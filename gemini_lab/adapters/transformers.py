@@ -229,7 +229,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def around_inner_training_loop(
         self, loop: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Return a checkpoint of the Trainer's is not gone on from where there is a version."""
+        """Leave out a checkpoint of the Trainer's if there is a version to go on from."""
         if self._protection is not None:
             raise ConfigError(
                 "train() was called a second time, and a run protects one training; start another "
@@ -268,7 +268,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def around_prepare_for_training(
         self, prepare: Callable[..., tuple[Any, Any]], *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """Return the engine is there: protect it, or put the version back into it."""
+        """Protect the engine, which is there now, or put the version back into it."""
         model, loader = prepare(*args, **kwargs)
         require_own_reading(loader)
         require_length(loader)
@@ -305,7 +305,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
             )
 
     def around_run_epoch(self, run: Callable[..., None], **kwargs: Any) -> None:
-        """The epoch that is gone on with is run as a shorter one: its loader begins where it was.
+        """Run the restored epoch as a shorter one: its loader begins where it was.
 
         The Trainer's own way, a second loader that skips batches, draws other random numbers.
         """
@@ -358,19 +358,19 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     def around_training_step(
         self, step: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        """Return a micro-batch's part of the loss."""
+        """Add a micro-batch's part of the loss."""
         loss = step(*args, **kwargs)
         self._losses.append(loss)
         return loss
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        """Training begins, and has done what callbacks do in `on_train_begin`."""
+        """Compare callbacks from here on: they have done what they do in `on_train_begin`."""
         if not self._has_begun:
             self._has_begun = True
             self._state.parts.begin()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """The Trainer has counted the step: log its loss."""
+        """Log the loss: the Trainer has counted the step."""
         state = self._trainer.state
         if self._epoch_at is not None:
             state.epoch = self._epoch_at()
@@ -387,7 +387,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         self._protected.log(loss=loss.item())
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
-        """An epoch that a callback ended early is not found again by counting."""
+        """Refuse an epoch that a callback ended early: counting does not find it again."""
         self._state.parts.say_changes()
         if sessions.current is not None and sessions.current.witness is not None:
             sessions.current.witness.reach("batches over")
@@ -407,7 +407,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
             return save(*args, **kwargs)
 
     def around_finalize_training(self, end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the last version is made before the best model may be loaded over it."""
+        """Make the last version before the best model may be loaded over it."""
         self._protected.reach_top()
         self._protected.finish()
         return end(*args, **kwargs)

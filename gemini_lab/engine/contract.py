@@ -32,7 +32,7 @@ class ZeroEngine(Engine, Protocol):
     """The engine that `deepspeed.initialize` returns, under ZeRO stage 1, 2 or 3."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the next `step` updates the weights, where DeepSpeed manages accumulation."""
+        """Return whether the next `step` updates the weights, if DeepSpeed manages accumulation."""
 
     def managed_gradient_accumulation(self) -> bool:
         """Return whether it does; otherwise each `step` updates them."""
@@ -98,13 +98,13 @@ class Protected(Protocol):
 
     @property
     def step(self) -> int:
-        """Return iterations that were done when `protect` returned.
+        """Return the number of iterations that were done when `protect` returned.
 
         The version that was restored, or those of a checkpoint that the script loaded itself.
         """
 
     def steps(self, total: int, /) -> Iterator[int]:
-        """The script's loop: `for step in protected.steps(total)`, until so many steps are done.
+        """Run the script's loop, `for step in protected.steps(total)`, until so many are done.
 
         It gives the number of steps done so far. At its top one iteration ends and the next
         begins: what the script did before is in the version, what follows is done again after a
@@ -116,7 +116,7 @@ class Protected(Protocol):
         """
 
     def epochs(self, total: int, /) -> Iterator[int]:
-        """Return the outer of two loops: `for epoch in protected.epochs(total)`.
+        """Run the outer of two loops: `for epoch in protected.epochs(total)`.
 
         The inner one is `for batch in loader`, over the first of `data`. It gives the epoch's
         number from 0, and after a failure the epoch that was under way; the loader goes on in it.

@@ -193,7 +193,7 @@ def _replicated(
 
 
 def _adds_up_anew(ddp: DistributedDataParallel) -> bool:
-    """Whether its first sum of gradients is none of the later ones: of two ranks all are alike."""
+    """Return whether its first sum of gradients differs from later ones; of two ranks none does."""
     return bool(ddp.static_graph) and dist.get_world_size(ddp.process_group) > 2
 
 

@@ -72,13 +72,13 @@ class Heartbeat:
     # -- the training thread -------------------------------------------------------------------
 
     def enter(self, doing: Doing, detail: str = "") -> None:
-        """From here on it does this."""
+        """Note what training's thread does from here on."""
         self._activity = (doing, detail)
         self._moves += 1
 
     @contextmanager
     def within(self, doing: Doing, detail: str = "") -> Iterator[None]:
-        """It does this inside the block, and then again what it did before."""
+        """Note what it does inside the block, and afterwards what it did before."""
         before = self._activity
         self.enter(doing, detail)
         try:
@@ -88,7 +88,7 @@ class Heartbeat:
 
     @contextmanager
     def pause(self, reason: str) -> Iterator[None]:
-        """Whatever it does inside the block, it is paused."""
+        """Count as paused inside the block, whatever it does."""
         self._pauses.append(reason)
         try:
             yield
@@ -97,13 +97,13 @@ class Heartbeat:
             self._moves += 1
 
     def watch(self, *, calls: Callable[[], int], messages: Callable[[], int]) -> None:
-        """Look at the traffic, too: collectives of the iteration, messages of checkpoints."""
+        """Look at collectives of the iteration and messages of checkpoints, too."""
         self._calls, self._messages = calls, messages
 
     # -- the pulse's thread --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Say it once a second, for as long as the process lives."""
+        """Report once a second, as long as the process lives."""
         threading.Thread(target=self._beat, name="gemini-pulse", daemon=True).start()
 
     def _beat(self) -> None:
@@ -113,7 +113,7 @@ class Heartbeat:
 
     @property
     def idle_s(self) -> float:
-        """Seconds for which training's thread has done nothing at all; 0 where it is paused."""
+        """Return the seconds for which training's thread has done nothing; 0 while it is paused."""
         return 0.0 if self._pauses else self._clock() - self._worked_s
 
     def place(self) -> str:
@@ -231,12 +231,12 @@ def _collective(frames: list[FrameType]) -> str:
 
 
 def _compiles(stacks: Iterable[list[FrameType]]) -> bool:
-    """Whether `torch.compile` does its work, on whichever thread: a backward pass has its own."""
+    """Return whether `torch.compile` works on any thread: a backward pass has its own."""
     return any(_module(frame) in _COMPILERS for stack in stacks for frame in stack)
 
 
 def _lock(frames: list[FrameType]) -> tuple[str, bool]:
-    """The lock of PyTorch's that it waits for, or holds to compile, and whether it holds it."""
+    """Return PyTorch's lock that it waits for, or holds to compile, and whether it holds it."""
     waited_for = ""
     for frame in frames:
         match _module(frame), frame.f_code.co_name:

@@ -145,11 +145,11 @@ class IterationLog:
         self._began_s = clock()
 
     def begin_forward(self) -> None:
-        """The next iteration computes: what is logged from here on is its own."""
+        """Attach what is logged from here on to the next iteration."""
         self._is_computing = True
 
     def begin_with(self, iteration: int, inputs: Callable[[], BegunWith]) -> None:
-        """The model is about to train on something; the first such time in an iteration counts."""
+        """Note what the model trains on; only the first call in an iteration counts."""
         if self._begun is None and self.counts:
             self._begun = iteration, inputs()
             self._say_begin()
@@ -191,7 +191,7 @@ class IterationLog:
         return {_LAST: {name: fields[name] for name in fields if name not in _SAID_ANEW}}
 
     def end(self, iteration: int, *, waited_s: float) -> None:
-        """An optimizer step has ended.
+        """Report an iteration: its optimizer step has ended.
 
         Args:
             iteration: Its number, from 1.
@@ -212,7 +212,7 @@ class IterationLog:
         self._emit(self.newest)
 
     def go_back(self, newest: Iteration | None) -> None:
-        """Training went back: this is the newest iteration, and the next one begins now."""
+        """Begin the iteration after this one: training went back."""
         self.newest, self.counts = newest, True
         self._begun, self._is_begin_said = None, False
         self._values.clear()
@@ -354,7 +354,7 @@ def _feed_tensor(digest: Any, tensor: Any) -> Iterator[torch.Tensor]:
 
 
 def _made_of(tensor: Any) -> Sequence[torch.Tensor] | None:
-    """The tensors that one without memory of its own is made of, as a DTensor of its shard."""
+    """Return the tensors that one without own memory is made of, as a DTensor of its shard."""
     if tensor.is_nested:
         found: Sequence[torch.Tensor] = tensor.detach().unbind()
         return found

@@ -105,7 +105,7 @@ class LiveProtection:
 
     @property
     def step(self) -> int:
-        """Return iterations that were done when protection began."""
+        """Return the number of iterations that were done when protection began."""
         self._script_watch.is_asked = True
         return self._began_at
 
@@ -243,7 +243,7 @@ class LiveProtection:
             self._say_end("data")
 
     def _reach_fetch(self) -> None:
-        """The first of `data` is asked for a batch, which there may be or not."""
+        """End an iteration, because the first of `data` is asked for the next batch."""
         if self._loops.innermost != "epochs":
             return
         self._loops.enter(LoopState.TOLD)

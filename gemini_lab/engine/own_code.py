@@ -110,7 +110,7 @@ _PACKAGE_FOLDERS: Final = frozenset({"site-packages", "dist-packages"})
 
 
 def installed_places() -> tuple[str, ...]:
-    """The folders of installed packages, also those of another Python's that are on the path.
+    """Return the folders of installed packages, also another Python's that are on the path.
 
     Environment modules of clusters set `PYTHONPATH` to such, and a `.pth` file may name them.
     """
@@ -154,13 +154,13 @@ def is_own_file(name: str) -> bool:
 
 
 def _is_compiled(file: str) -> bool:
-    """Whether it lies where torch.compile writes, which the variable says once that has begun."""
+    """Return whether torch.compile wrote it; the variable names its folder once that has begun."""
     folder = os.environ.get(_COMPILED)
     return folder is not None and file.startswith(f"{Path(folder).resolve()}/")
 
 
 def is_own_type(kind: type) -> bool:
-    """Whether a class is the script's own, and its objects may hold what nobody else keeps."""
+    """Return whether a class is the script's own; no other part keeps what its objects hold."""
     return _is_own_module(kind.__module__) and not issubclass(kind, _kept_otherwise())
 
 

@@ -23,7 +23,7 @@ def require(thing: object, *names: str, package: str) -> None:
 
 
 def require_known(missing: Collection[str], where: str, *, package: str) -> None:
-    """The same, where somebody else has looked.
+    """Refuse a version in which a caller found names missing.
 
     Raises:
         UnsupportedError: Something is missing; says what.

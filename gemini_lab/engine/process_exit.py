@@ -19,7 +19,7 @@ class Idleness:
         self._used_s, self._since_s = self._read_s(), time.monotonic()
 
     def look(self) -> float:
-        """Seconds since the last look at which it had worked; the first was when this was made."""
+        """Return the seconds since the last look at which it had worked."""
         before_s, self._used_s = self._used_s, self._read_s()
         if self._used_s != before_s:
             self._since_s = time.monotonic()
@@ -64,7 +64,7 @@ def die_with_parent() -> None:
 
 
 def tie_to_parent() -> None:
-    """The same on Linux alone, where the kernel does so: no thread is there, and it can be undone.
+    """Ask the kernel for it, on Linux alone: there is no thread, and it can be undone.
 
     The parent is the thread that has started this process.
     """

@@ -30,7 +30,7 @@ def random_states() -> dict[str, Any]:
 
 
 def seeded_random_states(seed: int) -> dict[str, Any]:
-    """The states that they have when they are seeded with a number; they are seeded for it."""
+    """Seed the generators with a number, and return their states."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)  # the device's too

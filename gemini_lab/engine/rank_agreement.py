@@ -16,7 +16,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def gather(values: Sequence[int]) -> list[list[int]]:
-    """Every rank's `values` (equally many, 64-bit), in rank order; all ranks call it together."""
+    """Return every rank's `values` (equally many, 64-bit), in rank order; all call it together."""
     if not dist.is_initialized():
         return [[*values]]
     on_cpu = "gloo" in dist.get_backend()

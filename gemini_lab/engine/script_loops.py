@@ -207,7 +207,7 @@ class ScriptLoops:
 
     @property
     def epoch(self) -> int | None:
-        """The number of the innermost epoch that runs; `None` outside of loops over epochs."""
+        """Return the number of the innermost running epoch; `None` outside of loops over epochs."""
         told = [one.number for one in self.place if one.kind == "epochs"]
         return told[-1] if told else None
 
@@ -357,7 +357,7 @@ class Ends:
         self._worker.say(said)
 
     def begin(self, iteration: int) -> None:
-        """Training begins after this iteration."""
+        """Begin training after this iteration."""
         self._passed = None if self._is_restored else iteration
 
     def end_pass(self, iteration: int) -> bool:

@@ -204,7 +204,7 @@ class WorkerSession:
         return fds[0]
 
     def request_old_slabs(self, ranks: int) -> tuple[list[int], list[ShardLayout]]:
-        """The descriptors of this node's slabs of a job of so many ranks, and what lies in them.
+        """Return descriptors of this node's slabs of a job of so many ranks, and their layouts.
 
         Whoever asks closes them.
         """
@@ -328,7 +328,7 @@ class WorkerSession:
         return self.start
 
     def stand_still(self) -> NoReturn:
-        """Return a machine computes wrong, as was just said: wait to be ended.
+        """Wait to be ended: a machine computes wrong, as was just reported.
 
         Raises:
             GeminiError: Nobody did.
@@ -340,7 +340,7 @@ class WorkerSession:
         )
 
     def finish(self) -> None:
-        """The script has ended: wait for the last version, or say that nothing was protected."""
+        """End the script: wait for the last version, or report that nothing was protected."""
         if self.on_finish is None:
             self.emit(Unprotected())
         else:

@@ -1,4 +1,4 @@
-"""An engine that has memory for its versions and the state to train from: how protection begins.
+"""The set-up of an engine's protection: memory for its versions, and the state to train from.
 
 All ranks come here together. A worker that starts again after a failure leaves with the state that
 the recovery plan says, and with what its version carried beside that.
@@ -202,7 +202,7 @@ def _require_all_ranks(workers: int) -> None:
 
 
 def _placed(seats: Seats, state: EngineState, settings: Settings, group: CheckpointGroup) -> Seats:
-    """The seats with a placement; where that follows the risk, the shards' sizes count in it."""
+    """Return the seats with a placement; one that follows the risk counts the shards' sizes."""
     if seats.placement is not None or not settings.adapt_replicas:
         return seats.placed(settings)
     sizes = [size for (size,) in group.all_gather([state.layout.payload_bytes])]

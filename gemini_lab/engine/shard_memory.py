@@ -52,7 +52,7 @@ def open_shard_memory(
     group: CheckpointGroup,
     owner: SlabOwner,
 ) -> ShardMemory:
-    """The memory for this rank's shards, with what it holds already; all ranks call it together.
+    """Return the memory for this rank's shards, with its content; all ranks call it together.
 
     Args:
         layout: Of this rank's own shard.
@@ -82,7 +82,7 @@ def open_shard_memory(
 def exchange_layouts(
     layout: ShardLayout, *, rank: int, seats: Seats, group: CheckpointGroup
 ) -> tuple[tuple[int, ...], list[ShardLayout]]:
-    """Payload bytes of all shards, and the layouts of those that are kept here beside the own.
+    """Return payload bytes of all shards, and the layouts of those kept here beside the own.
 
     All ranks call it together, those too that have their memory already.
     """
@@ -96,7 +96,7 @@ def exchange_layouts(
 def _exchange(
     told: bytes, sizes_bytes: Sequence[int], *, rank: int, seats: Seats, group: CheckpointGroup
 ) -> Iterator[ShardLayout]:
-    """The layouts of the other shards that are kept here; the own one goes to who keeps it."""
+    """Yield the layouts of the other shards that are kept here; send the own one to its peers."""
     own = torch.frombuffer(bytearray(told), dtype=torch.uint8)
     sends = [group.isend(own, peer) for peer in seats.peers_that_keep(rank)]
     for shard in seats.kept_shards(rank)[1:]:

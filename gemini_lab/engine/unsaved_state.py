@@ -144,7 +144,7 @@ def _stepped(optimizer: torch.optim.Optimizer) -> int:
 def _others(
     made: Iterable[Any], engine: Any, kept: Sequence[object]
 ) -> Iterator[torch.optim.Optimizer]:
-    """Optimizers that are neither the engine's, nor handed over, nor around or inside of these."""
+    """Yield optimizers that are neither the engine's nor handed over, nor wrap these."""
     known = {id(one) for one in (*kept, engine.optimizer)}
     known |= {id(getattr(one, "optimizer", one)) for one in (*kept, engine.optimizer)}
     for one in made:
@@ -158,7 +158,7 @@ def _parts_of(kept: Sequence[object]) -> set[int]:
 
 
 def _beside_weights(model: nn.Module) -> dict[str, list[torch.Tensor]]:
-    """The model's own tensors that no version has, by their names and what would keep them."""
+    """Return the model's tensors that no version has, by names and what would keep them."""
     found = defaultdict(list)
     for part in model.modules():
         for name, buffer in part.named_buffers(recurse=False):
@@ -259,14 +259,14 @@ class StrayLoaders:
         ]
 
     def read_on(self) -> list[str]:
-        """The data sets of loaders that were read on since the last look; asked once of each."""
+        """Return the data sets of loaders that were read on since the last look, each once."""
         seen, self._seen = self._seen, []
         alive = [(one, taken) for held, taken in seen if (one := held()) is not None]
         return sorted({_loader_name(one) for one, taken in alive if _taken_amid(one) > taken})
 
 
 def _samplers(reads: Any) -> list[object]:
-    """By which a loader and its iterators are known: its batches' indices, and where they are from."""
+    """Return what identifies a loader and its iterators: its batches' indices and samplers."""
     names = ("_index_sampler", "batch_sampler", "sampler", "data_sampler")
     found = [getattr(reads, name, None) for name in names]
     found += [getattr(one, "sampler", None) for one in found]
@@ -274,7 +274,7 @@ def _samplers(reads: Any) -> list[object]:
 
 
 def _taken_amid(iterator: Any) -> int:
-    """How many batches an iterator has given; 0 where its epoch has not begun, or is over."""
+    """Return how many batches an iterator has given; 0 outside of an epoch."""
     taken: int = getattr(iterator, "_num_yielded", 0)  # one that could not be made has none
     try:
         return taken if taken < len(iterator) else 0
@@ -365,7 +365,7 @@ class ScriptWatch:
         return self._said
 
     def end_update(self) -> None:
-        """A loader that is asked from here on reads for the next iteration."""
+        """Count what loaders read from here on to the next iteration."""
         self._at_fetch = None
 
     def note_empty_loop(self, loop: str, *, version: int) -> None:
@@ -405,7 +405,7 @@ class ScriptWatch:
             self.remark_once(ASKS_NOTHING)
 
     def _see_fetch(self) -> None:
-        """A loader is asked for a batch: what is drawn from here on is drawn for that."""
+        """Keep what was drawn before a loader was asked for a batch."""
         if self._looks and self._at_fetch is None:
             self._at_fetch = encode(self._script.others())
 

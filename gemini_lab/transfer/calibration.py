@@ -125,7 +125,7 @@ def _swap_s(group: CheckpointGroup, size_bytes: int, lanes: Lanes) -> float:
 
 
 def _bus_rate(group: CheckpointGroup, lanes: Lanes, repeats: int) -> float:
-    """Bytes per second from the device to pinned memory; the slowest rank's, on every rank."""
+    """Return bytes per second from the device to pinned memory: the slowest rank's."""
     source, target = lanes.room(MEMORY_BYTES), lanes.home(MEMORY_BYTES)
 
     def copy() -> None:

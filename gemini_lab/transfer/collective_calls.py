@@ -104,7 +104,7 @@ class DeviceClock:
         return event
 
     def between_s(self, start: Any, end: Any) -> float:
-        """Seconds from one event to another; waits until the device has reached the second."""
+        """Return the seconds between two events; wait until the device reaches the second."""
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000.0
 

@@ -125,7 +125,7 @@ class CommHook:
     # -- what the training thread says -------------------------------------------------------------
 
     def begin_update(self) -> None:
-        """The optimizer step begins: from here on training waits for the checkpoint."""
+        """Begin the optimizer step: from here on training waits for the checkpoint."""
         if self._gate is not None:
             self._gate.before_update()
         with self._changed:
@@ -134,7 +134,7 @@ class CommHook:
             self._wake()
 
     def begin_iteration(self) -> IterationRecord | None:
-        """Return the optimizer step has ended, and with it the iteration.
+        """End the iteration: its optimizer step has ended.
 
         Returns:
             The ended iteration; `None` for what came before the first call, or when not recording.
@@ -298,7 +298,7 @@ class CommHook:
         return call
 
     def _end(self, call: CollectiveCall, release_s: float) -> None:
-        """The collective's result is there; an emulated link may carry it until `release_s`.
+        """End a collective; an emulated link may carry it until `release_s`.
 
         An asynchronous one is told of twice where its handle is waited for and has a future too.
         """

@@ -49,7 +49,7 @@ class Lanes(Protocol):
         """Hold the lane's later work until the mark."""
 
     def join(self, lane: Lane, work: Any) -> None:
-        """The same for a collective's handle; `None` is one that the training lane waits for."""
+        """Hold it until a collective's handle is done; `None`: the training lane waits for it."""
 
     def finish(self, mark: Any) -> None:
         """Hold the calling thread until the mark is reached."""
@@ -100,14 +100,14 @@ class CudaQueues:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
-        """An asynchronous copy; bytes that go to the GPU from elsewhere are pinned first."""
+        """Copy asynchronously; bytes that go to the GPU from elsewhere are pinned first."""
         if target.is_cuda and not source.is_cuda:
             source = source.pin_memory()
         with self._on(lane):
             target.copy_(source, non_blocking=True)
 
     def swap(self, lane: Lane, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """All messages in one NCCL group, so that none of them waits for another."""
+        """Send all messages in one NCCL group, so that none of them waits for another."""
         operations = [dist.P2POp(dist.isend, one, peer, self._group) for one, peer in sends]
         operations += [dist.P2POp(dist.irecv, one, peer, self._group) for one, peer in receives]
         with self._on(lane):
@@ -124,7 +124,7 @@ class CudaQueues:
         self._stream(lane).wait_event(mark)
 
     def join(self, lane: Lane, work: Any) -> None:
-        """The lane's stream waits for the collective.
+        """Hold the lane's stream until the collective is done.
 
         With that the handle lets go of the collective's tensors; whoever called it must keep them
         until they wait themselves, as DeepSpeed's handles do.

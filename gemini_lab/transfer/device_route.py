@@ -146,12 +146,12 @@ class DeviceRoute:
         self._hand_over(0)
 
     def before_call(self) -> None:
-        """Training is about to call a collective: it waits for all chunks handed over so far."""
+        """Hold the collective that training is about to call until all chunks so far are sent."""
         if self._last is not None:
             self._lanes.follow("training", self._last)
 
     def after_call(self, calls: int, work: Any) -> None:
-        """Training has called collective number `calls`: the chunks of its span follow it.
+        """Hand over the chunks of the span that follows collective number `calls`.
 
         Args:
             calls: Collectives called in this iteration.
@@ -161,7 +161,7 @@ class DeviceRoute:
         self._hand_over(calls)
 
     def before_update(self) -> None:
-        """Training has come to its update: all that is left goes now."""
+        """Hand over all that is left: training has come to its update."""
         self._hand_over(UPDATE)
         self._handed_over.set()
 
@@ -170,7 +170,7 @@ class DeviceRoute:
             self._exchange(self._left.popleft())
 
     def _exchange(self, one: Round) -> None:
-        """One round: gather, swap, and empty the sub-buffers that were filled."""
+        """Exchange one round: gather, swap, and empty the sub-buffers that were filled."""
         lanes = self._lanes
         sends: list[Message] = []
         for chunk, peer in one.sends:

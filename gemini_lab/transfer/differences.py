@@ -81,7 +81,7 @@ class ReplicaTrust:
     _newest: deque[bool] = field(default_factory=lambda: deque(maxlen=TRIED))
 
     def note(self, *, differing: int, lost: int) -> str:
-        """Return a version was made so on all ranks; why no other one is, or nothing."""
+        """Count a version that was made so on all ranks; return why no other one is, or nothing."""
         if self.is_lost:
             return ""
         self._newest.append(differing > 0)
@@ -207,7 +207,7 @@ class Differences:
     def note(
         self, version: OutgoingVersion, told: Sequence[Sequence[int]], *, is_full: bool
     ) -> str:
-        """Return a version is whole everywhere.
+        """Note that a version is whole everywhere.
 
         Args:
             version: It.
@@ -238,7 +238,7 @@ class Differences:
         return f"{wrong} of its {len(digests)} chunks have other checksums" if wrong else ""
 
     def _needy(self, reasons: Mapping[int, str]) -> tuple[int, ...]:
-        """The peers that are to get this rank's shard in full; its owners are told likewise."""
+        """Return the peers that need this rank's shard in full; tell the owners of other shards."""
         group, peers = self._wire.group, self._peers
         answers = {peer: torch.zeros(1, dtype=torch.int64) for peer in peers.sends_to}
         works = [group.isend(torch.tensor([int(rank in reasons)]), rank) for rank in self._makers]

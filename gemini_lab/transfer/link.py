@@ -184,7 +184,7 @@ class LinkPacer:
 def group_shape(
     ranks: Sequence[int], *, rank: int, node_of: Callable[[int], Hashable]
 ) -> tuple[int, int]:
-    """Nodes that a group of `ranks` spans, and its ranks on the node of `rank` (at least 1)."""
+    """Return the nodes that `ranks` span, and how many are on the node of `rank` (at least 1)."""
     nodes = [node_of(one) for one in ranks]
     return len(set(nodes)), max(1, nodes.count(node_of(rank)))
 
@@ -233,6 +233,6 @@ def node_link(
 
 
 def own_link(bytes_per_s: float) -> LinkBucket:
-    """A bucket that only this process uses, such as for the bus between device and CPU memory."""
+    """Return a bucket of this process alone, such as for the bus between device and CPU memory."""
     with tempfile.NamedTemporaryFile(prefix="gemini-bus-") as file:
         return LinkBucket(file.name, bytes_per_s=bytes_per_s)

@@ -81,7 +81,7 @@ class LocalCopy:
         self._own.seal_chunk(number, digest.value)
 
     def _arrived(self, last: int) -> Iterator[tuple[int, Bytes]]:
-        """The chunks before number `last` that are missing, each when a lane has copied it."""
+        """Yield the missing chunks before number `last`, each once a lane has copied it."""
         assert self._lanes is not None
         while self._done < last:
             self._may_go_on()

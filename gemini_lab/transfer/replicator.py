@@ -424,7 +424,7 @@ class Replicator:
         buffers: VersionBuffers[WriteBuffer],
         tables: Mapping[int, Words],
     ) -> None:
-        """The version is whole in this node's memory from here on."""
+        """Make the version whole in this node's memory."""
         for rank, buffer in buffers.incoming.items():
             for index, digest in enumerate(tables[rank]):
                 buffer.seal_chunk(index, int(digest))

@@ -36,7 +36,7 @@ class Route(Protocol):
     """
 
     def begin(self, version: OutgoingVersion, buffers: VersionBuffers[Chunks]) -> None:
-        """A version is there; the next iteration has not called a collective yet."""
+        """Begin a version, before the next iteration calls a collective."""
 
     def wait_for_first(self) -> None:
         """Hold the replicator's thread while a version needs nothing of it yet."""

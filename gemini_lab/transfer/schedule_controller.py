@@ -87,7 +87,7 @@ class ScheduleController:
         return self._planner.admit(version)
 
     def go_back(self, version: int) -> None:
-        """Training goes back: the version after this one is the next that will be made."""
+        """Go back: the version after this one is the next that will be made."""
         self._planner.go_back(version)
 
     def _obey(self, order: Order) -> None:

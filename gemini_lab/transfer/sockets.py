@@ -41,7 +41,7 @@ def look_once_more(fd: int) -> None:
 
 
 def _watchers(fd: int) -> Iterator[tuple[int, int]]:
-    """This process's epoll descriptors that watch it, and what each is given back when it wakes."""
+    """Yield this process's epoll descriptors that watch it, and what each gets when it wakes."""
     for file in _OPEN.iterdir():
         with suppress(OSError):
             if str(file.readlink()) == _EPOLL:
@@ -79,7 +79,7 @@ class OwnConnections:
 
     @property
     def are_whole(self) -> bool:
-        """Whether who opened them has closed none that leads to another rank, as far as known."""
+        """Return whether the library has closed none that leads to another rank, if known."""
         return all(_is_there(fd, name) for fd, name in self._links)
 
     def cut(self) -> None:
@@ -149,7 +149,7 @@ def _is_there(fd: int, name: str) -> bool:
 
 @contextmanager
 def _connection(fd: int, name: str) -> Iterator[socket.socket]:
-    """One of these, to be used beside whoever opened it.
+    """Use one of these beside the library that opened it.
 
     Raises:
         OSError: It listens, or is closed; its number may be another file's by now.

@@ -79,7 +79,7 @@ class BucketOrder:
 
     @property
     def syncs_buffers(self) -> bool:
-        """Whether the next forward pass begins with rank 0's buffers, as after one that trained."""
+        """Return whether the next forward pass begins with rank 0's buffers."""
         return bool(self._ddp.require_forward_param_sync)
 
     @syncs_buffers.setter

@@ -79,7 +79,7 @@ class Framework(ABC):
 
     @abstractmethod
     def weight_pieces(self) -> Iterator[WeightPiece]:
-        """Which parts of which weights, and of what is kept for them, this rank's tensors hold."""
+        """Yield the parts of weights and of their states that this rank's tensors hold."""
 
     def unplaced(self) -> list[str]:
         """Return tensors of which it is not known which part of the whole this rank has."""
@@ -87,7 +87,7 @@ class Framework(ABC):
 
     @abstractmethod
     def present(self) -> list[bool]:
-        """Which tensors of the state exist by now: optimizers make theirs at their first step."""
+        """Return which tensors of the state exist: optimizers make theirs at their first step."""
 
     @abstractmethod
     def pieces(self, specs: Sequence[TensorSpec]) -> Pieces:
@@ -208,7 +208,7 @@ class Framework(ABC):
         """
 
     def learned_order(self) -> int:
-        """A checksum of an order of communication that the engine has learned; 0: of none."""
+        """Return a checksum of the order of communication that the engine has learned; 0: none."""
         return 0
 
     def forget_order(self) -> None:  # noqa: B027 - most have nothing to learn

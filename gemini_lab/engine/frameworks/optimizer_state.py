@@ -99,7 +99,7 @@ def put_beside_weights(optimizer: torch.optim.Optimizer, values: Sequence[tuple[
 
 
 def copied(value: Any) -> Any:
-    """A container that may be changed in the place of this one; what it holds is the same."""
+    """Return a container that may be changed instead of this one; its elements are the same."""
     if type(value) in _MAPPINGS:
         return type(value)((key, copied(one)) for key, one in value.items())
     if type(value) in (list, tuple):
@@ -137,7 +137,7 @@ def numbers(thing: Any) -> dict[str, Any] | None:
 def state_for(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: torch.Tensor
 ) -> dict[str, Any]:
-    """The state that `optimizer` makes for a weight of that parameter group at its first step.
+    """Return the state that `optimizer` makes for a weight of that group at its first step.
 
     Raises:
         UnsupportedError: It cannot take a step on a single weight with a gradient of zeros.

@@ -87,7 +87,7 @@ class Heir:
         return values[self.rank % self.ranks_then]
 
     def drawn(self, values: Sequence[Any], renew: Callable[[int], Any]) -> Any:
-        """A generator's state: for a new rank one that is seeded by its number and another's."""
+        """Return a generator's state; a new rank's is seeded by its number and another's."""
         if are_alike(values):
             if self.ranks_then == 1:
                 self.remark(

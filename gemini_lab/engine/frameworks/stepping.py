@@ -38,20 +38,20 @@ class StepHook(Protocol):
         """Return the remarks to the user, which may explain a later failure."""
 
     def begin_forward(self) -> None:
-        """The model begins to compute for an update, or its step is called; often an iteration."""
+        """Begin to compute for an update, or to step; called often in an iteration."""
 
     def before_update(self) -> float:
-        """Return the weights are about to change.
+        """Prepare for an update of the weights.
 
         Returns:
             Seconds that training was made to wait here.
         """
 
     def before_writing(self) -> None:
-        """The weights are about to be written, and to stay what they are: this is no update."""
+        """Prepare for a write that changes no weight: this is no update."""
 
     def after_update(self, waited_s: float) -> None:
-        """The weights have changed, and with them the engine's state as a whole."""
+        """Note that the weights, and so the whole of the engine's state, have changed."""
 
 
 def hook_step(
@@ -141,7 +141,7 @@ class UpdateWatch:
         self._hook: Any = register_optimizer_step_post_hook(self._see)
 
     def begin_update(self) -> None:
-        """The protected optimizer begins an update: what others do in it is a part of it."""
+        """Count what other optimizers do from here on as a part of the protected one's update."""
         self._is_on = self._is_updating = True
 
     def end_update(self) -> None:
@@ -149,7 +149,7 @@ class UpdateWatch:
         self._in_a_row = 0
 
     def reach_top(self) -> None:
-        """The script is at the top of its loop.
+        """Compare the weights' counts of writes, at the top of the script's loop.
 
         Raises:
             UnsupportedError: The weights have changed too often without an update.
@@ -168,7 +168,7 @@ class UpdateWatch:
             )
 
     def begin_anew(self) -> None:
-        """At the loop's top, a version was put back."""
+        """Begin to count again: a version was put back at the loop's top."""
         self._counts, self._is_explained, self._in_a_row = self._count(), False, 0
 
     def close(self) -> None:

@@ -117,7 +117,7 @@ def feed(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> None:
 
 
 def as_it_reads(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose elements have its values: a conjugate's, say, may be those of the other."""
+    """Return a tensor whose memory has its values: a conjugate's memory may have the other's."""
     return tensor.detach().resolve_conj().resolve_neg()
 
 
@@ -136,7 +136,7 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def tensor_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """A checksum of a tensor's bytes as one 64-bit word on its own device, without waiting for it.
+    """Return a checksum of a tensor's bytes as a 64-bit word on its own device, without waiting.
 
     Whole numbers wrap around and are added in any order, so it is the same every time.
     """
@@ -154,13 +154,13 @@ def tensor_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _odd_numbers(device: torch.device) -> torch.Tensor:
-    """An odd number for each word of a slice: no single changed word leaves the sum as it was."""
+    """Return an odd number for each word of a slice: any single changed word changes the sum."""
     weights = torch.arange(1, 2 * SLICE_WORDS, 2, dtype=torch.int64, device=device)
     return (weights * _ODD) | 1
 
 
 def aliases(module: torch.nn.Module) -> dict[str, str]:
-    """Further names of tied weights, each with the name under which the weight is trained."""
+    """Return further names of tied weights, each with the name under which it is trained."""
     first: dict[int, str] = {}
     further = {}
     for name, weight in module.named_parameters(remove_duplicate=False):
@@ -202,7 +202,7 @@ def own_part(weight: torch.Tensor) -> torch.Tensor:
 
 
 def held_of(weight: Any) -> tuple[int, int]:
-    """First element and number of those that this rank holds of a weight of ZeRO's stage 3."""
+    """Return the first element and the number that this rank holds of a weight under ZeRO 3."""
     size: int = weight.partition_numel()
     start = torch.distributed.get_rank(weight.ds_process_group) * size
     return start, max(0, min(size, weight.ds_numel - start))
@@ -310,7 +310,7 @@ def _place(weight: Any) -> int | None:
 
 
 def _share(weight: Any) -> tuple[int, int]:
-    """Which of how many shares of its part this rank is to count: others have the same part."""
+    """Return which of how many shares of its part this rank counts: others have the same."""
     if hasattr(weight, "ds_tensor"):
         return 0, 1
     if not is_dtensor(weight):

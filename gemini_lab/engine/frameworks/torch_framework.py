@@ -57,7 +57,7 @@ class ReplicaCheck:
         self._updates = 0
 
     def after_update(self, number: int) -> None:
-        """An update was made; all ranks call it together.
+        """Compare after updates 1, 2, 4, 8 and so on; all ranks call it together.
 
         Raises:
             UnsupportedError: The ranks differ.
@@ -282,7 +282,7 @@ class TorchFramework(Framework):
     # -- the small part --------------------------------------------------------------------------
 
     def require_boundary(self) -> None:
-        """A torch optimizer steps at boundaries alone; but uneven ranks make different versions."""
+        """Refuse DDP's `join()`: uneven ranks make different versions."""
         ddp = replicated_by(self._engine.module)
         if ddp is not None and ddp._join_config.enable:  # noqa: SLF001 - as DDP itself asks
             raise UnsupportedError(
@@ -321,7 +321,7 @@ class TorchFramework(Framework):
     # -- computing again -------------------------------------------------------------------------
 
     def contributing(self) -> Sequence[torch.Tensor]:
-        """The model's weights; under FSDP2 the whole ones, which there are once it has computed."""
+        """Return the model's weights; under FSDP2 the whole ones, once it has computed."""
         if self.parallelism != "FSDP2":
             return super().contributing()
         return [weight for weight in whole_weights(self.module) if weight.requires_grad]

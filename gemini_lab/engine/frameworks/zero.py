@@ -53,7 +53,7 @@ class StateForm:
 def state_form(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], master: torch.Tensor
 ) -> StateForm:
-    """The form of the state that `optimizer` keeps, or will keep, for a partition of that group.
+    """Return the form of the state that `optimizer` keeps, or will keep, for a partition.
 
     Raises:
         UnsupportedError: It keeps what is neither of the partition's shape nor small.
@@ -128,7 +128,7 @@ _MODULES: Final = "_PartitionedParameterCoordinator__submodule_order"
 
 
 def order_checksum(coordinator: Any) -> int:
-    """A checksum of the order, of 63 bits; 0 before it is learned, or where DeepSpeed hides it."""
+    """Return the order's checksum of 63 bits; 0 before it is learned, or if DeepSpeed hides it."""
     modules = getattr(coordinator, _MODULES, ())
     if not modules or not coordinator.is_complete_trace():
         return 0
@@ -171,7 +171,7 @@ def _gather_alike(weights: Sequence[Any], group: dist.ProcessGroup) -> None:
 
 
 def _is_plain(weight: Any) -> bool:
-    """Whether its part is sent as it is: not quantized, and no second copy lies on each node."""
+    """Return whether its part is sent as it is: not quantized, without a second copy on a node."""
     return not hasattr(weight.ds_tensor, "ds_quant_scale") and weight.ds_secondary_tensor is None
 
 
@@ -211,7 +211,7 @@ class Partitions(ABC):
 
     @abstractmethod
     def pieces(self, tensors: Sequence[int]) -> Iterator[WeightPiece]:
-        """Which parts of which weights they are, given each partition's number in the payload."""
+        """Yield the parts of weights in them, given each partition's number in the payload."""
 
     def weights_in(self, partition: int) -> Sequence[torch.Tensor]:
         """Return the weights of which all ranks together hold a partition of this number."""
@@ -235,7 +235,7 @@ class Partitions(ABC):
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether the optimizer, and with it its gradients, is in CPU memory beside a device's."""
+        """Return whether the optimizer and its gradients are in CPU memory beside a device's."""
         zero = self.zero
         return bool(
             getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False)
@@ -410,7 +410,7 @@ def obstacles(engine: Any) -> Iterator[Obstacle]:
 
 
 def of_release(release: str, *, stage: int, device: str) -> Iterator[Obstacle]:
-    """A release of DeepSpeed's that computes wrong, unseen; it is there though nobody asked for it.
+    """Yield a release of DeepSpeed that computes wrong, unseen.
 
     Before 0.19.8 ZeRO 3 waits for the last of several gathers alone. Gloo's others may be under way
     still, and a rank now and then computes with weights that have not come.
@@ -429,7 +429,7 @@ def of_release(release: str, *, stage: int, device: str) -> Iterator[Obstacle]:
 
 
 def of_blocks(config: Mapping[str, Any]) -> Iterator[Obstacle]:
-    """Blocks of a configuration by which the engine counts steps of its own, in no version."""
+    """Yield blocks of a configuration by which the engine counts steps that no version has."""
     for name, is_on in _OWN_COUNTS.items():
         block = config.get(name)
         if isinstance(block, Mapping) and block.get("enabled", is_on):

@@ -177,7 +177,7 @@ class ZeroFramework(Framework):
         return self._powers.capture()
 
     def drop_gradients(self, *, is_computing: bool) -> None:
-        """None are left after an update; those between are in ZeRO's own buffers."""
+        """Refuse it between updates: gradients are in ZeRO's own buffers then."""
         if is_computing:
             raise UnsupportedError(
                 "DeepSpeed keeps gradients of which no update was made, and training would go back "
@@ -267,7 +267,7 @@ class ZeroFramework(Framework):
         )
 
     def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
-        """The same, with what belongs to partitions found anew: their number may be another."""
+        """Return the same; state of partitions is looked up again, as their number may differ."""
         before = [self._partitions_then(number, heir) for number in range(len(self._state_forms))]
         optimizers = [one["optimizer"] for one in smalls]
         common = [{**one, "scalars": None} for one in optimizers]
@@ -315,7 +315,7 @@ class ZeroFramework(Framework):
         )
 
     def _sizes_of(self, sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-        """The sizes that a script set, among so many ranks: the global batch stays if it can."""
+        """Return the sizes that a script set, for so many ranks, if possible with the same batch."""
         if not sizes:
             return {}
         now = {**self._first_sizes, **sizes}
@@ -325,7 +325,7 @@ class ZeroFramework(Framework):
         return {**now, _BATCH: now[_MICRO_BATCHES] * a_step}
 
     def _counters(self, counters: Mapping[str, int], micro_batches: int) -> dict[str, int]:
-        """The counters of a version, whose iterations may have had as many micro-batches or not."""
+        """Return the counters of a version for another number of micro-batches."""
         if not self._engine.managed_gradient_accumulation():
             return dict(counters)
         return {**counters, "micro_steps": counters["global_steps"] * micro_batches}

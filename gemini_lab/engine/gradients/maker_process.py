@@ -55,7 +55,7 @@ class Repeater:
         payload[len(small) : step.small_room_bytes] = 0
 
     def _optimizer(self, step: RecordedStep) -> torch.optim.Optimizer:
-        """One of the step's kind, in whose place the options and state of each update are put."""
+        """Return an optimizer of the step's kind, for the options and state of each update."""
         if step.kind not in LIBRARY_KINDS:
             made: Any = TORCH_KINDS[step.kind]
             optimizer: torch.optim.Optimizer = made([torch.zeros(1)])
@@ -69,7 +69,7 @@ class Repeater:
 def _apply(
     optimizer: torch.optim.Optimizer, update: Update, payload: Bytes, difference: Bytes
 ) -> None:
-    """One update, by the optimizer's own `step`."""
+    """Make one update, by the optimizer's own `step`."""
     tensors = {name: run.of(payload) for name, run in update.tensors.items()}
     weight = tensors.pop(WEIGHT).requires_grad_()
     weight.grad = widened(update.gradient.of(difference), weight.dtype, update.scale)
@@ -158,7 +158,7 @@ _SEALERS: Final = 4
 def make_version(
     order: MakeVersion, memory: Bytes, difference: Bytes, repeater: Repeater
 ) -> VersionMade:
-    """Do what is asked."""
+    """Make the version that the worker orders."""
     base = memory[order.base_bytes : order.base_bytes + order.payload_bytes]
     made = memory[order.into_bytes : order.into_bytes + order.payload_bytes]
     torch.from_numpy(made).copy_(torch.from_numpy(base))

@@ -55,7 +55,7 @@ def own_generators(parts: Iterable[object]) -> list[object]:
 
 
 def reached(parts: Iterable[object]) -> Iterator[tuple[str, Any]]:
-    """All that they are made of, as far as it is the script's own or torch's for data: by where."""
+    """Yield the script's own parts of these, and torch's for data, each by where it is."""
     seen = set[int]()
     for number, part in enumerate(parts):
         yield from _inside(part, str(number), seen, 0)
@@ -272,7 +272,7 @@ def _is_kind(value: object, kinds: tuple[type, ...] | type) -> bool:
 
 
 def digest(value: object) -> int | None:
-    """A checksum of a value; `None` for what has no plain values, or another thread changes now."""
+    """Return a checksum of a value; `None` if it has no plain values or a thread changes it."""
 
     def look(one: Any, depth: int) -> int | None:
         if _is_kind(one, _CONTAINERS) and depth < _DEEPEST:

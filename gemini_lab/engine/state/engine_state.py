@@ -63,7 +63,7 @@ class EngineState:
 
     @property
     def version(self) -> int:
-        """Return optimizer steps done so far."""
+        """Return the number of optimizer steps done so far."""
         return int(self._engine.global_steps)
 
     def pieces(self) -> Pieces:

@@ -74,13 +74,13 @@ class LoaderWatch:
         object.__dict__["__class__"].__set__(loader, _watched(kind))
 
     def begin(self) -> "_Batches":
-        """An iterator for the script: the one that a position was put back into, or a new one."""
+        """Return an iterator: the one that a position was put back into, or a new one."""
         self._begun += 1
         batches, self._prepared = self._prepared, None
         return self._begin_epoch() if batches is None else batches
 
     def state_dict(self) -> dict[str, Any]:
-        """The position: the random states in which the iterator was made, and batches taken."""
+        """Return the position: the random states at the iterator's making, and batches taken."""
         latest = self._latest()
         is_under_way = latest is not None and not latest.is_over
         return {
@@ -95,7 +95,7 @@ class LoaderWatch:
         }
 
     def begin_pass(self) -> None:
-        """The script's loop begins, or a pass of one over epochs: iterators are counted in it."""
+        """Count iterators from here on: a loop, or a pass of one over epochs, begins."""
         self._begun = 0
 
     @property
@@ -122,7 +122,7 @@ class LoaderWatch:
 
     @property
     def dealt(self) -> int | None:
-        """Samples of an epoch's order that a batch of every rank takes; None where none says so."""
+        """Return how many samples a batch of every rank takes; None if no sampler says so."""
         sampler = getattr(self.loader, "data_sampler", getattr(self.loader, "sampler", None))
         size = getattr(self.loader, "batch_size", None)
         if self._reads_ahead or not isinstance(sampler, DistributedSampler) or size is None:
@@ -161,7 +161,7 @@ class LoaderWatch:
             self.move_back(state)
 
     def can_move_back(self, state: Mapping[str, Any]) -> bool:
-        """Whether the script's own iterator can go to a position: it is of the same epoch."""
+        """Return whether the script's own iterator can go to a position of its epoch."""
         if self.is_over:
             return state["began"] is None
         return state["began"] is not None and encode(state["began"]) == encode(self._began)
@@ -347,7 +347,7 @@ def put_counts(part: object, counts: Mapping[str, Any]) -> None:
 
 
 def samplers_in(source: object) -> dict[str, object]:
-    """The samplers of what says its position itself and is no loader, such as torchdata's nodes.
+    """Return the samplers of a source that is no loader, such as torchdata's nodes.
 
     By where they are found. That position may leave out the epoch that a sampler was told.
     """

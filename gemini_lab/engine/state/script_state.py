@@ -89,7 +89,7 @@ class ScriptState:
 
     @property
     def room_bytes(self) -> int:
-        """Room for what was handed over, beyond what is usual for small things; in whole MiB."""
+        """Return the room for large things that were handed over, in whole MiB."""
         held = sum(one.room_bytes for one in self.keepsakes.values())
         held += 0 if self.client_state is None else len(encode(self.client_state))
         return -(-held // MIB) * MIB
@@ -113,7 +113,7 @@ class ScriptState:
         return is_by_epoch and not own_generators(of_loader(source))
 
     def data_changes(self) -> list[str]:
-        """Return names what the loaders' data have changed and no version has, each once."""
+        """Return what the loaders' data have changed and no version has, each once."""
         found = {
             change
             for one in self.watches

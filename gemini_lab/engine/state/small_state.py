@@ -58,7 +58,7 @@ class ModelParts:
 
 
 def _are_same(then: dict[str, nn.Parameter], now: dict[str, nn.Parameter]) -> bool:
-    """Whether these are the same weights in the same order, by the same names in their parts.
+    """Return whether these are the same weights in order, by the same names in their parts.
 
     The parts' own names do not count: `torch.compile` of a part, say, changes them alone.
     """
@@ -132,7 +132,7 @@ def folded(*, buffers: Mapping[str, Any], made: Mapping[str, Any], drawn: bytes)
 
 
 def unfold(small: dict[str, Any]) -> dict[str, Any]:
-    """A decoded small state with all its parts side by side, as versions of 0.1.0 have them."""
+    """Return a decoded small state with its parts side by side, as in versions of 0.1.0."""
     return {"made": {}, "also": {}, **small, **decode(small.get(_DRAWN, encode({})))}
 
 

@@ -92,7 +92,7 @@ class Numbers:
 
 
 def read_numbers(module: nn.Module) -> Unsaid:
-    """Plain numbers in the attributes of a module's parts that torch itself has not written."""
+    """Return plain numbers in attributes of a module's parts that torch has not written."""
     found = {
         name: {key: one for key, one in vars(part).items() if type(one) in (int, float)}
         for name, part in module.named_modules()
@@ -119,7 +119,7 @@ def share_states(module: nn.Module) -> None:
 
 
 def is_metric(part: nn.Module) -> bool:
-    """Whether it is one of torchmetrics, which is asked only where the script has imported it."""
+    """Return whether it is a metric of torchmetrics, if the script has imported that."""
     return isinstance(part, _kinds("Metric"))
 
 
@@ -148,7 +148,7 @@ def put_attributes(part: Any, kept: Mapping[str, Any]) -> None:
 
 
 def _tensors(part: nn.Module) -> dict[str, torch.Tensor]:
-    """Its buffers that are not persistent, and tensors in its attributes that nothing trains."""
+    """Return its buffers that are not persistent, and untrained tensors in its attributes."""
     hidden = part._non_persistent_buffers_set  # noqa: SLF001 - torch asks it so too
     buffers = {n: b for n, b in part.named_buffers(recurse=False) if n in hidden}
     loose = {
@@ -261,7 +261,7 @@ def _generator(thing: Any) -> Keepsake | None:
 
 
 def _module(thing: torch.nn.Module) -> Keepsake:
-    """Return a module that keeps more than its `state_dict` says."""
+    """Return how to keep a module that has more than its `state_dict` says."""
     numbers = Numbers(thing)
 
     def read() -> dict[str, Any]:

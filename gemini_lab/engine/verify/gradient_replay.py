@@ -67,7 +67,7 @@ class GradientSums:
             self._handles.append(known.register_hook(_reading(total, drops=drops)))
 
     def read(self, output: object) -> None:
-        """The model gave this."""
+        """Add what the model gave."""
         for tensor in _tensors(output):
             feed(self._outputs, tensor)
 

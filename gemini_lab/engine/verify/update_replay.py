@@ -120,7 +120,7 @@ def update_again(framework: Framework, steps: Sequence[ReplayedStep]) -> int:
 
 
 def count_places(states: Iterable[Mapping[str, Any]]) -> dict[str, torch.device]:
-    """Where an optimizer keeps its one-element tensors, by name: a fused one has them on the GPU."""
+    """Return the devices of an optimizer's one-element tensors: a fused one has them on the GPU."""
     return {
         name: value.device
         for state in states

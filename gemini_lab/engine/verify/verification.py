@@ -112,14 +112,14 @@ class Verifier:
         self.replays = 0
 
     def begin(self, iteration: int) -> None:
-        """The model begins to compute for an iteration; often in each."""
+        """Begin to compute for an iteration; called often in each."""
         is_due = self._is_to_be_tried or iteration % self._every == 0
         if is_due and not self._is_recording:
             self._is_recording, self.replays = True, 0
             self._recorder.begin()
 
     def before_update(self) -> Found | None:
-        """Return the gradients are there, and the weights of which they were made.
+        """Verify the gradients, before they change the weights.
 
         Raises:
             UnsupportedError: They cannot be computed again, here or elsewhere.
@@ -141,7 +141,7 @@ class Verifier:
         return found
 
     def after_update(self) -> Found | None:
-        """Return the update was made."""
+        """Verify the update."""
         if not self._is_recording:
             return None
         started_s = time.perf_counter()
@@ -197,7 +197,7 @@ class Verifier:
         return (_OWN, *planned) if self._is_to_be_tried else planned
 
     def _compare_shared(self, digest: int) -> Found | None:
-        """Return all machines made one and the same update."""
+        """Compare an update that all machines were to make alike."""
         table = self._wire.all_gather([digest])
         verdict = judge(
             Answer(rank=0, node=self._seats.node_of(rank), digest=one)
@@ -329,18 +329,18 @@ class Verification:
         self._keep(newest)
 
     def begin(self, iteration: int) -> None:
-        """The model computes for an iteration."""
+        """Begin to compute for an iteration."""
         self._verifier.begin(iteration)
 
     def before_update(self, iteration: int, *, rewinds: int) -> None:
-        """The gradients of an iteration are there; the version before it is whole everywhere."""
+        """Verify an iteration's gradients; the version before it is whole everywhere."""
         if self._coming is not None:
             self._keep(self._coming)
             self._coming = None
         self._act_on(self._verifier.before_update(), iteration, rewinds=rewinds)
 
     def after_update(self, iteration: int, lineage: Lineage, *, is_sent: bool) -> None:
-        """The update was made; its version is on its way soon, if it is to be sent."""
+        """Verify the update; its version is sent soon, if it is due."""
         if not self._verifier.is_recording:
             return
         self._act_on(self._verifier.after_update(), iteration, rewinds=lineage.rewinds)
@@ -390,7 +390,7 @@ class Verification:
         return {_VERIFIED: [newest.version, newest.lineage.word]}
 
     def go_back(self, small: Mapping[str, Any]) -> None:
-        """Training went back to a version that carries this."""
+        """Go on from a version that carries this."""
         self._coming = None
         self._is_wrong = False
         if (known := verified_in(small)) is not None:
