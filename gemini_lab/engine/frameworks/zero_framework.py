@@ -315,7 +315,7 @@ class ZeroFramework(Framework):
         )
 
     def _sizes_of(self, sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-        """Return the sizes that a script set, for so many ranks, if possible with the same batch."""
+        """Return the sizes that a script set, for so many ranks; the batch stays, if it can."""
         if not sizes:
             return {}
         now = {**self._first_sizes, **sizes}
