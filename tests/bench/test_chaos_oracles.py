@@ -429,6 +429,15 @@ def test_memory_may_be_bare_after_the_last_iteration_and_where_copies_were_bad()
     assert problems(replace(HELD, entries=after(BEGUN, bad), gaps_s=[4.0])) == []
 
 
+def test_memory_may_be_bare_while_a_version_comes_from_the_tier_and_no_longer():
+    plan = planned(2, 2, recovery=1, made_in=1, tier="persistent")
+    moved = {LOG.index(BEGUN) + 2: entry(plan.event, 4.0), LOG.index(OVER): entry(OVER.event, 6.0)}
+    entries = tuple(moved.get(index, one) for index, one in enumerate(LOG))
+    for gap_s, is_excused in [(3.0, False), (4.5, True), (6.2, True), (7.0, False)]:
+        said = problems(replace(HELD, entries=entries, gaps_s=[gap_s]))
+        assert any("whole in memory" in one for one in said) != is_excused, (gap_s, said)
+
+
 def test_a_run_that_was_told_to_end_saves_a_version_and_says_so():
     ended = entry(RunFailed(reason="SIGTERM: version 4 is whole", cause="notice"))
     told = replace(HELD, entries=(*LOG[:-1], ended), exit_status=75, was_told_to_end=True)

@@ -112,16 +112,31 @@ def bare(run: Aftermath) -> Iterator[str]:
         (e.at_s for e in run.entries if isinstance(e.event, events.Iteration)), default=0.0
     )
     bad_s = [e.at_s for e in run.entries if isinstance(e.event, REJECTED)]
-    # An older version, whole on nodes that came back, gives its memory to a newer one of the tier.
-    bad_s += [
-        e.at_s
-        for e in run.entries
-        if isinstance(e.event, events.RecoveryPlanned) and e.event.tier == "persistent"
-    ]
+    loading = [*_loading_from_the_tier(run.entries)]
     for gap_s in run.gaps_s:
         is_excused = any(abs(gap_s - at_s) < EXCUSED_S for at_s in bad_s)
+        is_excused |= any(since_s <= gap_s <= until_s for since_s, until_s in loading)
         if gap_s < trained_s and not is_excused:  # later, nodes give their memory back
             yield f"no version was whole in memory at {gap_s:.3f}, though no node was gone"
+
+
+def _loading_from_the_tier(entries: Sequence[Entry]) -> Iterator[tuple[float, float]]:
+    """Yield the span of each recovery from the tier, until all ranks made a version again.
+
+    An older version that was whole on returned nodes frees its memory for the tier's newer one.
+    """
+    since_s: float | None = None
+    for entry in entries:
+        match entry.event:
+            case events.RecoveryPlanned(tier=tier):
+                if since_s is not None:
+                    yield since_s, entry.at_s
+                since_s = entry.at_s - SKEW_S if tier == "persistent" else None
+            case events.RecoveryFinished() if since_s is not None:
+                yield since_s, entry.at_s + SKEW_S
+                since_s = None
+    if since_s is not None:
+        yield since_s, inf
 
 
 def forgotten(run: Aftermath) -> Iterator[str]:
