@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from golden import as_text, plain, same
 from hypothesis import settings
 
 from gemini_lab.node.locked_tempdir import MPI_SHARED
@@ -61,6 +62,7 @@ def pytest_configure(config):
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run all tests but those marked long")
     parser.addoption("--long", action="store_true", help="run all tests")
+    parser.addoption("--rewrite-golden", action="store_true", help="write golden files anew")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -78,6 +80,18 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=left_out)
     gone = {*left_out}
     items[:] = [item for item in items if item not in gone]
+
+
+@pytest.fixture
+def golden(request):
+    """Compare a value with the golden file of this name beside the test: see `golden.py`."""
+    folder, rewrite = request.path.parent / "golden", request.config.getoption("--rewrite-golden")
+
+    def compare(name, value):
+        text = value if isinstance(value, str) else as_text(plain(value)) + "\n"
+        same(folder / name, text, rewrite=rewrite)
+
+    return compare
 
 
 def is_left_out(item: pytest.Item, *, is_fast: bool) -> bool:

@@ -1,12 +1,17 @@
 """Runs told event by event, as agents and workers tell them: for tests of reducers and views."""
 
+import gzip
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
+from gemini_lab.log.file import read_line
 from gemini_lab.placement import Placement, plan_placement
 from gemini_lab.settings import Settings
+from gemini_lab.simulator import Outage, paper_workload, simulate
+from gemini_lab.simulator.policy import gemini
+from gemini_lab_course.recorded import FOLDER
 
 UNIX_S = 1_795_000_000.0
 SHARD_BYTES = 1_000
@@ -310,3 +315,37 @@ def with_a_bug() -> ToldRun:
     for _ in range(2):  # before an iteration ends it is the same recovery
         run.plan(3).step("start", 1.0).exit(1, output=TRACEBACK)
     return run.give_up("rank 1 ended with exit code 1, 3 times in a row", TRACEBACK)
+
+
+def with_two_tries() -> ToldRun:
+    """A recovery whose first try falls over, and a node that is lost in the second one's place."""
+    run = ToldRun(per_node=2).protect().train(1, 6).persist(3)
+    run.iterate(7, losses=True).fail("node-1", known=6)
+    run.plan(6, members=["node-0", "node-4", "node-2", "node-3"]).step("start", 1.0)
+    run.plan(5).resume(5).protect().train(6, 9)
+    run.crash(0, known=9, output=TRACEBACK).plan(9).resume(9).protect().train(10, 11)
+    return run.finish(11)
+
+
+def simulated() -> Sequence[Entry]:
+    """Two machines lost in a fifth of a day of a simulated run."""
+    workload = paper_workload(nodes=6, standbys=2)
+    outages = [Outage(at_s=at_s, kind="hardware", positions=(3,)) for at_s in (3e3, 9e3)]
+    return simulate(workload, gemini(workload), outages, days=0.2, record=True).events
+
+
+def recorded(name: str) -> Sequence[Entry]:
+    """The log of a real run that the course brings."""
+    lines = gzip.decompress((FOLDER / f"{name}.jsonl.gz").read_bytes()).splitlines()
+    return [entry for line in lines if (entry := read_line(line)) is not None]
+
+
+RUNS: dict[str, Sequence[Entry]] = {
+    "one loss": with_one_loss().entries,
+    "root loss": with_a_root_loss().entries,
+    "bug": with_a_bug().entries,
+    "two tries": with_two_tries().entries,
+    "drain": with_a_drain().entries,
+    "simulated": simulated(),
+    "recorded": recorded("four_failures"),
+}

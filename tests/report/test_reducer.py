@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_root_loss, with_one_loss
+from told_runs import (
+    RUNS,
+    TRACEBACK,
+    ToldRun,
+    with_a_bug,
+    with_a_root_loss,
+    with_two_tries,
+)
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Call, Collectives, Inputs, IterationBegun, Transfer
@@ -18,35 +25,8 @@ from gemini_lab.report.output import error_line, last_lines
 from gemini_lab.report.reducer import FOR_DASHBOARD, FOR_REPORT, READERS, Keep, RunReducer
 from gemini_lab.report.tables import Tables, tables_of
 from gemini_lab.report.text import WIDTH, render
-from gemini_lab.simulator import Outage, paper_workload, simulate
-from gemini_lab.simulator.policy import gemini
 
 WHOLE = Keep(bars=100_000, recoveries=None, notes=None, ranks=True)
-
-
-def simulated() -> Sequence[Entry]:
-    workload = paper_workload(nodes=6, standbys=2)
-    outages = [Outage(at_s=at_s, kind="hardware", positions=(3,)) for at_s in (3e3, 9e3)]
-    return simulate(workload, gemini(workload), outages, days=0.2, record=True).events
-
-
-def with_two_tries() -> ToldRun:
-    """A recovery whose first try falls over, and a node that is lost in the second one's place."""
-    run = ToldRun(per_node=2).protect().train(1, 6).persist(3)
-    run.iterate(7, losses=True).fail("node-1", known=6)
-    run.plan(6, members=["node-0", "node-4", "node-2", "node-3"]).step("start", 1.0)
-    run.plan(5).resume(5).protect().train(6, 9)
-    run.crash(0, known=9, output=TRACEBACK).plan(9).resume(9).protect().train(10, 11)
-    return run.finish(11)
-
-
-RUNS: dict[str, Sequence[Entry]] = {
-    "one loss": with_one_loss().entries,
-    "root loss": with_a_root_loss().entries,
-    "bug": with_a_bug().entries,
-    "two tries": with_two_tries().entries,
-    "simulated": simulated(),
-}
 
 
 SENT = (
