@@ -1,5 +1,6 @@
-"""Pictures of values: another package draws them, and is found by its entry points.
+"""Text for terminals, and pictures of values that another package draws.
 
+That package is found by its entry points.
 A value knows no picture, and this package imports nothing that draws. What draws declares, in the
 group `gemini_lab.display`:
 
@@ -9,6 +10,8 @@ group `gemini_lab.display`:
 
 import re
 import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
@@ -62,6 +65,67 @@ def complain(text: str) -> None:
         head = in_lines(head)
     lines = [head, *(line if line[:1] in {"", " "} else f"  {line}" for line in below)]
     print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 - for who asked
+
+
+LAST_LINES: Final = 12
+"""Of a worker's output, those that are shown."""
+LONGEST_LINE: Final = 300
+"""Characters of a line that are shown; a traceback's lines are shorter."""
+_RAISED: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)(: |$)")
+_FRAME: Final = re.compile(r'\s+File "(?!.*(site-packages|lib/python|<frozen)).*", line \d+')
+"""A line of a traceback that names a place in a file of the user's own."""
+
+
+def error_line(output: Sequence[str]) -> str:
+    """The line of a worker's output that says what went wrong.
+
+    That is the last one that looks like the end of a traceback (`ValueError: ...`), else the last
+    one with anything on it; empty where nothing was printed.
+    """
+    said = [line for line in map(_plain, output) if line]
+    raised = [line for line in said if _RAISED.match(line)]
+    return (raised or said or [""])[-1]
+
+
+def last_lines(output: Sequence[str], most: int = LAST_LINES) -> Iterator[str]:
+    """The end of a worker's output, without colours and control characters, in order.
+
+    Where a traceback ends deep in a library, its last frame in the user's own files comes first.
+    """
+    said = [_plain(line) for line in output]
+    while said and not said[-1]:
+        said.pop()
+    before = len(said) - most
+    if before > 0:
+        yield f"... {before} line{'' if before == 1 else 's'} before"
+        own = max((n for n, line in enumerate(said) if _FRAME.match(line)), default=len(said))
+        if own < before:
+            yield from (*said[own : min(own + 2, before)], "...")
+    yield from said[-most:]
+
+
+def _plain(line: str) -> str:
+    text = readable(line).rstrip()
+    return text if len(text) <= LONGEST_LINE else text[: LONGEST_LINE - 1] + "…"
+
+
+_WIDTH: Final = 80
+
+
+def columns(meanings: Mapping[str, str]) -> str:
+    """Each name with its meaning, which goes on below itself where a line does not take it."""
+    indent = 4 + max(map(len, meanings), default=0)
+    return "\n".join(
+        line
+        for name, text in meanings.items()
+        for line in textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=f"  {name}".ljust(indent),
+            subsequent_indent=" " * indent,
+            break_on_hyphens=False,
+        )
+    )
 
 
 class Picture(Protocol):

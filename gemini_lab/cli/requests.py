@@ -12,7 +12,7 @@ from typing import Final, Protocol, get_args
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import RUN_HELP, add_finding, finder_of, parser_of, same_run
-from gemini_lab.display import tell
+from gemini_lab.display import columns, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import FAILURES, Failure, Where, read_failure
 from gemini_lab.lab.attached import AttachedRun
@@ -34,7 +34,6 @@ from gemini_lab.log.events import (
     Rewound,
 )
 from gemini_lab.recovery.discarded_versions import CANNOT_GO_BACK
-from gemini_lab.report.columns import columns
 
 MOVE_S: Final = 600.0
 REWIND_S: Final = 120.0

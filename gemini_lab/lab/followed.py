@@ -7,16 +7,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, Self
 
-from gemini_lab.display import readable
+from gemini_lab.display import last_lines, readable
 from gemini_lab.errors import RunFailedError
 from gemini_lab.lab.progress import Shown
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, readable_entry
 from gemini_lab.log.events import FailureCause
-from gemini_lab.report.culprits import culprits
 from gemini_lab.report.follower import LogFollower
-from gemini_lab.report.output import last_lines
-from gemini_lab.report.recovery import WorkerExit
+from gemini_lab.report.recovery import WorkerExit, culprits
 from gemini_lab.report.reducer import FOR_PROGRESS
 from gemini_lab.report.reducers.course import Course, Phase
 from gemini_lab.report.reducers.recoveries import exit_of

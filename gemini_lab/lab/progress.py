@@ -5,13 +5,12 @@ import textwrap
 from queue import SimpleQueue
 from typing import Final
 
+from gemini_lab.display import last_lines
 from gemini_lab.lab.bars import Followed, bar_for
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.recovery.faults import is_of_the_network
-from gemini_lab.report.culprits import part_of
-from gemini_lab.report.output import last_lines
-from gemini_lab.report.recovery import kept_words
+from gemini_lab.report.recovery import kept_words, part_of
 from gemini_lab.report.reducers.recoveries import exit_of
 from gemini_lab.units import format_seconds
 

@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 import msgspec
 from nacl.public import PrivateKey, PublicKey, SealedBox
 
+from gemini_lab.display import last_lines
 from gemini_lab.errors import LaunchError
 from gemini_lab.job import python_command
 from gemini_lab.launch.mpi_order import HOME_LENT, take_order
@@ -38,7 +39,6 @@ from gemini_lab.node.config import (
 from gemini_lab.node.locked_tempdir import MPI_FILES, MPI_SHARED, LockedTempdir
 from gemini_lab.node.machine import machine_identity
 from gemini_lab.node.processes import AGENT
-from gemini_lab.report.output import last_lines
 from gemini_lab.units import MIB
 
 READY_S: Final = 60.0

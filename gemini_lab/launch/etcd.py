@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.display import last_lines
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.etcd_keeper import KEEPER_LOG, Stay, start_keeper
 from gemini_lab.launch.etcd_server import LOG, Member
@@ -22,7 +23,6 @@ from gemini_lab.node.etcd_address import EtcdAddress, OwnCertificates
 from gemini_lab.node.etcd_store import EtcdStore
 from gemini_lab.node.locked_tempdir import hold
 from gemini_lab.node.orphan_etcd import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
-from gemini_lab.report.output import last_lines
 from gemini_lab.units import format_bytes
 
 LOOPBACK: Final = "127.0.0.1"

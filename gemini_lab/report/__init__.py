@@ -3,22 +3,31 @@
     a run's state   reducer takes in entries, by its parts in `reducers`; follower reads a log that
                     grows, for pages, metrics and commands, and saves the state of a long one
     the timeline    bars are its rows, pyramid their levels of detail, blocks the storage on disk
-    a report        build makes it, values and recovery are its parts, text and columns print it
-    for views       `tables` of the state; moments, the state at any time; output, the last lines of
-                    workers; culprits, the worker that ended first
+    a report        build makes it, values and recovery are its parts, text prints it
+    for views       `tables` of the state; moments, the state at any time
     for others      metrics for Prometheus and for curves; trace for Perfetto
-    comparisons     twice, two runs; measured, a run's durations; predicted, by the simulator
+    comparisons     twice, two runs; predicted, a run beside the simulator's, which loads that
 
 The events themselves are classes in `log`.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from gemini_lab.report.build import build_report, load_report
-from gemini_lab.report.measured import load_measured, measure
-from gemini_lab.report.predicted import Predicted, PredictedRow, predict
 from gemini_lab.report.recovery import Injection, Receipt, Recovery, Step, WastedTime
 from gemini_lab.report.text import render
 from gemini_lab.report.trace import chrome_trace
 from gemini_lab.report.values import Comparison, Iteration, RunReport, Traffic, TrafficPlan
+
+if TYPE_CHECKING:
+    from gemini_lab.report.predicted import (
+        Predicted,
+        PredictedRow,
+        load_measured,
+        measure,
+        predict,
+    )
 
 __all__ = [
     "Comparison",
@@ -41,3 +50,10 @@ __all__ = [
     "predict",
     "render",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs the simulator when it is asked for: a run and its report do not."""
+    if name in __all__:
+        return getattr(importlib.import_module(f"{__name__}.predicted"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,22 +1,22 @@
-"""A run beside its prediction: the same failures in the simulator, with times from a log."""
+"""A run in the simulator's terms: its durations and failures, and beside it its prediction."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from gemini_lab.errors import ConfigError
-from gemini_lab.report.measured import (
-    failures_of,
-    measure,
-    steps_of,
-    trained_s,
-    trained_versions,
-)
-from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.spent import spent_within
+from gemini_lab.report.recovery import Injection, Recovery
+from gemini_lab.report.reducer import FOR_REPORT, RunReducer
+from gemini_lab.report.reducers.spans import STRIKES
+from gemini_lab.report.tables.spent import GROUPS, spent_within
+from gemini_lab.simulator.failures import Outage
 from gemini_lab.simulator.interval import Interval
 from gemini_lab.simulator.replay import Replay, replay
-from gemini_lab.simulator.times import Times
+from gemini_lab.simulator.times import Measured, Spread, Steps, Times
 from gemini_lab.simulator.workload import Workload
 
 LABELS: Final = {
@@ -30,6 +30,163 @@ LABELS: Final = {
     "reserve": "waiting",
     "other": "other",
 }
+
+
+def load_measured(folder: Path | str) -> Measured:
+    """Return what `measure` finds in the log of a run's folder.
+
+    Raises:
+        ConfigError: There is no log, or nothing to learn from it.
+    """
+    return measure(RunReducer.load(folder, keep=FOR_REPORT))
+
+
+def measure(run: RunReducer) -> Measured:
+    """A run's times with their spread, and the sizes of its job.
+
+    The parts are those of `tables.spent`: of a recovery's first iteration only what it takes longer
+    than others is warm-up here, for it trains, too.
+
+    Args:
+        run: With all of its recoveries (`reducer.FOR_REPORT`).
+
+    Raises:
+        ConfigError: The log has no job, or no iterations in the middle of training.
+    """
+    job = run.course.job
+    starts_s, _, _ = run.pace.spans()
+    kinds = run.pace.kinds()
+    durations_s = np.concatenate([kinds[kind][1] for kind in ("with", "without")])
+    waited_s = np.concatenate([kinds[kind][2] for kind in ("with", "without")])
+    checkpoint_s = run.pace.checkpoint_times_s()
+    if job is None or not durations_s.size or not checkpoint_s.size:
+        raise ConfigError(
+            f"the log of {run.name or 'this run'} has no iterations with checkpoints to learn "
+            "from; learn from a run that trained for some iterations under protection"
+        )
+    iteration_s = float(durations_s.mean())
+    times = Times(
+        iteration=_spread(np.maximum(durations_s - waited_s, 1e-6).tolist()),
+        waited=_spread(waited_s.tolist()),
+        version=_spread(checkpoint_s.tolist()),
+        first_start=_spread([max(0.0, float(starts_s.min()) - run.course.started_at_s)]),
+        recoveries=_recoveries(run.recoveries.recoveries(), iteration_s),
+        replacement=_spread(run.arrivals.waits_s) if run.arrivals.waits_s else None,
+        source=f"the log of {run.name}",
+    )
+    placement = run.copies.placement
+    return Measured(
+        times=times,
+        nodes=job.nodes,
+        standbys=job.standbys,
+        gpus_per_node=job.workers_per_node,
+        replicas=1 if placement is None else placement.replicas,
+        checkpoint_bytes=max(1, sum(run.copies.shard_bytes)),
+    )
+
+
+def _spread(samples_s: Iterable[float]) -> Spread:
+    return Spread(samples_s=tuple(samples_s))
+
+
+def _recoveries(recoveries: Iterable[Recovery], iteration_s: float) -> dict[str, tuple[Steps, ...]]:
+    """The steps of each recovery that ended, by the failure that struck first."""
+    found: dict[str, list[Steps]] = defaultdict(list)
+    for recovery in recoveries:
+        if recovery.resumed_at_s is None:
+            continue
+        struck = [one for one in recovery.injections if one.kind in STRIKES]
+        found[struck[0].kind if struck else ""].append(steps_of(recovery, iteration_s))
+    return {kind: tuple(steps) for kind, steps in found.items()}
+
+
+def steps_of(recovery: Recovery, iteration_s: float) -> Steps:
+    """One recovery's steps; the sum of those of one name where it began anew.
+
+    Args:
+        recovery: One that ended.
+        iteration_s: Mean duration of an iteration.
+    """
+    sums: defaultdict[str, float] = defaultdict(float)
+    for step in recovery.steps:
+        sums[GROUPS.get(step.name, step.name)] += max(0.0, step.duration_s)
+    return Steps(
+        detect_s=sums["detect"],
+        fence_s=sums["fence"],
+        serialise_s=sums["serialise"],
+        start_s=sums["start"],
+        retrieve_s=sums["retrieve"],
+        warm_up_s=max(0.0, sums["warm_up"] - iteration_s),
+    )
+
+
+def failures_of(run: RunReducer) -> tuple[Outage, ...]:
+    """Return a run's failures, injected or not, for a simulation: one a recovery.
+
+    Each strikes where training stood, in iterations that the run had done, the running one as a
+    fraction. What struck before the first one delayed the start alone, and is left out. A standby
+    sits where the machine sat whose loss made room for it.
+    """
+    job = run.course.job
+    if job is None or not run.pace.numbers().size:
+        return ()
+    begun_s, _ = trained_s(run)
+    seats = {f"node-{position}": position for position in range(job.nodes)}
+    spares = [f"node-{job.nodes + i}" for i in range(job.standbys)]
+    outages = []
+    for recovery in run.recoveries.recoveries():
+        struck = [one for one in recovery.injections if one.kind in STRIKES]
+        places = {_position(one, seats, job.workers_per_node) for one in struck}
+        places = places or {seats.get(name, 0) for name in recovery.lost_nodes} or {0}
+        if recovery.lost_nodes and spares:
+            seats[spares.pop(0)] = min(places)
+        if recovery.failed_at_s < begun_s:
+            continue
+        outages.append(
+            Outage(
+                at_s=recovery.failed_at_s - begun_s,
+                kind="hardware" if recovery.lost_nodes else "software",
+                positions=tuple(sorted(places)),
+                cause=", ".join(map(str, struck)) or recovery.cause,
+                iteration=_stood(run, recovery.failed_at_s),
+                failure=struck[0].kind if struck else "",
+            )
+        )
+    return tuple(outages)
+
+
+def _stood(run: RunReducer, at_s: float) -> float:
+    """How many iterations a run had done at a moment, the running one as a fraction."""
+    starts_s, ends_s, _ = run.pace.spans()
+    before = np.flatnonzero(ends_s <= at_s)
+    if not before.size:
+        return 0.0
+    last = before[np.argmax(ends_s[before])]
+    since_s = at_s - float(ends_s[last])
+    done = int(run.pace.numbers()[last]) - trained_versions(run)[0]
+    return done + min(0.999, since_s / float((ends_s - starts_s).mean()))
+
+
+def _position(injection: Injection, seats: dict[str, int], per_node: int) -> int:
+    if injection.rank is not None:
+        return injection.rank // per_node
+    return seats.get(injection.node, 0)
+
+
+def trained_s(run: RunReducer) -> tuple[float, float]:
+    """When the first iteration began, and when the last one ended."""
+    starts_s, ends_s, _ = run.pace.spans()
+    return float(starts_s.min()), float(ends_s.max())
+
+
+def trained_versions(run: RunReducer) -> tuple[int, int]:
+    """The version that a run began from, above 0 where it resumed, and the last that it made."""
+    starts_s, _, _ = run.pace.spans()
+    numbers = run.pace.numbers()
+    return int(numbers[np.argmin(starts_s)]) - 1, int(numbers.max())
+
+
+# -- beside its prediction ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from gemini_lab.log.file import LogFeed, name_of
 from gemini_lab.report.bars import BATCH
 from gemini_lab.report.blocks import Blocks, FileBlocks
 from gemini_lab.report.pyramid import Pyramid
-from gemini_lab.report.reducers.checks import seconds
+from gemini_lab.report.reducers import seconds
 from gemini_lab.report.reducers.copies import Copies
 from gemini_lab.report.reducers.course import Course
 from gemini_lab.report.reducers.facts import (

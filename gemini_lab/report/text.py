@@ -5,9 +5,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gemini_lab.report.culprits import culprit_of, culprits
-from gemini_lab.report.output import error_line, last_lines
-from gemini_lab.report.recovery import Recovery, Step, WastedTime, WorkerExit, kept_words
+from gemini_lab.display import error_line, last_lines
+from gemini_lab.report.recovery import (
+    Recovery,
+    Step,
+    WastedTime,
+    WorkerExit,
+    culprit_of,
+    culprits,
+    kept_words,
+)
 from gemini_lab.report.tables.past import Spent
 from gemini_lab.report.values import RunReport, Traffic
 from gemini_lab.units import format_bytes, format_seconds

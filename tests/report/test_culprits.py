@@ -3,8 +3,15 @@
 from told_runs import ToldRun
 
 from gemini_lab.report import build_report
-from gemini_lab.report.culprits import blamed_for, culprit_of, culprits, part_of
-from gemini_lab.report.recovery import Injection, Recovery, WorkerExit
+from gemini_lab.report.recovery import (
+    Injection,
+    Recovery,
+    WorkerExit,
+    blamed_for,
+    culprit_of,
+    culprits,
+    part_of,
+)
 from gemini_lab.report.text import WIDTH, render
 
 PEER_GONE = "RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]"

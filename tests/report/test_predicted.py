@@ -16,8 +16,7 @@ from gemini_lab.cli.main import main
 from gemini_lab.errors import ConfigError
 from gemini_lab.log import events
 from gemini_lab.report import load_measured, measure, predict
-from gemini_lab.report.measured import failures_of
-from gemini_lab.report.predicted import lines
+from gemini_lab.report.predicted import failures_of, lines
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.simulator import (
     Outage,

@@ -17,11 +17,11 @@ from told_runs import (
     with_two_tries,
 )
 
+from gemini_lab.display import error_line, last_lines
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Call, Collectives, Inputs, IterationBegun, Transfer
 from gemini_lab.report import RunReport, build_report
 from gemini_lab.report.build import report_of
-from gemini_lab.report.output import error_line, last_lines
 from gemini_lab.report.reducer import FOR_DASHBOARD, FOR_REPORT, READERS, Keep, RunReducer
 from gemini_lab.report.tables import Tables, tables_of
 from gemini_lab.report.text import WIDTH, render

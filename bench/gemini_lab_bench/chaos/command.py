@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from gemini_lab.cli.exits import Exit
-from gemini_lab.display import complain, tell
+from gemini_lab.display import columns, complain, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.limits import seconds, whole
-from gemini_lab.report.columns import columns
 from gemini_lab_bench.chaos.campaign import Plan, campaign, load_now
 from gemini_lab_bench.chaos.faults import Schedule
 from gemini_lab_bench.chaos.kinds import KINDS, USUAL, named

@@ -1,1 +1,33 @@
-"""The parts of `gemini_lab.report.reducer.RunReducer`, a file each: small, and free of I/O."""
+"""The parts of a run's reducer, and the bounds of the numbers that they take in.
+
+An impossible number is refused, so that it spoils no figure.
+"""
+
+from typing import Final
+
+LARGEST: Final = 1 << 53
+MOST_RANKS: Final = 100_000
+MOST_KEPT: Final = 100_000
+"""Of anything that is kept one by one; a log with more of it is not a run's."""
+
+
+def whole(number: int) -> int:
+    """A number that counts something.
+
+    Raises:
+        ValueError: It is absurd.
+    """
+    if not 0 <= number <= LARGEST:
+        raise ValueError(f"no run has {number} of anything")
+    return number
+
+
+def seconds(time_s: float) -> float:
+    """A time, or a moment on a clock.
+
+    Raises:
+        ValueError: It is none that a clock shows.
+    """
+    if not -LARGEST <= time_s <= LARGEST:  # nor is it, for what is no number
+        raise ValueError(f"no clock shows {time_s}")
+    return time_s

@@ -27,7 +27,7 @@ from gemini_lab.log.events import (
     VersionRejected,
 )
 from gemini_lab.placement import Placement, plan_placement
-from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
+from gemini_lab.report.reducers import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.nodes import Nodes
 from gemini_lab.settings import Settings
 

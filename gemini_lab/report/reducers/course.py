@@ -22,7 +22,7 @@ from gemini_lab.log.events import (
     RunStarted,
 )
 from gemini_lab.report.recovery import STEPS
-from gemini_lab.report.reducers.checks import MOST_RANKS
+from gemini_lab.report.reducers import MOST_RANKS
 from gemini_lab.report.values import Outcome
 
 Phase = Literal[

@@ -31,7 +31,7 @@ from gemini_lab.log.events import (
     VersionComplete,
     WrongSums,
 )
-from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
+from gemini_lab.report.reducers import MOST_KEPT, seconds, whole
 from gemini_lab.report.values import NotFinite, TrafficPlan
 
 

@@ -15,7 +15,7 @@ from gemini_lab.log.events import (
 )
 from gemini_lab.recovery.repeats import MOST_SAID, Repeats
 from gemini_lab.recovery.wrong_sums import left_by
-from gemini_lab.report.reducers.checks import MOST_KEPT, MOST_RANKS, seconds, whole
+from gemini_lab.report.reducers import MOST_KEPT, MOST_RANKS, seconds, whole
 from gemini_lab.report.values import Iteration
 
 

@@ -18,7 +18,7 @@ import xxhash
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.report.reducers.checks import whole
+from gemini_lab.report.reducers import whole
 
 OPEN: Final = 64
 """Newest iterations to which ranks may still add."""

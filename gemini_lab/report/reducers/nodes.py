@@ -24,7 +24,7 @@ from gemini_lab.log.events import (
     WorkerExited,
     WorkerHung,
 )
-from gemini_lab.report.reducers.checks import MOST_RANKS, seconds
+from gemini_lab.report.reducers import MOST_RANKS, seconds
 
 MOST: Final = 100_000
 LAB: Final = "lab"

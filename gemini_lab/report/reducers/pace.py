@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, VersionComplete
-from gemini_lab.report.reducers.checks import seconds, whole
+from gemini_lab.report.reducers import seconds, whole
 
 WINDOW: Final = 8192
 """Newest iterations that events may still add to."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, RecoveryPlanned, Rewound, RunStarted
-from gemini_lab.report.reducers.checks import MOST_KEPT, MOST_RANKS, whole
+from gemini_lab.report.reducers import MOST_KEPT, MOST_RANKS, whole
 
 TRIES: Final = 8
 """Newest tries of which every rank is known; of older ones it is known how far they came."""

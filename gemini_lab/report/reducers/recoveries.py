@@ -32,7 +32,7 @@ from gemini_lab.report.recovery import (
     Step,
     WorkerExit,
 )
-from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
+from gemini_lab.report.reducers import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.iterations import Divergences
 from gemini_lab.report.reducers.pace import Pace
 from gemini_lab.report.reducers.reached import Reached

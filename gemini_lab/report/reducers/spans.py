@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import RecoveryPlanned
-from gemini_lab.report.reducers.checks import MOST_KEPT, seconds, whole
+from gemini_lab.report.reducers import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.exposure import Interval
 from gemini_lab.report.reducers.pace import Pace
 

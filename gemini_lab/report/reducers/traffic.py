@@ -26,7 +26,7 @@ from gemini_lab.log.events import (
 )
 from gemini_lab.report.bars import Bars, Kind, Rows
 from gemini_lab.report.pyramid import Pyramid
-from gemini_lab.report.reducers.checks import seconds, whole
+from gemini_lab.report.reducers import seconds, whole
 from gemini_lab.report.reducers.exposure import (
     SHORTEST_EXPOSED_S,
     Busy,

@@ -8,8 +8,7 @@ from typing import Final, TypeVar
 
 from gemini_lab.log.events import PLANNED
 from gemini_lab.report.build import wasted_time
-from gemini_lab.report.culprits import blamed_for
-from gemini_lab.report.recovery import STEPS, Recovery, WastedTime
+from gemini_lab.report.recovery import STEPS, Recovery, WastedTime, blamed_for
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.now import Origin
 from gemini_lab.report.tables.past import Mark, Recoveries, RecoveryRow, StepRow, Wasted, WastedRow

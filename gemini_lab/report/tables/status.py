@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gemini_lab.report.culprits import culprit_of
-from gemini_lab.report.output import error_line
+from gemini_lab.display import error_line
+from gemini_lab.report.recovery import culprit_of
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.reducers.nodes import Nodes

@@ -19,7 +19,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from gemini_lab.report.output import last_lines
+from gemini_lab.display import last_lines
 from gemini_lab.report.tables import Tables
 from gemini_lab.report.tables.past import Mark
 from gemini_lab_widgets.pictures.palette import DARK, FONT, GREY, LIGHT, RED, css, esc, shown
