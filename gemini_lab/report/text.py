@@ -15,7 +15,7 @@ from gemini_lab.report.recovery import (
     culprits,
     kept_words,
 )
-from gemini_lab.report.tables.past import Spent
+from gemini_lab.report.tables.spent import Spent
 from gemini_lab.report.values import RunReport, Traffic
 from gemini_lab.units import format_bytes, format_seconds
 

@@ -9,8 +9,7 @@ from told_runs import ToldRun
 from gemini_lab.log import events
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.logged import MOST_NAMES, OPEN
-from gemini_lab.report.tables.iterations import MOST_POINTS, curves, thinned
-from gemini_lab.report.tables.past import Curves
+from gemini_lab.report.tables.iterations import MOST_POINTS, Curves, curves, thinned
 
 
 def reduced(run: ToldRun, *, name: str = "") -> RunReducer:

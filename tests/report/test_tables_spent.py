@@ -14,8 +14,7 @@ from gemini_lab.log import events
 from gemini_lab.log.file import read_line
 from gemini_lab.report import build_report
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.past import Spent
-from gemini_lab.report.tables.spent import paint, spent
+from gemini_lab.report.tables.spent import Spent, paint, spent
 from gemini_lab.report.text import render_spent
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.policy import gemini

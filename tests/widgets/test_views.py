@@ -49,7 +49,7 @@ from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_drain, with_one_los
 
 from gemini_lab.log import events
 from gemini_lab.report.tables import Tables, tables_of
-from gemini_lab.report.tables.past import Overhead
+from gemini_lab.report.tables.iterations import Overhead
 from gemini_lab.report.tables.status import LEAVES
 from gemini_lab.settings import SCHEMES
 from gemini_lab.simulator import paper_workload, simulate

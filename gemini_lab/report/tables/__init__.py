@@ -1,42 +1,42 @@
 """Tables for views, made from a run's reducer and those of earlier runs beside it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gemini_lab.report.recovery import STEPS
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.iterations import Baseline, curves, iterations
-from gemini_lab.report.tables.now import (
-    CopyRow,
-    CopyState,
-    Memory,
-    MemoryRow,
-    NodeHealth,
-    NodeRow,
-    Replicas,
-    Status,
-    WhatIf,
-    leaving_of,
-)
-from gemini_lab.report.tables.past import (
+from gemini_lab.report.tables.iterations import (
+    Baseline,
     Curve,
     Curves,
     Iterations,
     IterationSeries,
     Match,
-    Part,
+    curves,
+    iterations,
+)
+from gemini_lab.report.tables.recoveries import (
+    Losses,
     Recoveries,
     RecoveryRow,
-    Spent,
-    SpentRow,
-    Tables,
     Wasted,
     WastedRow,
+    recoveries,
+    wasted,
 )
-from gemini_lab.report.tables.recoveries import Losses, recoveries, wasted
 from gemini_lab.report.tables.recoveries import losses as losses_of
-from gemini_lab.report.tables.replicas import memory, replicas
-from gemini_lab.report.tables.spent import FAILURES, spent
-from gemini_lab.report.tables.status import status
+from gemini_lab.report.tables.replicas import (
+    CopyRow,
+    CopyState,
+    Memory,
+    MemoryRow,
+    Replicas,
+    WhatIf,
+    memory,
+    replicas,
+)
+from gemini_lab.report.tables.spent import FAILURES, Part, Spent, SpentRow, spent
+from gemini_lab.report.tables.status import NodeHealth, NodeRow, Status, leaving_of, status
 
 __all__ = [
     "FAILURES",
@@ -68,6 +68,20 @@ __all__ = [
     "losses_of",
     "tables_of",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """One snapshot; each view draws one part of it."""
+
+    status: Status
+    curves: Curves
+    spent: Spent
+    replicas: Replicas
+    memory: Memory
+    recoveries: Recoveries
+    iterations: Iterations
+    wasted: Wasted
 
 
 def tables_of(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,15 +10,122 @@ import numpy.typing as npt
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.logged import Told
 from gemini_lab.report.reducers.pace import Floats, Kind, Pace
-from gemini_lab.report.tables.past import (
-    Curve,
-    Curves,
-    Iterations,
-    IterationSeries,
-    Mark,
-    Match,
-    Overhead,
-)
+from gemini_lab.report.tables.recoveries import Mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One value that a run logged, over its iterations.
+
+    Attributes:
+        name: What the script called it.
+        run: The earlier run that logged it; empty for this one.
+        numbers: Iteration of each point that is shown.
+        means: Over the ranks, for each point.
+        count: All iterations with such a value, shown or not.
+    """
+
+    name: str
+    run: str
+    numbers: tuple[int, ...]
+    means: tuple[float, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Whether a value was the same in an earlier run, bit by bit.
+
+    Attributes:
+        name: What the script called it.
+        run: The earlier run.
+        compared: Values, of all ranks, that both runs have.
+        iterations: Iterations of which both runs have values.
+        first: The first iteration that differs, and the mean in this run and in the other;
+            `None` where none does.
+    """
+
+    name: str
+    run: str
+    compared: int
+    iterations: int
+    first: tuple[int, float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """Values that scripts logged, failures among them, and the same values of earlier runs.
+
+    Attributes:
+        curves: This run's, the loss first; then those of earlier runs under the same names.
+        marks: The iteration in which each failure struck.
+        matches: One for each earlier run and name that both have.
+        ranks: Training processes.
+        notes: What is left out.
+        is_simulated: Whether no script ran.
+    """
+
+    curves: tuple[Curve, ...]
+    marks: tuple[Mark, ...]
+    matches: tuple[Match, ...]
+    ranks: int
+    notes: tuple[str, ...]
+    is_simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """The cost of checkpoints, as a share of an iteration without them (0.01 is 1 %).
+
+    Attributes:
+        share: The estimate.
+        low: Lower end of its 95 % bootstrap interval; `None` where only waiting was summed up.
+        high: Its upper end.
+        how: What was compared with what.
+    """
+
+    share: float
+    low: float | None
+    high: float | None
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationSeries:
+    """Iterations of one kind.
+
+    Attributes:
+        name: For people.
+        run: The earlier run that they are of; empty for this one.
+        kind: `"with"` or `"without"` checkpoints, or `"first"` after a start.
+        numbers: Iteration of each point that is shown.
+        durations_s: Of the slowest rank, for each point.
+        median_s: Over all iterations of the kind; `None` without any.
+        low_s: Lower end of the median's 95 % bootstrap interval.
+        high_s: Its upper end.
+        count: All iterations of the kind, shown or not.
+    """
+
+    name: str
+    run: str
+    kind: Literal["with", "without", "first"]
+    numbers: tuple[int, ...]
+    durations_s: tuple[float, ...]
+    median_s: float | None
+    low_s: float | None
+    high_s: float | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iterations:
+    """Iteration times with and without checkpoints, and where failures were."""
+
+    series: tuple[IterationSeries, ...]
+    marks: tuple[Mark, ...]
+    overhead: Overhead | None
+    notes: tuple[str, ...]
+
 
 MOST_POINTS: Final = 1_200
 """Points of all curves together that are shown, about."""

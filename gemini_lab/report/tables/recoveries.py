@@ -4,15 +4,121 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from gemini_lab.log.events import PLANNED
 from gemini_lab.report.build import wasted_time
 from gemini_lab.report.recovery import STEPS, Recovery, WastedTime, blamed_for
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.now import Origin
-from gemini_lab.report.tables.past import Mark, Recoveries, RecoveryRow, StepRow, Wasted, WastedRow
 from gemini_lab.units import format_seconds
+
+Origin = Literal["measured here", "simulated", "model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something that happened at an iteration.
+
+    Attributes:
+        iteration: Its number.
+        text: What happened.
+        is_planned: Whether somebody had asked for it: it is no failure.
+    """
+
+    iteration: int
+    text: str
+    is_planned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One step of a recovery; times are seconds since the failure."""
+
+    step: str
+    label: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryRow:
+    """One recovery, or what a model says of one.
+
+    Attributes:
+        label: For the axis; unique in its table.
+        origin: Measured, simulated or model.
+        cause: What failed, or what the model assumes.
+        steps: In order of time; the lost progress, to be done again, stands last.
+        down_s: From the failure to the end of the first iteration; `None` while it lasts.
+        wasted_s: Lost progress and retrieval; `None` while unknown.
+        lost_iterations: Iterations done again.
+        source: Version and tier that were loaded, for people.
+        error: Which worker raised what, if one did.
+        output: The last lines that this worker printed, in order.
+    """
+
+    label: str
+    origin: Origin
+    cause: str
+    steps: tuple[StepRow, ...]
+    down_s: float | None
+    wasted_s: float | None
+    lost_iterations: int
+    source: str
+    error: str = ""
+    output: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recoveries:
+    """Recoveries of this run, of earlier ones, and the persistent baseline.
+
+    Attributes:
+        rows: This run's newest ones first in order of time, then others, then the model.
+        total: Recoveries of this run, shown or not.
+        notes: What is left out or assumed.
+    """
+
+    rows: tuple[RecoveryRow, ...]
+    total: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WastedRow:
+    """Wasted time of one failure, in the parts of Eq. (1).
+
+    Attributes:
+        label: For the axis; unique in its table.
+        origin: Measured, simulated or model.
+        parts: Name and seconds, in order.
+        how: Where the numbers come from.
+    """
+
+    label: str
+    origin: Origin
+    parts: tuple[tuple[str, float], ...]
+    how: str
+
+    @property
+    def total_s(self) -> float:
+        """All parts together."""
+        return sum(seconds for _, seconds in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wasted:
+    """Wasted time, measured beside Eq. (1).
+
+    Attributes:
+        rows: What is known so far.
+        each_s: What each measured failure wasted.
+        notes: What is missing, or assumed.
+    """
+
+    rows: tuple[WastedRow, ...]
+    each_s: tuple[float, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -17,18 +18,157 @@ from gemini_lab.placement import (
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE, Copies, Versions, Whole
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.tables.now import (
-    CopyRow,
-    CopyState,
-    Memory,
-    MemoryRow,
-    Replicas,
-    Survival,
-    WhatIf,
-)
-from gemini_lab.report.tables.status import seated, standbys
+from gemini_lab.report.tables.status import NodeRow, seated, standbys
 from gemini_lab.settings import SCHEDULED
 from gemini_lab.units import format_bytes
+
+CopyState = Literal["whole", "missing", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRow:
+    """One copy of one shard.
+
+    Attributes:
+        shard: The position whose shard it is.
+        position: Where it lies; the same as `shard` for the owner's own copy.
+        holder: The node there.
+        version: Newest whole version; `None` if there is none.
+        state: Whether a recovery could use it.
+        is_writing: Whether a newer version is being written beside it.
+    """
+
+    shard: int
+    position: int
+    holder: str
+    version: int | None
+    state: CopyState
+    is_writing: bool
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the owner's own copy (else a peer keeps it)."""
+        return self.shard == self.position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """The consequences of one node's loss now.
+
+    Attributes:
+        position: The node's.
+        lost_copies: Shards of which a copy would be gone.
+        lost_shards: Those of which memory would have no whole copy left.
+        tier: From where training would go on: `"memory"`, `"persistent"` or `"start"`.
+        version: With which version; `None` for the start.
+        holder: Position that would give the node's own shard; `None` unless `tier` is memory.
+    """
+
+    position: int
+    lost_copies: tuple[int, ...]
+    lost_shards: tuple[int, ...]
+    tier: Literal["memory", "persistent", "start"]
+    version: int | None
+    holder: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survival:
+    """The chance that memory keeps every shard when k nodes are lost at once, all copies whole.
+
+    Attributes:
+        lost: k.
+        chance: From 0 to 1.
+        how: `"exact"`, `"enumerated"` or `"sampled"`.
+    """
+
+    lost: int
+    chance: float
+    how: Literal["exact", "enumerated", "sampled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """The holders of each shard's replicas.
+
+    Attributes:
+        strategy: Of the placement; empty where no placement is known.
+        replicas: Copies of each shard, m.
+        groups: Positions that exchange replicas.
+        nodes: One a position, in order.
+        standbys: Nodes without a position.
+        copies: In order of shard, owner first.
+        what_if: One a position.
+        survival: For k = 1, 2, ...
+        version: The version that memory would give now.
+        persistent_version: The one that the persistent tier would give.
+    """
+
+    strategy: str
+    replicas: int
+    groups: tuple[tuple[int, ...], ...]
+    nodes: tuple[NodeRow, ...]
+    standbys: tuple[NodeRow, ...]
+    copies: tuple[CopyRow, ...]
+    what_if: tuple[WhatIf, ...]
+    survival: tuple[Survival, ...]
+    version: int | None
+    persistent_version: int | None
+
+    @property
+    def racks(self) -> frozenset[str]:
+        """The racks that the log names."""
+        return frozenset(node.rack for node in self.nodes if node.rack)
+
+    @property
+    def in_one_rack(self) -> dict[int, str]:
+        """Shards of which all copies belong into one rack, and that."""
+        found: dict[int, set[str]] = {}
+        for copy in self.copies:
+            found.setdefault(copy.shard, set()).add(self.nodes[copy.position].rack)
+        return {
+            shard: min(racks) for shard, racks in found.items() if len(racks) == 1 and any(racks)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """CPU memory for checkpoints on one position; every kept shard has two buffers or more.
+
+    Attributes:
+        node: Its name.
+        own_bytes: The own shard, whole.
+        peers_bytes: Replicas of peers' shards, whole.
+        writing_bytes: Buffers into which a newer version goes right now.
+        free_bytes: Buffers that are taken, but hold no newer version: older ones, or nothing.
+    """
+
+    node: str
+    own_bytes: int
+    peers_bytes: int
+    writing_bytes: int
+    free_bytes: int
+
+    @property
+    def taken_bytes(self) -> int:
+        """All buffers together."""
+        return self.own_bytes + self.peers_bytes + self.writing_bytes + self.free_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory by node, and what is known beside it.
+
+    Attributes:
+        rows: One a position; empty until the log tells the size of a shard.
+        limit_bytes: What a node may take; `None` where the log does not say.
+        notes: What is known and what is not, for people.
+    """
+
+    rows: tuple[MemoryRow, ...]
+    limit_bytes: int | None
+    notes: tuple[str, ...]
+
 
 ENUMERATED: Final = 20_000
 """Sets of lost nodes that are tried one by one where there is no closed form."""

@@ -5,7 +5,8 @@ is *other*. So the parts add up to the wall time, and how much is other tells ho
 """
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,66 @@ import numpy.typing as npt
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.exposure import Interval
 from gemini_lab.report.reducers.spans import lost_training
-from gemini_lab.report.tables.past import Part, Spent, SpentRow
+
+Part = Literal[
+    "first_start",
+    "training",
+    "exposed",
+    "redo",
+    "between",
+    "detect",
+    "fence",
+    "serialise",
+    "start",
+    "retrieve",
+    "warm_up",
+    "waiting",
+    "other",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpentRow:
+    """One part of a run's wall time.
+
+    Attributes:
+        part: Which.
+        label: The same in words.
+        seconds: In all.
+        source: Where in the log they come from, for people.
+    """
+
+    part: Part
+    label: str
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """The parts of a run's wall time.
+
+    Attributes:
+        rows: In the order of a bar; no moment is in two of them, and they add up to `wall_s`.
+        wall_s: From the job's submission to its end, or to now.
+    """
+
+    rows: tuple[SpentRow, ...]
+    wall_s: float
+
+    def seconds(self, *parts: Part) -> float:
+        """Of some parts together."""
+        return sum(row.seconds for row in self.rows if row.part in parts)
+
+    def share(self, *parts: Part) -> float:
+        """Of the wall time, from 0 to 1."""
+        return self.seconds(*parts) / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """The share of the wall time that was no training that counts, from 0 to 1."""
+        return 1.0 - self.share("training") if self.wall_s > 0 else 0.0
+
 
 GROUPS: Final[dict[str, Part]] = {
     "detect": "detect",

@@ -1,16 +1,116 @@
 """A run in a few numbers, and its nodes."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from gemini_lab.display import error_line
 from gemini_lab.report.recovery import culprit_of
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
+from gemini_lab.report.reducers.course import Phase
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.tables.now import NodeHealth, NodeRow, Status
-from gemini_lab.report.tables.recoveries import Losses
+from gemini_lab.report.tables.recoveries import Losses, Origin
 from gemini_lab.units import format_bytes
+
+NodeHealth = Literal[
+    "starting", "training", "recovering", "failed", "standby", "lost", "over", "drained", "left"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """One node as it is now.
+
+    Attributes:
+        name: As in the log.
+        position: Where it trains; `None` for a standby or a node that is gone or about to go.
+        health: What it does; `"failed"` where its worker exited or hung and no other was started,
+            `"over"` where the run is, `"drained"` where its ranks have moved so that its machine
+            may be taken, `"left"` where that has happened.
+        leaving: What its ranks wait for before they move, as its machine is to go; empty where
+            they wait for nothing, `None` where the machine stays.
+        is_root: Whether its agent is the root agent.
+        rack: Where its position is; empty where the log does not say.
+    """
+
+    name: str
+    position: int | None
+    health: NodeHealth
+    is_root: bool = False
+    rack: str = ""
+    leaving: str | None = None
+
+
+def leaving_of(nodes: Iterable[NodeRow]) -> list[str]:
+    """In words, what becomes of nodes whose machines are to go or may be taken."""
+    lines = []
+    for node in nodes:
+        if node.leaving is not None:
+            lines.append(
+                f"{node.name} is to leave: {node.leaving or 'its ranks are about to move'}"
+            )
+        elif node.health == "drained":
+            lines.append(f"{node.name} has no ranks any more: its machine may be taken")
+    return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The run in a few numbers.
+
+    Attributes:
+        run: Its name.
+        origin: Whether it ran or was simulated.
+        phase: What it does now.
+        detail: The recovery's step, why a run failed, or nothing.
+        error: What the worker raised because of which the run failed or recovers; or nothing.
+        output: The last lines that this worker printed, in order.
+        now_s: The moment of the snapshot.
+        iteration: Newest iteration that every rank has finished.
+        whole_version: Newest version of which every shard is whole in memory somewhere.
+        whole_age_s: How long ago it became so.
+        survivable: This many nodes, whichever, may be lost now, and memory still has a whole
+            version; -1 where memory has none at all, `None` where the placement is not known.
+        survivable_version: That version.
+        persistent_version: Newest version in the persistent tier.
+        nodes: In order of position, then standbys, then nodes that were lost last.
+        lost_nodes: Nodes lost in the whole run.
+        recoveries: In the whole run.
+        wasted_s: Lost progress and retrieval of those recoveries, as far as measured.
+        is_open: Whether the newest of them has not come to its end.
+        diverged: Losses that are no numbers now; what came out otherwise when it was done
+            again, and the likely cause; or nothing.
+        conditions: What the run emulates or assumes, for people.
+        notes: Newest remarks in the log.
+        unread: Events that could not be made sense of.
+        is_past: Whether this is a moment that somebody looks back at.
+    """
+
+    run: str
+    origin: Origin
+    phase: Phase
+    detail: str
+    error: str
+    output: tuple[str, ...]
+    now_s: float
+    iteration: int
+    whole_version: int | None
+    whole_age_s: float | None
+    survivable: int | None
+    survivable_version: int | None
+    persistent_version: int | None
+    nodes: tuple[NodeRow, ...]
+    lost_nodes: int
+    recoveries: int
+    wasted_s: float
+    conditions: tuple[str, ...]
+    notes: tuple[str, ...]
+    unread: int
+    diverged: tuple[str, ...] = ()
+    is_open: bool = False
+    is_past: bool = False
+
 
 GONE_SHOWN: Final = 8
 LEAVES: Final = {

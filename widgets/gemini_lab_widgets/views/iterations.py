@@ -7,7 +7,7 @@ from bokeh.layouts import row
 from bokeh.models import FactorRange
 
 from gemini_lab.report.tables import Iterations, IterationSeries, Tables
-from gemini_lab.report.tables.past import Overhead
+from gemini_lab.report.tables.iterations import Overhead
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import BLUE, GREY, ORANGE, shown
 from gemini_lab_widgets.views.view import (

@@ -21,7 +21,7 @@ from bokeh.plotting import figure
 
 from gemini_lab.display import last_lines
 from gemini_lab.report.tables import Tables
-from gemini_lab.report.tables.past import Mark
+from gemini_lab.report.tables.recoveries import Mark
 from gemini_lab_widgets.pictures.palette import DARK, FONT, GREY, LIGHT, RED, css, esc, shown
 
 LONGEST_WORDS: Final = 2_000
