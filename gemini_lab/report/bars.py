@@ -189,7 +189,7 @@ BATCH: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """One row, as far as it is asked for beyond drawing."""
 
     number: int
@@ -312,7 +312,7 @@ class Bars:
         """One column of the rows that are kept."""
         return self.between(self.first, self.end)[name]
 
-    def rows(self, kind: Kind, *, rank: int) -> Iterator[Bar]:
+    def rows(self, kind: Kind, *, rank: int) -> Iterator[TimelineBar]:
         """The rows of one kind and rank that are kept, in order."""
         rows = self.between(self.first, self.end)
         rows = rows[(rows["kind"] == kind) & (rows["rank"] == rank)]
@@ -320,7 +320,7 @@ class Bars:
         for number, start_s, duration_s, size in zip(
             *(rows[n].tolist() for n in names), strict=True
         ):
-            yield Bar(number, start_s, duration_s, int(size))
+            yield TimelineBar(number, start_s, duration_s, int(size))
 
     def packed(self, first: int, end: int) -> bytes:
         """The rows from number `first` to before `end`: column after column, little-endian."""

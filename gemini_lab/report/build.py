@@ -9,8 +9,8 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE, log_of, name_of, read_log
 from gemini_lab.report.recovery import Recovery, WastedTime, WorkerExit
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
-from gemini_lab.report.reducers.pace import Pace
-from gemini_lab.report.values import RunReport, Traffic, Verified
+from gemini_lab.report.reducers.pace import IterationPace
+from gemini_lab.report.values import RunReport, Traffic, VerifiedIterations
 
 
 def load_report(run: Path) -> RunReport:
@@ -75,7 +75,7 @@ def report_of(run: RunReducer) -> RunReport:
         divergences=tuple(run.divergences.found),
         not_finite=tuple(run.finite.found),
         rewinds=tuple(run.rewinds.found),
-        verified=Verified(
+        verified=VerifiedIterations(
             iterations=run.verified.count,
             newest=run.verified.newest,
             took_s=run.verified.took_s,
@@ -88,7 +88,7 @@ def report_of(run: RunReducer) -> RunReport:
     )
 
 
-def wasted_time(pace: Pace, recoveries: Sequence[Recovery]) -> WastedTime | None:
+def wasted_time(pace: IterationPace, recoveries: Sequence[Recovery]) -> WastedTime | None:
     """Eq. (1) with a run's own figures; `None` until there is something to measure."""
     measured = [(r.wasted_s, r.retrieval_s) for r in recoveries if r.wasted_s is not None]
     checkpoint_s, interval_s = pace.checkpoint_median_s(), pace.interval_median_s()

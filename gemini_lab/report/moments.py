@@ -19,7 +19,7 @@ from gemini_lab.log.file import LogFeed
 from gemini_lab.report.blocks import FileBlocks, MemoryBlocks
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 
 STEPS: Final = 20
 """Of reading on, in one go."""
@@ -31,7 +31,7 @@ PIECE_BYTES: Final = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class SavedState:
     """A reducer and what feeds it, at some place of a log.
 
     Attributes:
@@ -74,7 +74,7 @@ class Moments:
             self._every *= 2
             self._known = {piece: piece for one in self.copies for piece in one.pieces}
 
-    def way(self, at_s: float, *, after: "Way | None" = None) -> "Way":
+    def way(self, at_s: float, *, after: "MomentSearch | None" = None) -> "MomentSearch":
         """A way to the run as it was at a moment of the log's clock.
 
         Args:
@@ -83,20 +83,20 @@ class Moments:
         """
         newest = next((one for one in self.copies[::-1] if one.newest_s <= at_s), self.copies[0])
         if after is not None and after.run.count >= newest.count and after.leads_to(at_s):
-            return Way(after.run, after.feed, at_s, note=self.note, ahead=after.ahead)
+            return MomentSearch(after.run, after.feed, at_s, note=self.note, ahead=after.ahead)
         run, feed = pickle.loads(newest.state, buffers=newest.pieces)  # noqa: S301 - our own
         feed.path = self.path
-        return Way(run, feed, at_s, note=self.note)
+        return MomentSearch(run, feed, at_s, note=self.note)
 
-    def _taken(self, run: RunReducer, feed: LogFeed) -> Copy:
+    def _taken(self, run: RunReducer, feed: LogFeed) -> SavedState:
         file = BytesIO()
         taker = _Taker(file, self._known)
         taker.dump((run, feed))
         newest_s = float("-inf") if run.newest_s is None else run.newest_s
-        return Copy(run.count, newest_s, file.getvalue(), taker.pieces)
+        return SavedState(run.count, newest_s, file.getvalue(), taker.pieces)
 
 
-class Way:
+class MomentSearch:
     """The way to a moment, some entries at a time.
 
     A log that has not come to the moment yet is taken for over where it ends.
@@ -154,14 +154,14 @@ class _Taker(pickle.Pickler):
             shared = [self._known.setdefault(piece, piece) for piece in cut]
             self.pieces += shared
             return _array, (value.typecode, [pickle.PickleBuffer(one) for one in shared])
-        if isinstance(value, Traffic):
+        if isinstance(value, TrafficBars):
             return _NoTraffic, ()
         if isinstance(value, FileBlocks):
             return MemoryBlocks, ()
         return NotImplemented
 
 
-class _NoTraffic(Traffic):
+class _NoTraffic(TrafficBars):
     """The timeline of a run at a moment, which nobody draws."""
 
     def __init__(self) -> None:

@@ -153,7 +153,7 @@ FURTHEST: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StoredBlock:
     """The bounds of a block, known without reading it.
 
     Attributes:
@@ -218,8 +218,8 @@ class Pyramid:
         self._blocks = blocks
         self._origin_s = 0.0
         self._base: int | None = None  # the finest level
-        self._bars: list[Block] = []
-        self._levels: dict[int, list[Block]] = {}
+        self._bars: list[StoredBlock] = []
+        self._levels: dict[int, list[StoredBlock]] = {}
         self._waiting: dict[int, list[Cells]] = {}
         self._heaped: dict[
             int, Cells
@@ -251,7 +251,7 @@ class Pyramid:
             except OSError as error:
                 self.trouble = error.strerror or str(error)
             else:
-                self._bars.append(Block(number, low_s, high_s, self.end, len(rows)))
+                self._bars.append(StoredBlock(number, low_s, high_s, self.end, len(rows)))
                 return
         earliest_s, latest_s = self._missing or (low_s, high_s)
         self._missing = min(low_s, earliest_s), max(high_s, latest_s)
@@ -276,7 +276,7 @@ class Pyramid:
             self._waiting[level] = [cells]
             return
         self._waiting[level] = []
-        block = Block(number, int(place[0]), int(place[-1]), 0, len(cells))
+        block = StoredBlock(number, int(place[0]), int(place[-1]), 0, len(cells))
         self._levels.setdefault(level, []).append(block)
         self._push(level + 1, coarser(cells, level=level))
 
@@ -413,7 +413,9 @@ class Pyramid:
         return self._before(level + 1, parent, most=most) + opened(beside, most=most)
 
 
-def _meeting(blocks: list[Block] | tuple[()], low: float, high: float) -> Iterator[Block]:
+def _meeting(
+    blocks: list[StoredBlock] | tuple[()], low: float, high: float
+) -> Iterator[StoredBlock]:
     """The blocks that may hold something between two places."""
     return (block for block in blocks if block.low <= high and block.high >= low)
 

@@ -39,14 +39,14 @@ from gemini_lab.report.reducers.facts import (
     Sums,
     VerifiedSums,
 )
-from gemini_lab.report.reducers.iterations import Divergences, Iterations
+from gemini_lab.report.reducers.iterations import CountedIterations, Divergences
 from gemini_lab.report.reducers.logged import Logged
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.pace import Pace
+from gemini_lab.report.reducers.pace import IterationPace
 from gemini_lab.report.reducers.reached import Reached
-from gemini_lab.report.reducers.recoveries import Recoveries
+from gemini_lab.report.reducers.recoveries import RecoveryReducer
 from gemini_lab.report.reducers.spans import Seated, Spans
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 
 
 class Reducer(Protocol):
@@ -93,11 +93,13 @@ that is logged, 8 a version and 12 a version and rank. What is on disk is about 
 
 
 READERS: Final[dict[type[Event], frozenset[type[Reducer]]]] = {
-    Collectives: frozenset({Traffic}),
-    IterationBegun: frozenset({Divergences, Traffic}),
-    Transfer: frozenset({Traffic}),
-    VersionComplete: frozenset({Copies, Pace, Sums, Traffic}),
-    Iteration: frozenset({Course, Divergences, Iterations, Logged, Nodes, Pace, Reached, Traffic}),
+    Collectives: frozenset({TrafficBars}),
+    IterationBegun: frozenset({Divergences, TrafficBars}),
+    Transfer: frozenset({TrafficBars}),
+    VersionComplete: frozenset({Copies, IterationPace, Sums, TrafficBars}),
+    Iteration: frozenset(
+        {Course, Divergences, CountedIterations, Logged, Nodes, IterationPace, Reached, TrafficBars}
+    ),
 }
 """Of the kinds that every rank tells in every iteration, who makes anything of them: nobody else is
 asked, as such entries are nearly all of a log."""
@@ -149,8 +151,8 @@ class RunReducer:
         self.arrivals = Arrivals()
         self.reached = Reached()
         self.copies = Copies(self.nodes)
-        self.pace = Pace()
-        self.iterations = Iterations()
+        self.pace = IterationPace()
+        self.iterations = CountedIterations()
         self.divergences = Divergences(ranks=keep.ranks)
         self.finite = Finite()
         self.rewinds = Rewinds()
@@ -159,7 +161,7 @@ class RunReducer:
         self.copies_placed = CopiesPlaced()
         seated = Seated()
         self.spans = Spans(seated)
-        self.recoveries = Recoveries(
+        self.recoveries = RecoveryReducer(
             self.reached, self.pace, self.divergences, self.spans, seated, most=keep.recoveries
         )
         self.logged = Logged()
@@ -168,7 +170,7 @@ class RunReducer:
         self.plans = Plans()
         self.blocks = blocks or FileBlocks()
         pyramid = Pyramid(self.blocks) if keep.levels and keep.bars else None
-        self.traffic = Traffic(self.nodes, limit=keep.bars, pyramid=pyramid)
+        self.traffic = TrafficBars(self.nodes, limit=keep.bars, pyramid=pyramid)
         self._name = name
         self._listen(self._in_turn(seated, keep))
 

@@ -15,7 +15,7 @@ from gemini_lab.report.recovery import (
     culprits,
     kept_words,
 )
-from gemini_lab.report.tables.spent import Spent
+from gemini_lab.report.tables.spent import SpentTable
 from gemini_lab.report.values import RunReport, Traffic
 from gemini_lab.units import format_bytes, format_seconds
 
@@ -303,7 +303,7 @@ def _traffic(traffic: Traffic) -> Iterator[str]:
         yield f"  not persisted: {failure}"
 
 
-def render_spent(table: Spent, *, ink: Ink = BLOCKS) -> str:
+def render_spent(table: SpentTable, *, ink: Ink = BLOCKS) -> str:
     """Show the parts of a run's time, each with its share."""
     lines = [_heading(f"Every second of {format_seconds(table.wall_s)}", ink)]
     for row in table.rows:

@@ -126,7 +126,7 @@ class NotFinite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class VerifiedIterations:
     """Computations repeated on other machines.
 
     Attributes:
@@ -204,7 +204,7 @@ class RunReport:
     divergences: tuple[Diverged, ...] = ()
     not_finite: tuple[NotFinite, ...] = ()
     rewinds: tuple[Rewound, ...] = ()
-    verified: Verified = Verified()
+    verified: VerifiedIterations = VerifiedIterations()
     resizes: tuple[Resized, ...] = ()
     copies_placed: tuple[ReplicasPlaced, ...] = ()
     began_from: int | None = None

@@ -13,13 +13,13 @@ from gemini_lab.report.bars import BATCH, Kind
 from gemini_lab.report.blocks import MemoryBlocks
 from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 
 
 @pytest.fixture(scope="module")
-def traffic() -> Traffic:
+def traffic() -> TrafficBars:
     """Two nodes that send half of each second, and of which the newest bars alone are at hand."""
-    made = Traffic(Nodes(), limit=BATCH, pyramid=Pyramid(MemoryBlocks()))
+    made = TrafficBars(Nodes(), limit=BATCH, pyramid=Pyramid(MemoryBlocks()))
     made.lanes += ["node-0", "node-1"]
     made.costs_s += [0.0, 0.0]
     made.origin_s = 0.0
@@ -44,7 +44,7 @@ def open_at(page: Any, path: Path, where: str, shows: str) -> None:
 
 
 def test_a_saved_page_shows_a_window_in_full_and_the_rest_in_bins(
-    traffic: Traffic, tmp_path: Path, page: Any
+    traffic: TrafficBars, tmp_path: Path, page: Any
 ) -> None:
     """And its address brings back the window and the bar that was selected."""
     path = tmp_path / "run.html"

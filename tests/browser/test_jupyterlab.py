@@ -46,9 +46,9 @@ HTML("<p class='formula'>$a$</p>")
 WIDGETS = """
 from gemini_lab_widgets.timeline import Timeline
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 timeline = Timeline()
-timeline.update(Traffic(Nodes()))
+timeline.update(TrafficBars(Nodes()))
 timeline.widget()
 # %%
 %load_ext gemini_lab

@@ -14,7 +14,7 @@ from gemini_lab.placement import Placement, plan_placement
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
-from gemini_lab.report.tables import Replicas, Tables, tables_of
+from gemini_lab.report.tables import ReplicaTable, Tables, tables_of
 from gemini_lab.report.tables.replicas import what_if
 
 
@@ -24,7 +24,7 @@ def tables(run: ToldRun) -> Tables:
     return tables_of(reducer)
 
 
-def states(table: Replicas) -> dict[tuple[int, int], str]:
+def states(table: ReplicaTable) -> dict[tuple[int, int], str]:
     return {(copy.shard, copy.position): copy.state for copy in table.copies}
 
 

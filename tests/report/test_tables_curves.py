@@ -9,7 +9,7 @@ from told_runs import ToldRun
 from gemini_lab.log import events
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.logged import MOST_NAMES, OPEN
-from gemini_lab.report.tables.iterations import MOST_POINTS, Curves, curves, thinned
+from gemini_lab.report.tables.iterations import MOST_POINTS, CurveTable, curves, thinned
 
 
 def reduced(run: ToldRun, *, name: str = "") -> RunReducer:
@@ -18,7 +18,7 @@ def reduced(run: ToldRun, *, name: str = "") -> RunReducer:
     return reducer
 
 
-def table(run: ToldRun, *others: ToldRun) -> Curves:
+def table(run: ToldRun, *others: ToldRun) -> CurveTable:
     return curves(reduced(run), earlier=[reduced(one, name="before") for one in others])
 
 

@@ -7,8 +7,8 @@ from told_runs import ToldRun, with_a_root_loss, with_one_loss
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.reducers.pace import WINDOW, Pace
-from gemini_lab.report.tables import Iterations, IterationSeries, tables_of
+from gemini_lab.report.reducers.pace import WINDOW, IterationPace
+from gemini_lab.report.tables import IterationSeries, IterationTable, tables_of
 from gemini_lab.report.tables.iterations import (
     SHOWN,
     Baseline,
@@ -19,13 +19,13 @@ from gemini_lab.report.tables.iterations import (
 )
 
 
-def ended(pace: Pace, number: int, duration_s: float, *, at_s: float = 1.0) -> None:
+def ended(pace: IterationPace, number: int, duration_s: float, *, at_s: float = 1.0) -> None:
     """One rank tells an iteration."""
     event = events.Iteration(rank=0, epoch=1, iteration=number, duration_s=duration_s, waited_s=0.0)
     pace.take(Entry(at_s=at_s, node="node-0", event=event))
 
 
-def sent(pace: Pace, version: int, duration_s: float) -> None:
+def sent(pace: IterationPace, version: int, duration_s: float) -> None:
     event = events.VersionComplete(
         rank=0,
         epoch=1,
@@ -38,11 +38,11 @@ def sent(pace: Pace, version: int, duration_s: float) -> None:
     pace.take(Entry(at_s=1.0, node="node-0", event=event))
 
 
-def series(table: Iterations) -> dict[str, IterationSeries]:
+def series(table: IterationTable) -> dict[str, IterationSeries]:
     return {one.kind: one for one in table.series if not one.run}
 
 
-def table_of(run: ToldRun) -> Iterations:
+def table_of(run: ToldRun) -> IterationTable:
     reducer = RunReducer()
     reducer.extend(run.entries)
     return tables_of(reducer).iterations
@@ -75,7 +75,7 @@ def test_a_failure_after_a_root_loss_is_marked_where_the_log_has_it() -> None:
 
 
 def test_an_iteration_lasts_as_long_as_its_slowest_rank() -> None:
-    pace = Pace()
+    pace = IterationPace()
     for duration_s in (1.0, 3.0, 2.0):
         ended(pace, 5, duration_s, at_s=duration_s)
     assert pace.kinds()["first"][1].tolist() == [3.0]
@@ -83,7 +83,7 @@ def test_an_iteration_lasts_as_long_as_its_slowest_rank() -> None:
 
 def test_an_interval_is_what_passes_between_ends_though_the_slowest_rank_is_another_each_time():
     """Ranks take 1.5 s and 0.5 s in turn: an iteration ends each second."""
-    pace = Pace()
+    pace = IterationPace()
     for number in range(1, 6):
         ended(pace, number, 1.5, at_s=float(number))
         ended(pace, number, 0.5, at_s=number - 0.5)
@@ -138,7 +138,7 @@ def test_of_many_points_few_are_shown_the_longest_among_them() -> None:
 
 
 def test_a_run_of_any_length_has_so_many_points_and_says_how_many_there_were() -> None:
-    pace = Pace()
+    pace = IterationPace()
     for number in range(1, 20_001):
         ended(pace, number, 1.0)
     (first, without) = sorted(iterations(pace).series, key=lambda one: one.count)
@@ -147,7 +147,7 @@ def test_a_run_of_any_length_has_so_many_points_and_says_how_many_there_were() -
 
 
 def test_what_is_told_far_too_late_is_counted_and_left_out() -> None:
-    pace = Pace()
+    pace = IterationPace()
     for number in range(1, WINDOW + 11):
         ended(pace, number, 1.0)
     ended(pace, 3, 100.0)
@@ -157,7 +157,7 @@ def test_what_is_told_far_too_late_is_counted_and_left_out() -> None:
 
 
 def test_an_earlier_run_without_checkpoints_is_what_to_compare_with() -> None:
-    mine, other = Pace(), Pace()
+    mine, other = IterationPace(), IterationPace()
     for number in range(1, 9):
         ended(mine, number, 1.2)
         sent(mine, number, 0.1)

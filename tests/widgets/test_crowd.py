@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemini_lab.placement import plan_placement
-from gemini_lab.report.tables import CopyRow, NodeRow, Replicas
+from gemini_lab.report.tables import CopyRow, NodeRow, ReplicaTable
 
 
 def table(nodes, *, replicas=2, racks=0, lost=()):
@@ -35,7 +35,7 @@ def table(nodes, *, replicas=2, racks=0, lost=()):
         )
         for position in range(nodes)
     ]
-    return Replicas(
+    return ReplicaTable(
         strategy=placement.strategy,
         replicas=replicas,
         groups=placement.groups,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from gemini_lab_widgets import follow
-from gemini_lab_widgets.follow import SLICE, Follower
+from gemini_lab_widgets.follow import SLICE, ShownRun
 
 from gemini_lab.report import follower as log_follower
 from gemini_lab_bench.benches import long_run
@@ -16,14 +16,14 @@ from gemini_lab_bench.benches import long_run
 LINE = '{"kind":"note","at_s":1.0,"node":"lab","text":"one"}\n'
 
 
-def pulled(follower: Follower, until: Callable[[], bool]) -> None:
+def pulled(follower: ShownRun, until: Callable[[], bool]) -> None:
     """Pull as pages do, again and again, until something holds."""
     while not until():
         follower.pull()
 
 
 def test_nothing_is_shown_before_there_is_a_run() -> None:
-    follower = Follower(lambda: None)
+    follower = ShownRun(lambda: None)
     follower.pull()
     assert follower.log is None
     assert follower.name == ""
@@ -38,7 +38,7 @@ def test_a_long_log_is_taken_in_slices(tmp_path: Path, monkeypatch: pytest.Monke
     log = tmp_path / "long" / "events.jsonl"
     log.parent.mkdir()
     log.write_text(LINE * (SLICE + 1) + "no event\n")
-    follower = Follower(lambda: log)
+    follower = ShownRun(lambda: log)
     follower.pull()
     assert follower.store.count == SLICE
     assert follower.is_catching_up
@@ -58,7 +58,7 @@ def test_another_log_begins_another_store(tmp_path: Path) -> None:
         log.write_text(LINE)
         logs.append(log)
     newest = logs[:1]
-    follower = Follower(lambda: newest[-1])
+    follower = ShownRun(lambda: newest[-1])
     pulled(follower, lambda: follower.store.count == 1)
     first, before = follower.store, follower.state
     newest.append(logs[1])
@@ -71,7 +71,7 @@ def test_another_log_begins_another_store(tmp_path: Path) -> None:
 def test_tables_are_made_once_for_all_pages(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps(json.loads(LINE)) + "\n")
-    follower = Follower(lambda: log)
+    follower = ShownRun(lambda: log)
     follower.pull()
     assert follower.name == "log"
     assert follower.tables() is follower.tables()
@@ -89,7 +89,7 @@ def test_a_page_says_how_far_a_first_reading_is_and_the_next_one_goes_on(
     monkeypatch.setattr(log_follower, "LONG", SLICE // 2)
     log = tmp_path / "long" / "events.jsonl"
     long_run.write(log, lines=3 * SLICE, calls=1)
-    first = Follower(lambda: log)
+    first = ShownRun(lambda: log)
     first.pull()
     assert first.is_catching_up
     how_far, disk = first.progress.split("; ")
@@ -99,7 +99,7 @@ def test_a_page_says_how_far_a_first_reading_is_and_the_next_one_goes_on(
     begun = first.store.count
     del first
     gc.collect()
-    again = Follower(lambda: log)
+    again = ShownRun(lambda: log)
     again.pull()
     assert begun < again.store.count < 3 * SLICE
     pulled(again, lambda: not again.is_catching_up)
@@ -109,7 +109,7 @@ def test_a_page_says_how_far_a_first_reading_is_and_the_next_one_goes_on(
 def test_a_page_says_why_a_part_is_coarse(tmp_path: Path) -> None:
     log = tmp_path / "long" / "events.jsonl"
     long_run.write(log, lines=50, calls=1)
-    follower = Follower(lambda: log)
+    follower = ShownRun(lambda: log)
     follower.pull()
     assert follower.trouble == ""
     pyramid = follower.store.traffic.pyramid

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("bokeh")
 
-from gemini_lab_widgets.login import KEY_BYTES, MOST_TRIES, Guard, kept_key, page_of, whose
+from gemini_lab_widgets.login import KEY_BYTES, MOST_TRIES, LoginGuard, kept_key, page_of, whose
 
 PASSWORD = "correct horse"
 KEY = bytes(32)
@@ -23,7 +23,7 @@ def test_tries_of_one_address_are_looked_at_one_after_another():
 
     async def story():
         answered = asyncio.Event()
-        guard = Guard(PASSWORD, port=1, key=KEY, pause=answered.wait)
+        guard = LoginGuard(PASSWORD, port=1, key=KEY, pause=answered.wait)
         wrong = asyncio.create_task(guard.admits("wrong", address="a"))
         await a_moment()
         right = asyncio.create_task(guard.admits(PASSWORD, address="a"))
@@ -39,7 +39,7 @@ def test_tries_of_one_address_are_looked_at_one_after_another():
 def test_more_tries_at_once_are_not_looked_at():
     async def story():
         answered = asyncio.Event()
-        guard = Guard(PASSWORD, port=1, key=KEY, pause=answered.wait)
+        guard = LoginGuard(PASSWORD, port=1, key=KEY, pause=answered.wait)
         tries = [asyncio.create_task(guard.admits("wrong", address="a")) for _ in range(MOST_TRIES)]
         await a_moment()
         assert await guard.admits(PASSWORD, address="a") is None
@@ -51,17 +51,17 @@ def test_more_tries_at_once_are_not_looked_at():
 
 
 def test_a_ticket_is_no_password_and_ends_with_its_server():
-    guard, again = Guard(PASSWORD, port=1, key=KEY), Guard(PASSWORD, port=1, key=KEY)
+    guard, again = LoginGuard(PASSWORD, port=1, key=KEY), LoginGuard(PASSWORD, port=1, key=KEY)
     assert guard.knows(guard.ticket)
     assert PASSWORD not in guard.ticket
     assert not again.knows(guard.ticket)
-    assert guard.secret == again.secret != Guard("another one", port=1, key=KEY).secret
+    assert guard.secret == again.secret != LoginGuard("another one", port=1, key=KEY).secret
 
 
 def test_the_password_alone_signs_nothing():
     """Else a guesser would sign a cookie with each guess, and wait at no door."""
-    guard = Guard(PASSWORD, port=1, key=KEY)
-    assert guard.secret != Guard(PASSWORD, port=1, key=b"1" * 32).secret
+    guard = LoginGuard(PASSWORD, port=1, key=KEY)
+    assert guard.secret != LoginGuard(PASSWORD, port=1, key=b"1" * 32).secret
 
 
 def test_a_users_key_is_kept_and_nobody_elses(tmp_path):
@@ -118,7 +118,7 @@ def test_who_has_many_addresses_waits_as_who_has_one(address, other, is_same):
 def test_tries_from_many_addresses_of_one_machine_are_not_looked_at_at_once():
     async def guess():
         gate = asyncio.Event()
-        guard = Guard(PASSWORD, port=1, key=KEY, pause=gate.wait)
+        guard = LoginGuard(PASSWORD, port=1, key=KEY, pause=gate.wait)
         tries = [
             asyncio.create_task(guard.admits("wrong", address=f"127.0.0.{number}"))
             for number in range(1, MOST_TRIES + 1)

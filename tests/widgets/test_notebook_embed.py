@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("panel", reason="panel is not installed")
 
-from gemini_lab_widgets.follow import Follower
+from gemini_lab_widgets.follow import ShownRun
 from gemini_lab_widgets.notebook_embed import live_html, saved_html
 
 from gemini_lab.log.entry import encode_entry
@@ -20,7 +20,7 @@ def follower(tmp_path):
     outage = Outage(at_s=900.0, positions=(1,), kind="hardware")
     outcome = simulate(workload, gemini(workload), [outage], days=1 / 24, record=True)
     log.write_bytes(b"\n".join(map(encode_entry, outcome.events)) + b"\n")
-    found = Follower(lambda: log)
+    found = ShownRun(lambda: log)
     found.pull()
     return found
 
@@ -33,13 +33,13 @@ def test_a_run_is_kept_as_a_picture(follower):
 
 
 def test_without_a_run_a_line_says_so():
-    nothing = Follower(lambda: None)
+    nothing = ShownRun(lambda: None)
     nothing.pull()
     assert "No run has begun yet" in saved_html(nothing)
 
 
 def test_a_log_of_which_nothing_can_be_drawn_is_no_error(tmp_path):
-    follower = Follower(lambda: tmp_path / "gone" / "events.jsonl")
+    follower = ShownRun(lambda: tmp_path / "gone" / "events.jsonl")
     follower.pull()
     assert "gemini-lab serve gone" in saved_html(follower)
 

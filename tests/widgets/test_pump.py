@@ -7,7 +7,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Injected
 from gemini_lab.report.bars import ROW_BYTES, Kind
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 
 
 class Viewer:
@@ -30,7 +30,7 @@ class Viewer:
 
 
 def traffic_of(count):
-    traffic = Traffic(Nodes())
+    traffic = TrafficBars(Nodes())
     traffic.lanes.append("node-0")
     add(traffic, count)
     return traffic

@@ -11,7 +11,7 @@ from gemini_lab.report.bars import BATCH, LAYERS, ROW_BYTES, Kind
 from gemini_lab.report.blocks import MemoryBlocks
 from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 
 ASKED = {"number": 3, "from_s": 10.0, "to_s": 20.0, "bins": 10, "rows": [0, 1], "bars": True}
 
@@ -19,7 +19,7 @@ ASKED = {"number": 3, "from_s": 10.0, "to_s": 20.0, "bins": 10, "rows": [0, 1], 
 @pytest.fixture(scope="module")
 def traffic():
     """Two nodes, a collective of half a second each second; the newest batch alone in memory."""
-    made = Traffic(Nodes(), limit=2 * BATCH, pyramid=Pyramid(MemoryBlocks()))
+    made = TrafficBars(Nodes(), limit=2 * BATCH, pyramid=Pyramid(MemoryBlocks()))
     made.lanes += ["node-0", "node-1"]
     made.origin_s = 0.0
     for number in range(3 * BATCH + 10):

@@ -47,7 +47,7 @@ BETWEEN: Final = " + "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class PanelState:
     """What the panel shows of a run, and what it allows.
 
     Attributes:
@@ -117,7 +117,7 @@ def places(members: Sequence[str], layout: Layout) -> dict[str, tuple[str, ...]]
 
 def sight(
     run: Run | None, *, has_job: bool, is_closed: bool = False, layout: Layout | None = None
-) -> Sight:
+) -> PanelState:
     """What there is to see of `run`, and whether a job could be started after it.
 
     Args:
@@ -129,7 +129,7 @@ def sight(
     if run is None:
         text = "no run yet" if has_job else "no run yet; lab.controls(job) has a job to start"
         text = "the lab is closed" if is_closed else text
-        return Sight(text=text, can_start=has_job and not is_closed)
+        return PanelState(text=text, can_start=has_job and not is_closed)
     nodes = ", ".join(f"{node} (root)" if node == run.root else node for node in run.members)
     text = f"{run.folder.name}: {run.phase}, iteration {run.iteration}"
     if run.failure:
@@ -138,7 +138,7 @@ def sight(
         text += f", on {nodes}"
     if is_closed:
         text += "; the lab is closed"
-    return Sight(
+    return PanelState(
         text=text,
         iteration=run.iteration,
         places=places(run.members, layout or Layout()) if run.members else {},

@@ -22,7 +22,7 @@ from tornado.ioloop import IOLoop
 from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.lab.pages import PageSettings
 from gemini_lab_widgets.library import Library
-from gemini_lab_widgets.login import KEY_BYTES, Guard, headers_for, kept_key
+from gemini_lab_widgets.login import KEY_BYTES, LoginGuard, headers_for, kept_key
 from gemini_lab_widgets.notebook_embed import NotebookEmbed
 from gemini_lab_widgets.page import visit
 
@@ -114,7 +114,7 @@ class Dashboard:
         self._link = link
         self.url = link_of(address, port, link)
         """Where the page is, for whoever has a cookie or types the password."""
-        self._guard: Guard | None = None
+        self._guard: LoginGuard | None = None
         self._frame = NotebookEmbed()
         self._library = Library(newest, beside=beside, is_open=is_open)
         self._visitors = visitors
@@ -135,7 +135,7 @@ class Dashboard:
         if self._loop is None:
             self.port = self.port or _free_port(self.address)
             self.url = link_of(self.address, self.port, self._link)
-            self._guard = Guard(self.password, port=self.port, key=self._key)
+            self._guard = LoginGuard(self.password, port=self.port, key=self._key)
             self._thread.start()
             self._wait_until_it_listens()
         return self

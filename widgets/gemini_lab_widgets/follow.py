@@ -23,7 +23,7 @@ WHILE_S: Final = 0.3
 """How long a long log is read before pages are answered again."""
 
 
-class Follower:
+class ShownRun:
     """Feeds one `EventStore` from the log of the newest run.
 
     Every page calls `pull` and then draws from `store`; where nobody looks, nothing is read. All
@@ -136,7 +136,7 @@ class Follower:
         if self._reading is not None:
             self._reading.end()
 
-    def tables(self, beside: "Follower | None" = None) -> Tables:
+    def tables(self, beside: "ShownRun | None" = None) -> Tables:
         """The tables of what was read so far, beside another run; made once for all pages."""
         state = self.state, None if beside is None else (beside.log, beside.state)
         name = "" if beside is None else beside.name

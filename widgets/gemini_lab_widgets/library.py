@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import RunStarted
 from gemini_lab.log.file import LOG_FILE, name_of, read_log
-from gemini_lab_widgets.follow import Follower
+from gemini_lab_widgets.follow import ShownRun
 
 NEWEST: Final = 50
 """Runs of a folder that are offered."""
@@ -38,11 +38,11 @@ class Library:
         beside: Path | None = None,
         is_open: bool = True,
     ) -> None:
-        self.latest = Follower(newest)
+        self.latest = ShownRun(newest)
         self._newest = newest
         self._beside, self._is_open = beside, is_open
         self._listed: tuple[float, Path | None, dict[str, Path]] = float("-inf"), None, {}
-        self._followers: WeakValueDictionary[Path, Follower] = WeakValueDictionary()
+        self._followers: WeakValueDictionary[Path, ShownRun] = WeakValueDictionary()
 
     def names(self) -> dict[str, Path]:
         """The log of every run that may be chosen, by its name, newest first.
@@ -64,11 +64,11 @@ class Library:
             found.append(self._beside)
         return {name_of(one): one for one in (*found, *([] if log in found else [log]))}
 
-    def follower(self, log: Path) -> Follower:
+    def follower(self, log: Path) -> ShownRun:
         """The run with this log; it is forgotten when no page shows it."""
         found = self._followers.get(log)
         if found is None:
-            found = self._followers[log] = Follower(lambda: log)
+            found = self._followers[log] = ShownRun(lambda: log)
         return found
 
     def close(self) -> None:

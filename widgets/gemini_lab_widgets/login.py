@@ -58,7 +58,7 @@ LOGIN_PAGE: Final = """<!DOCTYPE html>
   <label for="password">Password</label>
   <input id="password" name="password" type="password" required autofocus
     autocomplete="current-password">
-  <button>TimelineQuery at the run</button>MESSAGE
+  <button>Look at the run</button>MESSAGE
 </form></main></body></html>
 """
 TOO_MANY: Final = "Too many tries wait to be answered. Wait some seconds, then try again."
@@ -83,7 +83,7 @@ def whose(address: str) -> str:
 
 # Not Panel's own basic auth: it compares with `==`, lets a guesser try without a pause, has one
 # cookie name for all ports of a host, and lets in cookies alone, which a notebook's frame drops.
-class Guard(AuthProvider):  # type: ignore[misc]
+class LoginGuard(AuthProvider):  # type: ignore[misc]
     """Lets in who knows the password.
 
     One door asks for it: the form, and the link `login?token=PASSWORD`, which leave a signed cookie
@@ -221,7 +221,7 @@ def page_of(asked: str) -> str:
     return f"./?{query}" if query else "./"
 
 
-def _login_handler(guard: Guard) -> type[RequestHandler]:
+def _login_handler(guard: LoginGuard) -> type[RequestHandler]:
     """A handler class that knows its guard; Bokeh makes the instances."""
 
     class LoginHandler(RequestHandler):

@@ -14,7 +14,7 @@ from gemini_lab.display import picture
 from gemini_lab.errors import GeminiError
 from gemini_lab.report.build import load_report
 from gemini_lab_widgets.cell_output import CellOutput
-from gemini_lab_widgets.follow import Follower
+from gemini_lab_widgets.follow import ShownRun
 
 LONGEST_BYTES: Final = 32 << 20
 """Of a log from which a picture is made: some seconds."""
@@ -61,7 +61,7 @@ class NotebookEmbed:
     def __init__(self) -> None:
         self._below = CellOutput()
 
-    def show(self, url: str, ticket: str, run: Follower) -> None:
+    def show(self, url: str, ticket: str, run: ShownRun) -> None:
         """Show a page below the cell that runs.
 
         Args:
@@ -72,7 +72,7 @@ class NotebookEmbed:
         live = live_html(url, ticket, saved_html(run))
         self._below.show(_bundle(live if ticket else saved_html(run), url))
 
-    def end(self, run: Follower) -> None:
+    def end(self, run: ShownRun) -> None:
         """Have a picture of the run stand wherever its page stood."""
         self._below.put(_bundle(saved_html(run), "a dashboard that has ended"))
         self._below = CellOutput()
@@ -95,7 +95,7 @@ def live_html(url: str, ticket: str, saved: str) -> str:
     )
 
 
-def saved_html(run: Follower) -> str:
+def saved_html(run: ShownRun) -> str:
     """A picture of the run so far with a line on how to see more of it."""
     if run.log is None:
         return f"<p>No run has begun yet. {NOTHING}</p>"

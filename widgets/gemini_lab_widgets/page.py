@@ -13,10 +13,10 @@ from bokeh.document import Document
 from panel.custom import JSComponent
 from panel.io.resources import LOCAL_DIST
 
-from gemini_lab.report.moments import Moments, Way
+from gemini_lab.report.moments import Moments, MomentSearch
 from gemini_lab.report.tables import Tables
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.follow import Follower
+from gemini_lab_widgets.follow import ShownRun
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.page_layout import PageLayout, looking_back
@@ -78,11 +78,11 @@ class Page:
         self.period_ms = TICK_MS
         self._unanswered = 0
         self._library, self._shown = library, library.latest
-        self._beside: Follower | None = None
+        self._beside: ShownRun | None = None
         self._log: Path | None = None
         self._missing = ""  # the name of a run that was asked for and is not there
         self._at_s: float | None = None  # since the run's start; None for the newest moment
-        self._way: tuple[Moments, Way] | None = None
+        self._way: tuple[Moments, MomentSearch] | None = None
         # Panel says where its style sheets are when a page is asked for. A websocket that comes
         # after its session was let go gets another one, which would take them from another host.
         document.template_variables["dist_url"] = LOCAL_DIST
@@ -304,7 +304,7 @@ def _asked(document: Document) -> dict[str, str]:
     return {name: values[0].decode(errors="replace") for name, values in arguments.items()}
 
 
-def _without_events(shown: Follower) -> tuple[str, str, str]:
+def _without_events(shown: ShownRun) -> tuple[str, str, str]:
     """What the line at the top says of a log in which there is no event."""
     if shown.store.unread:
         lines = f"none of its {shown.store.unread:,} lines could be read as events of this log"

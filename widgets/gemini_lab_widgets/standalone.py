@@ -11,7 +11,7 @@ import numpy as np
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.report.bars import LAYERS, Rows, in_columns
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.timeline import ENTRY, state
 from gemini_lab_widgets.timeline_query import TimelineQuery, coverage_of, shades
@@ -31,7 +31,7 @@ _ids = itertools.count(1)
 
 
 def standalone_html(
-    traffic: Traffic, *, window: Window | None = None, most_bars: int = MOST_BARS
+    traffic: TrafficBars, *, window: Window | None = None, most_bars: int = MOST_BARS
 ) -> str:
     """A piece of HTML that shows `traffic` with no server and no request, to put into any page.
 
@@ -79,7 +79,7 @@ def standalone_html(
 
 
 def _window(
-    traffic: Traffic, window: Window | None, most_bars: int
+    traffic: TrafficBars, window: Window | None, most_bars: int
 ) -> tuple[Rows, int, tuple[float | None, float | None]]:
     """The bars that are saved one by one, and the first one's number.
 
@@ -105,7 +105,7 @@ def _window(
     return rows, int(numbers[0]) if len(numbers) else 0, (from_s, to_s)
 
 
-def _bins(traffic: Traffic) -> tuple[dict[str, Any] | None, str]:
+def _bins(traffic: TrafficBars) -> tuple[dict[str, Any] | None, str]:
     """How much of each bin of the whole run each lane was covered."""
     pyramid, bars = traffic.pyramid, traffic.bars
     if pyramid is None:

@@ -13,7 +13,7 @@ from math import isinf
 from pathlib import Path
 from typing import Any, Final
 
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.timeline_query import TimelineQuery, seen
 
@@ -31,7 +31,7 @@ Send = Callable[[dict[str, Any], bytes], None]
 
 
 class Pump:
-    """Brings one viewer up to date with a `Traffic`, message by message.
+    """Brings one viewer up to date with a `TrafficBars`, message by message.
 
     A viewer says `{"ready": true}` when it starts, also when it starts anew, and `{"drawn": seq}`
     after each message that it has drawn. Nothing is sent before the first. What it wants to see
@@ -48,7 +48,7 @@ class Pump:
         self._seq = itertools.count(1)
         self._is_ready = False
         self._is_fresh = True
-        self._traffic: Traffic | None = None
+        self._traffic: TrafficBars | None = None
         self._row = self._lanes = self._names = self._marks = 0
         self._changes = -1
         self._costs_due_s = 0.0
@@ -86,7 +86,7 @@ class Pump:
             self._send({"look": answer[0]}, answer[1])
 
     def update(
-        self, traffic: Traffic, *, behind_s: float = 0.0, moment_s: float | None = None
+        self, traffic: TrafficBars, *, behind_s: float = 0.0, moment_s: float | None = None
     ) -> None:
         """Show `traffic`, of which everything may be known for some time without being sent.
 
@@ -121,7 +121,7 @@ class Pump:
             self._was_known_s = self._clock() if self._has_news() else None
             self._send({"seq": seq, **meta}, columns)
 
-    def _take(self, traffic: Traffic) -> tuple[dict[str, Any], bytes]:
+    def _take(self, traffic: TrafficBars) -> tuple[dict[str, Any], bytes]:
         """What the viewer has not got yet, or as much of it as fits."""
         if self._is_fresh:
             self._row = self._lanes = self._names = 0
@@ -153,7 +153,7 @@ class Pump:
         return meta, traffic.bars.packed(first, end)
 
 
-def state(traffic: Traffic) -> dict[str, Any]:
+def state(traffic: TrafficBars) -> dict[str, Any]:
     """What every message says of a run, beside its bars and names."""
     return {
         "limit": traffic.bars.limit,
@@ -181,10 +181,10 @@ class Timeline:
 
     def __init__(self) -> None:
         self._pumps: list[Pump] = []
-        self._newest: Traffic | None = None
+        self._newest: TrafficBars | None = None
 
     def update(
-        self, traffic: Traffic, *, behind_s: float = 0.0, moment_s: float | None = None
+        self, traffic: TrafficBars, *, behind_s: float = 0.0, moment_s: float | None = None
     ) -> None:
         """Show what is new in `traffic`; call it about 10 times a second while a run goes on."""
         self._newest = traffic
@@ -200,12 +200,12 @@ class Timeline:
         """The timeline as an anywidget."""
         import anywidget  # noqa: PLC0415 - only notebooks need it
 
-        class TrafficTimeline(anywidget.AnyWidget):  # type: ignore[misc]
-            """What `js/timeline.js` draws."""
+        class NotebookTimeline(anywidget.AnyWidget):  # type: ignore[misc]
+            """The canvas of `js/timeline.js` in a notebook."""
 
             _esm = joined(ENTRY)
 
-        view = TrafficTimeline()
+        view = NotebookTimeline()
         pump = self._pump(lambda meta, columns: view.send({"meta": meta}, [columns]))
         view.on_msg(lambda _, message, __: pump.hear(message))
         return view
@@ -233,9 +233,9 @@ class Timeline:
 def _panel_class() -> Any:
     from panel.custom import JSComponent  # noqa: PLC0415 - only pages need it
 
-    class TrafficTimeline(JSComponent):  # type: ignore[misc]
-        """What `js/timeline.js` draws."""
+    class PanelTimeline(JSComponent):  # type: ignore[misc]
+        """The canvas of `js/timeline.js` on a Panel page."""
 
         _esm = joined(ENTRY)
 
-    return TrafficTimeline
+    return PanelTimeline

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gemini_lab.report.bars import Rows, in_columns
 from gemini_lab.report.pyramid import NO_ROWS, Covered, Pyramid
 from gemini_lab.report.reducers.traffic import MAX_NAMES as MOST_NAMES
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 
 MOST_BARS: Final = 1 << 17
 """More are not sent one by one."""
@@ -25,7 +25,7 @@ MANY_LANES: Final = 256
 LARGEST_S: Final = 1e15
 
 
-class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _QueryMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A look as a viewer's browser says it."""
 
     number: int
@@ -65,7 +65,7 @@ class TimelineQuery:
             lanes: How many there are; a viewer that has not heard of the newest names fewer.
         """
         try:
-            asked = msgspec.convert(said, _Said)
+            asked = msgspec.convert(said, _QueryMessage)
         except msgspec.ValidationError:
             return None
         if not -LARGEST_S < asked.from_s < asked.to_s < LARGEST_S:
@@ -75,7 +75,7 @@ class TimelineQuery:
         return cls(asked.number, asked.from_s, asked.to_s, asked.bins, row_of, asked.bars)
 
 
-def seen(traffic: Traffic, look: TimelineQuery) -> tuple[dict[str, Any], bytes] | None:
+def seen(traffic: TrafficBars, look: TimelineQuery) -> tuple[dict[str, Any], bytes] | None:
     """The answer to a look: plain values, and packed bars or coverage; `None` without a pyramid."""
     pyramid, bars = traffic.pyramid, traffic.bars
     if pyramid is None:

@@ -15,7 +15,7 @@ from gemini_lab_widgets.timeline import Timeline
 from gemini_lab.errors import ConfigError
 from gemini_lab.report.bars import Kind
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 from gemini_lab_bench.rows import Row
 
 SIZES: Final = (1_000, 100_000, 1_000_000)
@@ -77,9 +77,9 @@ def measured(size: int, repeats: int) -> list[Row]:
     ]
 
 
-def filled(size: int) -> Traffic:
+def filled(size: int) -> TrafficBars:
     """A run of `size` bars: per lane collectives and chunks in turn, 100 bars a second in all."""
-    traffic = Traffic(Nodes(), limit=2 * size + 100_000)
+    traffic = TrafficBars(Nodes(), limit=2 * size + 100_000)
     traffic.lanes.extend(f"node-{lane}" for lane in range(LANES))
     traffic.names.append("all_gather_into_tensor")
     traffic.origin_s = traffic.newest_s = 0.0
@@ -87,7 +87,7 @@ def filled(size: int) -> Traffic:
     return traffic
 
 
-def add_bars(traffic: Traffic, count: int) -> None:
+def add_bars(traffic: TrafficBars, count: int) -> None:
     """Let the run go on for `count` bars."""
     for number in range(traffic.bars.end, traffic.bars.end + count):
         turn, lane = divmod(number, LANES)
@@ -108,7 +108,7 @@ def add_bars(traffic: Traffic, count: int) -> None:
         traffic.newest_s = start_s + length_s
 
 
-def _pushed(page: Any, timeline: Timeline, traffic: Traffic) -> Iterator[tuple[float, float]]:
+def _pushed(page: Any, timeline: Timeline, traffic: TrafficBars) -> Iterator[tuple[float, float]]:
     """Seconds for a draw, and behind the server, for some pushes of a few bars each."""
     for _ in range(DRAWS):
         add_bars(traffic, round(BARS_PER_S / PUSHES_PER_S))
@@ -118,7 +118,7 @@ def _pushed(page: Any, timeline: Timeline, traffic: Traffic) -> Iterator[tuple[f
         yield float(draw_ms) / 1000, timeline.behind_s
 
 
-def _wait_for_rows(page: Any, traffic: Traffic) -> None:
+def _wait_for_rows(page: Any, traffic: TrafficBars) -> None:
     page.wait_for_function(
         "([root, count]) => Number(root.dataset.events) >= count",
         arg=[
@@ -130,7 +130,7 @@ def _wait_for_rows(page: Any, traffic: Traffic) -> None:
 
 
 @contextmanager
-def served(traffic: Traffic) -> Iterator[tuple[str, list[Timeline]]]:
+def served(traffic: TrafficBars) -> Iterator[tuple[str, list[Timeline]]]:
     """A page with a timeline, on a free port of this machine, and the timeline of each visit."""
     import panel as pn  # noqa: PLC0415 - only a bench that runs needs it
 

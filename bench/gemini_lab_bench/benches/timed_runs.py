@@ -17,7 +17,7 @@ from gemini_lab.lab.lab import Lab
 from gemini_lab.report.bars import Kind
 from gemini_lab.report.build import report_of
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
-from gemini_lab.report.reducers.traffic import Traffic
+from gemini_lab.report.reducers.traffic import TrafficBars
 from gemini_lab.report.values import TrafficPlan
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab.units import format_seconds
@@ -217,7 +217,7 @@ def under_torchrun(workload: Workload) -> TimedRun:
     return measured
 
 
-def network_times(traffic: Traffic, *, after: int = 0) -> tuple[float, float]:
+def network_times(traffic: TrafficBars, *, after: int = 0) -> tuple[float, float]:
     """Seconds of an iteration in which the network was idle, and in which only chunks held it.
 
     Medians over rank 0's iterations whose collectives were told; zeros where there are none.

@@ -47,7 +47,7 @@ class Judged:
         return self.sending.size_bytes * exposed_s / whole_s
 
 
-class Told(NamedTuple):
+class CallTimes(NamedTuple):
     """An iteration's collectives on one node.
 
     Attributes:
@@ -81,7 +81,7 @@ class Busy:
     """
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
+        self.told: list[CallTimes] = []
         self.count = 0
 
     def add(self, event: Collectives, *, until_s: float) -> None:
@@ -92,7 +92,7 @@ class Busy:
             until_s: None of them ends later.
         """
         starts_us = tuple(accumulate(event.gaps_us))
-        self.told.append(Told(until_s, event.began_s, starts_us, event.durations_us))
+        self.told.append(CallTimes(until_s, event.began_s, starts_us, event.durations_us))
         self.count += len(event.order)
         if self.count > MAX_BUSY:
             self.keep(self.told[-(len(self.told) // 2) :])
@@ -112,7 +112,7 @@ class Busy:
         if len(kept) < len(self.told):
             self.keep(kept)
 
-    def keep(self, told: list[Told]) -> None:
+    def keep(self, told: list[CallTimes]) -> None:
         """Remember these alone."""
         self.told = told
         self.count = sum(len(each.starts_us) for each in told)

@@ -19,7 +19,7 @@ from gemini_lab.report.reducers import MOST_KEPT, MOST_RANKS, seconds, whole
 from gemini_lab.report.values import Iteration
 
 
-class Iterations:
+class CountedIterations:
     """Each rank's part of each iteration; a report needs all of them, a dashboard none.
 
     When an epoch starts from version v, what earlier epochs did beyond v is lost and goes; an

@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class LoggedValues:
     """The values logged under one name; columns of shape `(n,)`, in order of iterations.
 
     Attributes:
@@ -100,12 +100,12 @@ class _Column:
         self._count.append(count)
         self._digest.append(digest)
 
-    def told(self, until: int) -> Told:
+    def told(self, until: int) -> LoggedValues:
         """All rows up to an iteration."""
         newest = [number for number in sorted(self.open) if number <= until]
         sums = [_summed(self.open[number]) for number in newest]
         means, counts, digests = zip(*sums, strict=True) if sums else ((), (), ())
-        return Told(
+        return LoggedValues(
             numbers=np.append(np.array(self._number), np.array(newest, np.int64)),
             means=np.append(np.array(self._mean), np.array(means, np.float64)),
             counts=np.append(np.array(self._count), np.array(counts, np.int64)),
@@ -189,6 +189,6 @@ class Logged:
         """The names of logged values, the loss first, then in order of appearance."""
         return tuple(sorted(self._columns, key=lambda name: name != "loss"))
 
-    def told(self, name: str, *, until: int) -> Told:
+    def told(self, name: str, *, until: int) -> LoggedValues:
         """Return the values under a name, up to an iteration that every rank has ended."""
         return self._columns.get(name, _Column()).told(until)

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 Kind = Literal["with", "without", "first"]
 
 
-class Pace:
+class IterationPace:
     """Duration of each iteration: the slowest rank's, and whether a version was on its way.
 
     Iteration n computes while version n-1 is sent. An epoch's first iteration warms up and counts

@@ -34,13 +34,13 @@ from gemini_lab.report.recovery import (
 )
 from gemini_lab.report.reducers import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.iterations import Divergences
-from gemini_lab.report.reducers.pace import Pace
+from gemini_lab.report.reducers.pace import IterationPace
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.spans import STRIKES, Seated, Spans, lost_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class TimelineMark:
     """Something that concerns the whole timeline.
 
     Attributes:
@@ -67,7 +67,7 @@ class Marks:
     """
 
     def __init__(self) -> None:
-        self.marks: list[Mark] = []
+        self.marks: list[TimelineMark] = []
         self.changes = 0
         self._recoveries: dict[int, int] = {}
         self._wrong = (-1, -1)  # epoch and iteration of the newest wrong sums: the same
@@ -79,46 +79,52 @@ class Marks:
         match event:
             case Injected():
                 text = f"{event.failure.replace('_', ' ')} on {node}"
-                self._mark(Mark(kind="injected", start_s=at_s, lane=node, text=text))
+                self._mark(TimelineMark(kind="injected", start_s=at_s, lane=node, text=text))
             case NodeLost(name=name):
-                self._mark(Mark(kind="lost", start_s=at_s, lane=name, text=f"{name} is gone"))
+                self._mark(
+                    TimelineMark(kind="lost", start_s=at_s, lane=name, text=f"{name} is gone")
+                )
             case NodeLeaving(name=name):
-                self._mark(Mark(kind="noticed", start_s=at_s, lane=name, text=f"{name} is to go"))
+                self._mark(
+                    TimelineMark(kind="noticed", start_s=at_s, lane=name, text=f"{name} is to go")
+                )
             case NodeDrained(name=name):
                 text = f"{name} has no ranks any more"
-                self._mark(Mark(kind="noticed", start_s=at_s, lane=name, text=text))
+                self._mark(TimelineMark(kind="noticed", start_s=at_s, lane=name, text=text))
             case Resized() | ReplicasPlaced() | ResizeRefused():
                 text = f"{event}"
-                self._mark(Mark(kind="noticed", start_s=at_s, text=text))
+                self._mark(TimelineMark(kind="noticed", start_s=at_s, text=text))
             case WorkerExited() | WorkerHung():
                 what = "exited" if isinstance(event, WorkerExited) else "hangs"
                 text = f"rank {event.rank} on {node} {what}"
-                self._mark(Mark(kind="noticed", start_s=at_s, lane=node, text=text))
+                self._mark(TimelineMark(kind="noticed", start_s=at_s, lane=node, text=text))
             case Diverged():
                 text = f"DIVERGED: rank {event.rank}, iteration {event.iteration}: {event.differs}"
-                self._mark(Mark(kind="noticed", start_s=at_s, text=text))
+                self._mark(TimelineMark(kind="noticed", start_s=at_s, text=text))
             case LossNotFinite():
                 text = f"NOT FINITE: {event}"
-                self._mark(Mark(kind="noticed", start_s=at_s, text=text))
+                self._mark(TimelineMark(kind="noticed", start_s=at_s, text=text))
             case Rewound() as said if (said.epoch, said.rewinds) > self._rewound:
                 self._rewound = said.epoch, said.rewinds
                 text = f"WENT BACK: {said}"
                 started_s = at_s - seconds(said.duration_s)
-                self._mark(Mark(kind="recovery", start_s=started_s, end_s=at_s, text=text))
+                self._mark(TimelineMark(kind="recovery", start_s=started_s, end_s=at_s, text=text))
             case WrongSums() as said if (said.epoch, said.iteration) > self._wrong:
                 self._wrong = said.epoch, said.iteration
-                self._mark(Mark(kind="noticed", start_s=at_s, text=f"WRONG SUMS: {said}"))
+                self._mark(TimelineMark(kind="noticed", start_s=at_s, text=f"WRONG SUMS: {said}"))
             case RecoveryStarted(recovery=number):
                 started_s = seconds(event.failed_at_s)
                 self._recoveries[number] = len(self.marks)
-                self._mark(Mark(kind="recovery", start_s=started_s, text=f"recovery {number}"))
+                self._mark(
+                    TimelineMark(kind="recovery", start_s=started_s, text=f"recovery {number}")
+                )
             case RecoveryFinished(recovery=number) if number in self._recoveries:
                 place = self._recoveries[number]
                 text = f"{self.marks[place].text}, from version {event.version}"
                 self.marks[place] = replace(self.marks[place], end_s=at_s, text=text)
                 self.changes += 1
 
-    def _mark(self, mark: Mark) -> None:
+    def _mark(self, mark: TimelineMark) -> None:
         if len(self.marks) >= MOST_KEPT:
             raise OverflowError(f"more than {MOST_KEPT} failures")
         self.marks.append(mark)
@@ -130,7 +136,7 @@ MOST_STEPS: Final = 1000
 
 
 @dataclass(slots=True)
-class _Told:
+class _RecoveryEvents:
     """The events of one recovery."""
 
     number: int
@@ -151,7 +157,7 @@ class _Told:
         return self.plans[max(self.plans)] if self.plans else None
 
 
-class Recoveries:
+class RecoveryReducer:
     """A run's recoveries; numbers that the root agent cannot know are counted from the log.
 
     Args:
@@ -172,7 +178,7 @@ class Recoveries:
     def __init__(
         self,
         reached: Reached,
-        pace: Pace,
+        pace: IterationPace,
         divergences: Divergences,
         spans: Spans,
         seated: Seated,
@@ -185,7 +191,7 @@ class Recoveries:
         self.exits: deque[WorkerExit] = deque(maxlen=most)
         self._reached, self._pace, self._divergences = reached, pace, divergences
         self._spans, self._seated, self._most = spans, seated, most or MOST_KEPT
-        self._told: dict[int, _Told] = {}
+        self._told: dict[int, _RecoveryEvents] = {}
         self._receipts: dict[int, dict[int, tuple[float, Receipt]]] = {}  # by epoch and shard
         self._dropped: tuple[int, int, float] = (0, 0, float("-inf"))  # number, epoch, resumed
 
@@ -246,7 +252,7 @@ class Recoveries:
         if newest is not None and len(newest.ready) < MOST_STEPS:
             newest.ready[name] = at_s, import_s
 
-    def _under_way(self) -> _Told | None:
+    def _under_way(self) -> _RecoveryEvents | None:
         """The newest recovery, if it is not over."""
         newest = self._told.get(max(self._told, default=0))
         return None if newest is None or newest.resumed_at_s is not None else newest
@@ -274,13 +280,13 @@ class Recoveries:
                 if len(told.rejected) < MOST_STEPS:
                     told.rejected.append(_rejection(event))
 
-    def _recovery(self, number: int, at_s: float) -> _Told | None:
+    def _recovery(self, number: int, at_s: float) -> _RecoveryEvents | None:
         """The recovery with this number; `None` if it was dropped as too old."""
         found = self._told.get(number)
         if found is None:
             if number <= self._dropped[0]:
                 return None
-            found = self._told[number] = _Told(number=number, first_s=at_s)
+            found = self._told[number] = _RecoveryEvents(number=number, first_s=at_s)
             self.total += 1
             if len(self._told) > self._most:
                 old = self._told.pop(min(self._told))
@@ -306,7 +312,7 @@ class Recoveries:
             over_s = recovery.resumed_at_s or over_s
         return tuple(found)
 
-    def _recovered(self, told: _Told, *, since: int) -> Recovery:
+    def _recovered(self, told: _RecoveryEvents, *, since: int) -> Recovery:
         """Return one recovery without its cause.
 
         Args:
@@ -341,7 +347,7 @@ class Recoveries:
             importing=_importing(told),
         )
 
-    def _receipts_of(self, told: _Told) -> tuple[Receipt, ...]:
+    def _receipts_of(self, told: _RecoveryEvents) -> tuple[Receipt, ...]:
         """The newest one of each shard, in order of shards."""
         newest: dict[int, Receipt] = {}
         for epoch in sorted(told.plans):
@@ -370,7 +376,7 @@ class Recoveries:
         return replace(recovery, failed_at_s=before[0], steps=(detect, *recovery.steps))
 
 
-def _importing(told: _Told) -> tuple[Importing, ...]:
+def _importing(told: _RecoveryEvents) -> tuple[Importing, ...]:
     """The nodes that the newest restart waited for until they could fork workers."""
     start = next((step for step in reversed(told.steps) if step.name == "start"), None)
     if told.plan is None or start is None:

@@ -11,7 +11,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import RecoveryPlanned
 from gemini_lab.report.reducers import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.exposure import Interval
-from gemini_lab.report.reducers.pace import Pace
+from gemini_lab.report.reducers.pace import IterationPace
 
 
 class Seated:
@@ -52,7 +52,7 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outage:
+class Downtime:
     """One recovery as a span of time; the job's first start is one without a failure.
 
     Attributes:
@@ -71,7 +71,7 @@ class Outage:
 
 
 @dataclass(slots=True)
-class _Told:
+class _SpanEvents:
     """The events of one recovery."""
 
     first_s: float
@@ -97,7 +97,7 @@ class Spans:
     def __init__(self, seated: Seated) -> None:
         self._seated = seated
         self.steps: list[tuple[int, str, Interval]] = []
-        self._told: dict[int, _Told] = {}
+        self._told: dict[int, _SpanEvents] = {}
         self._strikes: list[tuple[float, str]] = []  # when, on which node
         self._waits: list[tuple[int, float, float]] = []  # recovery, from when, until when
 
@@ -114,7 +114,7 @@ class Spans:
         if told is None:
             if len(self._told) >= MOST_KEPT:
                 raise ValueError("no run recovers so often")
-            told = self._told[number] = _Told(first_s=at_s)
+            told = self._told[number] = _SpanEvents(first_s=at_s)
         match event:
             case events.RecoveryStarted() if told.failed_s is None:
                 told.failed_s = seconds(event.failed_at_s)
@@ -141,7 +141,7 @@ class Spans:
 
     # -- answers ---------------------------------------------------------------------------------
 
-    def outages(self) -> tuple[Outage, ...]:
+    def outages(self) -> tuple[Downtime, ...]:
         """All but the start, in order; a failure's strike is the first since the one before."""
         found = []
         strikes = sorted(at_s for at_s, node in self._strikes if self._seated.had_ranks(node, at_s))
@@ -152,7 +152,7 @@ class Spans:
             noticed_s = told.first_s if told.failed_s is None else told.failed_s
             struck = [] if told.is_planned else strikes[bisect_right(strikes, after_s) :][:1]
             found.append(
-                Outage(
+                Downtime(
                     recovery=number,
                     noticed_s=noticed_s,
                     failed_s=min(*struck, noticed_s) if struck else noticed_s,
@@ -173,7 +173,7 @@ def _keep(rows: list[Row], row: Row) -> None:
         rows.append(row)
 
 
-def lost_training(outages: Sequence[Outage], pace: Pace) -> dict[int, list[Interval]]:
+def lost_training(outages: Sequence[Downtime], pace: IterationPace) -> dict[int, list[Interval]]:
     """From when to when training was for nothing, by recovery, newest first.
 
     That is the time since the version that was loaded had been reached, or from the first iteration

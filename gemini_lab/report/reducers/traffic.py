@@ -3,7 +3,7 @@
 Checkpoint bytes are *exposed* while a training collective of the same node was under way, and
 while the step waited for their version to be whole; they are *hidden* the rest of the time
 (`gemini_lab.report.reducers.exposure`). Where a log has no collectives, only waits count:
-`Traffic.basis`.
+`TrafficBars.basis`.
 """
 
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ from gemini_lab.report.reducers.exposure import (
     judge,
 )
 from gemini_lab.report.reducers.nodes import LAB, Nodes
-from gemini_lab.report.reducers.recoveries import Mark, Marks
+from gemini_lab.report.reducers.recoveries import Marks, TimelineMark
 
 MAX_NAMES: Final = 65_535
 """Lanes and names that a column's two bytes can tell apart."""
@@ -66,7 +66,7 @@ class Rank:
     waits: list[Interval] = field(default_factory=list)
 
 
-class Traffic:
+class TrafficBars:
     """Bars and marks of a run, in the order in which the log tells them.
 
     A sending is judged when its rank has ended the iteration after it, so that everything it may
@@ -161,7 +161,7 @@ class Traffic:
             self._changes += 1
 
     @property
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[TimelineMark]:
         """Failures and recoveries."""
         return self._failures.marks
 

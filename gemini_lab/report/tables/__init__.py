@@ -8,19 +8,19 @@ from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.iterations import (
     Baseline,
     Curve,
-    Curves,
-    Iterations,
+    CurveTable,
     IterationSeries,
+    IterationTable,
     Match,
     curves,
     iterations,
 )
 from gemini_lab.report.tables.recoveries import (
     Losses,
-    Recoveries,
     RecoveryRow,
-    Wasted,
+    RecoveryTable,
     WastedRow,
+    WastedTable,
     recoveries,
     wasted,
 )
@@ -28,14 +28,14 @@ from gemini_lab.report.tables.recoveries import losses as losses_of
 from gemini_lab.report.tables.replicas import (
     CopyRow,
     CopyState,
-    Memory,
+    LossOutcome,
     MemoryRow,
-    Replicas,
-    WhatIf,
+    MemoryTable,
+    ReplicaTable,
     memory,
     replicas,
 )
-from gemini_lab.report.tables.spent import FAILURES, Part, Spent, SpentRow, spent
+from gemini_lab.report.tables.spent import FAILURES, Part, SpentRow, SpentTable, spent
 from gemini_lab.report.tables.status import NodeHealth, NodeRow, Status, leaving_of, status
 
 __all__ = [
@@ -44,26 +44,26 @@ __all__ = [
     "CopyRow",
     "CopyState",
     "Curve",
-    "Curves",
+    "CurveTable",
     "IterationSeries",
-    "Iterations",
+    "IterationTable",
+    "LossOutcome",
     "Losses",
     "Match",
-    "Memory",
     "MemoryRow",
+    "MemoryTable",
     "NodeHealth",
     "NodeRow",
     "Part",
-    "Recoveries",
     "RecoveryRow",
-    "Replicas",
-    "Spent",
+    "RecoveryTable",
+    "ReplicaTable",
     "SpentRow",
+    "SpentTable",
     "Status",
     "Tables",
-    "Wasted",
     "WastedRow",
-    "WhatIf",
+    "WastedTable",
     "leaving_of",
     "losses_of",
     "tables_of",
@@ -75,13 +75,13 @@ class Tables:
     """One snapshot; each view draws one part of it."""
 
     status: Status
-    curves: Curves
-    spent: Spent
-    replicas: Replicas
-    memory: Memory
-    recoveries: Recoveries
-    iterations: Iterations
-    wasted: Wasted
+    curves: CurveTable
+    spent: SpentTable
+    replicas: ReplicaTable
+    memory: MemoryTable
+    recoveries: RecoveryTable
+    iterations: IterationTable
+    wasted: WastedTable
 
 
 def tables_of(

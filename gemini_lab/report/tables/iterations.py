@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.reducers.logged import Told
-from gemini_lab.report.reducers.pace import Floats, Kind, Pace
-from gemini_lab.report.tables.recoveries import Mark
+from gemini_lab.report.reducers.logged import LoggedValues
+from gemini_lab.report.reducers.pace import Floats, IterationPace, Kind
+from gemini_lab.report.tables.recoveries import FailureMark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curves:
+class CurveTable:
     """Values that scripts logged, failures among them, and the same values of earlier runs.
 
     Attributes:
@@ -66,7 +66,7 @@ class Curves:
     """
 
     curves: tuple[Curve, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[FailureMark, ...]
     matches: tuple[Match, ...]
     ranks: int
     notes: tuple[str, ...]
@@ -118,11 +118,11 @@ class IterationSeries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Iterations:
+class IterationTable:
     """Iteration times with and without checkpoints, and where failures were."""
 
     series: tuple[IterationSeries, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[FailureMark, ...]
     overhead: Overhead | None
     notes: tuple[str, ...]
 
@@ -132,8 +132,8 @@ MOST_POINTS: Final = 1_200
 
 
 def curves(
-    run: RunReducer, *, marks: Sequence[Mark] = (), earlier: Sequence[RunReducer] = ()
-) -> Curves:
+    run: RunReducer, *, marks: Sequence[FailureMark] = (), earlier: Sequence[RunReducer] = ()
+) -> CurveTable:
     """Return a run's logged values, and the same values of earlier runs.
 
     Iterations that some rank has not ended yet wait, so that no mean is over a part of the ranks.
@@ -156,7 +156,7 @@ def curves(
             )
     if run.logged.left_out:
         notes.append(f"only the first {len(names)} names are shown")
-    return Curves(
+    return CurveTable(
         curves=(
             *(_curve(name, "", told, each) for name, told in mine.items()),
             *(_curve(name, other, told, each) for other, name, told in theirs),
@@ -169,7 +169,7 @@ def curves(
     )
 
 
-def match(name: str, mine: Told, theirs: Told, *, run: str) -> Match:
+def match(name: str, mine: LoggedValues, theirs: LoggedValues, *, run: str) -> Match:
     """Whether two runs logged the same, in the iterations that both have."""
     both, here, there = np.intersect1d(
         mine.numbers, theirs.numbers, assume_unique=True, return_indices=True
@@ -188,7 +188,7 @@ def match(name: str, mine: Told, theirs: Told, *, run: str) -> Match:
     )
 
 
-def _curve(name: str, run: str, told: Told, most: int) -> Curve:
+def _curve(name: str, run: str, told: LoggedValues, most: int) -> Curve:
     finite = np.isfinite(told.means)
     numbers, means = told.numbers[finite], told.means[finite]
     kept = thinned(means, most)
@@ -235,13 +235,13 @@ class Baseline:
     """
 
     name: str
-    pace: Pace
+    pace: IterationPace
     is_without: bool
 
 
 def iterations(
-    pace: Pace, *, marks: Sequence[Mark] = (), baselines: Sequence[Baseline] = ()
-) -> Iterations:
+    pace: IterationPace, *, marks: Sequence[FailureMark] = (), baselines: Sequence[Baseline] = ()
+) -> IterationTable:
     """Iteration times of a run, and of earlier ones beside it."""
     kinds = pace.kinds()
     series = [
@@ -271,7 +271,7 @@ def iterations(
         notes.append("no iterations without checkpoints to compare with")
     if pace.late:
         notes.append(f"{pace.late} events came too late to be counted")
-    return Iterations(
+    return IterationTable(
         series=tuple(series),
         marks=tuple(marks),
         notes=tuple(notes),

@@ -16,7 +16,7 @@ Origin = Literal["measured here", "simulated", "model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class FailureMark:
     """Something that happened at an iteration.
 
     Attributes:
@@ -70,7 +70,7 @@ class RecoveryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recoveries:
+class RecoveryTable:
     """Recoveries of this run, of earlier ones, and the persistent baseline.
 
     Attributes:
@@ -107,7 +107,7 @@ class WastedRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wasted:
+class WastedTable:
     """Wasted time, measured beside Eq. (1).
 
     Attributes:
@@ -145,10 +145,10 @@ class Losses:
         return sum(r.wasted_s for r in self.recoveries if r.wasted_s is not None)
 
     @property
-    def marks(self) -> tuple[Mark, ...]:
+    def marks(self) -> tuple[FailureMark, ...]:
         """The iteration in which each failure struck: the first that some rank did not end."""
         return tuple(
-            Mark(
+            FailureMark(
                 iteration=recovery.reached + 1,
                 text=f"recovery {recovery.number}: {recovery.cause.replace('_', ' ')}",
                 is_planned=recovery.cause in PLANNED,
@@ -199,7 +199,7 @@ LOST, CHECKPOINT, HALF, RETRIEVAL = "lost progress", "t_ckpt", "1/(2f)", "t_rtvl
 # -- recoveries ------------------------------------------------------------------------------------
 
 
-def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Recoveries:
+def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> RecoveryTable:
     """Timelines of this run's recoveries, of earlier runs', and of the persistent baseline."""
     rows = [_row(r, mine.origin, f"recovery {r.number}") for r in mine.recoveries[-SHOWN:]]
     notes = []
@@ -219,7 +219,7 @@ def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Reco
     if baseline is not None:
         others.append(baseline)
         notes.append(f"{baseline.label}: a model, {baseline.cause}; {baseline.source}")
-    return Recoveries(rows=_unique((*rows, *others)), total=mine.total, notes=tuple(notes))
+    return RecoveryTable(rows=_unique((*rows, *others)), total=mine.total, notes=tuple(notes))
 
 
 def _unique(rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -305,7 +305,7 @@ def _baseline(mine: Losses) -> RecoveryRow | None:
 # -- wasted time -----------------------------------------------------------------------------------
 
 
-def wasted(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Wasted:
+def wasted(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> WastedTable:
     """Wasted time of a failure: measured, by Eq. (1), and by it with the persistent tier alone."""
     rows = []
     for name, run in (("this run", mine), *earlier):
@@ -319,7 +319,7 @@ def wasted(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Wasted:
     notes = []
     if mine.wasted is None:
         notes.append("nothing measured yet: no recovery from a version in memory is over")
-    return Wasted(
+    return WastedTable(
         rows=_unique(rows),
         each_s=() if mine.wasted is None else mine.wasted.measured_s,
         notes=tuple(notes),

@@ -52,7 +52,7 @@ class CopyRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class LossOutcome:
     """The consequences of one node's loss now.
 
     Attributes:
@@ -88,7 +88,7 @@ class Survival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replicas:
+class ReplicaTable:
     """The holders of each shard's replicas.
 
     Attributes:
@@ -110,7 +110,7 @@ class Replicas:
     nodes: tuple[NodeRow, ...]
     standbys: tuple[NodeRow, ...]
     copies: tuple[CopyRow, ...]
-    what_if: tuple[WhatIf, ...]
+    what_if: tuple[LossOutcome, ...]
     survival: tuple[Survival, ...]
     version: int | None
     persistent_version: int | None
@@ -156,7 +156,7 @@ class MemoryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryTable:
     """Memory by node, and what is known beside it.
 
     Attributes:
@@ -174,10 +174,10 @@ ENUMERATED: Final = 20_000
 """Sets of lost nodes that are tried one by one where there is no closed form."""
 
 
-def replicas(run: RunReducer) -> Replicas:
+def replicas(run: RunReducer) -> ReplicaTable:
     """Return the holders of each shard's replicas."""
     copies, placement = run.copies, run.copies.placement
-    return Replicas(
+    return ReplicaTable(
         strategy="" if placement is None else placement.strategy,
         replicas=0 if placement is None else placement.replicas,
         groups=() if placement is None else placement.groups,
@@ -243,7 +243,7 @@ def _newer(run: RunReducer) -> list[bool]:
 # -- what would follow a loss ----------------------------------------------------------------------
 
 
-def what_if(copies: Copies) -> tuple[WhatIf, ...]:
+def what_if(copies: Copies) -> tuple[LossOutcome, ...]:
     """For each position what would follow if its node died now."""
     if copies.placement is None:
         return ()
@@ -264,7 +264,7 @@ def _if_lost(
     *,
     now: int | None,
     holders: Versions,
-) -> WhatIf:
+) -> LossOutcome:
     assert copies.placement is not None
     left = [v for v, alone in sole.items() if ((alone != position) & (alone > NONE - 1)).all()]
     version = max(left, default=NONE)
@@ -274,7 +274,7 @@ def _if_lost(
         holder = int(holders[(whole[version][position] & (holders != position)).argmax()])
     stored = version if is_memory else copies.persistent
     lost = () if now is None else tuple(np.flatnonzero(sole[now] == position).tolist())
-    return WhatIf(
+    return LossOutcome(
         position=position,
         lost_copies=copies.placement.kept_by(position),
         lost_shards=lost,
@@ -313,7 +313,7 @@ def _survival(placement: Placement, lost: int) -> Survival:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def memory(run: RunReducer) -> Memory:
+def memory(run: RunReducer) -> MemoryTable:
     """Memory by node, and what the log does not tell."""
     rows = _memory_rows(run)
     notes = []
@@ -332,7 +332,7 @@ def memory(run: RunReducer) -> Memory:
         if isinstance(buffer_bytes, int):
             size = format_bytes(buffer_bytes)
             notes.append(f"beside that, {size} of sub-buffers between wire and memory")
-    return Memory(rows=rows, limit_bytes=None, notes=tuple(notes))
+    return MemoryTable(rows=rows, limit_bytes=None, notes=tuple(notes))
 
 
 def _memory_rows(run: RunReducer) -> tuple[MemoryRow, ...]:

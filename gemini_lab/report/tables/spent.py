@@ -50,7 +50,7 @@ class SpentRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class SpentTable:
     """The parts of a run's wall time.
 
     Attributes:
@@ -120,7 +120,7 @@ SHOWN: Final[tuple[Part, ...]] = ("training", "exposed", *FAILURES, "first_start
 """In the order of a bar."""
 
 
-def spent(run: RunReducer, *, now_s: float | None = None) -> Spent:
+def spent(run: RunReducer, *, now_s: float | None = None) -> SpentTable:
     """Return the parts of a run's wall time, up to its end or to `now_s` of the log's clock."""
     start_s = run.course.started_at_s
     end_s = run.course.ended_at_s
@@ -129,10 +129,10 @@ def spent(run: RunReducer, *, now_s: float | None = None) -> Spent:
     return spent_within(run, start_s, end_s)
 
 
-def spent_within(run: RunReducer, start_s: float, end_s: float) -> Spent:
+def spent_within(run: RunReducer, start_s: float, end_s: float) -> SpentTable:
     """Return the parts of the time between two moments of the log's clock."""
     if run.course.job is None or not end_s > start_s:
-        return Spent(rows=(), wall_s=0.0)
+        return SpentTable(rows=(), wall_s=0.0)
     layers = _layers(run, start_s, end_s)
     seconds = paint(list(layers.values()), start_s, end_s)
     by_part = dict(zip(layers, seconds, strict=True))
@@ -142,7 +142,7 @@ def spent_within(run: RunReducer, start_s: float, end_s: float) -> Spent:
         for part in SHOWN
         if by_part[part] > 0
     ]
-    return Spent(rows=tuple(rows), wall_s=end_s - start_s)
+    return SpentTable(rows=tuple(rows), wall_s=end_s - start_s)
 
 
 def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDArray[np.float64]]:

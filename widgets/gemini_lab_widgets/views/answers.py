@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from gemini_lab.report.reducers.course import ENDED
-from gemini_lab.report.tables import Replicas, Status, WhatIf
+from gemini_lab.report.tables import LossOutcome, ReplicaTable, Status
 from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, SKY, css, esc, shown
 
 SHARDS_NAMED: Final = 12
@@ -19,7 +19,7 @@ def when(status: Status) -> str:
     return "at the run's end" if status.phase in ENDED else "now"
 
 
-def questions(table: Replicas, when: str) -> dict[str, list[Any]]:
+def questions(table: ReplicaTable, when: str) -> dict[str, list[Any]]:
     """For each position what would follow if its node died: short for hover, long for reading."""
     names = [shown(node.name) for node in table.nodes]
     told = [placed(node.name, node.rack) for node in table.nodes]
@@ -48,7 +48,7 @@ def placed(name: str, rack: str) -> str:
     return f"{shown(name)} in {shown(rack)}" if rack else shown(name)
 
 
-def _keepers(table: Replicas) -> list[str]:
+def _keepers(table: ReplicaTable) -> list[str]:
     """For each position who keeps its shard, and whose it keeps, as HTML."""
     kept_by: list[list[str]] = [[] for _ in table.nodes]
     keeps: list[list[str]] = [[] for _ in table.nodes]
@@ -63,11 +63,11 @@ def _keepers(table: Replicas) -> list[str]:
     ]
 
 
-def _node(table: Replicas, position: int) -> str:
+def _node(table: ReplicaTable, position: int) -> str:
     return f"{esc(shown(table.nodes[position].name))} ({position})"
 
 
-def answer_of(answer: WhatIf, table: Replicas) -> tuple[str, str, str]:
+def answer_of(answer: LossOutcome, table: ReplicaTable) -> tuple[str, str, str]:
     """What goes, what memory would lack, and from where the node's own shard would come."""
     node = table.nodes[answer.position]
     if node.health == "lost":
@@ -82,7 +82,7 @@ def answer_of(answer: WhatIf, table: Replicas) -> tuple[str, str, str]:
     return goes, lost, _origin(answer, table)
 
 
-def _origin(answer: WhatIf, table: Replicas) -> str:
+def _origin(answer: LossOutcome, table: ReplicaTable) -> str:
     if answer.tier == "memory" and answer.holder is not None:
         holder = shown(table.nodes[answer.holder].name)
         return f"memory of {holder}, version {answer.version:,}"
@@ -108,7 +108,7 @@ def _list(shards: Iterable[int]) -> str:
     return f"{some} and {len(numbers) - SHARDS_NAMED} more" if numbers[SHARDS_NAMED:] else some
 
 
-def describe(table: Replicas) -> str:
+def describe(table: ReplicaTable) -> str:
     """The map in one or two sentences."""
     if not table.copies:
         return "The log has no placement yet."
@@ -135,7 +135,7 @@ def describe(table: Replicas) -> str:
     )
 
 
-def _in_racks(table: Replicas) -> str:
+def _in_racks(table: ReplicaTable) -> str:
     """What the loss of a rack would take; empty where the log names none."""
     if not table.racks:
         return ""
@@ -147,7 +147,7 @@ def _in_racks(table: Replicas) -> str:
     return f"{count}; all copies of {shards} {_list(table.in_one_rack)} are in one rack ({racks})."
 
 
-def chances(table: Replicas) -> str:
+def chances(table: ReplicaTable) -> str:
     """A small table of chances, as HTML."""
     if not table.survival:
         return ""

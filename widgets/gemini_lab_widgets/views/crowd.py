@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gemini_lab.report.tables import CopyRow, Replicas
+from gemini_lab.report.tables import CopyRow, ReplicaTable
 
 Order = Literal["place", "worst", "rack"]
 ORDERS: Final[dict[Order, str]] = {
@@ -63,7 +63,7 @@ class Crowd:
     rows: float
 
 
-def chosen(table: Replicas) -> tuple[dict[int, list[CopyRow]], int]:
+def chosen(table: ReplicaTable) -> tuple[dict[int, list[CopyRow]], int]:
     """The copies of each shard that is drawn, harmed ones first, and how many shards are not."""
     by_shard: dict[int, list[CopyRow]] = {}
     for copy in table.copies:
@@ -79,7 +79,7 @@ def left(copies: Iterable[CopyRow]) -> int:
     return -sum(copy.state != "whole" for copy in copies)
 
 
-def units(table: Replicas, by_shard: dict[int, list[CopyRow]], order: Order) -> list[Unit]:
+def units(table: ReplicaTable, by_shard: dict[int, list[CopyRow]], order: Order) -> list[Unit]:
     """The shards that are drawn, as they stand in this order."""
     if order == "rack":
         racks: dict[str, list[int]] = {}

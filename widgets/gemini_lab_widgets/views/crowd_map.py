@@ -6,7 +6,7 @@ from typing import Any, Final
 from bokeh.core.properties import value
 from bokeh.models import AutocompleteInput, ColumnDataSource, CustomJS, Select, TapTool
 
-from gemini_lab.report.tables import CopyRow, CopyState, Replicas
+from gemini_lab.report.tables import CopyRow, CopyState, ReplicaTable
 from gemini_lab_widgets.pictures.palette import BLUE, FONT, LIGHT, MARK, ORANGE, RED, SKY, shown
 from gemini_lab_widgets.views import answers, crowd
 from gemini_lab_widgets.views.view import View, hover, put, source, stretch
@@ -141,7 +141,7 @@ class CrowdMap(View):
         plot.add_tools(TapTool(renderers=[cells]))
         return plot
 
-    def _draw_crowd(self, table: Replicas) -> int:
+    def _draw_crowd(self, table: ReplicaTable) -> int:
         """Draw every copy; how many shards are left out."""
         by_shard, left_out = crowd.chosen(table)
         plans = {
@@ -182,7 +182,7 @@ def _places(
     return columns | {axis: columns[f"{axis}_{picked}"] for axis in ("x", "y")}
 
 
-def _looks(copies: Sequence[CopyRow], table: Replicas) -> dict[str, list[Any]]:
+def _looks(copies: Sequence[CopyRow], table: ReplicaTable) -> dict[str, list[Any]]:
     """Colours and words of each copy."""
     what = {answer.position: answers.answer_of(answer, table)[0] for answer in table.what_if}
     roots = {node.position for node in table.nodes if node.is_root}

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import CustomJS, Div, Range1d, Select
 
-from gemini_lab.report.tables import Curve, Curves, Match, Tables
+from gemini_lab.report.tables import Curve, CurveTable, Match, Tables
 from gemini_lab_widgets.pictures.palette import (
     BLUE,
     FONT,
@@ -228,7 +228,7 @@ def said(match: Match) -> str:
     )
 
 
-def _brief(table: Curves) -> str:
+def _brief(table: CurveTable) -> str:
     """What is drawn, for those who see it."""
     if not table.curves:
         return ""
@@ -239,7 +239,7 @@ def _brief(table: Curves) -> str:
     return f"What the script logged in each iteration{over}{marked}{other}."
 
 
-def describe(table: Curves) -> str:
+def describe(table: CurveTable) -> str:
     """The curves in words."""
     mine = [one for one in table.curves if not one.run and one.numbers]
     if not mine and table.is_simulated:

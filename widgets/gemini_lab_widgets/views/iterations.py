@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 from bokeh.layouts import row
 from bokeh.models import FactorRange
 
-from gemini_lab.report.tables import Iterations, IterationSeries, Tables
+from gemini_lab.report.tables import IterationSeries, IterationTable, Tables
 from gemini_lab.report.tables.iterations import Overhead
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import BLUE, GREY, ORANGE, shown
@@ -180,7 +180,7 @@ class IterationsView(View):
         self.side.visible = bool(known)
 
 
-def _chosen(table: Iterations) -> list[IterationSeries]:
+def _chosen(table: IterationTable) -> list[IterationSeries]:
     """This run's series, and a few of other runs."""
     return list(table.series[: 3 + LABELS])
 
@@ -226,7 +226,7 @@ def _cost(cost: Overhead) -> str:
     return f"checkpoints add {cost.share:+.1%}{between}, {cost.how}"
 
 
-def describe(table: Iterations) -> str:
+def describe(table: IterationTable) -> str:
     """The medians in words."""
     parts = [
         f"{one.name}: median {format_seconds(one.median_s)} of {one.count:,}"

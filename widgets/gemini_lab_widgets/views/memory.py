@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import CustomJS, FactorRange
 
-from gemini_lab.report.tables import Memory, MemoryRow, Tables
+from gemini_lab.report.tables import MemoryRow, MemoryTable, Tables
 from gemini_lab.units import format_bytes
 from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, SKY, shown
 from gemini_lab_widgets.views.view import LegendKey, View, hover, put, source, stretch
@@ -120,7 +120,7 @@ class MemoryView(View):
         self._say(describe(table), notes=notes)
 
 
-def describe(table: Memory) -> str:
+def describe(table: MemoryTable) -> str:
     """The bars in a sentence."""
     if not table.rows:
         return "No sizes are known yet."
@@ -134,7 +134,7 @@ def describe(table: Memory) -> str:
     )
 
 
-def fold(table: Memory) -> tuple[list[MemoryRow], int]:
+def fold(table: MemoryTable) -> tuple[list[MemoryRow], int]:
     """At most `MOST` bars, and how many nodes are left out; nodes that are alike share a bar."""
     if len(table.rows) <= MOST:
         return list(table.rows), 0

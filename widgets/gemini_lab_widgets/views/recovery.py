@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 from bokeh.models import CustomJS, Div, FactorRange
 
 from gemini_lab.report.reducers.course import ENDED
-from gemini_lab.report.tables import STEPS, Recoveries, RecoveryRow, Tables
+from gemini_lab.report.tables import STEPS, RecoveryRow, RecoveryTable, Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
 from gemini_lab_widgets.pictures.palette import shown
@@ -47,7 +47,7 @@ FIT: Final = """
 class RecoveryView(View):
     """A bar for each recovery; its steps have the names of the paper's Fig. 14."""
 
-    title: ClassVar[str] = "Recoveries"
+    title: ClassVar[str] = "RecoveryTable"
 
     def _build(self) -> Sequence[Any]:
         columns = "row start end step took cause origin alpha"
@@ -122,7 +122,7 @@ class RecoveryView(View):
         self._say(describe(table, is_over=is_over), notes=table.notes)
 
 
-def _raised(table: Recoveries) -> list[RecoveryRow]:
+def _raised(table: RecoveryTable) -> list[RecoveryRow]:
     """The newest recoveries from a worker that ended by itself, in order of time."""
     return [row for row in table.rows if row.error and row.output][-ERRORS:]
 
@@ -167,7 +167,7 @@ def _above(row: RecoveryRow, *, is_over: bool, is_brief: bool = False) -> str:
     return f"{name}: {format_seconds(row.down_s)} down{wasted}{origin}"
 
 
-def describe(table: Recoveries, *, is_over: bool = False) -> str:
+def describe(table: RecoveryTable, *, is_over: bool = False) -> str:
     """The timelines in words."""
     mine = [row for row in table.rows if row.origin != "model"]
     if not mine:

@@ -8,7 +8,7 @@ from bokeh.document import Document
 from bokeh.layouts import column, row
 from bokeh.models import CustomJS, Div, Select, TapTool
 
-from gemini_lab.report.tables import CopyRow, CopyState, NodeHealth, Replicas, Tables
+from gemini_lab.report.tables import CopyRow, CopyState, NodeHealth, ReplicaTable, Tables
 from gemini_lab_widgets.pictures.palette import BLUE, GREY, ORANGE, shown
 from gemini_lab_widgets.views import answers, ring
 from gemini_lab_widgets.views.crowd_map import (
@@ -310,7 +310,7 @@ class ReplicasView(CrowdMap):
         if self.chances.text != words:
             self.chances.text = words
 
-    def _draw_ring(self, table: Replicas, asked: dict[str, list[Any]]) -> int:
+    def _draw_ring(self, table: ReplicaTable, asked: dict[str, list[Any]]) -> int:
         where = ring.places(table.groups, len(table.nodes))
         peers = [copy for copy in table.copies if not copy.is_own]
         put(self.copies, ring.arrows(peers, where) | _strokes(peers))
@@ -348,7 +348,7 @@ class ReplicasView(CrowdMap):
         )
         return 0
 
-    def _draw_many(self, table: Replicas, asked: dict[str, list[Any]]) -> int:
+    def _draw_many(self, table: ReplicaTable, asked: dict[str, list[Any]]) -> int:
         left_out = self._draw_crowd(table)
         count = len(table.nodes)
         touched: list[list[int]] = [[] for _ in range(count)]
@@ -390,7 +390,7 @@ def _strokes(copies: Sequence[CopyRow]) -> dict[str, list[Any]]:
     }
 
 
-def _labels(table: Replicas, where: dict[int, ring.Place]) -> dict[str, list[Any]]:
+def _labels(table: ReplicaTable, where: dict[int, ring.RingPlace]) -> dict[str, list[Any]]:
     """Names around the ring, growing away from it."""
     count = len(table.nodes)
     longest = 16 if count <= ring.CLOSE else 11

@@ -24,7 +24,7 @@ PULL: Final = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RingPlace:
     """A position on the ring: its angle, from the top clockwise, and the point there."""
 
     position: int
@@ -35,7 +35,7 @@ class Place:
         return radius * math.sin(self.angle), radius * math.cos(self.angle)
 
 
-def places(groups: Sequence[Sequence[int]], nodes: int) -> dict[int, Place]:
+def places(groups: Sequence[Sequence[int]], nodes: int) -> dict[int, RingPlace]:
     """All positions around the ring, groups side by side."""
     order = [position for group in groups for position in group]
     order += [position for position in range(nodes) if position not in set(order)]
@@ -45,7 +45,7 @@ def places(groups: Sequence[Sequence[int]], nodes: int) -> dict[int, Place]:
     angle, result = -step, {}
     for position in order:
         angle += step * (1 + GAP if position in starts else 1)
-        result[position] = Place(position=position, angle=angle)
+        result[position] = RingPlace(position=position, angle=angle)
     return result
 
 
@@ -68,7 +68,7 @@ class Label:
     angle: float = 0.0
 
 
-def label(place: Place, nodes: int) -> Label:
+def label(place: RingPlace, nodes: int) -> Label:
     """A name's place; where many stand close above and below the ring, they part like rays."""
     side = "left" if place.angle < math.pi else "right"
     if nodes > CLOSE:
@@ -81,7 +81,9 @@ def label(place: Place, nodes: int) -> Label:
     return Label(x=x, y=y, align="center" if abs(x) < 0.25 else side, baseline=level)
 
 
-def bands(groups: Sequence[Sequence[int]], where: Mapping[int, Place]) -> dict[str, list[float]]:
+def bands(
+    groups: Sequence[Sequence[int]], where: Mapping[int, RingPlace]
+) -> dict[str, list[float]]:
     """Start and end angle of each group's band, as Bokeh counts them: from the right, upwards."""
     ends = [(where[group[0]].angle, where[group[-1]].angle) for group in groups if len(groups) > 1]
     margin = 0.35 * 2 * math.pi / (len(where) + len(groups) * GAP) if where else 0.0
@@ -91,7 +93,7 @@ def bands(groups: Sequence[Sequence[int]], where: Mapping[int, Place]) -> dict[s
     }
 
 
-def arrows(copies: Iterable[CopyRow], where: Mapping[int, Place]) -> dict[str, list[Any]]:
+def arrows(copies: Iterable[CopyRow], where: Mapping[int, RingPlace]) -> dict[str, list[Any]]:
     """One bent arrow for each peer's copy, from the owner to the holder, and its head."""
     columns: dict[str, list[Any]] = {
         name: [] for name in ("x0", "y0", "x1", "y1", "cx", "cy", "angle")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import Div
 
-from gemini_lab.report.tables import FAILURES, Part, Spent, SpentRow, Tables
+from gemini_lab.report.tables import FAILURES, Part, SpentRow, SpentTable, Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import FELT, FONT, GREEN, LIGHT, TRAINING, esc, on
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
@@ -126,7 +126,7 @@ def _unit(wall_s: float) -> tuple[str, float]:
 
 
 def _columns(
-    table: Spent, starts: Sequence[float], ends: Sequence[float]
+    table: SpentTable, starts: Sequence[float], ends: Sequence[float]
 ) -> dict[str, Sequence[Any]]:
     rows = table.rows
     return {
@@ -141,7 +141,7 @@ def _columns(
     }
 
 
-def _table(table: Spent) -> str:
+def _table(table: SpentTable) -> str:
     head = (
         "<tr><th>part</th><th class=n>time</th><th class=n>share</th>"
         "<th class=how>where it comes from</th></tr>"
@@ -149,7 +149,7 @@ def _table(table: Spent) -> str:
     return f"<table>{head}{''.join(_line(row, table) for row in table.rows)}</table>"
 
 
-def _line(row: SpentRow, table: Spent) -> str:
+def _line(row: SpentRow, table: SpentTable) -> str:
     patch = f"<i style='background:{hatched(*STYLES[row.part])}'></i>"
     took, share = format_seconds(row.seconds), percent(table.share(row.part))
     return (
@@ -163,7 +163,7 @@ def percent(share: float) -> str:
     return "<\u00a00.1\u00a0%" if 0 < share < 0.0005 else f"{100 * share:.1f}\u00a0%"
 
 
-def causes(table: Spent) -> str:
+def causes(table: SpentTable) -> str:
     """What the overhead went into, in words."""
     groups = (
         ("checkpoints", table.share("exposed")),
@@ -174,7 +174,7 @@ def causes(table: Spent) -> str:
     return ", ".join(f"{name} {percent(share)}" for name, share in groups)
 
 
-def overhead(table: Spent) -> str:
+def overhead(table: SpentTable) -> str:
     """The bar in one number, and what it is made of."""
     if not table.rows:
         return ""
@@ -184,7 +184,7 @@ def overhead(table: Spent) -> str:
     )
 
 
-def describe(table: Spent) -> str:
+def describe(table: SpentTable) -> str:
     """The bar in words."""
     if not table.rows:
         return "Nothing to explain yet: no run has started."

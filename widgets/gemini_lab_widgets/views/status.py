@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 from bokeh.models import Div
 
 from gemini_lab.report.reducers.course import ENDED
-from gemini_lab.report.tables import NodeHealth, NodeRow, Spent, Status, Tables, leaving_of
+from gemini_lab.report.tables import NodeHealth, NodeRow, SpentTable, Status, Tables, leaving_of
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import (
     BLUE,
@@ -173,7 +173,7 @@ def _tile(name: str, value: str, note: str, colour: str) -> str:
     )
 
 
-def _tiles(status: Status, spent: Spent) -> list[tuple[str, str, str, str]]:
+def _tiles(status: Status, spent: SpentTable) -> list[tuple[str, str, str, str]]:
     """Name, value, note and colour of each tile."""
     colours = {"training": GREEN, "finished": BLUE, "stopped": BLUE, "failed": RED}
     busy = colours.get(status.phase, ORANGE)
@@ -234,7 +234,7 @@ def _nodes(status: Status) -> tuple[str, str]:
     return f"{working:,}", f"{count['standby']} standby, {status.lost_nodes} lost so far"
 
 
-def _overhead(spent: Spent) -> tuple[str, str]:
+def _overhead(spent: SpentTable) -> tuple[str, str]:
     if not spent.rows:
         return "unknown", "no run has started yet"
     return percent(spent.overhead), f"of all time: {causes(spent)}"

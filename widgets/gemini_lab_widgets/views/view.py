@@ -21,7 +21,7 @@ from bokeh.plotting import figure
 
 from gemini_lab.display import last_lines
 from gemini_lab.report.tables import Tables
-from gemini_lab.report.tables.recoveries import Mark
+from gemini_lab.report.tables.recoveries import FailureMark
 from gemini_lab_widgets.pictures.palette import DARK, FONT, GREY, LIGHT, RED, css, esc, shown
 
 LONGEST_WORDS: Final = 2_000
@@ -334,7 +334,7 @@ def output_html(error: str, output: Sequence[str]) -> str:
     return said + (f"<pre class=output>{lines}</pre>" if lines else "")
 
 
-def failure_columns(marks: Sequence[Mark]) -> dict[str, list[Any]]:
+def failure_columns(marks: Sequence[FailureMark]) -> dict[str, list[Any]]:
     """What is drawn of them, by column: red for failures, grey for what was asked for."""
     fade = min(1.0, max(_PALEST, _FEW / max(1, len(marks))))
     return {
@@ -345,12 +345,12 @@ def failure_columns(marks: Sequence[Mark]) -> dict[str, list[Any]]:
     }
 
 
-def last_iteration(marks: Sequence[Mark], iteration: int) -> int:
+def last_iteration(marks: Sequence[FailureMark], iteration: int) -> int:
     """The last iteration to draw: `iteration`, or a mark's where training came no further."""
     return max([iteration, *(mark.iteration for mark in marks)])
 
 
-def failures_in_words(marks: Sequence[Mark]) -> str:
+def failures_in_words(marks: Sequence[FailureMark]) -> str:
     """How many there are: `2 failures and 1 planned move`."""
     count = Counter(mark.is_planned for mark in marks)
     said = [

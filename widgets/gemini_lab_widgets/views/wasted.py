@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import FactorRange
 
-from gemini_lab.report.tables import Tables, Wasted, WastedRow
+from gemini_lab.report.tables import Tables, WastedRow, WastedTable
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, YELLOW, shown
 from gemini_lab_widgets.views.view import (
@@ -129,7 +129,7 @@ def _columns(rows: Sequence[WastedRow], names: Sequence[str], part: str) -> dict
     return columns
 
 
-def _brief(table: Wasted) -> str:
+def _brief(table: WastedTable) -> str:
     """What the bars are, for those who see them."""
     if not table.rows:
         return ""
@@ -140,7 +140,7 @@ def _brief(table: Wasted) -> str:
     )
 
 
-def describe(table: Wasted) -> str:
+def describe(table: WastedTable) -> str:
     """The bars in words."""
     if not table.rows:
         return "Nothing to show yet."
