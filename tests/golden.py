@@ -3,6 +3,7 @@
 They stand in `golden/` beside the test; `pytest PATH --rewrite-golden` writes them anew.
 """
 
+import difflib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ def same(path: Path, text: str, *, rewrite: bool) -> None:
     if rewrite:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    assert text.splitlines() == path.read_text(encoding="utf-8").splitlines()
+    before = path.read_text(encoding="utf-8")
+    diff = difflib.unified_diff(before.splitlines(), text.splitlines(), "as it was", "now", n=0)
+    assert before == text, f"{path.name}; --rewrite-golden if it is right\n" + "\n".join(diff)
 
 
 def plain(value: Any) -> Any:

@@ -47,7 +47,7 @@ FIT: Final = """
 class RecoveryView(View):
     """A bar for each recovery; its steps have the names of the paper's Fig. 14."""
 
-    title: ClassVar[str] = "RecoveryTable"
+    title: ClassVar[str] = "Recoveries"
 
     def _build(self) -> Sequence[Any]:
         columns = "row start end step took cause origin alpha"
