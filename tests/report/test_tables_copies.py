@@ -10,12 +10,12 @@ from told_runs import SHARD_BYTES, ToldRun, with_one_loss
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.placement import Placement, enumerated_probability, plan_placement
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.tables import ReplicaTable, Tables, tables_of
-from gemini_lab.report.tables.replicas import what_if
+from gemini_lab.report.tables.replicas import planned, what_if
 
 
 def tables(run: ToldRun) -> Tables:
@@ -128,6 +128,21 @@ def test_chances_without_a_closed_form_say_how_they_were_found(nodes: int, how: 
     placement = plan_placement(nodes=nodes, strategy="random", seed=3)
     survival = tables(ToldRun(nodes=nodes, placement=placement).protect()).replicas.survival
     assert survival[-1].how == how
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        plan_placement(nodes=8, replicas=2),
+        plan_placement(nodes=7, replicas=3),
+        plan_placement(nodes=9, replicas=2, strategy="random"),
+    ],
+    ids=lambda placement: placement.strategy,
+)
+def test_the_chances_of_a_placement_are_those_of_trying_every_loss(placement) -> None:
+    for one in planned(placement).survival:
+        tried = float(enumerated_probability(placement, one.lost))
+        assert one.chance == pytest.approx(tried)
 
 
 @st.composite

@@ -13,7 +13,6 @@ import matplotlib as mpl
 import pytest
 from gemini_lab_widgets.pictures import DRAWN, palette, view
 from gemini_lab_widgets.pictures.display import register
-from gemini_lab_widgets.pictures.placement import chances
 from IPython.core.formatters import DisplayFormatter
 
 from gemini_lab import attack
@@ -22,7 +21,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import KINDS
 from gemini_lab.pipeliner.planning import plan_chunks
 from gemini_lab.pipeliner.schedule import Chunk
-from gemini_lab.placement import enumerated_probability, plan_placement
+from gemini_lab.placement import plan_placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.plan import Copy, plan_recovery
 from gemini_lab.report.build import build_report
@@ -347,23 +346,6 @@ def test_nothing_is_drawn_outside_the_picture(simulated, name):
 def test_what_has_no_picture_says_what_has_one():
     with pytest.raises(TypeError, match=r"no picture of a int; there is one of .*Placement"):
         view(3)
-
-
-@pytest.mark.parametrize(
-    "placement",
-    [
-        plan_placement(nodes=8, replicas=2),
-        plan_placement(nodes=7, replicas=3),
-        plan_placement(nodes=9, replicas=2, strategy="random"),
-    ],
-    ids=lambda placement: placement.strategy,
-)
-def test_the_chances_beside_a_placement_are_those_of_trying_every_loss(placement):
-    found = list(chances(placement))
-    assert next(chance.lost for chance in found) == placement.replicas
-    for chance in found:
-        assert chance.how == "exact"
-        assert chance.value == pytest.approx(float(enumerated_probability(placement, chance.lost)))
 
 
 def test_a_chance_that_is_not_certain_never_reads_as_certain():

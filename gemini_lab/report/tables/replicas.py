@@ -86,6 +86,14 @@ class Survival:
     chance: float
     how: Literal["exact", "enumerated", "sampled"]
 
+    @property
+    def percent(self) -> str:
+        """The chance for people; only certainty reads as 100 %."""
+        if self.chance in {0.0, 1.0}:
+            return f"{self.chance:.0%}"
+        digits = max(1, min(12, -math.floor(math.log10(min(self.chance, 1 - self.chance))) - 1))
+        return f"{self.chance:.{digits}%}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTable:
@@ -188,6 +196,36 @@ def replicas(run: RunReducer) -> ReplicaTable:
         survival=() if placement is None else survival(placement),
         version=copies.newest(),
         persistent_version=None if copies.persistent == NONE else copies.persistent,
+    )
+
+
+def planned(placement: Placement) -> ReplicaTable:
+    """Return the map of a placement by itself: nodes by their numbers, and every copy whole."""
+    return ReplicaTable(
+        strategy=placement.strategy,
+        replicas=placement.replicas,
+        groups=placement.groups,
+        nodes=tuple(
+            NodeRow(name=f"node {position}", position=position, health="training")
+            for position in range(placement.nodes)
+        ),
+        standbys=(),
+        copies=tuple(
+            CopyRow(
+                shard=shard,
+                position=holder,
+                holder=f"node {holder}",
+                version=None,
+                state="whole",
+                is_writing=False,
+            )
+            for shard, holders in enumerate(placement.holders)
+            for holder in holders
+        ),
+        what_if=(),
+        survival=survival(placement),
+        version=None,
+        persistent_version=None,
     )
 
 

@@ -4,7 +4,7 @@ from gemini_lab_widgets.views.curves import CurvesView
 from gemini_lab_widgets.views.iterations import IterationsView
 from gemini_lab_widgets.views.memory import MemoryView
 from gemini_lab_widgets.views.recovery import RecoveryView
-from gemini_lab_widgets.views.replicas import ReplicasView
+from gemini_lab_widgets.views.replica_map import ReplicasView
 from gemini_lab_widgets.views.spent import SpentView
 from gemini_lab_widgets.views.status import StatusView
 from gemini_lab_widgets.views.view import View

@@ -1,6 +1,5 @@
 """The replica map in words: what would follow if a node died, chances, and what shapes mean."""
 
-import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -152,21 +151,13 @@ def chances(table: ReplicaTable) -> str:
     if not table.survival:
         return ""
     rows = "".join(
-        f"<tr><td>{one.lost} lost</td><td><b>{_percent(one.chance)}</b></td><td>{one.how}</td></tr>"
+        f"<tr><td>{one.lost} lost</td><td><b>{one.percent}</b></td><td>{one.how}</td></tr>"
         for one in table.survival
     )
     return (
         "<p>Chance that memory keeps every shard when this many nodes, whichever, are lost "
         f"at once (with all copies whole):</p><table>{rows}</table>"
     )
-
-
-def _percent(chance: float) -> str:
-    """A chance that is never rounded up to certainty."""
-    if chance in {0.0, 1.0}:
-        return f"{chance:.0%}"
-    digits = max(1, min(6, -math.floor(math.log10(min(chance, 1 - chance))) - 1))
-    return f"{chance:.{digits}%}"
 
 
 def key(*, is_round: bool) -> str:

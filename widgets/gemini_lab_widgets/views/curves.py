@@ -18,9 +18,9 @@ from gemini_lab_widgets.pictures.palette import (
     esc,
     shown,
 )
-from gemini_lab_widgets.views.crowd_map import INPUT
 from gemini_lab_widgets.views.view import (
     FAILURE_COLUMNS,
+    INPUT,
     LegendKey,
     View,
     count_iterations,

@@ -37,6 +37,13 @@ p b, td b { color: var(--gl-ink); }
 """.replace("FONT", FONT)
 """Of all text beside the figures."""
 
+INPUT: Final = """
+:host { font-family: FONT; }
+label, .bk-input-group { color: var(--gl-ink); font-size: 14px; }
+.bk-input { color: var(--gl-ink); background-color: var(--gl-pale); font-size: 14px;
+  border-color: var(--gl-rule); }
+.bk-menu { color: var(--gl-ink); background-color: var(--gl-pale); }
+""".replace("FONT", FONT)
 COUNT: Final = """
 const steps = [[1e6, 1e6, " M"], [1e4, 1e3, " k"], [0, 1, ""]];
 const [, size, name] = steps.find(([least]) => Math.abs(tick) >= least);

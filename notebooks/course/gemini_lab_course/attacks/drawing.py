@@ -6,7 +6,8 @@ from typing import Final
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import LEFT, MARGIN, WIDTH, Board, inside, rows, seconds_axis
 from gemini_lab_widgets.pictures.picture import Picture, Table
-from gemini_lab_widgets.pictures.placement import NODE, arrow, cell, seats
+from gemini_lab_widgets.pictures.placement import NODE, draw_arrows, ring_points, ring_radius
+from gemini_lab_widgets.replica_layout import ring_places
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle, Rectangle
 
@@ -103,22 +104,26 @@ def _placement(board: Board, found: Counterexample, holders: Sequence[Sequence[i
     """Nodes in a ring, an arrow from each owner to the other holders, and a cross at the lost."""
     if len(holders) > DRAWN_UP_TO:
         return
-    wide, tall = cell(len(holders))
-    plane = board.plane(tall + 20)
-    places = seats(range(len(holders)), MARGIN + wide / 2, tall / 2 + 10)
-    for shard, kept in enumerate(holders):
-        is_gone = shard in found.fault.shards
-        for holder in {*kept} & places.keys() - {shard}:
-            arrow(
-                plane,
-                places[shard],
-                places[holder],
-                gap=NODE + 2,
-                width=2.4 if is_gone else 1.4,
-                colour=palette.FAILURE if is_gone else palette.BLUE,
-                is_dashed=is_gone,
-            )
-    for position, (x, y) in places.items():
+    radius = ring_radius(len(holders))
+    plane = board.plane(2 * (radius + NODE) + 30)
+    where = ring_places((), len(holders))
+    for is_gone in (False, True):
+        copies = [
+            (shard, holder)
+            for shard, kept in enumerate(holders)
+            if (shard in found.fault.shards) is is_gone
+            for holder in {*kept} & where.keys() - {shard}
+        ]
+        draw_arrows(
+            plane,
+            copies,
+            where,
+            radius=radius,
+            width=2.4 if is_gone else 1.4,
+            colour=palette.FAILURE if is_gone else palette.BLUE,
+            is_dashed=is_gone,
+        )
+    for position, (x, y) in ring_points(where, radius).items():
         is_lost = f"node-{position}" in found.fault.lost
         colour = palette.FAILURE if is_lost else palette.LIGHT.ink
         fill = palette.LIGHT.pale if is_lost else palette.LIGHT.paper

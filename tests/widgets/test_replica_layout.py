@@ -1,9 +1,17 @@
-"""Where the copies of many nodes stand."""
+"""Where nodes and copies stand in the replica map."""
 
 import itertools
+import math
 
 import pytest
-from gemini_lab_widgets.views.crowd import ORDERS, chosen, flow, units
+from gemini_lab_widgets.replica_layout import (
+    ORDERS,
+    flow,
+    ring_label,
+    ring_places,
+    shown_shards,
+    units_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,8 +58,8 @@ def table(nodes, *, replicas=2, racks=0, lost=()):
 
 
 def laid(told, order, *, columns=24):
-    by_shard, _ = chosen(told)
-    return flow(by_shard, units(told, by_shard, order), columns=columns)
+    by_shard, _ = shown_shards(told)
+    return flow(by_shard, units_of(told, by_shard, order), columns=columns)
 
 
 @settings(max_examples=30)
@@ -99,6 +107,23 @@ def test_racks_have_their_names_above_them():
 
 @pytest.mark.parametrize(("nodes", "left_out"), [(1000, 0), (1500, 167)])
 def test_beyond_four_thousand_copies_only_whole_shards_are_left_out(nodes, left_out):
-    by_shard, count = chosen(table(nodes, replicas=3, lost={nodes - 1}))
+    by_shard, count = shown_shards(table(nodes, replicas=3, lost={nodes - 1}))
     assert count == left_out
     assert nodes - 1 in by_shard
+
+
+TEXT = 0.1
+"""The height of a name, in the ring's own lengths."""
+
+
+@pytest.mark.parametrize("nodes", [17, 24, 32])
+def test_names_of_neighbours_do_not_cover_each_other_however_long_they_are(nodes):
+    pairs = [range(first, min(first + 2, nodes)) for first in range(0, nodes, 2)]
+    where = ring_places(pairs, nodes)
+    for one, other in itertools.pairwise(
+        ring_label(where[position], nodes) for position in range(nodes)
+    ):
+        if (one.align, one.angle) == (other.align, other.angle):  # others grow apart
+            along = other.x - one.x, other.y - one.y
+            apart = along[0] * math.sin(one.angle) - along[1] * math.cos(one.angle)
+            assert abs(apart) >= TEXT
