@@ -200,6 +200,28 @@ class Recovery:
     importing: tuple[Importing, ...] = ()
 
     @property
+    def what(self) -> str:
+        """What failed, or what was asked for, in words."""
+        if self.injections:
+            several = len(self.injections)
+            told = ", ".join(map(str, self.injections))
+            return told if several == 1 else f"{several} failures in one: {told}"
+        if self.refused:
+            return f"resize to {', '.join(str(one.nodes) for one in self.refused)} nodes, refused"
+        where = f" ({', '.join(self.lost_nodes)})" if self.lost_nodes else ""
+        return (self.cause.replace("_", " ") or "a failure") + where
+
+    @property
+    def source(self) -> str:
+        """The version and tier that were loaded, in words."""
+        if self.tier is None or self.version is None:
+            return "nothing planned yet"
+        if self.tier == "start":
+            return "from the start"
+        tier = "memory" if self.tier == "memory" else "the persistent tier"
+        return f"version {self.version} from {tier}"
+
+    @property
     def duration_s(self) -> float | None:
         """From the failure to the end of the first iteration after it."""
         return None if self.resumed_at_s is None else self.resumed_at_s - self.failed_at_s

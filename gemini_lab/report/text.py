@@ -181,7 +181,7 @@ def _recovery(
     """One recovery; of workers that ended those that were not `shown`, and `said` all, before."""
     took_s = recovery.duration_s
     took = "not over" if took_s is None else f"training again after {format_seconds(took_s)}"
-    yield _heading(f"Recovery {recovery.number}: {_cause(recovery)}, {took}", ink)
+    yield _heading(f"Recovery {recovery.number}: {recovery.what}, {took}", ink)
     yield from gantt(recovery.steps, ink=ink)
     for late in recovery.importing:
         yield from _wrapped(f"{late}", "  ")
@@ -226,17 +226,6 @@ def _lost(recovery: Recovery) -> str:
     text = _count(recovery.lost_iterations, "whole iteration")
     more = recovery.lost_by_any - recovery.lost_iterations
     return text + (f", {more} more on some ranks" if more else "")
-
-
-def _cause(recovery: Recovery) -> str:
-    if recovery.injections:
-        several = len(recovery.injections)
-        told = ", ".join(str(injection) for injection in recovery.injections)
-        return told if several == 1 else f"{several} failures in one: {told}"
-    if recovery.refused:
-        return f"resize to {', '.join(str(one.nodes) for one in recovery.refused)} nodes, refused"
-    where = f" ({', '.join(recovery.lost_nodes)})" if recovery.lost_nodes else ""
-    return (recovery.cause.replace("_", " ") + where).strip()
 
 
 def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS, width: int = _BAR_WIDTH) -> Iterator[str]:

@@ -23,6 +23,7 @@ from gemini_lab_widgets.pictures.palette import (
     GREEN,
     LIGHT,
     ON_DARK,
+    ORANGE,
     RED,
     css,
     esc,
@@ -323,10 +324,10 @@ def test_two_nodes_of_one_name_have_a_bar_each() -> None:
 def test_a_recovery_is_a_bar_of_steps_and_the_model_is_paler() -> None:
     view = drawn(RecoveryView, with_one_loss())
     assert view.plot.y_range.factors == ["persistent tier only (model)", "recovery 1 (measured)"]
-    retrieval = view.steps["retrieve"].data
-    assert retrieval["row"] == view.plot.y_range.factors[::-1]
-    assert retrieval["alpha"][0] == 1.0
-    assert retrieval["alpha"][1] < 1.0
+    alphas = dict(zip(view.parts.data["row"], view.parts.data["alpha"], strict=True))
+    assert list(alphas) == view.plot.y_range.factors[::-1]
+    assert alphas["recovery 1 (measured)"] == 1.0
+    assert alphas["persistent tier only (model)"] < 1.0
     shown_steps = [key.label for key in view.keys]
     assert shown_steps == ["detection", "restart", "retrieval", "warm-up", "lost progress"]
 
@@ -348,8 +349,12 @@ def test_an_iteration_that_took_very_long_does_not_press_the_others_flat() -> No
 
 def test_measured_wasted_time_stands_beside_eq_1() -> None:
     view = drawn(WastedView, with_one_loss())
-    assert view.parts["lost progress"].data["row"] == ["this run, measured"]
-    assert view.parts["t_ckpt"].data["row"][0] == "this run, Eq. (1) (model)"
+    parts = zip(view.parts.data["row"], view.parts.data["colour"], strict=True)
+    assert list(parts)[:3] == [
+        ("this run, measured", RED),
+        ("this run, measured", BLUE),
+        ("this run, Eq. (1) (model)", ORANGE),
+    ]
     assert len(view.each.data["x"]) == 1
 
 

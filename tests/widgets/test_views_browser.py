@@ -13,7 +13,7 @@ from bokeh.embed import file_html
 from bokeh.layouts import column
 from bokeh.resources import INLINE
 from gemini_lab_widgets.views import VIEWS, View
-from gemini_lab_widgets.views.replicas import HEIGHT
+from gemini_lab_widgets.views.replica_map import HEIGHT
 from test_views import HOSTILE, hostile_run, tables
 from told_runs import ToldRun, with_one_loss
 

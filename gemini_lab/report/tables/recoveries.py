@@ -248,30 +248,18 @@ def _row(recovery: Recovery, origin: Origin, label: str) -> RecoveryRow:
         redo_s = (recovery.duration_s, recovery.duration_s + recovery.lost_progress_s)
         steps.append(StepRow(step="redo", label=STEPS["redo"], start_s=redo_s[0], end_s=redo_s[1]))
     gone = blamed_for(recovery)
-    causes = (
-        ", ".join(map(str, recovery.injections)) or recovery.cause.replace("_", " ") or "a failure"
-    )
     return RecoveryRow(
         label=label,
         origin=origin,
-        cause=causes,
+        cause=recovery.what,
         steps=tuple(steps),
         down_s=recovery.duration_s,
         wasted_s=recovery.wasted_s,
         lost_iterations=recovery.lost_iterations,
-        source=_source(recovery),
+        source=recovery.source,
         error="" if gone is None else str(gone),
         output=() if gone is None or gone.is_from_outside else gone.output,
     )
-
-
-def _source(recovery: Recovery) -> str:
-    if recovery.tier is None:
-        return "nothing planned yet"
-    if recovery.tier == "start":
-        return "from the start"
-    tier = "memory" if recovery.tier == "memory" else "the persistent tier"
-    return f"version {recovery.version} from {tier}"
 
 
 def _baseline(mine: Losses) -> RecoveryRow | None:

@@ -65,7 +65,7 @@ def draw_plan(plan: RecoveryPlan) -> Picture:
 
 def draw_recovery(recovery: Recovery) -> Picture:
     """The picture of a recovery that happened."""
-    board = Board(title=f"Recovery {recovery.number}: {cause(recovery)}", beside=outcome(recovery))
+    board = Board(title=f"Recovery {recovery.number}: {recovery.what}", beside=_outcome(recovery))
     if recovery.steps:
         _steps(board, recovery.steps)
     lines = [*map(str, recovery.importing)]
@@ -124,7 +124,7 @@ def gantt(board: Board, recoveries: Sequence[Recovery]) -> None:
             board.tip(bar[0], f"{step.label} {format_seconds(step.duration_s)}")
             if fit(step.label, length_s * pixels_per_s - 6, size=12) == step.label:
                 inside(panel, start_s + length_s / 2, row, step.label, colour=_colour(step.name))
-        name = fit(f"{recovery.number} {cause(recovery)}", WIDTH - 2 * MARGIN)
+        name = fit(f"{recovery.number} {recovery.what}", WIDTH - 2 * MARGIN)
         panel.annotate(
             name, (0, row - THICK / 2), (0, 4), textcoords="offset points", va="bottom", zorder=3
         )
@@ -137,22 +137,11 @@ def gantt(board: Board, recoveries: Sequence[Recovery]) -> None:
     board.legend([(colour, ", ".join(names)) for colour, names in meanings.items()])
 
 
-def cause(recovery: Recovery) -> str:
-    """What failed, in words."""
-    if recovery.injections:
-        return ", ".join(str(injection) for injection in recovery.injections)
-    where = f" ({', '.join(recovery.lost_nodes)})" if recovery.lost_nodes else ""
-    return recovery.cause.replace("_", " ") + where
-
-
-def outcome(recovery: Recovery) -> str:
-    """What came of it, in words."""
-    if recovery.version is None:
-        return "nothing was planned"
+def _outcome(recovery: Recovery) -> str:
     again = "training has not gone on"
     if recovery.duration_s is not None:
         again = f"training again after {format_seconds(recovery.duration_s)}"
-    return f"{again}, from version {recovery.version} ({recovery.tier or 'no tier'})"
+    return f"{again}; {recovery.source}"
 
 
 def _row(board: Board, plane: Axes, source: Source, member: str | None, y: float) -> None:

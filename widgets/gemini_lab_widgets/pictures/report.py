@@ -12,7 +12,7 @@ from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import MARGIN, WIDTH, Board, seconds_axis
 from gemini_lab_widgets.pictures.picture import Picture, Table
-from gemini_lab_widgets.pictures.recovery import cause, gantt
+from gemini_lab_widgets.pictures.recovery import gantt
 
 POINTS: Final = 500
 """Iterations that the line goes through, at most."""
@@ -55,7 +55,7 @@ def _progress(board: Board, report: RunReport) -> None:
         shade = panel.axvspan(
             since_s, until_s, facecolor=palette.LIGHT.pale, edgecolor=palette.LIGHT.rule
         )
-        board.tip(shade, f"recovery {recovery.number}: {cause(recovery)}")
+        board.tip(shade, f"recovery {recovery.number}: {recovery.what}")
     for piece in _pieces(points, cuts_s):
         panel.plot(
             *zip(*piece, strict=True),
@@ -131,7 +131,7 @@ def _cells(recovery: Recovery) -> tuple[str, ...]:
     steps = ", ".join(f"{step.label} {format_seconds(step.duration_s)}" for step in recovery.steps)
     return (
         str(recovery.number),
-        cause(recovery),
+        recovery.what,
         _seconds(recovery.duration_s),
         "" if recovery.version is None else str(recovery.version),
         recovery.tier or "",

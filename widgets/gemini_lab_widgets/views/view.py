@@ -14,6 +14,7 @@ from bokeh.models import (
     CustomJS,
     CustomJSTickFormatter,
     Div,
+    FactorRange,
     HoverTool,
     Range1d,
 )
@@ -51,6 +52,11 @@ return (tick / size).toLocaleString("en", {maximumFractionDigits: 3}) + name;
 """
 """Large whole numbers in few characters, such as 2.5 M."""
 
+FIT_TEXT: Final = """
+    const width = cb_obj.outer_width
+    if (width > 0) glyph.text = { field: width < 440 ? "brief" : "text" }
+"""
+"""A narrow figure has no room for long texts."""
 EDGE: Final = ".bk-Canvas { clip-path: inset(1px 0 0 1px); }"
 """Bokeh clears a canvas from half a pixel on: what it drew there amid the layout stays."""
 _LINE: Final = "var(--gl-paper) 0 1.5px, transparent 1.5px 4px"
@@ -293,9 +299,70 @@ class View:
                 plot.html_attributes = attributes
 
 
-def above(rows: Sequence[str]) -> list[tuple[str, float]]:
-    """Where on an axis of rows the labels of their bars stand, however high the rows are."""
-    return [(row, BAR / 2) for row in rows]
+class BarsView(View):
+    """A bar of parts end to end for each row of a table, its label above it.
+
+    Attributes:
+        ROW_COLUMNS: What the pointer shows of a part, by its label.
+    """
+
+    AXIS: ClassVar[str]
+    ROW_COLUMNS: ClassVar[dict[str, str]]
+
+    def _bars(self) -> Any:
+        """Make the figure, with the sources of its parts and labels."""
+        columns = [one.removeprefix("@") for one in self.ROW_COLUMNS.values()]
+        self.parts = source(" ".join(["row start end colour hatch alpha", *columns[1:]]))
+        self.ends = source("row x text brief")
+        self.plot = self._growing(200, y=FactorRange(factors=[], **ROOM))
+        self.plot.xaxis.axis_label = self.AXIS
+        self.plot.ygrid.visible = self.plot.yaxis.visible = False
+        bars = self.plot.hbar(
+            y="row",
+            left="start",
+            right="end",
+            height=BAR,
+            source=self.parts,
+            fill_color=self._kind("colour"),
+            line_color=self._kind("colour"),
+            fill_alpha="alpha",
+            hatch_pattern="hatch",
+            hatch_scale=6,
+        )
+        self._follow(bars.glyph, hatch_color="paper")
+        place = {"x_offset": 1, "y_offset": -3, "text_baseline": "bottom"}
+        texts = self._text(self.plot, "x", "row", self.ends, colour="ink", **place)
+        self.plot.js_on_change("outer_width", CustomJS(args={"glyph": texts.glyph}, code=FIT_TEXT))
+        hover(self.plot, [bars], *self.ROW_COLUMNS.items())
+        return self.plot
+
+    def _draw_bars(
+        self,
+        names: Sequence[str],
+        parts: Sequence[Mapping[str, Any]],
+        *,
+        texts: Sequence[str],
+        briefs: Sequence[str],
+        reach: float,
+    ) -> None:
+        """Draw rows of these names.
+
+        Args:
+            names: One a row, no two alike.
+            parts: What each part has in the columns of `parts`.
+            texts: The label above each row.
+            briefs: The same for a narrow figure.
+            reach: Where the longest bar ends.
+        """
+        put(self.parts, {name: [part[name] for part in parts] for name in self.parts.data})
+        # Half a bar above the row's middle, however high the rows are.
+        above = [(name, BAR / 2) for name in names]
+        put(self.ends, {"row": above, "x": [0.0] * len(names), "text": texts, "brief": briefs})
+        if self.plot.y_range.factors != [*names][::-1]:
+            self.plot.y_range.factors = [*names][::-1]
+            self.plot.min_height = 72 + 52 * max(1, len(names))
+        self._show(names, self.plot)
+        stretch(self.plot.x_range, 0.0, reach or 1.0)
 
 
 def put(source: ColumnDataSource, data: Mapping[str, Sequence[Any]]) -> None:
