@@ -410,7 +410,7 @@ class ReplicasView(View):
         self.grid.visible = self.frame.visible = not is_round
         self.find.visible = self.order.visible = not is_round
         own = {copy.shard: copy.state for copy in table.copies if copy.is_own}
-        nodes = {
+        nodes: dict[str, list[Any]] = {
             "x": [0.0] * count,
             "y": [0.0] * count,
             "marker": [MARKERS[node.health] for node in table.nodes],
@@ -511,7 +511,7 @@ def _by_position(positions: Sequence[int], nodes: int) -> list[list[int]]:
     return rows
 
 
-def _told(copies: Sequence[CopyRow], holders: Sequence[str]) -> dict[str, list[Any]]:
+def _told(copies: Sequence[CopyRow], holders: list[str]) -> dict[str, list[Any]]:
     """Return what the pointer shows of copies."""
     states = ["not there yet" if copy.state == "missing" else copy.state for copy in copies]
     return {
