@@ -20,7 +20,6 @@ from gemini_lab_course.attacks.stories import (
     NEVER,
     MakeRoot,
     Story,
-    of_elsewhere,
     of_function,
     of_the_lab,
     tell,
@@ -250,9 +249,6 @@ def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexamp
 
 
 def _root_of(mine: Callable[..., object]) -> MakeRoot:
-    fresh = getattr(mine, "fresh", None)
-    if callable(fresh):
-        return of_elsewhere(fresh)
     try:
         return of_function(packed(mine))
     except ConfigError as error:

@@ -221,11 +221,6 @@ def _limited(decide: Decide) -> Decide:
     return limited
 
 
-def of_elsewhere(fresh: Callable[[], Decide]) -> MakeRoot:
-    """Root agents of a function that lives in another process, which gives it anew."""
-    return lambda state, at_s: GuidedRoot(state=state, at_s=at_s, decide=fresh())
-
-
 def of_the_lab(state: RootState, at_s: float) -> RootAgent:
     """The lab's own root agent."""
     return RootAgent(state=state, at_s=at_s)

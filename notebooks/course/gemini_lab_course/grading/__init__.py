@@ -1,6 +1,6 @@
-"""Grading apart: answers run in one process, and what judges them in another.
+"""Grading of a class: a student's hand-in, and a teacher's table of what nbgrader has graded.
 
-A notebook that is handed in may redefine whatever it likes: also the checks. So nothing of it runs
-where it is judged. `student` runs its answers, and tells their values as plain data; `judge` has
-imports of its own, takes all other cells from the released notebook, and asks for those values.
+nbgrader runs a hand-in with its checks in one process, so a teacher runs it in a container: the
+notebooks' README has the command. `hand_in` writes what students give away, and the package itself
+is the command that tells a class's verdicts.
 """

@@ -1,31 +1,32 @@
-"""Make a hand-in of a notebook, which says which versions made it.
+"""Command that makes a hand-in of a notebook, with the versions that made it.
 
 python -m gemini_lab_course.grading.hand_in NOTEBOOK.ipynb --student NAME [--into FOLDER]
 """
 
 import argparse
 import json
+import platform
 import re
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab_course.grading.judge import made_with
 
 MADE_WITH: Final = "made_with"
-"""The notebook's metadata that say it."""
+"""The notebook's metadata that name the versions."""
 PREDICTIONS: Final = "predictions.json"
-"""What was predicted, and what came out, as the labs' boxes keep it."""
+"""The file in which the labs' boxes keep predictions and results."""
 _NAME: Final = re.compile(r"[\w.-]+")
 _LAB: Final = re.compile(r"\d\d_[a-z]+(_[a-z]+)*")
 
 
 def hand_in(notebook: Path, *, student: str, into: Path) -> Path:
-    """Write the notebook to `into/STUDENT/LAB/LAB.ipynb`, where nbgrader looks for it.
+    """Write the notebook to `into/STUDENT/LAB/LAB.ipynb`, which nbgrader reads.
 
     A copy's name, such as `03_placement-Copy1.ipynb`, is taken for the lab's. The predictions that
     lie beside the notebook go along.
@@ -40,9 +41,12 @@ def hand_in(notebook: Path, *, student: str, into: Path) -> Path:
     try:
         content: dict[str, Any] = json.loads(notebook.read_text(encoding="utf-8"))
         metadata = content["metadata"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _mark_once(content["cells"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{notebook} is no notebook ({error})") from None
-    metadata[MADE_WITH] = made_with() | {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    packages = ("gemini-lab", "torch", "deepspeed", "numpy")
+    made_with = {"python": platform.python_version(), **{each: version(each) for each in packages}}
+    metadata[MADE_WITH] = made_with | {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     of_a_lab = _LAB.match(notebook.stem)
     lab = of_a_lab[0] if of_a_lab else notebook.stem
     target = into / student / lab / f"{lab}.ipynb"
@@ -53,8 +57,20 @@ def hand_in(notebook: Path, *, student: str, into: Path) -> Path:
     return target
 
 
+def _mark_once(cells: list[dict[str, Any]]) -> None:
+    """Take nbgrader's marks from all but the first copy of a cell."""
+    known = set()
+    for cell in cells:
+        # nbgrader 0.9.6 leaves an empty mark on a copied cell, and then refuses the notebook.
+        if (mark := cell.get("metadata", {}).get("nbgrader")) is not None:
+            if not mark.get("grade_id") or mark["grade_id"] in known:
+                del cell["metadata"]["nbgrader"]
+            else:
+                known.add(mark["grade_id"])
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Exit status 1 if there is nothing to hand in."""
+    """Return 1 if there is nothing to hand in."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--student", required=True, help="whose it is")

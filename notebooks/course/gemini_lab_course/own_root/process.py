@@ -66,8 +66,6 @@ def packed(decide: object) -> str:
             "root= has to be a function of `state`, `event` and `cluster`, and this is "
             f"{kind_of(decide)}"
         )
-    if isinstance(text := getattr(decide, "packed", None), str):
-        return text  # it lives in another process, which packs it
     try:
         with _by_value():
             data = cloudpickle.dumps(decide)
