@@ -1,16 +1,14 @@
 """`gemini-lab bench`: measurements with repeats and spread, on the machine at hand.
 
-A bench is a function that takes the number of repeats and gives rows. It is listed in `BENCHES` by
-name, as `module:function`, so that only the benches that run import what they need. Its module may
-have `add_options`, which adds options to the parser that the function takes by name, and a `table`
-of its own.
+A bench is a module of `benches` with a function `bench`, which takes the number of repeats and
+returns rows; only the one that runs is imported. Its module may have `add_options`, which adds
+options to the parser that the function takes by name, and a `table` of its own.
 """
 
 import argparse
 import importlib
 import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,109 +20,35 @@ from gemini_lab_bench.rows import Row, table
 from gemini_lab_bench.versions import machine, made_with
 
 ENDED: Final = "interrupted, so nothing is told or written; what it started has ended"
-BENCHES: Final[dict[str, tuple[str, str]]] = {
-    "planner": (
-        "gemini_lab_bench.benches.planner:bench",
-        "placing N nodes, and their exact recovery probability",
-    ),
-    "simulator": (
-        "gemini_lab_bench.benches.simulator:bench",
-        "30 days of N machines, policy by policy",
-    ),
-    "restart": (
-        "gemini_lab_bench.benches.restart:bench",
-        "failure to the next finished iteration, warm, kept and cold in turn; beside NVRx",
-    ),
-    "imports": (
-        "gemini_lab_bench.benches.imports:bench",
-        "recoveries of a Trainer's job, its imports preloaded and not, in turn",
-    ),
-    "wasted": (
-        "gemini_lab_bench.benches.wasted:bench",
-        "workers killed at any time: does Eq. (1) hold?",
-    ),
-    "losses": (
-        "gemini_lab_bench.benches.losses:bench",
-        "every pair of nodes lost at once: does memory suffice as placement says?",
-    ),
-    "baselines": (
-        "gemini_lab_bench.benches.baselines:bench",
-        "Strawman and HighFreq on a throttled store, killed at any time, beside this system",
-    ),
-    "goodput": (
-        "gemini_lab_bench.benches.goodput:bench",
-        "the share of the time that counts where all three are killed at the same moments",
-    ),
-    "reduction": (
-        "gemini_lab_bench.benches.reduction:bench",
-        "a version's time to peers beside that to a throttled store, on 2 to 4 nodes",
-    ),
-    "drain": (
-        "gemini_lab_bench.benches.drain:bench",
-        "nodes whose ranks move to a standby, one after the other",
-    ),
-    "resize": (
-        "gemini_lab_bench.benches.resize:bench",
-        "from four nodes to three and back: seconds, bytes, losses",
-    ),
-    "rewind": (
-        "gemini_lab_bench.benches.rewind:bench",
-        "from a loss of NaN to the next good iteration, and what the guard costs",
-    ),
-    "verify": (
-        "gemini_lab_bench.benches.verify:bench",
-        "what verifying sums costs, and who is named when bits turn",
-    ),
-    "profiler": (
-        "gemini_lab_bench.benches.profiler:bench",
-        "what watching costs each collective",
-    ),
-    "links": (
-        "gemini_lab_bench.benches.links:bench",
-        "a job on a paced link, beside one that the kernel shapes (root)",
-    ),
-    "copy": (
-        "gemini_lab_bench.benches.copy:bench_copy",
-        "into the slab and over the wire, beside memcpy and bare Gloo",
-    ),
-    "overhead": (
-        "gemini_lab_bench.benches.overhead:bench",
-        "checkpoints every iteration beside the same script under plain torchrun",
-    ),
-    "schemes": (
-        "gemini_lab_bench.benches.schemes:bench",
-        "the five schemes of the paper's Fig. 16 on one paced link",
-    ),
-    "differential": (
-        "gemini_lab_bench.benches.differential:bench",
-        "gradients to peers in place of shards: bytes, processor time, and when they are felt",
-    ),
-    "contention": (
-        "gemini_lab_bench.benches.contention:bench",
-        "less and less idle time, until checkpoints no longer fit",
-    ),
-    "gpu": (
-        "gemini_lab_bench.benches.gpu:bench",
-        "12 bytes a parameter to pinned memory every iteration (needs a GPU)",
-    ),
-    "peers": (
-        "gemini_lab_bench.peers.bench:bench",
-        "checkpoints of other systems on the same tensors, beside ours",
-    ),
-    "control": (
-        "gemini_lab_bench.benches.control:bench",
-        "what N agents cost the store, the root agent and the log (--agents 10,100,1000)",
-    ),
-    "log": (
-        "gemini_lab_bench.benches.long_log:bench",
-        "opening a long log, the first time and again, and one place of it (--lines, --calls)",
-    ),
-    "dashboard": (
-        "gemini_lab_bench.benches.dashboard:bench",
-        "the traffic timeline in a headless browser: draw time and lag, up to a million bars",
-    ),
+BENCHES: Final[dict[str, str]] = {
+    "planner": "placing N nodes, and their exact recovery probability",
+    "simulator": "30 days of N machines, policy by policy",
+    "restart": "failure to the next finished iteration, warm, kept and cold in turn; beside NVRx",
+    "wasted": "workers killed at any time: does Eq. (1) hold?",
+    "losses": "every pair of nodes lost at once: does memory suffice as placement says?",
+    "baselines": "Strawman and HighFreq on a throttled store, killed at any time, beside ours",
+    "goodput": "the share of the time that counts where all three are killed at the same moments",
+    "reduction": "a version's time to peers beside that to a throttled store, on 2 to 4 nodes",
+    "drain": "nodes whose ranks move to a standby, one after the other",
+    "resize": "from four nodes to three and back: seconds, bytes, losses",
+    "rewind": "from a loss of NaN to the next good iteration, and what the guard costs",
+    "verify": "what verifying sums costs, and who is named when bits turn",
+    "profiler": "what watching costs each collective",
+    "links": "a job on a paced link, beside one that the kernel shapes (root)",
+    "copy": "into the slab and over the wire, beside memcpy and bare Gloo",
+    "overhead": "checkpoints every iteration beside the same script under plain torchrun",
+    "schemes": "the five schemes of the paper's Fig. 16 on one paced link",
+    "differential": "gradients to peers in place of shards: bytes, processor time, when felt",
+    "contention": "less and less idle time, until checkpoints no longer fit",
+    "gpu": "12 bytes a parameter to pinned memory every iteration (needs a GPU)",
+    "peers": "checkpoints of other systems on the same tensors, beside ours",
+    "control": "what N agents cost the store, the root agent and the log (--agents 10,100,1000)",
+    "log": "opening a long log, the first time and again, and one place of it (--lines, --calls)",
+    "dashboard": "the traffic timeline in a headless browser: draw time and lag, to a million bars",
 }
-"""Name: (`module:function` taking the repeats and returning rows, help)."""
+"""Help by name."""
+HOMES: Final = {"log": "benches.long_log", "peers": "peers.bench"}
+"""The modules of benches that are not called as these."""
 
 PACKAGES: Final = ("torch", "deepspeed", "numpy")
 """Whose versions a measurement depends on."""
@@ -132,10 +56,10 @@ DRAWN: Final = ("wasted", "losses", "baselines", "goodput")
 """Benches that draw moments or an order at random; their seed is the number of repeats."""
 
 
-def _parser(name: str | None, benches: Mapping[str, tuple[str, str]]) -> argparse.ArgumentParser:
-    """Of one bench, or of all while none is named."""
+def _parser(name: str | None) -> argparse.ArgumentParser:
+    """Return the parser of one bench, or of all while none is named."""
     if name is None:
-        listed = columns({each: text for each, (_, text) in benches.items()})
+        listed = columns(BENCHES)
         parser = argparse.ArgumentParser(
             prog="gemini-lab bench",
             usage="%(prog)s NAME [--repeats N] [--json FILE] [options of that bench]",
@@ -143,9 +67,9 @@ def _parser(name: str | None, benches: Mapping[str, tuple[str, str]]) -> argpars
             epilog="gemini-lab bench NAME --help tells the options of one.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.add_argument("name", metavar="NAME", choices=benches, help="which bench")
+        parser.add_argument("name", metavar="NAME", choices=BENCHES, help="which bench")
     else:
-        text = benches[name][1]
+        text = BENCHES[name]
         parser = argparse.ArgumentParser(
             prog=f"gemini-lab bench {name}", description=f"{text[0].upper()}{text[1:]}"
         )
@@ -160,15 +84,15 @@ def _parser(name: str | None, benches: Mapping[str, tuple[str, str]]) -> argpars
     return parser
 
 
-def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCHES) -> int:
-    """Run one of `benches`, or list them."""
-    name = next((argument for argument in arguments if argument in benches), None)
-    parser = _parser(name, benches)
+def command(arguments: list[str]) -> int:
+    """Run a bench, or list all."""
+    name = next((argument for argument in arguments if argument in BENCHES), None)
+    parser = _parser(name)
     if name is None:
         parser.parse_args(arguments)  # there is no way past it without a name
         return 2
-    home, _, function = benches[name][0].partition(":")
-    module = importlib.import_module(home)
+    home = HOMES.get(name, f"benches.{name}")
+    module = importlib.import_module(f"gemini_lab_bench.{home}")
     getattr(module, "add_options", lambda _: None)(parser)
     at = arguments.index(name)
     options = parser.parse_args([*arguments[:at], *arguments[at + 1 :]])
@@ -177,7 +101,7 @@ def command(arguments: list[str], benches: Mapping[str, tuple[str, str]] = BENCH
     own = {k: v for k, v in vars(options).items() if k not in {"repeats", "json"}}
     before, began = machine(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     with interrupt_says(lambda: ENDED):
-        rows: list[Row] = getattr(module, function)(options.repeats, **own)
+        rows: list[Row] = module.bench(options.repeats, **own)
     after = machine()
     print(getattr(module, "table", table)(rows))  # noqa: T201
     print(  # noqa: T201

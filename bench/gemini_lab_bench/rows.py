@@ -70,6 +70,11 @@ class Row:
         return found
 
 
+def single(name: str, value: float, settings: dict[str, Any] | None = None) -> Row:
+    """Return the row of one value without a unit, such as a count or a share."""
+    return Row(name=name, values=(float(value),), unit="", settings=settings or {})
+
+
 def value_of(row: Mapping[str, Any]) -> float:
     """What the interval of a row in a bench's file is of; in old files always the median."""
     return float(row.get("value", row["median"]))

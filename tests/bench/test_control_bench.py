@@ -4,9 +4,8 @@ import psutil
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab_bench.benches.control import Plan, bench, measure, table
-from gemini_lab_bench.benches.store_metrics import read_use
-from gemini_lab_bench.command import BENCHES
+from gemini_lab_bench.benches.control import Plan, _growth, bench, measure
+from gemini_lab_bench.benches.control_lab import read_use
 from gemini_lab_bench.rows import Row
 
 METRICS = """\
@@ -34,24 +33,11 @@ def test_sizes_that_cannot_be_measured_are_refused(agents: str) -> None:
         bench(2, agents=agents, seconds=1.0, lease_s=2.0, limit_s=1.0)
 
 
-def row(size: int, *values: float, why_not: str = "") -> Row:
-    settings = {"agents": size, "iterations_per_s": 10.0, "lease_s": 2.0}
-    return Row(name="etcd", unit="cores", values=values, settings=settings, why_not=why_not)
-
-
-def test_the_table_has_a_column_for_each_size_and_how_a_quantity_grows() -> None:
-    values = (0.1, 0.2, 0.3) * 4
-    told = table([row(10, *values), row(100, 2.0), Row(name="etcd", values=(1.0,))])
-    head, line, spread, *_ = told.splitlines()
-    assert head.split() == ["agents", "10", "100", "growth"]
-    assert line.split() == ["etcd,", "cores", "0.2", "2", "N^1.00"]
-    assert spread.split() == ["0.1..0.3"]
-
-
-def test_the_table_says_what_was_not_measured_and_why() -> None:
-    told = table([row(10, 0.2), row(100, why_not="the time was over"), Row(name="etcd", values=())])
-    assert "not measured" in told.splitlines()[1]
-    assert told.splitlines()[-1] == "not all was measured at 100 agents: the time was over"
+def test_a_quantity_that_two_sizes_tell_grows_with_a_power() -> None:
+    rows = [Row(name="etcd", values=(n / 100,), settings={"agents": n}) for n in (10, 100, 1000)]
+    (found,) = _growth([*rows[:2], Row(name="etcd", values=(), why_not="the time was over")])
+    assert (found.name, found.values) == ("etcd: grows with the agents to the power", (1.0,))
+    assert [*_growth(rows[:1])] == []
 
 
 def test_a_lab_that_takes_too_long_ends_with_what_was_waited_for() -> None:
@@ -62,7 +48,3 @@ def test_a_lab_that_takes_too_long_ends_with_what_was_waited_for() -> None:
         "0.5 s were over while it waited for agents to come up"
     }
     assert len(psutil.Process().children()) == before
-
-
-def test_the_bench_stands_in_the_table() -> None:
-    assert BENCHES["control"][0] == "gemini_lab_bench.benches.control:bench"

@@ -4,7 +4,6 @@ import pytest
 
 from gemini_lab.units import MIB
 from gemini_lab_bench.benches.copy import LINK_BYTES_PER_S, memory_rows, wire_rows
-from gemini_lab_bench.command import BENCHES
 
 
 def test_memory_is_measured_beside_plain_memcpy() -> None:
@@ -27,7 +26,3 @@ def test_the_wire_is_measured_beside_bare_gloo() -> None:
             assert rows[f"{ours} / {floor}"].values[1] == pytest.approx(ratio)
     assert len(rows) == 8
     assert rows["paced, bare Gloo"].values[1] * MIB <= LINK_BYTES_PER_S
-
-
-def test_the_bench_stands_in_the_table() -> None:
-    assert BENCHES["copy"][0] == "gemini_lab_bench.benches.copy:bench_copy"

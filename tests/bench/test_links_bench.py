@@ -4,7 +4,6 @@ import pytest
 
 from gemini_lab.profiler.profile import Profile
 from gemini_lab_bench.benches.links import rows
-from gemini_lab_bench.command import BENCHES
 
 
 def test_each_quotient_is_of_two_runs_of_the_same_repeat() -> None:
@@ -14,7 +13,3 @@ def test_each_quotient_is_of_two_runs_of_the_same_repeat() -> None:
     assert found["iteration, paced / shaped"] == (0.5, 1.0)
     assert found["traffic, paced"] == pytest.approx((1.5, 2.5))
     assert found["traffic, paced / shaped"] == pytest.approx((1.5 / 3.5, 1.0))
-
-
-def test_the_bench_stands_in_the_table() -> None:
-    assert BENCHES["links"][0] == "gemini_lab_bench.benches.links:bench"

@@ -3,11 +3,9 @@
 from gemini_lab.report.follower import opened
 from gemini_lab_bench.benches import long_run
 from gemini_lab_bench.benches.long_log import bench
-from gemini_lab_bench.command import BENCHES
 
 
 def test_each_step_is_measured_as_often_as_asked():
-    assert BENCHES["log"][0] == "gemini_lab_bench.benches.long_log:bench"
     rows = {row.name: row for row in bench(2, lines=400, calls=3)}
     for name in ("the first opening", "the next opening", "every bar of 20 s"):
         assert len(rows[name].values) == 2

@@ -1,7 +1,6 @@
 """The `profiler` bench measures the same collectives bare and watched."""
 
 from gemini_lab_bench.benches.profiler import bench
-from gemini_lab_bench.command import BENCHES
 
 
 def test_each_kind_is_measured_bare_watched_and_counted() -> None:
@@ -12,4 +11,3 @@ def test_each_kind_is_measured_bare_watched_and_counted() -> None:
         for how in ("bare", "watched", "counted only")
     ]
     assert all(row.unit == "us" and row.median > 0 for row in rows)
-    assert BENCHES["profiler"][0] == "gemini_lab_bench.benches.profiler:bench"

@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
+from gemini_lab_bench.benches.verify_trials import RANKS, Struck, rows_of, strikes
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, WrongSums
 from gemini_lab_bench.benches.verify import Try, longer_in, tries_rows
 from gemini_lab_bench.benches.verify_ranks import STRUCK_AT, Strike, Trial, outcomes
-from gemini_lab_bench.benches.verify_trials import RANKS, Struck, rows_of, strikes
 
 
 def found(*nodes):

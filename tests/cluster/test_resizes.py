@@ -7,8 +7,8 @@ import pytest
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.log.events import RESIZE
 from gemini_lab.training.quickstart import gpt_job
+from gemini_lab_bench.benches.live_lab import wait_for
 from gemini_lab_bench.benches.resize import means
-from gemini_lab_bench.benches.waiting import wait_for
 
 ITERATIONS = 24
 

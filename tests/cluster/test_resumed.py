@@ -15,7 +15,7 @@ from gemini_lab.injector.failures import WrongSums
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.storage import persistent_tier
 from gemini_lab.training.quickstart import gpt_job
-from gemini_lab_bench.benches.waiting import wait_for
+from gemini_lab_bench.benches.live_lab import wait_for
 
 from .conftest import is_of, processes_of_labs
 

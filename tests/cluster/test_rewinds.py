@@ -9,7 +9,7 @@ from gemini_lab.errors import RunFailedError
 from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.log.file import read_log
-from gemini_lab_bench.benches.waiting import wait_for
+from gemini_lab_bench.benches.live_lab import wait_for
 
 GUARDED = """
 import json, os, sys

@@ -9,21 +9,19 @@ cycle. The store is so slow that a checkpoint takes some 7.7 iterations, as the 
 
 import math
 import random
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import NodeLoss
-from gemini_lab.lab.lab import Lab
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
 from gemini_lab.report.values import RunReport
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab.units import format_seconds
+from gemini_lab_bench.benches.live_lab import ready_lab, wait_for
 from gemini_lab_bench.benches.store_runs import (
     LAYER_S,
     RANKS,
@@ -34,10 +32,9 @@ from gemini_lab_bench.benches.store_runs import (
     iteration_times,
     started,
 )
-from gemini_lab_bench.benches.waiting import wait_for
 from gemini_lab_bench.benches.wasted import any_phase
 from gemini_lab_bench.progress import say
-from gemini_lab_bench.rows import Row
+from gemini_lab_bench.rows import Row, single
 
 STORE_ITERATIONS: Final = 7.7
 STRAWMAN_EVERY: Final = 174
@@ -104,13 +101,9 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
         rows += [
             Row(name=f"{arm.name}: an iteration", values=(arm.iteration_s,), settings=settings),
             Row(name=f"{arm.name}: a checkpoint", values=(arm.checkpoint_s,)),
-            Row(name=f"{arm.name}: checkpoints an hour", unit="", values=(3600 / arm.cycle_s,)),
+            single(f"{arm.name}: checkpoints an hour", 3600 / arm.cycle_s),
             Row(name=f"{arm.name}: wasted by a failure", values=wasted_s),
-            Row(
-                name=f"{arm.name}: its mean / Eq. (1)",
-                unit="",
-                values=(fmean(wasted_s) / arm.predicted_s,),
-            ),
+            single(f"{arm.name}: its mean / Eq. (1)", fmean(wasted_s) / arm.predicted_s),
             Row(
                 name=f"{arm.name}: until training stood where it had",
                 values=tuple(one.regained_s for one in arm.failures),
@@ -217,11 +210,7 @@ def store_arm(name: str, said: Sequence[Said], *, every: int, failures: Sequence
 
 def _in_memory(kills: int, rng: random.Random) -> Arm:
     """This system, whose nodes are lost."""
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
-        Lab(RANKS, 1, folder=Path(folder)) as lab,
-    ):
-        lab.wait_until_ready()
+    with ready_lab(RANKS, 1) as lab:
         run = lab.train(
             gpt_job(size="tiny", iterations=10**6, layer_s=LAYER_S), persistent_url=None
         )

@@ -5,18 +5,17 @@ paced link. The scheduler says from the roomiest profile alone at which idle tim
 fitting; the iterations say when they are felt.
 """
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
-from gemini_lab.lab.lab import Lab
 from gemini_lab.pipeliner.planning import plan_chunks
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.report.values import TrafficPlan
 from gemini_lab.units import KIB, MB
+from gemini_lab_bench.benches.live_lab import ready_lab
 from gemini_lab_bench.benches.timed_runs import AS_IF_LARGE, TimedRun, Workload, in_lab
 from gemini_lab_bench.rows import Row
 
@@ -45,10 +44,7 @@ def workload(layer_s: float) -> Workload:
 
 def bench(repeats: int) -> list[Row]:
     """Iteration times with and without checkpoints, from much idle time to hardly any."""
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini-lab-bench-") as folder,
-        Lab(2, 0, folder=folder) as lab,
-    ):
+    with ready_lab(2) as lab:
         turns = [
             {
                 layer_s: {

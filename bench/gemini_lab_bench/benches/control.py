@@ -11,21 +11,20 @@ a thousand machines may starve them of its processors, until leases run out of n
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.job import Job
 from gemini_lab_bench.benches.control_lab import Answered, Owner, Use, open_lab
-from gemini_lab_bench.rows import FEW, Row, growth
+from gemini_lab_bench.rows import Row, growth, single
 
 PACE: Final = 500.0  # iterations a second of all ranks together, at most: one process hears them
 TOP_PACE: Final = 10.0  # of each rank
 MINUTE_ITERATIONS: Final = 600  # at ten a second
 OPERATIONS: Final = "store operations an agent and second"
 ANSWERS: Final = "store's answers and notices an agent"
-WIDE: Final = 18  # characters of a column
 UNASKED: Final = "nodes found lost that nobody had killed"
 LOG: Final = "log a rank and minute, at 10 iterations/s"
 
@@ -48,11 +47,8 @@ def bench(
     """
     sizes = [_size(text, repeats) for text in agents.split(",")]
     plan = Plan(repeats=repeats, seconds=seconds, lease_s=lease_s, limit_s=limit_s)
-    found = [measure(size, plan) for size in sizes]
-    rows = [row for one in zip(*found, strict=True) for row in one]
-    if len(sizes) < 2:
-        return rows
-    return [*rows, *(_growth(one) for one in zip(*found, strict=True))]
+    found = [[*measured] for measured in zip(*(measure(size, plan) for size in sizes), strict=True)]
+    return [row for rows in found for row in (*rows, *_growth(rows))]
 
 
 def _size(text: str, repeats: int) -> int:
@@ -64,56 +60,13 @@ def _size(text: str, repeats: int) -> int:
     return int(text)
 
 
-def _growth(rows: Sequence[Row]) -> Row:
+def _growth(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the power of the number of agents with which a quantity grows, if two sizes tell it."""
     measured = [row for row in rows if row.values and row.median > 0]
-    name = rows[0].name
-    if len(measured) < 2:
-        return Row(name=name, values=(), why_not="fewer than two sizes have a number above 0")
-    sizes = [row.settings["agents"] for row in measured]
-    return Row(name=name, unit="", values=(growth(sizes, [row.median for row in measured]),))
-
-
-def table(rows: Sequence[Row]) -> str:
-    """A line for each quantity, a column for each number of agents."""
-    sizes = sorted({row.settings["agents"] for row in rows if row.settings})
-    found: dict[str, dict[int | None, Row]] = {}
-    for row in rows:
-        found.setdefault(row.name, {})[row.settings.get("agents")] = row
-    lines = [f"{'agents':<46}" + "".join(f"{size:>{WIDE}}" for size in sizes) + f"{'growth':>9}"]
-    for name, by_size in found.items():
-        unit = by_size[sizes[0]].unit
-        medians = "".join(f"{_median(by_size[size]):>{WIDE}}" for size in sizes)
-        power = f"N^{by_size[None].median:.2f}" if None in by_size and by_size[None].values else ""
-        lines.append(f"{f'{name}, {unit}' if unit else name:<46}{medians}{power:>9}")
-        spreads = [_spread(by_size[size]) for size in sizes]
-        if any(spreads):
-            lines.append(f"{'':<46}" + "".join(f"{spread:>{WIDE}}" for spread in spreads))
-    return "\n".join([*lines, *_conditions(rows)])
-
-
-def _median(row: Row) -> str:
-    return f"{row.value:.4g}" if row.values else "not measured"
-
-
-def _spread(row: Row) -> str:
-    if len(row.values) < 2:
-        return ""
-    low, high = row.interval
-    return f"{low:.2g}..{high:.2g}"
-
-
-def _conditions(rows: Sequence[Row]) -> list[str]:
-    repeats = max(len(row.values) for row in rows)
-    of_size = {row.settings["agents"]: row for row in rows if row.settings}
-    paces = ", ".join(f"{row.settings['iterations_per_s']:g} at {n}" for n, row in of_size.items())
-    lease_s = next(iter(of_size.values())).settings["lease_s"]
-    gaps = {row.settings["agents"]: row.why_not for row in rows if row.settings and row.why_not}
-    return [
-        f"means of up to {repeats} values (medians of {FEW} and more), below them 95 % intervals",
-        f"lease {lease_s:g} s",
-        f"iterations a second of each rank: {paces}; one rank an agent",
-        *(f"not all was measured at {size} agents: {why}" for size, why in gaps.items()),
-    ]
+    if len(measured) > 1:
+        sizes = [row.settings["agents"] for row in measured]
+        power = growth(sizes, [row.median for row in measured])
+        yield single(f"{rows[0].name}: grows with the agents to the power", power)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

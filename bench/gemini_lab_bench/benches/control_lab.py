@@ -2,8 +2,12 @@
 
 import asyncio
 import os
+import re
 import secrets
+import ssl
+import tempfile
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,17 +23,63 @@ from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log import events
 from gemini_lab.log.entry import encode_entry
 from gemini_lab.node.config import AgentConfig, AgentUp
+from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.sealed_store import SealedStore
 from gemini_lab.recovery.messages import EventSaid, JobOrder, LabHello
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.wire.tcp import Channel, connect
 from gemini_lab_bench.benches.control_agents import Crowd
-from gemini_lab_bench.benches.store_metrics import StoreUse, store_use
 
 ITERATIONS: Final = 5  # after each start
 LOOK_S: Final = 0.02
 CONNECTIONS: Final = 32  # that are opened at once
 CROWDS: Final = 4  # processes of agents: one that is busy for a while keeps fewer from their leases
+ANSWER_S: Final = 30.0
+_OPERATIONS: Final = re.compile(r"^grpc_server_msg_received_total\{.*\} (\S+)$", re.MULTILINE)
+_SENT: Final = re.compile(r"^etcd_network_client_grpc_sent_bytes_total (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreUse:
+    """How much a store was used.
+
+    Attributes:
+        operations: Requests that it received, whether on a stream or alone.
+        sent_bytes: Of its answers, and of what it told those who watch.
+    """
+
+    operations: float
+    sent_bytes: float
+
+    def __sub__(self, before: "StoreUse") -> "StoreUse":
+        return StoreUse(
+            operations=self.operations - before.operations,
+            sent_bytes=self.sent_bytes - before.sent_bytes,
+        )
+
+
+def store_use(address: EtcdAddress) -> StoreUse:
+    """Return how much an etcd of a lab's own was used since its start."""
+    own, url = address.own, f"https://{address.endpoints[0]}/metrics"
+    assert own is not None
+    trust = ssl.create_default_context(cadata=own.authority_pem)
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(own.pem + own.key_pem)
+        file.flush()
+        trust.load_cert_chain(file.name)
+    direct = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
+    )
+    with direct.open(url, timeout=ANSWER_S) as answer:
+        return read_use(answer.read().decode())
+
+
+def read_use(metrics: str) -> StoreUse:
+    """The use that a text of metrics tells."""
+    return StoreUse(
+        operations=sum(float(value) for value in _OPERATIONS.findall(metrics)),
+        sent_bytes=sum(float(value) for value in _SENT.findall(metrics)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

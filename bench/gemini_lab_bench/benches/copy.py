@@ -32,7 +32,7 @@ _RATIOS: Final = (
 )
 
 
-def bench_copy(repeats: int) -> list[Row]:
+def bench(repeats: int) -> list[Row]:
     """Bytes per second into the slab and over the wire, beside plain memcpy and bare Gloo.
 
     Within a repeat everything is measured once, in turn, so that a busy moment hits all alike; a

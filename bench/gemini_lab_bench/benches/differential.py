@@ -9,7 +9,6 @@ that nobody else uses.
 
 import argparse
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.recovery.messages import MakeVersion
 from gemini_lab.units import MB, MIB
 from gemini_lab_bench.benches.contention import SETTINGS, crossing, workload
+from gemini_lab_bench.benches.live_lab import ready_lab
 from gemini_lab_bench.benches.timed_runs import TimedRun, Workload, in_lab
 from gemini_lab_bench.rows import Row
 
@@ -60,10 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def bench(repeats: int, *, links: Sequence[float] = LINKS_BYTES_PER_S) -> list[Row]:
     """What making a version costs, and iteration times with both kinds of replicas."""
     made = [cost_row(kind, repeats) for kind in ("AdamW", "SGD")]
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini-lab-bench-") as folder,
-        Lab(2, 0, folder=folder) as lab,
-    ):
+    with ready_lab(2) as lab:
         turns = [{link: _runs(lab, link) for link in links} for _ in range(repeats)]
     return [*made, *rows(turns)]
 

@@ -6,22 +6,19 @@ trains as far without a drain, and the losses of both are compared.
 """
 
 import argparse
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import NodeLoss
-from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
 from gemini_lab.log.events import DRAIN, NodeDrained
 from gemini_lab.report.values import RunReport
 from gemini_lab.training.quickstart import gpt_job
-from gemini_lab_bench.benches.waiting import LIMIT_S, wait_for
+from gemini_lab_bench.benches.live_lab import LIMIT_S, ready_lab, wait_for
 from gemini_lab_bench.progress import say
-from gemini_lab_bench.rows import Row
+from gemini_lab_bench.rows import Row, single
 
 NODES: Final = 4
 BETWEEN: Final = 5  # iterations
@@ -46,11 +43,7 @@ def bench(repeats: int, *, only: str | None = None) -> list[Row]:
 
 def drained(repeats: int, *, keeps: bool) -> list[Row]:
     """What so many drains of one lab came to."""
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
-        Lab(NODES, 1, folder=Path(folder)) as lab,
-    ):
-        lab.wait_until_ready()
+    with ready_lab(NODES, 1) as lab:
         job = gpt_job(size="tiny", iterations=10**6, layer_s=LAYER_S)
         run = lab.train(job, persistent_url=None, keep_processes=keeps)
         for number in range(repeats):
@@ -77,11 +70,10 @@ def differing(report: RunReport, undisturbed: RunReport) -> Row:
     """How many of a run's losses are not those of one without drains, of those that both have."""
     here, there = report.losses, undisturbed.losses
     both = here.keys() & there.keys()
-    return Row(
-        name="losses that differ from an undisturbed run's, in all",
-        unit="",
-        values=(float(sum(here[at] != there[at] for at in both)),),
-        settings={"compared": len(both)},
+    return single(
+        "losses that differ from an undisturbed run's, in all",
+        sum(here[at] != there[at] for at in both),
+        {"compared": len(both)},
     )
 
 
@@ -97,15 +89,9 @@ def rows_of(report: RunReport) -> list[Row]:
             unit="",
             values=tuple(float(one.lost_by_any) for one in drains),
         ),
-        Row(
-            name="restarts for other reasons, in all",
-            unit="",
-            values=(float(len(report.recoveries) - len(drains)),),
-        ),
-        Row(
-            name="iterations that came out otherwise when done again, in all",
-            unit="",
-            values=(float(len(report.divergences)),),
+        single("restarts for other reasons, in all", len(report.recoveries) - len(drains)),
+        single(
+            "iterations that came out otherwise when done again, in all", len(report.divergences)
         ),
     ]
 

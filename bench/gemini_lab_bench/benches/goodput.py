@@ -12,12 +12,10 @@ how much was lost.
 
 import math
 import random
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 from typing import Final
 
@@ -33,6 +31,7 @@ from gemini_lab_bench.benches.baselines import (
     store_arm,
     store_pace,
 )
+from gemini_lab_bench.benches.live_lab import ready_lab, wait_for
 from gemini_lab_bench.benches.store_runs import (
     LAYER_S,
     RANKS,
@@ -41,7 +40,6 @@ from gemini_lab_bench.benches.store_runs import (
     stood_at,
 )
 from gemini_lab_bench.benches.timed_runs import Workload, under_torchrun
-from gemini_lab_bench.benches.waiting import wait_for
 from gemini_lab_bench.progress import say
 from gemini_lab_bench.rows import Row
 
@@ -85,10 +83,7 @@ def bench(repeats: int) -> list[Row]:
     """Have each system train for `repeats` stretches, in turn."""
     rng = random.Random(repeats)
     stretches: list[Stretch] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
-        Lab(RANKS, 1, folder=Path(folder)) as lab,
-    ):
+    with ready_lab(RANKS, 1) as lab:
         for number in range(1, repeats + 1):
             moments_s = sorted(rng.uniform(0.0, STRETCH_S) for _ in range(KILLS))
             pace_s, rate, often = store_pace()

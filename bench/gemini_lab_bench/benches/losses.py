@@ -6,10 +6,8 @@ and with a ring. The exact chance for two lost nodes is the share of pairs that 
 
 import itertools
 import random
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from gemini_lab.errors import GeminiError
@@ -18,9 +16,9 @@ from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
 from gemini_lab.placement import plan_placement, recovery_probability
 from gemini_lab.training.quickstart import gpt_job
-from gemini_lab_bench.benches.waiting import wait_for
+from gemini_lab_bench.benches.live_lab import ready_lab, wait_for
 from gemini_lab_bench.progress import say
-from gemini_lab_bench.rows import Row
+from gemini_lab_bench.rows import Row, single
 
 NODES: Final = 4
 LOST: Final = 2
@@ -46,10 +44,7 @@ def bench(repeats: int) -> list[Row]:
     rng = random.Random(repeats)
     pairs = [*itertools.combinations(range(NODES), LOST)] * repeats
     rows: list[Row] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
-        Lab(NODES, LOST, folder=Path(folder)) as lab,
-    ):
+    with ready_lab(NODES, LOST) as lab:
         for strategy in STRATEGIES:
             lab.wait_until_ready()
             run = lab.train(
@@ -57,7 +52,7 @@ def bench(repeats: int) -> list[Row]:
                 name=strategy,
                 strategy=strategy,
                 persist_every_iterations=BETWEEN,
-                persistent_url=f"file://{folder}/store-{strategy}",
+                persistent_url=f"file://{lab.folder}/store-{strategy}",
             )
             losses: list[Loss] = []
             for pair in rng.sample(pairs, len(pairs)):
@@ -81,13 +76,12 @@ def rows_of(strategy: str, losses: Sequence[Loss]) -> list[Row]:
     share = sum(kept) / len(kept)
     exact = float(recovery_probability(placement, LOST))
     return [
-        Row(name=f"{strategy}: memory sufficed", unit="", values=(share,), settings=settings),
-        Row(name=f"{strategy}: exact chance", unit="", values=(exact,), settings=settings),
-        Row(
-            name=f"{strategy}: losses otherwise than placement says",
-            unit="",
-            values=(float(len(otherwise)),),
-            settings={**settings, "which": otherwise} if otherwise else settings,
+        single(f"{strategy}: memory sufficed", share, settings),
+        single(f"{strategy}: exact chance", exact, settings),
+        single(
+            f"{strategy}: losses otherwise than placement says",
+            len(otherwise),
+            {**settings, "which": otherwise} if otherwise else settings,
         ),
     ]
 

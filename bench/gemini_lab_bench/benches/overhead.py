@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.lab.lab import Lab
 from gemini_lab.units import MB, MIB
 from gemini_lab_bench.benches.copy import memory_rows, wire_rows
+from gemini_lab_bench.benches.live_lab import ready_lab
 from gemini_lab_bench.benches.timed_runs import (
     AS_IF_LARGE,
     Spent,
@@ -99,10 +99,7 @@ def _median_s(spent: Sequence[Spent]) -> float:
 
 def bench(repeats: int) -> list[Row]:
     """Iteration times with and without checkpoints; a ratio is that of turns next to each other."""
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini-lab-bench-") as folder,
-        Lab(2, 0, folder=folder) as lab,
-    ):
+    with ready_lab(2) as lab:
         planned = partial(in_lab, lab, scheme="gemini", profile_iterations=PROFILE_ITERATIONS)
         background, blocking = partial(in_lab, lab), partial(in_lab, lab, scheme="blocking")
         idle = {

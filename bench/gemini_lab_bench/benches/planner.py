@@ -2,7 +2,7 @@
 
 from gemini_lab.placement.planner import plan_placement
 from gemini_lab.placement.probability import recovery_probability
-from gemini_lab_bench.rows import Row, growth, timed
+from gemini_lab_bench.rows import Row, growth, single, timed
 
 SIZES = (1_000, 10_000, 100_000)
 LOST = range(51)
@@ -31,10 +31,8 @@ def bench(repeats: int) -> list[Row]:
             )
         )
     exponents = [
-        Row(
-            name=f"{rows[0].name} grows with N to the power",
-            values=(growth(SIZES, [row.median for row in rows]),),
-            unit="",
+        single(
+            f"{rows[0].name} grows with N to the power", growth(SIZES, [row.median for row in rows])
         )
         for rows in (placing, deciding)
     ]

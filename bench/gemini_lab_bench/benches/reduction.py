@@ -12,10 +12,8 @@ byte: in each shard a MiB is kept for small state, which for so small a model is
 it.
 """
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -24,9 +22,10 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, VersionComplete
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab.units import MB
+from gemini_lab_bench.benches.live_lab import ready_lab
 from gemini_lab_bench.benches.store_runs import checkpoint_times, started
 from gemini_lab_bench.progress import say
-from gemini_lab_bench.rows import Row
+from gemini_lab_bench.rows import Row, single
 
 NODES: Final = (2, 3, 4)
 STORE_BYTES_PER_S: Final = 0.5 * MB
@@ -70,10 +69,7 @@ def bench(repeats: int) -> list[Row]:
     """Measure both ways `repeats` times on each number of nodes, in turn."""
     pairs = []
     for nodes in NODES:
-        with (
-            tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
-            Lab(nodes, 0, folder=Path(folder)) as lab,
-        ):
+        with ready_lab(nodes) as lab:
             for _ in range(repeats):
                 pairs.append(Pair(nodes=nodes, peers=_to_peers(lab), store=_to_the_store(nodes)))
                 say(f"{nodes} nodes: to peers {pairs[-1].reduction:.1f} times faster")
@@ -101,7 +97,7 @@ def rows_of(pairs: Sequence[Pair]) -> list[Row]:
                 values=tuple(one.reduction for one in mine),
                 settings=settings,
             ),
-            Row(name=f"{nodes} nodes: by the formula", unit="", values=(predicted,)),
+            single(f"{nodes} nodes: by the formula", predicted),
         ]
     return rows
 

@@ -4,21 +4,18 @@ One run goes from four nodes to three and back, again and again; another one of 
 does. Without dropout, whose masks depend on the rank, the two differ by the order of sums alone.
 """
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.values import RunReport
 from gemini_lab.training.quickstart import gpt_job
-from gemini_lab_bench.benches.waiting import wait_for
+from gemini_lab_bench.benches.live_lab import ready_lab, wait_for
 from gemini_lab_bench.progress import say
 from gemini_lab_bench.rows import Row
 
@@ -34,11 +31,7 @@ def bench(repeats: int) -> list[Row]:
     """Have a run go from four nodes to three and back, `repeats` times."""
     iterations = BETWEEN + 2 * repeats * (BETWEEN + MARGIN)
     job = gpt_job(size="tiny", iterations=iterations, global_batch=GLOBAL_BATCH, dropout=0.0)
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
-        Lab(NODES, 0, folder=Path(folder)) as lab,
-    ):
-        lab.wait_until_ready()
+    with ready_lab(NODES) as lab:
         undisturbed = lab.train(job, persistent_url=None).wait().report()
         run = lab.train(job, persistent_url=None)
         for number in range(repeats):

@@ -9,7 +9,6 @@ load.
 
 import argparse
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,9 +22,8 @@ from gemini_lab.injector.failures import (
     RootLoss,
     WorkerCrash,
 )
-from gemini_lab.lab.lab import Lab
 from gemini_lab.training.quickstart import gpt_job
-from gemini_lab_bench.benches.waiting import recovery_s, wait_for
+from gemini_lab_bench.benches.live_lab import ready_lab, recovery_s, wait_for
 from gemini_lab_bench.peers.environments import find_python, parse_environments
 from gemini_lab_bench.peers.nvrx_restarts import LOOK_S, restart_s
 from gemini_lab_bench.rows import Row
@@ -81,13 +79,12 @@ def bench(
     def note(failure: str, how: str, duration_s: float) -> None:
         measured.setdefault((failure, how), []).append(duration_s)
 
-    with tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder:
-        for number in range(repeats):
-            for how in WAYS:
-                one_round(Path(folder) / f"{how}-{number}", how, note)
-            if python is not None:
-                for how, look_s in PEER_WAYS.items():
-                    note("worker crash", how, restart_s(python, size=SIZE, look_s=look_s))
+    for _ in range(repeats):
+        for how in WAYS:
+            one_round(how, note)
+        if python is not None:
+            for how, look_s in PEER_WAYS.items():
+                note("worker crash", how, restart_s(python, size=SIZE, look_s=look_s))
     return rows_of(measured, why_not)
 
 
@@ -124,17 +121,15 @@ def nvrx_python(environments: Sequence[str], install: Path | None) -> tuple[Path
     return python, ""
 
 
-def one_round(folder: Path, how: str, note: Callable[[str, str, float], None]) -> None:
+def one_round(how: str, note: Callable[[str, str, float], None]) -> None:
     """Suffer each kind of failure on one lab of four nodes.
 
     Args:
-        folder: The lab's.
         how: One of `WAYS`.
         note: Told of each failure, and how many seconds there was no training.
     """
     keeps = how == "kept"
-    with Lab(4, 1, folder=folder, warm=how != "cold") as lab:
-        lab.wait_until_ready()
+    with ready_lab(4, 1, warm=how != "cold") as lab:
         job = gpt_job(size=SIZE, iterations=10**6)
         run = lab.train(job, persistent_url=None, keep_processes=keeps)
         for number, (name, failure) in enumerate(FAILURES.items(), start=1):

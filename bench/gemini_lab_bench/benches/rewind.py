@@ -5,27 +5,21 @@ length with neither bad batches nor a guard: what an iteration takes in both say
 costs.
 """
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
-from gemini_lab.errors import GeminiError
-from gemini_lab.job import Job
-from gemini_lab.lab.lab import Lab
-from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, Rewound
 from gemini_lab.log.file import read_log
 from gemini_lab.report.values import RunReport
 from gemini_lab.training.quickstart import gpt_job
+from gemini_lab_bench.benches.live_lab import finished, ready_lab
 from gemini_lab_bench.progress import say
-from gemini_lab_bench.rows import Row
+from gemini_lab_bench.rows import Row, single
 
 NODES: Final = 2
 FIRST: Final = 8  # iterations before the first bad batch
 BETWEEN: Final = 6
-LIMIT_S: Final = 600.0
 
 
 def bench(repeats: int) -> list[Row]:
@@ -33,14 +27,10 @@ def bench(repeats: int) -> list[Row]:
     took: list[tuple[float, float]] = []
     guarded: list[RunReport] = []
     unguarded: list[RunReport] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
-        Lab(NODES, folder=Path(folder)) as lab,
-    ):
-        lab.wait_until_ready()
+    with ready_lab(NODES) as lab:
         for count in (repeats - repeats // 2, repeats // 2):
             iterations = FIRST + count * BETWEEN + BETWEEN
-            unguarded.append(_finished(lab, gpt_job(size="tiny", iterations=iterations)).report())
+            unguarded.append(finished(lab, gpt_job(size="tiny", iterations=iterations)).report())
             bad = [FIRST + number * (BETWEEN + 1) for number in range(count)]
             job = gpt_job(
                 size="tiny",
@@ -48,7 +38,7 @@ def bench(repeats: int) -> list[Row]:
                 gemini={"on_not_finite": "rewind"},
                 bad_batches=",".join(map(str, bad)),
             )
-            run = _finished(lab, job)
+            run = finished(lab, job)
             guarded.append(run.report())
             took += rewinds_in(read_log(run.log))
             say(f"{count} bad batches rewound")
@@ -67,19 +57,10 @@ def rows_of(
         Row(name="of it, going back", values=tuple(s for _, s in took)),
         Row(name="an iteration, guarded", values=_steady(guarded)),
         Row(name="an iteration, unguarded", values=_steady(unguarded)),
-        Row(
-            name="processes that were started anew, in all",
-            unit="",
-            values=(float(sum(len(one.recoveries) for one in guarded)),),
+        single(
+            "processes that were started anew, in all", sum(len(one.recoveries) for one in guarded)
         ),
     ]
-
-
-def _finished(lab: Lab, job: Job) -> Run:
-    run = lab.train(job, persistent_url=None).wait(LIMIT_S)
-    if run.report().outcome != "finished":
-        raise GeminiError(f"{run} did not finish: {run.report().reason}")
-    return run
 
 
 def rewinds_in(log: Iterable[Entry]) -> Iterator[tuple[float, float]]:

@@ -12,12 +12,11 @@ The link is slow, and a run takes over a minute: a chunk takes some tenths of a 
 which must be little beside its time on the link, as it is where chunks have 32 MB.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gemini_lab.lab.lab import Lab
 from gemini_lab.units import KIB, MB
+from gemini_lab_bench.benches.live_lab import ready_lab
 from gemini_lab_bench.benches.timed_runs import FEW_SPANS, TimedRun, Workload, in_lab
 from gemini_lab_bench.rows import Row
 
@@ -41,10 +40,7 @@ SCHEMES: Final = ("none", "blocking", "naive", "interleaved", "gemini")
 
 def bench(repeats: int) -> list[Row]:
     """Iteration times of the five schemes, in turn, and their ratios to none in the same turn."""
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini-lab-bench-") as folder,
-        Lab(2, 0, folder=folder) as lab,
-    ):
+    with ready_lab(2) as lab:
         turns = [
             {scheme: in_lab(lab, WORKLOAD, scheme=scheme, **SETTINGS) for scheme in SCHEMES}
             for _ in range(repeats)

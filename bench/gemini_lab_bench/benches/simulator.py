@@ -4,7 +4,7 @@ from gemini_lab.simulator.failures import opt_175b, poisson_failures
 from gemini_lab.simulator.peers import POLICIES
 from gemini_lab.simulator.simulate import compare
 from gemini_lab.simulator.workload import paper_workload
-from gemini_lab_bench.rows import Row, growth, timed
+from gemini_lab_bench.rows import Row, growth, single, timed
 
 SIZES = (1_000, 3_000, 10_000)
 DAYS = 30.0
@@ -32,4 +32,4 @@ def bench(repeats: int) -> list[Row]:
             )
         )
     exponent = growth(SIZES, [row.median for row in rows])
-    return [*rows, Row(name="compare grows with N to the power", values=(exponent,), unit="")]
+    return [*rows, single("compare grows with N to the power", exponent)]

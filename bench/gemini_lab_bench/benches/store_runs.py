@@ -16,7 +16,7 @@ import psutil
 
 from gemini_lab.errors import GeminiError, RunFailedError
 from gemini_lab.job import python_command
-from gemini_lab_bench.benches.waiting import LIMIT_S
+from gemini_lab_bench.benches.live_lab import LIMIT_S
 from gemini_lab_bench.in_memory import folder_in_memory
 
 RANKS: Final = 2

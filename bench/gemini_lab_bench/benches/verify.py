@@ -12,14 +12,12 @@
 import argparse
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
-from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import Where, WrongSums
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
@@ -28,9 +26,9 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import read_log
 from gemini_lab.report.values import RunReport
 from gemini_lab.training.quickstart import gpt_job
-from gemini_lab_bench.benches.waiting import LIMIT_S, wait_for
+from gemini_lab_bench.benches.live_lab import LIMIT_S, finished, ready_lab, wait_for
 from gemini_lab_bench.progress import say
-from gemini_lab_bench.rows import Row
+from gemini_lab_bench.rows import Row, single
 
 NODES: Final = 3
 EVERY: Final = 5
@@ -73,9 +71,9 @@ def bench(
     """Strike real ranks; measure `repeats` pairs of runs, and strike one four times as often."""
     rows: list[Row] = []
     if only != "lab":
-        from gemini_lab_bench.benches import verify_trials  # noqa: PLC0415 - has DeepSpeed
+        from gemini_lab_bench.benches import verify_ranks  # noqa: PLC0415 - has DeepSpeed
 
-        rows += verify_trials.rows_of(verify_trials.struck(tries), verify_trials.undisturbed(clean))
+        rows += verify_ranks.rows_of(verify_ranks.struck(tries), verify_ranks.undisturbed(clean))
     if only != "ranks":
         rows += _in_lab(repeats)
     return rows
@@ -85,11 +83,7 @@ def _in_lab(repeats: int) -> list[Row]:
     plain: list[RunReport] = []
     verified: list[RunReport] = []
     logs: list[Path] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
-        Lab(NODES, folder=Path(folder)) as lab,
-    ):
-        lab.wait_until_ready()
+    with ready_lab(NODES) as lab:
         for number in range(repeats):
             plain.append(_finished(lab).report())
             run = _finished(lab, verify_every=EVERY)
@@ -109,11 +103,7 @@ def _in_lab(repeats: int) -> list[Row]:
 
 
 def _finished(lab: Lab, **gemini: int) -> Run:
-    job = gpt_job(size="tiny", iterations=ITERATIONS, gemini=dict(gemini))
-    run = lab.train(job, persistent_url=None).wait(LIMIT_S)
-    if run.report().outcome != "finished":
-        raise GeminiError(f"{run} did not finish: {run.report().reason}")
-    return run
+    return finished(lab, gpt_job(size="tiny", iterations=ITERATIONS, gemini=dict(gemini)))
 
 
 def _strike(run: Run, count: int) -> Iterator[Try]:
@@ -171,10 +161,9 @@ def cost_rows(
 def tries_rows(tries: Sequence[Try], *, clean: int) -> list[Row]:
     """Who was named when bits turned, and when none did."""
     rows = [
-        Row(
-            name=f"bit in {one}: of {sum(t.where == one for t in tries)}, the node was named",
-            unit="",
-            values=(float(sum(t.is_named for t in tries if t.where == one)),),
+        single(
+            f"bit in {one}: of {sum(t.where == one for t in tries)}, the node was named",
+            sum(t.is_named for t in tries if t.where == one),
         )
         for one in get_args(Where)
     ]
@@ -183,13 +172,9 @@ def tries_rows(tries: Sequence[Try], *, clean: int) -> list[Row]:
     return [
         *rows,
         Row(name="replays until it was", unit="", values=tuple(float(f.replays) for f in found)),
-        Row(
-            name="bits without any effect on sums",
-            unit="",
-            values=(float(len(tries) - len(found)),),
-        ),
-        Row(name="right machines that were accused", unit="", values=(float(accused),)),
-        Row(name="iterations in which all said the same", unit="", values=(float(clean),)),
+        single("bits without any effect on sums", len(tries) - len(found)),
+        single("right machines that were accused", accused),
+        single("iterations in which all said the same", clean),
     ]
 
 

@@ -6,7 +6,9 @@ nodes. There is no agent, no version in memory and nobody who acts on a verdict;
 machine, and that each is a machine of its own is said to the verdict by its name alone.
 """
 
+import itertools
 import os
+import random
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, get_args
 
 import deepspeed
 import torch
@@ -33,6 +35,7 @@ from gemini_lab.recovery.messages import Flawed
 from gemini_lab.seats import Seats
 from gemini_lab.training.gpt import GPT, GPTConfig
 from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab_bench.rows import Row, single
 
 EngineName = Literal["ZeRO-1", "ZeRO-3", "DDP", "FSDP2"]
 STRUCK_AT: Final = 2  # the iteration; by then optimizers have all their tensors
@@ -40,6 +43,12 @@ _MODEL: Final = GPTConfig(layers=2, width=32, heads=2, context=16)
 _STRUCK: Final = replace(_MODEL, dropout=0.0)  # a bit that dropout drops makes no sum wrong
 _BATCH: Final = 2
 _LIMIT_S: Final = 900.0
+RANKS: Final = (3, 4, 5)
+_MOST_REPLAYS: Final = 2
+_REAL: Final = {
+    "real": "processes, Gloo, engines, turned bits, replays, the verdict",
+    "not": "machines (names alone), agents, versions, what follows a verdict",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +87,36 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a trial.
+    """The end of a trial.
 
     Attributes:
+        trial: The job.
         clean: Iterations of which all machines said the same.
-        found: What was found in the one that followed, where training stood still.
+        found: What was found in the one that followed, in which training stood still.
     """
 
+    trial: Trial
     clean: int
     found: Found | None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the struck machine alone was named at once, within two replays."""
+        strike, found = self.trial.strike, self.found
+        return (
+            strike is not None
+            and found is not None
+            and found.verdict.wrong == (node_name(strike.rank),)
+            and found.verdict.is_sure
+            and found.replays <= _MOST_REPLAYS
+        )
+
+    @property
+    def accuses_another(self) -> bool:
+        """Whether a machine was named that was not struck."""
+        strike, found = self.trial.strike, self.found
+        named = set() if found is None else {*found.verdict.wrong}
+        return bool(named - ({node_name(strike.rank)} if strike else set()))
 
 
 def node_name(rank: int) -> str:
@@ -133,6 +163,63 @@ def _received(pipe: Any) -> list[Outcome]:
     if isinstance(answer, str):
         raise GeminiError(f"a rank failed: {answer}")
     return answer
+
+
+def strikes(count: int) -> Iterator[tuple[int, Trial]]:
+    """So many trials with the number of their ranks; every kind of strike is as likely."""
+    drawn = random.Random(0)
+    kinds = [
+        *itertools.product(get_args(EngineName), get_args(Where), (True, False), (True, False))
+    ]
+    drawn.shuffle(kinds)
+    for number, (engine, where, lasts, in_replay) in zip(
+        range(count), itertools.cycle(kinds), strict=False
+    ):
+        ranks = RANKS[number % len(RANKS)]
+        strike = Strike(rank=drawn.randrange(ranks), where=where, lasts=lasts, in_replay=in_replay)
+        yield ranks, Trial(engine=engine, seed=number, strike=strike)
+
+
+def struck(count: int) -> list[Outcome]:
+    """Carry out so many trials with a strike each."""
+    drawn = [*strikes(count)]
+    return [
+        outcome
+        for ranks in RANKS
+        for outcome in outcomes([trial for of, trial in drawn if of == ranks], ranks=ranks)
+    ]
+
+
+def undisturbed(iterations: int) -> list[Outcome]:
+    """Have at least so many iterations verified that nothing disturbs, with each engine."""
+    engines = get_args(EngineName)
+    share = -(-iterations // len(engines))
+    trials = [Trial(engine=one, seed=7, iterations=share) for one in engines]
+    return outcomes(trials, ranks=RANKS[0])
+
+
+def rows_of(tries: Sequence[Outcome], clean: Sequence[Outcome]) -> list[Row]:
+    """Who was named and who was accused, in numbers."""
+    rows = [
+        single(
+            f"{where} of real ranks: of {len(of)}, the machine was named",
+            sum(one.is_named for one in of),
+            _REAL,
+        )
+        for where in get_args(Where)
+        if (of := [one for one in tries if one.trial.strike and one.trial.strike.where == where])
+    ]
+    replays = [one.found.replays for one in tries if one.found is not None]
+    verified = sum(one.clean for one in clean)
+    return [
+        *rows,
+        single("of all, another machine was named", sum(one.accuses_another for one in tries)),
+        single("most replays until it was", max(replays, default=0)),
+        single(
+            f"undisturbed iterations of real ranks: of {verified}, with an accusation",
+            sum(one.found is not None for one in clean),
+        ),
+    ]
 
 
 # -- in a rank -----------------------------------------------------------------------------------
@@ -184,7 +271,7 @@ def _outcome(trial: Trial, group: CheckpointGroup) -> Outcome:
         for number in range(1, trial.iterations + 1):
             watched.iteration = number
             job.update(torch.randint(256, (2, _BATCH, _MODEL.context)))
-    return Outcome(clean=watched.clean, found=watched.found)
+    return Outcome(trial=trial, clean=watched.clean, found=watched.found)
 
 
 class _StandsStillError(Exception):

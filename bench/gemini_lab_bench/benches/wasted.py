@@ -7,22 +7,19 @@ more decide: Eq. (1) holds where what it says lies within the interval of the me
 """
 
 import random
-import tempfile
 import time
-from pathlib import Path
 from statistics import median
 from typing import Final
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import WorkerCrash
-from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.run import Run
 from gemini_lab.report.values import RunReport
 from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.training.quickstart import gpt_job
-from gemini_lab_bench.benches.waiting import wait_for
+from gemini_lab_bench.benches.live_lab import ready_lab, wait_for
 from gemini_lab_bench.progress import say
-from gemini_lab_bench.rows import Row
+from gemini_lab_bench.rows import Row, single
 
 NODES: Final = 4
 SETTLED: Final = 4  # iterations after a start, before a failure may come
@@ -32,11 +29,7 @@ WITHIN: Final = 4  # iterations from then, in which it comes
 def bench(repeats: int) -> list[Row]:
     """Kill `repeats` workers of one lab, each at a moment of its own."""
     rng = random.Random(repeats)
-    with (
-        tempfile.TemporaryDirectory(prefix="gemini_lab-bench-") as folder,
-        Lab(NODES, folder=Path(folder)) as lab,
-    ):
-        lab.wait_until_ready()
+    with ready_lab(NODES) as lab:
         run = lab.train(gpt_job(size="tiny", iterations=10**6), persistent_url=None)
         pace_s = 0.0
         for number in range(1, repeats + 1):
@@ -84,10 +77,10 @@ def rows_of(report: RunReport) -> list[Row]:
             values=tuple(one / wasted.predicted_s for one in wasted.measured_s),
         ),
         Row(name="its mean (Student-t)", values=(mean.mean,), bounds=(mean.low, mean.high)),
-        Row(name="Eq. (1) lies there (1: yes)", unit="", values=(float(holds),)),
+        single("Eq. (1) lies there (1: yes)", holds),
         Row(name="lost beyond t_ckpt, in intervals (0.5)", unit="", values=tuple(beyond)),
-        Row(name="... in 1 of 4 less than (0.25)", unit="", values=(_quartile(beyond, 1),)),
-        Row(name="... in 3 of 4 less than (0.75)", unit="", values=(_quartile(beyond, 3),)),
+        single("... in 1 of 4 less than (0.25)", _quartile(beyond, 1)),
+        single("... in 3 of 4 less than (0.75)", _quartile(beyond, 3)),
     ]
 
 
