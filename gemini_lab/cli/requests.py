@@ -14,7 +14,7 @@ from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import RUN_HELP, add_finding, finder_of, parser_of, same_run
 from gemini_lab.display import columns, tell
 from gemini_lab.errors import ConfigError
-from gemini_lab.injector.failures import FAILURES, Failure, Where, read_failure
+from gemini_lab.injector.failures import FAILURES, Where, meaning, read_failure
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.limits import seconds, whole
@@ -338,14 +338,6 @@ def inject_parser() -> argparse.ArgumentParser:
     options.add_argument("--once", action="store_true", help="for wrong_sums: not each time")
     add_finding(options)
     return options
-
-
-def meaning(kind: type[Failure]) -> str:
-    """Return a kind of failure in a line for users, with other kinds by the names used here."""
-    line = (kind.__doc__ or "").partition("\n")[0].replace("`", "").replace('"', "")
-    for name, other in FAILURES.items():
-        line = line.replace(other.__name__, name)
-    return line
 
 
 def inject_command(arguments: Sequence[str]) -> int:

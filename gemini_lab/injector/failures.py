@@ -295,6 +295,14 @@ FAILURES: Final[dict[str, type[Failure]]] = {
 """Every kind of failure by its name in JSON."""
 
 
+def meaning(kind: type[Failure]) -> str:
+    """Return a kind of failure in a line for users, with other kinds by their names in JSON."""
+    line = (kind.__doc__ or "").partition("\n")[0].replace("`", "").replace('"', "")
+    for name, other in FAILURES.items():
+        line = line.replace(other.__name__, name)
+    return line
+
+
 def read_failure(
     kind: str,
     places: Sequence[str],

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.injector.failures import FAILURES, BitFlip, LinkCut, WrongSums, meaning
 from gemini_lab_bench.chaos.command import parser, plan_of
 from gemini_lab_bench.chaos.faults import Fault, Schedule, draw
 from gemini_lab_bench.chaos.kinds import AIMED, KINDS, OF_SAVES, USUAL, named
@@ -19,13 +20,13 @@ from gemini_lab_bench.chaos.tier import BreakableTier
 
 DRAWN = [
     "root_stop for 5.2 s, 2.11 s of calm",
-    "node_kill of rank 3, 1.05 s of training",
+    "node_loss of rank 3, 1.05 s of training",
     "bit_flip of rank 3, 0.01 s after the fault before",
     "root_stop for 8.7 s, 1.38 s of calm",
-    "node_kill of rank 1, 0.50 s of training",
+    "node_loss of rank 1, 0.50 s of training",
     "root_stop for 1.8 s, 0.09 s after the fault before",
-    "node_kill of rank 0, 0.41 s of training",
-    "node_kill of rank 3, 0.18 s of training",
+    "node_loss of rank 0, 0.41 s of training",
+    "node_loss of rank 3, 0.18 s of training",
     "owner_kill, 0.76 s of calm",
 ]
 FORM = Schedule(seed=3, number=0, nodes=4, standbys=1, iterations=60, faults=())
@@ -54,7 +55,7 @@ def test_a_seed_and_a_number_always_give_the_same_schedule(form, count, kinds):
 
 def test_what_was_drawn_before_there_were_more_kinds_is_drawn_again():
     """A campaign that is told of by its seed and its kinds can be run again in later versions."""
-    kinds = ["node_kill", "tier_away", "root_stop", "owner_kill", "bit_flip", "partition_in"]
+    kinds = ["node_loss", "tier_away", "root_stop", "owner_kill", "bit_flip", "partition_in"]
     told = [str(fault) for fault in draw(FORM, 9, kinds=kinds).faults]
     assert told == DRAWN
 
@@ -88,7 +89,7 @@ def test_what_comes_as_a_version_is_saved_or_as_a_run_ends_comes_then():
 def test_a_pattern_names_all_kinds_that_it_fits_in_the_order_of_the_words():
     assert named(["hands", "tier_un*"]) == ("hands", "tier_unread", "tier_unlisted")
     assert named(["tier_away", "tier_*"])[0] == "tier_away"
-    with pytest.raises(ConfigError, match=r"'sneeze_\*'.*worker_kill"):
+    with pytest.raises(ConfigError, match=r"'sneeze_\*'.*worker_crash"):
         named(["tier_*", "sneeze_*"])
 
 
@@ -144,7 +145,7 @@ def test_a_schedule_comes_back_from_its_file(form, count, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("kinds", "verifies", "resizes"),
-    [("wrong_sums,node_kill", True, False), ("resize", False, True), ("node_kill", False, False)],
+    [("wrong_sums,node_loss", True, False), ("resize", False, True), ("node_loss", False, False)],
 )
 def test_a_run_has_the_job_that_its_faults_are_for(kinds, verifies, resizes, tmp_path):
     plan = plan_of(parser().parse_args(["--kinds", kinds, "--folder", str(tmp_path)]))
@@ -186,8 +187,8 @@ HEAD = '{"seed": 0, "number": 0, "nodes": 2, "standbys": 0, "iterations": 9, "fa
     [
         ("{}", "seed"),
         (HEAD + "7}", "faults"),
-        (HEAD + '[{"kind": "sneeze"}]}', "sneeze.*worker_kill"),
-        (HEAD + '[{"kind": "node_kill", "rank": 2}]}', "rank 2.*2 ranks"),
+        (HEAD + '[{"kind": "sneeze"}]}', "sneeze.*worker_crash"),
+        (HEAD + '[{"kind": "node_loss", "rank": 2}]}', "rank 2.*2 ranks"),
     ],
 )
 def test_a_file_that_is_no_schedule_is_refused_with_what_is_wrong(tmp_path, text, said):
@@ -198,7 +199,7 @@ def test_a_file_that_is_no_schedule_is_refused_with_what_is_wrong(tmp_path, text
 
 
 def test_an_unknown_kind_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"sneeze.*worker_kill"):
+    with pytest.raises(ConfigError, match=r"sneeze.*worker_crash"):
         draw(FORM, 3, kinds=["sneeze"])
 
 
@@ -240,9 +241,35 @@ def test_a_fault_says_what_it_does_where_and_when():
 
 
 def test_a_schedule_says_how_many_machines_it_can_take_and_what_its_run_must_have():
-    kinds = ("node_kill", "all_kill", "rack_stop", "pair_kill", "etcd_kill", "partition")
+    kinds = ("node_loss", "all_kill", "rack_stop", "pair_kill", "etcd_kill", "partition")
     schedule = FORM.having([Fault(kind=kind) for kind in kinds])
     assert schedule.most_lost == 1 + 5 + 3 + 2 + 0 + 1
     assert schedule.needs == {"nothing", "network"}
     assert set(schedule.rack_of) == {f"node-{number}" for number in range(5)}
     assert len(set(schedule.rack_of.values())) == 2
+
+
+def test_a_kind_that_the_injector_has_is_told_in_its_words():
+    shared = (KINDS.keys() & FAILURES.keys()) - {"link_cut"}  # of which there are two kinds
+    assert shared >= {"worker_crash", "worker_hang", "node_loss", "root_loss", "rack_loss"}
+    assert {name: KINDS[name].text for name in shared} == {
+        name: meaning(FAILURES[name]) for name in shared
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "failure"),
+    [
+        ("link_cut", LinkCut("rank-3")),
+        ("worker_cut", LinkCut("rank-3", to="rank-0")),
+        ("bit_flip", BitFlip("rank-3", 3)),
+        ("wrong_sums", WrongSums("rank-3", "activation", seed=7)),
+    ],
+)
+def test_what_a_run_is_asked_for_is_a_failure_of_the_injector(kind, failure):
+    assert Fault(kind=kind, rank=3, bit=7).failure(ranks=4) == failure
+
+
+def test_what_strikes_from_outside_is_asked_of_no_run():
+    with pytest.raises(ConfigError, match="no node_loss; strike from outside"):
+        Fault(kind="node_loss").failure(ranks=4)

@@ -521,7 +521,7 @@ def suffered(tmp_path, *struck, hang=""):
 @pytest.fixture
 def result(tmp_path):
     """Two runs: a kill and a stop that did not happen, then a kill in a run that did not hold."""
-    kill, stop = Fault(kind="node_kill"), Fault(kind="etcd_stop", lasts_s=1.0)
+    kill, stop = Fault(kind="node_loss"), Fault(kind="etcd_stop", lasts_s=1.0)
     found = Result(plan="a kill or two", duration_s=60.0)
     found.add(
         suffered(
@@ -539,7 +539,7 @@ def result(tmp_path):
 def test_the_table_has_a_line_a_kind_with_median_worst_and_verdict(result):
     head, kills, stops, *_ = str(result).splitlines()
     assert head.split()[:6] == ["kind", "struck", "held", "stood", "still:", "median"]
-    assert kills.split()[:7] == ["node_kill", "2", "1", "5.5", "s", "5.5", "s"]
+    assert kills.split()[:7] == ["node_loss", "2", "1", "5.5", "s", "5.5", "s"]
     assert kills.endswith("1 in runs that did not hold")
     assert stops.split() == ["etcd_stop", "0", "0", "it", "never", "happened"]
     assert "2 faults struck" in str(result)
@@ -560,7 +560,7 @@ def test_one_table_sums_several_campaigns(result, tmp_path, capsys):
     assert main(["chaos", "--table", *map(str, files)]) == 0
     said = capsys.readouterr().out
     assert said == summed([result, result]) + "\n"
-    assert said.splitlines()[1].split()[:3] == ["node_kill", "4", "2"]
+    assert said.splitlines()[1].split()[:3] == ["node_loss", "4", "2"]
     assert "4 faults struck" in said
     assert "2 did not hold, 0 were cut short" in said
     assert "2 minutes, 2.0 faults a minute" in said
@@ -572,14 +572,14 @@ def test_what_a_machine_cannot_break_is_left_out_and_refused_where_it_is_named()
     assert set(KINDS) - set(can) == {k for k in KINDS if KINDS[k].needs in {"network", "clock"}}
     assert "clock_step: no compiler" in reasons
     with pytest.raises(ConfigError, match="partition: no network"):
-        check(["node_kill", "partition"], without={"network": "no network"})
-    check(["node_kill"], without={"network": "no network"})
+        check(["node_loss", "partition"], without={"network": "no network"})
+    check(["node_loss"], without={"network": "no network"})
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--kinds", "sneeze"], "sneeze.*worker_kill"),
+        (["--kinds", "sneeze"], "sneeze.*worker_crash"),
         (["--faults", "0"], r"--faults must be above zero \(got 0\)"),
         (["--replay", "nowhere.json"], "cannot read a schedule from nowhere.json"),
         (["--table", "nowhere.json"], "cannot read a campaign from nowhere.json"),

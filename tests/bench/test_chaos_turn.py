@@ -74,7 +74,7 @@ def go_through(*faults, **options):
 
 
 def test_in_calm_two_iterations_come_between_a_fault_and_the_next():
-    run, struck = go_through(Fault(kind="node_kill"), Fault(kind="agent_kill"))
+    run, struck = go_through(Fault(kind="node_loss"), Fault(kind="agent_kill"))
     (_, first), (_, second) = run.hits
     assert first >= 2
     assert second >= first + 2
@@ -83,15 +83,15 @@ def test_in_calm_two_iterations_come_between_a_fault_and_the_next():
 
 def test_together_comes_while_the_fault_before_still_stops_training():
     run, _ = go_through(
-        Fault(kind="node_kill"), Fault(kind="agent_kill", moment="together", after_s=0.02)
+        Fault(kind="node_loss"), Fault(kind="agent_kill", moment="together", after_s=0.02)
     )
     (_, first), (_, second) = run.hits
     assert first == second
 
 
 def test_an_aimed_fault_strikes_when_its_step_has_begun():
-    run, struck = go_through(Fault(kind="node_kill"), Fault(kind="agent_kill", moment="plan"))
-    assert [kind for kind, _ in run.hits] == ["node_kill", "agent_kill"]
+    run, struck = go_through(Fault(kind="node_loss"), Fault(kind="agent_kill", moment="plan"))
+    assert [kind for kind, _ in run.hits] == ["node_loss", "agent_kill"]
     assert run.hits[0][1] == run.hits[1][1]
     assert struck[1].happened
 
@@ -103,14 +103,14 @@ def test_without_a_recovery_an_aimed_fault_never_comes():
 
 
 def test_what_lasts_is_mended_before_the_next_comes():
-    run, struck = go_through(Fault(kind="etcd_stop", lasts_s=0.2), Fault(kind="node_kill"))
+    run, struck = go_through(Fault(kind="etcd_stop", lasts_s=0.2), Fault(kind="node_loss"))
     assert run.mended == ["etcd_stop"]
     assert struck[0].until_s >= struck[0].at_s + 0.2
 
 
 def test_meanwhile_comes_while_the_fault_before_still_lasts_but_training_goes_on():
     run, struck = go_through(
-        Fault(kind="etcd_stop", lasts_s=60.0), Fault(kind="node_kill", moment="meanwhile")
+        Fault(kind="etcd_stop", lasts_s=60.0), Fault(kind="node_loss", moment="meanwhile")
     )
     (_, first), (_, second) = run.hits
     assert first + 2 <= second < run.iterations
@@ -120,26 +120,26 @@ def test_meanwhile_comes_while_the_fault_before_still_lasts_but_training_goes_on
 
 def test_meanwhile_does_not_come_before_training_goes_on():
     run, _ = go_through(
-        Fault(kind="etcd_kill", lasts_s=0.01), Fault(kind="node_kill", moment="meanwhile")
+        Fault(kind="etcd_kill", lasts_s=0.01), Fault(kind="node_loss", moment="meanwhile")
     )
     (_, first), (_, second) = run.hits
     assert second >= first + 2
 
 
 def test_a_run_whose_time_is_up_is_struck_no_more_and_told_to_end_in_calm():
-    run, turn = play(Fault(kind="node_kill"), stop_s=time.monotonic(), iterations=10**9)
+    run, turn = play(Fault(kind="node_loss"), stop_s=time.monotonic(), iterations=10**9)
     assert turn.has_told_to_end
     assert run.hits == []
 
 
 def test_a_run_that_ends_before_its_time_is_up_is_not_told_to():
-    _, turn = play(Fault(kind="node_kill"), stop_s=time.monotonic() + 600)
+    _, turn = play(Fault(kind="node_loss"), stop_s=time.monotonic() + 600)
     assert not turn.has_told_to_end
 
 
 def test_a_fault_for_the_end_is_not_waited_for_when_time_is_up():
     run, turn = play(
-        Fault(kind="node_kill"),
+        Fault(kind="node_loss"),
         Fault(kind="agent_kill", moment="end"),
         stop_s=time.monotonic() + 0.5,
         iterations=10**9,
@@ -249,7 +249,7 @@ def test_training_that_does_not_go_on_in_time_hangs():
 
 
 def test_what_is_not_there_did_not_happen_and_the_rest_goes_on():
-    run, struck = go_through(Fault(kind="standby_kill"), Fault(kind="node_kill"))
+    run, struck = go_through(Fault(kind="standby_kill"), Fault(kind="node_loss"))
     assert [one.happened for one in struck] == [False, True]
     assert "no such process" in struck[0].hit
     assert len(run.hits) == 1

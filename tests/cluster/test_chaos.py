@@ -11,7 +11,7 @@ from gemini_lab_bench.chaos.store import why_not as why_no_store
 
 from .conftest import shell
 
-KINDS = "worker_kill,agent_kill,node_stop,root_kill,etcd_kill,link_cut,tier_flip,owner_stop"
+KINDS = "worker_crash,agent_kill,node_stop,root_loss,etcd_kill,link_cut,tier_flip,owner_stop"
 
 
 @pytest.mark.usefixtures("leaves_nothing")

@@ -7,11 +7,12 @@ the clock alone: so a schedule means the same on a fast machine and on a busy on
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.injector.failures import BitFlip, Failure, LinkCut, Where, WrongSums
 from gemini_lab.seats import node_name
 from gemini_lab_bench.chaos.kinds import AIMED, KINDS, Means, Moment, Place
 
@@ -70,6 +71,24 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def place(self) -> Place:
         """Whose thing it breaks."""
         return KINDS[self.kind].place
+
+    def failure(self, *, ranks: int) -> Failure:
+        """Return the injector's failure that the run's owner is asked for.
+
+        Raises:
+            ConfigError: The injector has no such failure.
+        """
+        place, wheres = f"rank-{self.rank}", get_args(Where)
+        match self.kind:
+            case "link_cut":
+                return LinkCut(place)
+            case "worker_cut":
+                return LinkCut(place, to=f"rank-{(self.rank + 1) % ranks}")
+            case "bit_flip":
+                return BitFlip(place, self.rank)
+            case "wrong_sums":
+                return WrongSums(place, wheres[self.bit % len(wheres)], seed=self.bit % 2**31)
+        raise ConfigError(f"the injector has no {self.kind}; strike from outside of the run")
 
     @property
     def step_s(self) -> int:

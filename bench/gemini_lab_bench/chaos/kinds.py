@@ -1,4 +1,4 @@
-"""What a campaign can break: every kind of fault by its name, as plain values."""
+"""Kinds of faults that a campaign strikes with, as plain values; the injector's by its names."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -7,6 +7,17 @@ from typing import Final, Literal
 import msgspec
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.injector.failures import (
+    BitFlip,
+    Failure,
+    NodeLoss,
+    RackLoss,
+    RootLoss,
+    WorkerCrash,
+    WorkerHang,
+    WrongSums,
+    meaning,
+)
 
 Place = Literal["rank", "standby", "pair", "rack", "all", "root", "elsewhere"]
 Means = Literal["nothing", "disk", "network", "clock", "store", "sockets"]
@@ -83,6 +94,20 @@ EDITS: Final = (4.0, 40.0)
 STORE: Final = (2.0, 30.0)  # some until long after a start has asked for what it lost
 
 
+def _failure(
+    kind: type[Failure],
+    *,
+    place: Place = "rank",
+    begins_recovery: bool = False,
+    costs_s: float = 2.0,
+    job: JobForm = "usual",
+) -> Kind:
+    """Return the kind that the injector has too, by the same name and in the same words."""
+    return Kind(
+        text=meaning(kind), place=place, begins_recovery=begins_recovery, costs_s=costs_s, job=job
+    )
+
+
 def _store(text: str, *, beside: tuple[str, ...] = ("pair_kill",)) -> Kind:
     """What a store does to those who ask it, felt where memory has lost what they ask for."""
     return Kind(text=text, needs="store", lasts_s=STORE, costs_s=12, beside=beside, repeats=True)
@@ -90,15 +115,13 @@ def _store(text: str, *, beside: tuple[str, ...] = ("pair_kill",)) -> Kind:
 
 def _limit(text: str, *, place: Place = "rank") -> Kind:
     """What an agent can have no more of, felt where it has to start something."""
-    beside = ("node_kill", "worker_kill")
+    beside = ("node_loss", "worker_crash")
     return Kind(text=text, place=place, lasts_s=AWAY, costs_s=10, beside=beside, repeats=True)
 
 
 KINDS: Final[dict[str, Kind]] = {
-    "worker_kill": Kind(text="SIGKILL to a worker", place="rank", begins_recovery=True, costs_s=5),
-    "worker_hang": Kind(
-        text="SIGSTOP to a worker, for good", place="rank", begins_recovery=True, costs_s=14
-    ),
+    "worker_crash": _failure(WorkerCrash, begins_recovery=True, costs_s=5),
+    "worker_hang": _failure(WorkerHang, begins_recovery=True, costs_s=14),
     "worker_stop": Kind(
         text="a worker stopped, and continued", place="rank", lasts_s=SHORT, costs_s=6
     ),
@@ -114,9 +137,7 @@ KINDS: Final[dict[str, Kind]] = {
     "agent_stop": Kind(
         text="an agent stopped, and continued", place="rank", lasts_s=SHORT, costs_s=6
     ),
-    "node_kill": Kind(
-        text="SIGKILL to all of a node", place="rank", begins_recovery=True, costs_s=8
-    ),
+    "node_loss": _failure(NodeLoss, begins_recovery=True, costs_s=8),
     "node_stop": Kind(
         text="all of a node stopped: it returns", place="rank", lasts_s=SHORT, costs_s=7
     ),
@@ -133,9 +154,7 @@ KINDS: Final[dict[str, Kind]] = {
         lasts_s=NOTICE,
         costs_s=10,
     ),
-    "root_kill": Kind(
-        text="SIGKILL to all of the root's node", place="root", begins_recovery=True, costs_s=10
-    ),
+    "root_loss": _failure(RootLoss, place="root", begins_recovery=True, costs_s=10),
     "root_stop": Kind(
         text="the root's node stopped: it returns", place="root", lasts_s=SHORT, costs_s=10
     ),
@@ -147,9 +166,7 @@ KINDS: Final[dict[str, Kind]] = {
     "pair_stop": Kind(
         text="all who keep a shard stopped: they return", place="pair", lasts_s=SHORT, costs_s=12
     ),
-    "rack_kill": Kind(
-        text="SIGKILL to all of a rack", place="rack", begins_recovery=True, costs_s=15
-    ),
+    "rack_loss": _failure(RackLoss, place="rack", begins_recovery=True, costs_s=15),
     "rack_stop": Kind(
         text="all of a rack stopped: it returns", place="rack", lasts_s=SHORT, costs_s=12
     ),
@@ -195,14 +212,8 @@ KINDS: Final[dict[str, Kind]] = {
     "clock_step": Kind(
         text="a node's clock set, by up to an hour either way", place="rank", needs="clock"
     ),
-    "bit_flip": Kind(text="a bit turned in a node's memory", place="rank"),
-    "wrong_sums": Kind(
-        text="a node computes wrong from then on: a bit turns in its sums",
-        place="rank",
-        begins_recovery=True,
-        costs_s=8,
-        job="verified",
-    ),
+    "bit_flip": _failure(BitFlip),
+    "wrong_sums": _failure(WrongSums, begins_recovery=True, costs_s=8, job="verified"),
     "resize": Kind(
         text="the run resized to a node less, and back",
         lasts_s=SMALLER,
@@ -255,7 +266,7 @@ KINDS: Final[dict[str, Kind]] = {
         text="the script's own module edited, and edited back",
         lasts_s=EDITS,
         costs_s=8,
-        beside=("worker_kill", "node_kill"),
+        beside=("worker_crash", "node_loss"),
     ),
     "rewind": Kind(text="training told to take back some iterations, and do them again"),
     "hands": Kind(

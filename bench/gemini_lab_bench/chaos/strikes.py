@@ -9,12 +9,11 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, get_args
+from typing import Final
 
 import psutil
 
 from gemini_lab.errors import ConfigError, GeminiError
-from gemini_lab.injector.failures import BitFlip, Failure, LinkCut, Where, WrongSums
 from gemini_lab.lab.control import ask
 from gemini_lab.log.file import LOG_FILE
 from gemini_lab.recovery.messages import InjectFailure
@@ -33,6 +32,8 @@ Way = Callable[[Fault], tuple[str, Mend | None]]
 FEWEST_TO_TELL: Final = 3
 SIGNALS: Final = {
     "kill": signal.SIGKILL,
+    "crash": signal.SIGKILL,
+    "loss": signal.SIGKILL,
     "hang": signal.SIGSTOP,
     "stop": signal.SIGSTOP,
     "return": signal.SIGSTOP,
@@ -80,11 +81,11 @@ class Strikes:
             "tier": self._break_tier,
             "log_full": self._fill_log,
             "clock_step": self._set_clock,
-            "link_cut": self._cut,
-            "worker_cut": self._cut,
+            "link_cut": self._order,
+            "worker_cut": self._order,
             "link_flap": self._break_sockets,
             "port_refuse": self._break_sockets,
-            "bit_flip": self._flip,
+            "bit_flip": self._order,
             "node_drain": self._drain,
             "wrong_sums": self._compute_wrong,
             "resize": self._resize,
@@ -156,8 +157,9 @@ class Strikes:
                 names = [self._told.node_of(fault.rank)]
         return [name for name in names if name]
 
-    def _order(self, failure: Failure) -> tuple[str, None]:
-        """Have the run's owner order it, as `gemini-lab inject` does."""
+    def _order(self, fault: Fault) -> tuple[str, None]:
+        """Ask the run's owner for it, as `gemini-lab inject` does."""
+        failure = fault.failure(ranks=self._nodes)
         return ask(self._folder, InjectFailure(failure=failure.to_json())), None
 
     def _drain(self, fault: Fault) -> tuple[str, Mend]:
@@ -182,20 +184,7 @@ class Strikes:
         if reason := why_not_wrong(self._wrong, named=named, there=there, nodes=self._nodes):
             raise ConfigError(reason)
         self._wrong.add(name)
-        places = get_args(Where)
-        where = places[fault.bit % len(places)]
-        ask_for = WrongSums(f"rank-{fault.rank}", where, seed=fault.bit % 2**31)
-        hit, _ = self._order(ask_for)
-        return f"{hit}, {where}", None
-
-    def _cut(self, fault: Fault) -> tuple[str, None]:
-        """Close the connection of a node and the root, or all between two nodes' workers."""
-        other = f"rank-{(fault.rank + 1) % self._nodes}"
-        to = other if fault.kind == "worker_cut" else None
-        return self._order(LinkCut(f"rank-{fault.rank}", to=to))
-
-    def _flip(self, fault: Fault) -> tuple[str, None]:
-        return self._order(BitFlip(f"rank-{fault.rank}", fault.rank))
+        return self._order(fault)
 
     def _rewind(self, fault: Fault) -> tuple[str, None]:
         """Have training take back some iterations, and do them again with the same data."""
