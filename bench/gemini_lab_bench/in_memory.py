@@ -26,7 +26,7 @@ END_S: Final = 30.0
 
 @contextmanager
 def folder_in_memory(prefix: str) -> Iterator[Path]:
-    """A folder in memory, where there is such, else among temporary files.
+    """Make a folder in memory, or among temporary files if there is no such.
 
     What is beside it in memory under its name and a dash goes with it.
 

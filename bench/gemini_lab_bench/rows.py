@@ -46,7 +46,7 @@ class Row:
 
     @property
     def value(self) -> float:
-        """What `interval` is of: the median, or the mean of few values."""
+        """The median, or the mean of few values: what `interval` is of."""
         return statistics.fmean(self.values) if len(self.values) < FEW else self.median
 
     @property
@@ -60,7 +60,7 @@ class Row:
         return mean.low, mean.high
 
     def to_json(self) -> dict[str, Any]:
-        """The row as plain JSON values; an interval without ends is left out."""
+        """Return the row as plain JSON values; an interval without ends is left out."""
         found = asdict(self)
         if not self.values:
             return found
@@ -76,12 +76,12 @@ def single(name: str, value: float, settings: dict[str, Any] | None = None) -> R
 
 
 def value_of(row: Mapping[str, Any]) -> float:
-    """What the interval of a row in a bench's file is of; in old files always the median."""
+    """Return what the interval of a row in a bench's file is of; in old files always the median."""
     return float(row.get("value", row["median"]))
 
 
 def spread_of(row: Mapping[str, Any], digits: str) -> str:
-    """A row's value with its interval, if it has one."""
+    """Return a row's value with its interval, if it has one."""
     value = f"{value_of(row):{digits}}"
     if "low_95" not in row:
         return value
@@ -89,7 +89,7 @@ def spread_of(row: Mapping[str, Any], digits: str) -> str:
 
 
 def timed(work: Callable[[], object], *, repeats: int, warm_ups: int = 1) -> tuple[float, ...]:
-    """Seconds that each of `repeats` calls took, after `warm_ups` calls that do not count."""
+    """Time each of `repeats` calls, after `warm_ups` calls that do not count."""
     values = []
     for number in range(-warm_ups, repeats):
         start = time.perf_counter()
@@ -111,7 +111,7 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def growth(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent with which values grow with sizes: slope of the line through their logarithms.
+    """Return the exponent of values' growth with sizes: the slope through their logarithms.
 
     1 is linear, 2 is quadratic.
     """
@@ -121,7 +121,7 @@ def growth(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows for people, in lines of at most 100 characters.
+    """Return the rows for people, in lines of at most 100 characters.
 
     What a row was measured with stands below it, as far as the row above had it otherwise.
     """
@@ -145,7 +145,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _within(row: Row) -> str:
-    """A row's interval and unit; one value alone has no interval."""
+    """Return a row's interval and unit; one value alone has no interval."""
     low, high = row.interval
     return f"{_digits(low)} to {_digits(high)} {row.unit}" if math.isfinite(high) else row.unit
 
@@ -162,13 +162,13 @@ def _below(text: str, *, indent: int) -> list[str]:
 
 
 def _setting(name: str, value: Any) -> str:
-    """One setting for people: `link 38.1 MiB/s` for `link_bytes_per_s=4e7`."""
+    """Return one setting for people: `link 38.1 MiB/s` for `link_bytes_per_s=4e7`."""
     unit = _unit(name, value)
     return f"{name.removesuffix(unit)} {with_unit(name, value)}"
 
 
 def with_unit(name: str, value: Any) -> str:
-    """A setting's value for people, in the unit that its name ends in: `38.1 MiB/s`."""
+    """Return a setting's value for people, in the unit that its name ends in: `38.1 MiB/s`."""
     match _unit(name, value):
         case "_bytes_per_s":
             return f"{format_bytes(value)}/s"

@@ -57,7 +57,7 @@ class SlowStore:
         self._log.write(json.dumps(line) + "\n")
 
     def newest(self) -> int:
-        """The newest checkpoint that every rank's part is there of; 0: none."""
+        """Return the newest checkpoint that every rank's part is there of; 0: none."""
         found: list[int] = [0]
         if self._rank == 0:
             marks = [path.name.split("-") for path in self._folder.glob("whole-*-*")]
@@ -100,7 +100,7 @@ class SlowStore:
             self._link.carry(min(PIECE_BYTES, size_bytes - passed))
 
     def _own_bytes(self, version: int) -> int:
-        """A rank's part of a checkpoint, all of which is equally large."""
+        """Return a rank's part of a checkpoint, all of which is equally large."""
         files = (self._folder / f"version-{version}").rglob("*")
         return sum(path.stat().st_size for path in files if path.is_file()) // self._ranks
 

@@ -24,7 +24,7 @@ def made_with(packages: Sequence[str]) -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """What the measurements were made on, and how busy it was."""
+    """Return what the measurements were made on, and how busy it was."""
     return {
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -42,7 +42,7 @@ def _version(package: str) -> str:
 
 
 def _commit(folder: Path) -> str:
-    """The commit that the package in `folder` belongs to; empty outside of its repository."""
+    """Return the commit of the package in `folder`; empty outside of its repository."""
     if not _git(folder, "ls-files", "__init__.py"):  # another repository's folder, or none
         return ""
     changed = " with changes" if _git(folder, "status", "--porcelain", "--", ".") else ""
@@ -50,7 +50,7 @@ def _commit(folder: Path) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What git says, stripped; empty where there is no git or no repository."""
+    """Return what git says, stripped; empty where there is no git or no repository."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=False)

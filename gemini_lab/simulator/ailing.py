@@ -103,7 +103,7 @@ class Stragglers:
         self.slow = [outage for outage in self.slow if position not in outage.positions]
 
     def end(self, outage: Outage) -> bool:
-        """One of them is as fast as before; whether it was still slow."""
+        """Make a straggler as fast as before; return whether it was still slow."""
         if outage not in self.slow:
             return False
         self.slow.remove(outage)

@@ -32,7 +32,7 @@ class Model:
 
 
 def transformer_params(*, hidden: int, intermediate: int, layers: int) -> int:
-    """Parameters of a GPT-like model: four attention matrices and two of the MLP a layer.
+    """Return parameters of a GPT-like model: four attention matrices and two of the MLP a layer.
 
     Biases and layer norms count (9 h + i a layer, 2 h at the end), as do the embeddings of the
     vocabulary and of the positions.

@@ -132,7 +132,7 @@ class Cluster:
         ]
 
     def moved(self) -> tuple[int, ...]:
-        """Positions whose machine goes although its memory is readable."""
+        """Return positions whose machine goes although its memory is readable."""
         return tuple(sorted(self._lost - self.blank))
 
     def take(self, part: Part, plan: RecoveryPlan) -> None:
@@ -146,7 +146,7 @@ class Cluster:
         self._lost.clear()
 
     def loaded(self, plan: RecoveryPlan) -> None:
-        """Everybody has the planned version, and the copies that belong there."""
+        """Give all nodes the planned version, and the copies that belong there."""
         self.blank = set(self.vacant)
         self.memory_version = plan.version if plan.tier == "memory" else None
 
@@ -160,7 +160,7 @@ class Cluster:
 
 
 def busiest_sends(plan: RecoveryPlan) -> int:
-    """Shards that the busiest machine sends to others, one after the other."""
+    """Return shards that the busiest machine sends to others, one after the other."""
     sends = Counter(s.holder for s in plan.sources if s.tier == "peer" and s.holder)
     return max(sends.values(), default=0)
 

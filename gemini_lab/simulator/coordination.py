@@ -143,7 +143,7 @@ def coordinate(
     losses: int = 10,
     seed: int = 0,
 ) -> tuple[Coordination, ...]:
-    """Both designs at each size, the lab's own first.
+    """Simulate both designs at each size, the lab's own first.
 
     Args:
         nodes: Sizes of the cluster.
@@ -245,7 +245,7 @@ class _World:
         )
 
     def _suspected_s(self, design: GossipDesign) -> float:
-        """From silence to the first suspicion: somebody's probe, unanswered until its end.
+        """Draw the time from silence to the first suspicion: a probe that nobody answers.
 
         Each of the others probes it once in N - 1 periods, at a moment of its own: the first of
         them does so after the least of N - 1 uniform draws.
@@ -255,7 +255,7 @@ class _World:
         return least * others * design.period_s + design.period_s
 
     def _spread(self, design: GossipDesign) -> list[float]:
-        """When each node has heard a rumour that one of them begins to tell."""
+        """Return when each node has heard a rumour that one of them begins to tell."""
         heard_s = {0: 0.0}
         left = {0: design.sends(self.nodes)}
         now_s = 0.0
@@ -290,7 +290,7 @@ class _World:
         return fmean(chances)
 
     def _exchange(self, design: GossipDesign) -> tuple[float, float]:
-        """Pairs exchange what one of them lacks, until all have every inventory."""
+        """Simulate pairs that exchange what one of them lacks, until all have every inventory."""
         known = [1 << node for node in range(self.nodes)]
         whole = (1 << self.nodes) - 1
         seconds, in_all = 0.0, [0.0] * self.nodes

@@ -67,7 +67,7 @@ class Durations:
         return draw.choice(measured.samples_s)
 
     def steps(self, outage: Outage) -> Steps:
-        """Of one recovery; nobody has to detect what was announced or found."""
+        """Draw the steps of a recovery; what was announced or found is not detected."""
         if self._policy.times is not None:
             steps = self._draw.choice(self._policy.times.steps(outage.failure, outage.kind))
         else:

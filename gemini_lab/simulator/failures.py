@@ -191,7 +191,7 @@ def poisson_failures(
 def rack_failures(
     *, nodes: int, days: float, racks: Sequence[str] | None, per_day: float, draw: random.Random
 ) -> list[Outage]:
-    """Failures of whole racks at a constant rate of each.
+    """Return failures of whole racks at a constant rate of each.
 
     Raises:
         ConfigError: Racks are to fail without being given.
@@ -233,7 +233,7 @@ def _arrivals(per_day: float, days: float, draw: random.Random) -> list[float]:
 
 
 def draw_outage(at_s: float, position: int, rate: FailureRate, draw: random.Random) -> Outage:
-    """One failure of a node, its kind and cause drawn by their shares."""
+    """Return one failure of a node, its kind and cause drawn by their shares."""
     kind: Kind
     if rate.causes:
         [(cause, _, kind)] = draw.choices(rate.causes, [count for _, count, _ in rate.causes])

@@ -92,7 +92,7 @@ def forecast(
     price: Price,
     seed: int,
 ) -> Forecast:
-    """One policy on all histories; where its m is the placement's, with that placement."""
+    """Play one policy on all histories, with the placement if its m is the policy's."""
     outcomes = tuple(
         simulate(
             workload,

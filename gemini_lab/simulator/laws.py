@@ -69,7 +69,7 @@ class FailureLaw:
             )
 
     def rates_per_day(self, nodes: int, *, seed: int = 0) -> tuple[float, ...]:
-        """Failures a day of each node, all together those of `rate`."""
+        """Return failures a day of each node, all together those of `rate`."""
         each = self.rate.per_node_per_day
         if self.offenders is None or nodes < 2:
             return (each,) * nodes
@@ -137,7 +137,7 @@ def failures_by_law(
 def _renewals(
     per_day: float, *, from_s: float, to_s: float, shape: float, draw: random.Random
 ) -> Iterator[float]:
-    """When a machine fails that has failed and been mended for ever.
+    """Yield when a machine fails that has failed and been mended for ever.
 
     At a moment that nothing chose, a long time between failures is under way more likely than a
     short one, by its length, and any part of it is left. Of such a time t, (t / scale)^shape
@@ -178,7 +178,7 @@ class _Bursts:
         self.mean_size = (1 - self._more**self._most) / (1 - self._more)
 
     def draw(self, node: int, at_s: float, draw: random.Random) -> Iterator[tuple[float, int]]:
-        """When each failure of a burst comes, and where; the first one first."""
+        """Yield when each failure of a burst comes, and where; the first one first."""
         yield at_s, node
         if not self._more:
             return

@@ -223,7 +223,7 @@ def survivors(workload: Workload, *, groups: int = 8, regroup_s: float = 10.0) -
 
 
 def resize(workload: Workload, *, replicas: int = 2) -> Policy:
-    """This system, where it goes on with fewer nodes when no standby is left."""
+    """Return this system's policy that goes on with fewer nodes when no standby is left."""
     ours = gemini_lab(workload, replicas=replicas)
     return replace(
         ours,
@@ -239,7 +239,7 @@ def resize(workload: Workload, *, replicas: int = 2) -> Policy:
 def drain(
     workload: Workload, *, announced: float = 0.5, slow_s: float = 600.0, replicas: int = 2
 ) -> Policy:
-    """This system, where a share of the failures is announced in time to move away."""
+    """Return this system's policy if a share of failures is announced in time to move away."""
     ours = gemini_lab(workload, replicas=replicas)
     return replace(
         ours,
@@ -256,7 +256,7 @@ def drain(
 def verify(
     workload: Workload, *, every: int = 100, overhead: float = 0.01, replicas: int = 2
 ) -> Policy:
-    """This system, where other machines do the sums of some iterations again."""
+    """Return this system's policy in which other machines repeat the sums of some iterations."""
     ours = gemini_lab(workload, replicas=replicas)
     return replace(
         ours,

@@ -95,7 +95,7 @@ class Policy:
 
 
 def strawman(workload: Workload) -> Policy:
-    """Every three hours to the store."""
+    """Return the policy that saves to the store every three hours."""
     return Policy(
         name="Strawman",
         source="GEMINI, section 7.1 (BLOOM's practice)",
@@ -131,7 +131,7 @@ def _schedule(workload: Workload, replicas: int, max_overhead: float | None) -> 
 
 
 def gemini(workload: Workload, *, replicas: int = 2, max_overhead: float | None = None) -> Policy:
-    """Every iteration to the CPU memory of m nodes, every three hours to the store.
+    """Return the policy that saves to m nodes' memory in every iteration, to the store rarely.
 
     The chunk scheduler says by how much the remote copies lengthen an iteration (Algorithm 2), and
     under `max_overhead` how much rarer they have to be.
@@ -155,7 +155,7 @@ def gemini(workload: Workload, *, replicas: int = 2, max_overhead: float | None 
 def gemini_lab(
     workload: Workload, *, replicas: int = 2, max_overhead: float | None = 0.03
 ) -> Policy:
-    """This system: as Gemini, but recoveries serialise nothing, and go as a log says they do."""
+    """Return this system's policy: as Gemini, with recoveries as a log says they go."""
     replicas = min(replicas, workload.nodes)
     paper = gemini(workload, replicas=replicas, max_overhead=max_overhead)
     times, assumed = workload.times, "".join(f"; {text}" for text in workload.assumed)
@@ -183,7 +183,7 @@ def gemini_lab(
 
 
 def three_hours(workload: Workload) -> int:
-    """Iterations in three hours."""
+    """Return iterations in three hours."""
     return max(1, round(THREE_HOURS_S / workload.iteration_s))
 
 

@@ -77,7 +77,7 @@ class Segment:
         return replace(self, iteration_s=iteration_s, leg=leg)
 
     def reached_s(self, version: int) -> float:
-        """When `version` is computed, since the segment's start; its own stalls come after it."""
+        """Return when `version` is computed, since the segment's start, before its own stalls."""
         part = self
         while part.leg is not None and version <= part.leg.done:
             part = part.leg.before
@@ -91,7 +91,7 @@ class Segment:
         return leg.start_s + leg.stalled_s + (done - leg.share) * part.iteration_s + stalls_s
 
     def stands_at_s(self, progress: float) -> float:
-        """When training stands at `progress`, since the start; 0 where it stood there before."""
+        """Return when training stands at `progress`, since the start; 0 if it did before."""
         whole = math.floor(progress)
         if progress <= self.version:
             return 0.0

@@ -29,7 +29,7 @@ class Recovering:
     def recover(
         self, outage: Outage, segment: Segment, elapsed_s: float
     ) -> Generator[simpy.Event, None, int]:
-        """From a failure until training can go on; gives the version to go on from.
+        """Recover from a failure; return the version to go on from.
 
         Args:
             outage: The failure.
@@ -91,7 +91,7 @@ class Recovering:
                 outage = interrupt.cause
 
     def _attempt(self, outage: Outage) -> Generator[simpy.Event, None, tuple[RecoveryPlan, float]]:
-        """One try at a recovery, in the order of the paper's Fig. 14."""
+        """Try a recovery once, in the order of the paper's Fig. 14."""
         run = self._run
         steps = run.durations.steps(outage)
         yield from run.step("detect", steps.detect_s)

@@ -129,7 +129,7 @@ def _around(mean: float, values: Sequence[float]) -> Interval:
 
 
 def _mean_times(times: Times) -> Times:
-    """Every time its mean."""
+    """Replace every time by its mean."""
     return replace(
         times,
         first_start=Spread(samples_s=(0.0,)),
@@ -145,7 +145,7 @@ def _mean_steps(steps: Sequence[Steps]) -> Steps:
 
 
 def _drawn_times(times: Times, iteration_s: float, iterations: int, draw: random.Random) -> Times:
-    """Times of a run that was not measured, with this mean of its iterations."""
+    """Return times of a run that was not measured, with this mean of its iterations."""
     waited_s = times.waited.law(draw).draw(draw, count=iterations)
     drawn = {kind: _drawn_steps(steps, draw) for kind, steps in times.recoveries.items() if steps}
     return replace(
@@ -159,7 +159,7 @@ def _drawn_times(times: Times, iteration_s: float, iterations: int, draw: random
 
 
 def _drawn(spread: Spread, draw: random.Random) -> Spread:
-    """Times of one run, all by the same law."""
+    """Return times of one run, all by the same law."""
     law = spread.law(draw)
     return Spread(samples_s=tuple(law.draw(draw) for _ in range(DRAWN)))
 

@@ -108,7 +108,7 @@ class RunState:
         return factor * self.workload.iteration_s + self.policy.slowdown_s
 
     def idle_nodes(self, vacant: Collection[int]) -> int:
-        """Nodes that do not train: on empty positions, and all that can only train with them."""
+        """Count nodes that do not train: empty positions, and all that only train with them."""
         unit = self.policy.shrink_unit
         return len({position // unit for position in vacant}) * unit
 
@@ -128,7 +128,7 @@ class RunState:
             self.trainer.interrupt(cause)
 
     def step(self, name: str, wait: float | simpy.Event) -> Waits:
-        """Let time pass, and account for it also if interrupted."""
+        """Wait, and account for the time also if interrupted."""
         start_s = self.env.now
         self.under_way = (name, start_s)
         try:

@@ -97,6 +97,6 @@ def compare(
     policies: Sequence[Policy | Callable[[Workload], Policy]] = POLICIES,
     seed: int = 0,
 ) -> tuple[Outcome, ...]:
-    """Each policy in turn on the same failures."""
+    """Simulate each policy in turn on the same failures."""
     made = [policy if isinstance(policy, Policy) else policy(workload) for policy in policies]
     return tuple(simulate(workload, policy, outages, days=days, seed=seed) for policy in made)

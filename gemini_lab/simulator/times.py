@@ -129,7 +129,7 @@ class Times:
         return every
 
     def spread(self, step: str, *names: str) -> Spread:
-        """Of one step, such as `"detect"`: a field of `Steps` without its unit; see `steps`."""
+        """Return the spread of a step, such as `"detect"`: a field of `Steps` without its unit."""
         found = (getattr(one, f"{step}_s") for one in self.steps(*names))
         return Spread(samples_s=tuple(value or 0.0 for value in found))
 

@@ -34,7 +34,7 @@ def read_trace(
 
 
 def _rows(file: TextIO, path: Path | str, needed: set[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each line's place, for people, and its columns by their names.
+    """Yield each line's place, for people, and its columns by their names.
 
     Raises:
         ConfigError: A column is missing, or a line ends before the last one.

@@ -119,7 +119,7 @@ class WhatIf:
         ]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One a policy, as in `HEAD`; of the simulation with 95 % intervals."""
+        """Return a row a policy, as in `HEAD`; of the simulation with 95 % intervals."""
         return [
             (
                 each.policy.name,
@@ -177,7 +177,7 @@ _WIDTHS: Final = (19, 15, 19, 22, 11, 14)
 
 
 def _table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = ()) -> str:
-    """Rows as HTML, each with its name to the left."""
+    """Return rows as HTML, each with its name to the left."""
     heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in head)
     lines = [f"<tr>{heads}</tr>"] if head else []
     for name, *cells in rows:
@@ -317,7 +317,7 @@ def _check_failures(per_node_per_day: float) -> None:
 
 
 def _repair_s(workload: Workload, ours: Policy) -> float:
-    """From a machine's loss until its copies exist again on its successor."""
+    """Return the time from a machine's loss until its successor has its copies again."""
     repair_s = workload.detection_s + ours.serialise_s + ours.peer_s
     if not workload.standbys:  # another machine comes first, uniformly within these bounds
         repair_s += sum(workload.replacement_s) / 2

@@ -92,7 +92,7 @@ def bench(repeats: int) -> list[Row]:
 
 
 def rows_of(arms: Sequence[Arm]) -> list[Row]:
-    """Each arm beside Eq. (1), and the arms beside the last one, which is this system."""
+    """Return each arm beside Eq. (1), and the arms beside the last one, which is this system."""
     rows: list[Row] = []
     for arm in arms:
         every = round(arm.cycle_s / arm.iteration_s)
@@ -116,7 +116,7 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
 
 
 def ratio_of_means(name: str, above: Arm, below: Arm) -> Row:
-    """What a failure wastes in one arm by what it wastes in the other, on average.
+    """Return what a failure wastes in one arm by what it wastes in the other, on average.
 
     Its interval is that of such ratios with failures drawn anew (bootstrap); with fewer than two
     failures there is none.
@@ -140,7 +140,7 @@ def ratio_of_means(name: str, above: Arm, below: Arm) -> Row:
 
 
 def store_pace() -> tuple[float, float, int]:
-    """An iteration's time without checkpoints, the store's rate, and how often it can take one."""
+    """Measure an iteration without checkpoints, the store's rate, and how often it can take one."""
     with started(every=WARM_UP // 2, rate=1e12) as job:
         said = job.wait("iteration", after_s=0.0, count=3 * WARM_UP * RANKS)
     size_bytes = RANKS * next(one["size_bytes"] for one in said if one["what"] == "whole")
@@ -152,7 +152,7 @@ def store_pace() -> tuple[float, float, int]:
 
 
 def _on_a_store(name: str, every: int, rate: float, kills: int, rng: random.Random) -> Arm:
-    """One of the paper's baselines.
+    """Measure one of the paper's baselines.
 
     From a start on, the version that was loaded stays the newest whole one until the next is there,
     a cycle and a checkpoint's time later; a cycle of that, in which failures come evenly, begins
@@ -179,7 +179,7 @@ def _on_a_store(name: str, every: int, rate: float, kills: int, rng: random.Rand
 
 
 def next_moment_s(begun_s: float, cycle_s: float, *, share: float, now_s: float) -> float:
-    """The first moment from now on at which such a share of a cycle has gone by.
+    """Return the first moment from now on at which such a share of a cycle has gone by.
 
     What a failure lost is done again before the next one comes, so the moment in the first cycle
     may be over: then it is the same one of a later cycle. To fail at once instead would have no
@@ -196,7 +196,7 @@ def next_moment_s(begun_s: float, cycle_s: float, *, share: float, now_s: float)
 
 
 def store_arm(name: str, said: Sequence[Said], *, every: int, failures: Sequence[Wasted]) -> Arm:
-    """What ranks wrote down whose checkpoints went to a store."""
+    """Return what ranks wrote down whose checkpoints went to a store."""
     stalls_s = [one["stall_s"] for one in said if one["what"] == "saved"]
     pace_s = median(iteration_times(said, every=every))
     return Arm(
@@ -209,7 +209,7 @@ def store_arm(name: str, said: Sequence[Said], *, every: int, failures: Sequence
 
 
 def _in_memory(kills: int, rng: random.Random) -> Arm:
-    """This system, whose nodes are lost."""
+    """Measure this system, whose nodes are lost."""
     with ready_lab(RANKS, 1) as lab:
         run = lab.train(
             gpt_job(size="tiny", iterations=10**6, layer_s=LAYER_S), persistent_url=None
@@ -229,7 +229,7 @@ def _in_memory(kills: int, rng: random.Random) -> Arm:
 
 
 def lab_arm(report: RunReport) -> Arm:
-    """What a run in a lab came to.
+    """Return what a run in a lab came to.
 
     Raises:
         GeminiError: No failure of it tells what it wasted.

@@ -32,7 +32,7 @@ Turn = Mapping[float, Mapping[str, TimedRun]]
 
 
 def workload(layer_s: float) -> Workload:
-    """The job at one point of the sweep."""
+    """Return the job at one point of the sweep."""
     return Workload(
         iterations=28,
         counted=8,
@@ -148,7 +148,7 @@ def _plan_of(run: TimedRun) -> TrafficPlan:
 
 
 def _schedule(profile: Profile, run: TimedRun) -> ChunkSchedule:
-    """The schedule that the job would follow with this profile."""
+    """Return the schedule that the job would follow with this profile."""
     wire = _plan_of(run).calibration
     return plan_chunks(
         profile,

@@ -30,7 +30,7 @@ LOG: Final = "log a rank and minute, at 10 iterations/s"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How many agents, and for how long they are watched."""
+    """Add the numbers of agents, and how long they are watched."""
     parser.add_argument("--agents", default="10,100", help="sizes, such as 10,100,1000")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each look at an idle lab")
     parser.add_argument("--lease-s", type=float, default=2.0, help="as a lab's; 2 is its default")
@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def bench(
     repeats: int, *, agents: str, seconds: float, lease_s: float, limit_s: float
 ) -> list[Row]:
-    """Rows for each number of agents; then how each quantity grows.
+    """Return rows for each number of agents; then how each quantity grows.
 
     Raises:
         ConfigError: A number of agents is none, or too small for the failures.
@@ -91,7 +91,7 @@ class Found:
 
 
 def measure(size: int, plan: Plan) -> list[Row]:
-    """One lab of `size` agents and a standby for each failure: idle, at work, and losing agents.
+    """Measure a lab of `size` agents and a standby a failure: idle, at work, and losing agents.
 
     What cannot be measured by the limit has no values, and says what was waited for.
     """

@@ -87,7 +87,7 @@ class Memory:
         self.hold(shards, version, lineage)
 
     def hold(self, shards: Sequence[int], version: int, lineage: Lineage) -> None:
-        """A version of these shards has become whole here."""
+        """Add a whole version of these shards."""
         self.copies += [KeptCopy(shard, version, lineage) for shard in shards]
 
 
@@ -99,12 +99,12 @@ class StandInBulk(BulkProcesses):
         self._memory = memory
 
     async def warm_up(self) -> None:
-        """There is nothing to warm up."""
+        """Do nothing: there is nothing to warm up."""
 
     async def ask(
         self, request: BulkRequest, kind: type[Answer], give: Callable[[], list[int]] = list
     ) -> tuple[Answer, list[int]]:
-        """The answer that bulk processes would give."""
+        """Return the answer that bulk processes would give."""
         del give
         answer: SlabsInspected | SlabsFreed
         match request:
@@ -133,12 +133,12 @@ class StandInHost(WorkerHost):
         return 1
 
     async def kill_all(self, *, epoch: int, spare: Collection[int] = ()) -> None:
-        """Nobody talks any more."""
+        """End all workers' talk."""
         del epoch, spare
         self.close()
 
     def start(self, start: WorkerStart) -> None:
-        """Have one worker talk."""
+        """Start a worker, which talks."""
         channel, _ = LocalChannel.pair()
         self.workers[start.rank] = worker = Worker(
             rank=start.rank,
@@ -153,7 +153,7 @@ class StandInHost(WorkerHost):
         task.add_done_callback(self._talking.discard)
 
     def close(self) -> None:
-        """Nobody talks any more."""
+        """End all workers' talk."""
         for task in self._talking:
             task.cancel()
         self.workers.clear()
@@ -206,7 +206,7 @@ def _restored(rank: int, version: int) -> events.ShardRestored:
 
 
 def _call(number: int, step_s: float) -> events.Call:
-    """A collective like those of ZeRO-3: parameters are gathered, gradients scattered."""
+    """Return a collective like those of ZeRO-3: parameters are gathered, gradients scattered."""
     start_s = number * step_s + step_s * random.random() / 2
     name = "reduce_scatter_tensor" if number % 3 == 2 else "all_gather_into_tensor"
     size_bytes = COLLECTIVE_BYTES * (1 + number % DIFFERENT_SIZES)
@@ -214,7 +214,7 @@ def _call(number: int, step_s: float) -> events.Call:
 
 
 def _iterated(iteration: int, period_s: float, peers: Sequence[int]) -> Iterator[Said]:
-    """What a worker says of an iteration, with numbers as long as real ones."""
+    """Yield what a worker says of an iteration, with numbers as long as real ones."""
     ended_s, third_s = to_microsecond(time.time()), to_microsecond(period_s / 3)
     yield events.Iteration(
         iteration=iteration,
@@ -247,7 +247,7 @@ def _iterated(iteration: int, period_s: float, peers: Sequence[int]) -> Iterator
 
 
 async def run_crowd(crowd: Crowd) -> None:
-    """The life of all these agents."""
+    """Run all these agents until their lab ends."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     lives = []
     gate = asyncio.Semaphore(JOINING)

@@ -75,7 +75,7 @@ def store_use(address: EtcdAddress) -> StoreUse:
 
 
 def read_use(metrics: str) -> StoreUse:
-    """The use that a text of metrics tells."""
+    """Return the use that a text of metrics tells."""
     return StoreUse(
         operations=sum(float(value) for value in _OPERATIONS.findall(metrics)),
         sent_bytes=sum(float(value) for value in _SENT.findall(metrics)),
@@ -208,7 +208,7 @@ class ControlLab:
     crowds: list[psutil.Process]
 
     async def look(self, seconds: float) -> Use:
-        """What everybody uses in so many seconds."""
+        """Return what everybody uses in so many seconds."""
         before, started_s = self._used(), time.monotonic()
         await asyncio.sleep(seconds)
         after = self._used()
@@ -282,7 +282,7 @@ class ControlLab:
 async def open_lab(
     size: int, standbys: int, *, period_s: float, lease_s: float, owner: Owner
 ) -> AsyncIterator[ControlLab]:
-    """A lab that is up; everything it started ends with the `with` block."""
+    """Open a lab that is up; everything it started ends with the `with` block."""
     async with AsyncExitStack() as undo:
         address = undo.enter_context(start_etcd()).address
         token = secrets.token_hex(16)
@@ -362,6 +362,6 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def etcd_process() -> psutil.Process:
-    """The server that this process has started."""
+    """Return the server that this process has started."""
     below = psutil.Process().children(recursive=True)
     return next(one for one in below if one.name() == "etcd")

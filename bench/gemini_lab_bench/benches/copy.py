@@ -33,7 +33,7 @@ _RATIOS: Final = (
 
 
 def bench(repeats: int) -> list[Row]:
-    """Bytes per second into the slab and over the wire, beside plain memcpy and bare Gloo.
+    """Return bytes per second into the slab and over the wire, beside plain memcpy and bare Gloo.
 
     Within a repeat everything is measured once, in turn, so that a busy moment hits all alike; a
     ratio is that of two measurements of the same repeat.
@@ -124,7 +124,7 @@ def wire_rows(
 def _wire_rank(
     rank: int, store: str, results: Any, *, repeats: int, payload_bytes: int, chunk_bytes: int
 ) -> None:
-    """One of two processes; rank 0 puts the times."""
+    """Run one of two processes; rank 0 puts the times."""
     torch.set_num_threads(1)
     file_store = dist.FileStore(store, 2)  # type: ignore[attr-defined]
     group = CheckpointGroup(file_store, rank=rank, world_size=2)
@@ -224,7 +224,7 @@ def _in_turn(
     *,
     before: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each work, one after the other, `repeats` times after two rounds of warm-up."""
+    """Time each work in turn, `repeats` times after two rounds of warm-up."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for number in range(-2, repeats):
         for name, work in works.items():

@@ -46,7 +46,7 @@ def bench(repeats: int) -> list[Row]:
 
 
 def measured(size: int, repeats: int) -> list[Row]:
-    """The rows of one number of bars."""
+    """Return the rows of one number of bars."""
     traffic = filled(size)
     loads: list[float] = []
     whole: list[float] = []
@@ -78,7 +78,7 @@ def measured(size: int, repeats: int) -> list[Row]:
 
 
 def filled(size: int) -> TrafficBars:
-    """A run of `size` bars: per lane collectives and chunks in turn, 100 bars a second in all."""
+    """Make a run of `size` bars: per lane collectives and chunks in turn, 100 a second in all."""
     traffic = TrafficBars(Nodes(), limit=2 * size + 100_000)
     traffic.lanes.extend(f"node-{lane}" for lane in range(LANES))
     traffic.names.append("all_gather_into_tensor")
@@ -88,7 +88,7 @@ def filled(size: int) -> TrafficBars:
 
 
 def add_bars(traffic: TrafficBars, count: int) -> None:
-    """Let the run go on for `count` bars."""
+    """Add `count` bars to the run."""
     for number in range(traffic.bars.end, traffic.bars.end + count):
         turn, lane = divmod(number, LANES)
         start_s = number / BARS_PER_S
@@ -109,7 +109,7 @@ def add_bars(traffic: TrafficBars, count: int) -> None:
 
 
 def _pushed(page: Any, timeline: Timeline, traffic: TrafficBars) -> Iterator[tuple[float, float]]:
-    """Seconds for a draw, and behind the server, for some pushes of a few bars each."""
+    """Yield seconds for a draw, and behind the server, for some pushes of a few bars each."""
     for _ in range(DRAWS):
         add_bars(traffic, round(BARS_PER_S / PUSHES_PER_S))
         _wait_for_rows(page, traffic)
@@ -131,7 +131,7 @@ def _wait_for_rows(page: Any, traffic: TrafficBars) -> None:
 
 @contextmanager
 def served(traffic: TrafficBars) -> Iterator[tuple[str, list[Timeline]]]:
-    """A page with a timeline, on a free port of this machine, and the timeline of each visit."""
+    """Serve a page with a timeline on a free port; give its address and each visit's timeline."""
     import panel as pn  # noqa: PLC0415 - only a bench that runs needs it
 
     timelines: list[Timeline] = []
@@ -175,7 +175,7 @@ def _wait_until(holds: Callable[[], bool]) -> None:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A headless Chromium: `$CHROMIUM`, one on the PATH, or Playwright's own."""
+    """Start a headless Chromium: `$CHROMIUM`, one on the PATH, or Playwright's own."""
     try:
         from playwright.sync_api import (  # noqa: PLC0415 - only a bench that runs needs it
             Error,

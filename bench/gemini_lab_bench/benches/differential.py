@@ -47,7 +47,7 @@ Turn = Mapping[float, Mapping[str, TimedRun]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which links."""
+    """Add the links' speeds."""
     parser.add_argument(
         "--links",
         type=lambda text: tuple(float(one) * MB for one in text.split(",")),
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def bench(repeats: int, *, links: Sequence[float] = LINKS_BYTES_PER_S) -> list[Row]:
-    """What making a version costs, and iteration times with both kinds of replicas."""
+    """Return what making a version costs, and iteration times with both kinds of replicas."""
     made = [cost_row(kind, repeats) for kind in ("AdamW", "SGD")]
     with ready_lab(2) as lab:
         turns = [{link: _runs(lab, link) for link in links} for _ in range(repeats)]
@@ -75,7 +75,7 @@ def _work(link_bytes_per_s: float, *, more: int = 0) -> Workload:
 
 
 def _runs(lab: Lab, link_bytes_per_s: float) -> dict[str, TimedRun]:
-    """One run of each arm, no longer than it has to be."""
+    """Run each arm, no longer than it has to be."""
     work = _work(link_bytes_per_s)
     none = in_lab(lab, work, scheme="none")
     copies = in_lab(lab, work, scheme="gemini", replicate="copies", **SETTINGS)
@@ -146,7 +146,7 @@ def _held(runs: Mapping[str, TimedRun], arm: str) -> float | None:
 
 
 def _counts(runs: Mapping[str, TimedRun], arm: str) -> bool:
-    """Whether all counted versions left as this arm's: of gradients, well below a copy's bytes."""
+    """Return whether all counted versions left as this arm's: gradients below a copy's bytes."""
     return arm != "gradients" or runs[arm].sent_bytes < 0.9 * runs["copies"].sent_bytes
 
 
@@ -159,7 +159,7 @@ def _why_not(values: Sequence[float | None]) -> str:
 
 
 def cost_row(kind: str, repeats: int, *, numel: int = NUMEL) -> Row:
-    """Processor time a parameter to make a version: copy, step and checksums, on one thread."""
+    """Measure processor time a parameter to make a version, on one thread."""
     threads = torch.get_num_threads()
     rehearse(kind)
     memory, difference, order = _task(kind, numel)
@@ -177,7 +177,7 @@ def cost_row(kind: str, repeats: int, *, numel: int = NUMEL) -> Row:
 
 
 def _task(kind: str, numel: int) -> tuple[Bytes, Bytes, MakeVersion]:
-    """A slab with room for two versions, a difference, and what to do with them."""
+    """Return a slab with room for two versions, a difference, and what to do with them."""
     states = ["exp_avg", "exp_avg_sq"] if kind == "AdamW" else ["momentum_buffer"]
     names = [WEIGHT, *states]
     tensors = {

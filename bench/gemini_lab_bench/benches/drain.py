@@ -26,7 +26,7 @@ LAYER_S: Final = 0.05  # emulated: what computes is an accelerator, and standbys
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Which way."""
+    """Add the choice of one way."""
     ways = ("kept", "anew")
     parser.add_argument("--only", choices=ways, help="processes are kept, or all start anew")
 
@@ -42,7 +42,7 @@ def bench(repeats: int, *, only: str | None = None) -> list[Row]:
 
 
 def drained(repeats: int, *, keeps: bool) -> list[Row]:
-    """What so many drains of one lab came to."""
+    """Return what so many drains of one lab came to."""
     with ready_lab(NODES, 1) as lab:
         job = gpt_job(size="tiny", iterations=10**6, layer_s=LAYER_S)
         run = lab.train(job, persistent_url=None, keep_processes=keeps)
@@ -67,7 +67,7 @@ def drained(repeats: int, *, keeps: bool) -> list[Row]:
 
 
 def differing(report: RunReport, undisturbed: RunReport) -> Row:
-    """How many of a run's losses are not those of one without drains, of those that both have."""
+    """Count the losses that differ from a run's without drains, of those that both have."""
     here, there = report.losses, undisturbed.losses
     both = here.keys() & there.keys()
     return single(
@@ -78,7 +78,7 @@ def differing(report: RunReport, undisturbed: RunReport) -> Row:
 
 
 def rows_of(report: RunReport) -> list[Row]:
-    """What the drains of a run came to."""
+    """Return what the drains of a run came to."""
     drains = [one for one in report.recoveries if one.cause == DRAIN]
     steps = [one.duration_s for one in report.iterations if one.rank == 0]
     return [

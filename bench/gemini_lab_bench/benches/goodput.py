@@ -80,7 +80,7 @@ class Stretch:
 
 
 def bench(repeats: int) -> list[Row]:
-    """Have each system train for `repeats` stretches, in turn."""
+    """Train with each system for `repeats` stretches, in turn."""
     rng = random.Random(repeats)
     stretches: list[Stretch] = []
     with ready_lab(RANKS, 1) as lab:
@@ -97,7 +97,7 @@ def bench(repeats: int) -> list[Row]:
 
 
 def rows_of(stretches: Sequence[Stretch]) -> list[Row]:
-    """Each system's ratio, what the formula says, and the costs that were put into it."""
+    """Return each system's ratio, what the formula says, and the costs that were put into it."""
     rows: list[Row] = []
     for name in dict.fromkeys(one.arm.name for one in stretches):
         mine = [one for one in stretches if one.arm.name == name]
@@ -136,7 +136,7 @@ def _tell(stretch: Stretch, number: int, repeats: int) -> None:
 def _on_a_store(
     name: str, every: int, rate: float, moments_s: Sequence[float], bare_s: float
 ) -> Stretch:
-    """A stretch of one of the paper's baselines."""
+    """Measure a stretch of one of the paper's baselines."""
     with started(every, rate) as job:
         job.wait("whole", after_s=0.0)
         job.wait("iteration", after_s=0.0, count=WARM_UP * RANKS)
@@ -161,7 +161,7 @@ def _on_a_store(
 
 
 def _in_memory(lab: Lab, moments_s: Sequence[float], rng: random.Random, bare_s: float) -> Stretch:
-    """A stretch of this system, which also goes to a store as often as Strawman, as the paper's."""
+    """Measure a stretch of this system, which also saves as often as Strawman, as the paper's."""
     lab.wait_until_ready()
     job = gpt_job(size="tiny", iterations=10**6, layer_s=LAYER_S)
     run = lab.train(job, persist_every_iterations=STRAWMAN_EVERY)
@@ -183,5 +183,5 @@ def _in_memory(lab: Lab, moments_s: Sequence[float], rng: random.Random, bare_s:
 
 
 def counted(report: RunReport, *, until_s: float) -> int:
-    """How many iterations there were by then of those that no failure took back."""
+    """Return how many iterations there were by then of those that no failure took back."""
     return max(o.number for o in report.iterations if o.rank == 0 and o.ended_at_s <= until_s)

@@ -95,7 +95,7 @@ class Training:
         return sum(weight.numel() for weight in self.model.parameters())
 
     def gradients(self) -> None:
-        """A forward and a backward pass; they change no state."""
+        """Run a forward and a backward pass, which change no state."""
         with torch.autocast(self.device, torch.bfloat16):
             loss = self.model(*self._batch)
         loss.backward()
@@ -106,7 +106,7 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What a version is made of: weights and both moments, in fp32."""
+        """Yield what a version is made of: weights and both moments, in fp32."""
         for name, weight in self.model.named_parameters():
             yield name, weight.detach()
             for moment in ("exp_avg", "exp_avg_sq"):
@@ -164,7 +164,7 @@ class Keeper:
         self._replicator.wait()
 
     def bus_s(self) -> float:
-        """Seconds that as many bytes take in one bare copy to pinned memory, chunk by chunk."""
+        """Time one bare copy of as many bytes to pinned memory, chunk by chunk."""
         source, target = self.lanes.room(CHUNK_BYTES), self.lanes.home(CHUNK_BYTES)
         started_s = time.perf_counter()
         for at in range(0, self.size_bytes, CHUNK_BYTES):
@@ -181,7 +181,7 @@ Turn = dict[str, float]
 def one_turn(
     training: Training, keeper: Keeper, *, iterations: int = ITERATIONS, counted: int = COUNTED
 ) -> Turn:
-    """Each way once; then a version and the bus, each alone.
+    """Run each way once; then a version and the bus, each alone.
 
     Args:
         training: What trains.
@@ -236,7 +236,7 @@ def _iteration_s(
 
 @contextmanager
 def dcp_async(training: Training) -> Iterator[Callable[[], None]]:
-    """A function that saves asynchronously, each time when the save before has ended."""
+    """Give a function that saves asynchronously, each time when the save before has ended."""
     with tempfile.TemporaryDirectory(prefix="gemini-lab-dcp-") as folder:
         under_way: list[Any] = []
         count = 0
@@ -261,7 +261,7 @@ def dcp_async(training: Training) -> Iterator[Callable[[], None]]:
 
 
 def rows(turns: list[Turn], training: Training) -> list[Row]:
-    """Times, their ratios to none, and rates, each of one turn.
+    """Return times, their ratios to none, and rates, each of one turn.
 
     Args:
         turns: The repeats.

@@ -16,7 +16,7 @@ NODES: Final = 2
 
 
 def bench(repeats: int) -> list[Row]:
-    """The same job on a paced and on a kernel-shaped link of the same rate, in turn.
+    """Profile the same job on a paced and on a kernel-shaped link of the same rate, in turn.
 
     Raises:
         LaunchError: Network namespaces cannot be made here.

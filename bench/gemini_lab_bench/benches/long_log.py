@@ -21,13 +21,13 @@ BINS: Final = 1_000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How long the log is."""
+    """Add the log's length."""
     parser.add_argument("--lines", type=int, default=200_000, help="of the log (200,000)")
     parser.add_argument("--calls", type=int, default=20, help="collectives of an iteration (20)")
 
 
 def bench(repeats: int, *, lines: int, calls: int) -> list[Row]:
-    """Seconds of a processor for each step; the cache is empty before each first opening."""
+    """Return seconds of a processor for each step; the cache is empty before each first opening."""
     times: dict[str, list[float]] = {}
     kept: list[float] = []
     with tempfile.TemporaryDirectory(prefix="gemini-lab-log-") as made:

@@ -55,7 +55,7 @@ class _Run:
         self._members = tuple(f"node-{rank}" for rank in range(NODES))
 
     def entries(self) -> Iterator[Entry]:
-        """All of them, from its start."""
+        """Yield all of them, from its start."""
         yield self._by("lab", events.LogOpened(schema=events.SCHEMA))
         names = (*self._members, ROOT)
         yield self._by("lab", events.LabStarted(nodes=NODES, standbys=1, names=names, root=ROOT))
@@ -104,7 +104,7 @@ class _Run:
             yield self._by(node, protected)
 
     def _iterate(self, number: int) -> Iterator[Entry]:
-        """An iteration: while it computes, the version before leaves for a peer."""
+        """Yield an iteration: while it computes, the version before leaves for a peer."""
         took_s = 0.9 + 0.2 * self._draws.random()
         began_s, self._now_s = self._now_s, self._now_s + took_s
         for rank, node in enumerate(self._members):
@@ -157,7 +157,7 @@ class _Run:
         )
 
     def _fail(self, number: int) -> Iterator[Entry]:
-        """A worker crashes, and all go on from the iteration before."""
+        """Yield a worker's crash, and how all go on from the iteration before."""
         rank, recovery = self._draws.randrange(NODES), number // self._lasts
         node = self._members[rank]
         yield self._by(node, events.Injected(failure="worker_crash"))

@@ -64,7 +64,7 @@ def bench(repeats: int) -> list[Row]:
 
 
 def rows_of(strategy: str, losses: Sequence[Loss]) -> list[Row]:
-    """How often memory sufficed, beside the exact chance, and each loss beside its placement."""
+    """Return how often memory sufficed beside the exact chance, and losses beside the placement."""
     placement = plan_placement(nodes=NODES, strategy=strategy)
     kept = [loss.tier == "memory" for loss in losses]
     otherwise = [

@@ -77,7 +77,7 @@ class Pair:
         )
 
     def added_s(self, what: str) -> float:
-        """What an iteration of ours takes more of; `what` names a field of `Spent`."""
+        """Return what an iteration of ours takes more of; `what` names a field of `Spent`."""
 
         def mean(run: TimedRun) -> float:
             return statistics.fmean(getattr(one, what) for turn in self._turns(run) for one in turn)
@@ -85,7 +85,7 @@ class Pair:
         return mean(self.ours) - mean(self.plain)
 
     def iteration_s(self, run: TimedRun) -> float:
-        """The median over all turns of a run."""
+        """Return the median over all turns of a run."""
         return _median_s([one for turn in self._turns(run) for one in turn])
 
     def _turns(self, run: TimedRun) -> Iterator[Sequence[Spent]]:
@@ -119,7 +119,7 @@ def bench(repeats: int) -> list[Row]:
 
 
 def in_turns(workload: Workload, way: Callable[[Workload], TimedRun]) -> Pair:
-    """The workload in one of our ways, such as `in_lab`, and under torchrun, in turns."""
+    """Run the workload in one of our ways, such as `in_lab`, and under torchrun, in turns."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="gemini-lab-turns-")))
         pool = opened.enter_context(ThreadPoolExecutor(2))
@@ -178,7 +178,7 @@ def compare(arms: dict[str, list[Pair]], workload: Workload, *, name: str) -> li
 
 
 def _floor(pairs: list[Pair], repeats: int) -> list[Row]:
-    """What background checkpoints add to an iteration, beside the least that their bytes take.
+    """Compare what background checkpoints add to an iteration with the least their bytes take.
 
     The least is one copy, one checksum and one exchange by bare Gloo of the same bytes, each alone.
     """

@@ -9,7 +9,7 @@ LOST = range(51)
 
 
 def bench(repeats: int) -> list[Row]:
-    """Times for each N, m = 2 with one node left over, k from 0 to 50; then the exponents in N."""
+    """Time each N, m = 2 with one node left over, k from 0 to 50; then give the exponents in N."""
     placing, deciding = [], []
     for nodes in (size + 1 for size in SIZES):
         placement = plan_placement(nodes=nodes)

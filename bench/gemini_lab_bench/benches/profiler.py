@@ -30,7 +30,7 @@ class _OneRank:
 
 
 def bench(repeats: int) -> list[Row]:
-    """Seconds that a collective takes bare, watched, and watched without times."""
+    """Return seconds that a collective takes bare, watched, and watched without times."""
     with tempfile.NamedTemporaryFile(prefix="gemini-lab-bench-") as store:
         file_store = dist.FileStore(store.name, 1)  # type: ignore[attr-defined]
         backend = _OneRank(dist.ProcessGroupGloo(file_store, 0, 1, timedelta(seconds=60)))

@@ -77,7 +77,7 @@ def bench(repeats: int) -> list[Row]:
 
 
 def rows_of(pairs: Sequence[Pair]) -> list[Row]:
-    """By number of nodes both times, their ratio in the same turn, and what the formula says."""
+    """Return by number of nodes both times, their ratio in a turn, and the formula's."""
     rows = []
     for nodes in dict.fromkeys(one.nodes for one in pairs):
         mine = [one for one in pairs if one.nodes == nodes]
@@ -108,7 +108,7 @@ def _times(name: str, ways: Sequence[Way]) -> Row:
 
 
 def whole_times(log: Sequence[Entry]) -> list[float]:
-    """From the end of an iteration on all ranks until its version was whole on all of them."""
+    """Return the times from an iteration's end on all ranks until its version was whole on all."""
     made_s: dict[int, float] = {}
     whole_s: dict[int, float] = {}
     for entry in log:
@@ -122,7 +122,7 @@ def whole_times(log: Sequence[Entry]) -> list[float]:
 
 
 def _to_peers(lab: Lab) -> Way:
-    """A run on the lab's nodes, each of which sends its shard to one other."""
+    """Measure a run on the lab's nodes, each of which sends its shard to one other."""
     job = gpt_job(size="tiny", iterations=ITERATIONS, layer_s=LAYER_S)
     run = lab.train(job, persistent_url=None, link_bytes_per_s=LINK_BYTES_PER_S).wait()
     log = run.events("iteration", "version_complete")
@@ -131,7 +131,7 @@ def _to_peers(lab: Lab) -> Way:
 
 
 def _to_the_store(ranks: int) -> Way:
-    """A run of as many ranks on the store."""
+    """Measure a run of as many ranks on the store."""
     job = ("--layer-s", str(LAYER_S), "--link-bytes-per-s", str(LINK_BYTES_PER_S))
     with started(EVERY, STORE_BYTES_PER_S, ranks=ranks, job=job) as run:
         said = run.wait("whole", after_s=0.0, count=ranks * CHECKPOINTS)

@@ -28,7 +28,7 @@ GLOBAL_BATCH: Final = 12  # goes round among four and among three
 
 
 def bench(repeats: int) -> list[Row]:
-    """Have a run go from four nodes to three and back, `repeats` times."""
+    """Resize a run from four nodes to three and back, `repeats` times."""
     iterations = BETWEEN + 2 * repeats * (BETWEEN + MARGIN)
     job = gpt_job(size="tiny", iterations=iterations, global_batch=GLOBAL_BATCH, dropout=0.0)
     with ready_lab(NODES) as lab:
@@ -50,7 +50,7 @@ def _resize(run: Run, nodes: int) -> None:
 
 
 def rows_of(report: RunReport, undisturbed: RunReport, log: Sequence[Entry]) -> list[Row]:
-    """What the resizes of a run came to."""
+    """Return what the resizes of a run came to."""
     resizes = [one for one in report.recoveries if one.cause == events.RESIZE]
     recut: defaultdict[int, list[events.ShardRecut]] = defaultdict(list)
     for entry in log:
@@ -89,7 +89,7 @@ def rows_of(report: RunReport, undisturbed: RunReport, log: Sequence[Entry]) -> 
 
 
 def _waits_s(log: Sequence[Entry]) -> tuple[float, ...]:
-    """From each person's word to the first iteration that the new size has finished."""
+    """Return the seconds from each request to the new size's first finished iteration."""
     found, since_s = [], 0.0
     for entry in log:
         if isinstance(entry.event, events.ResizeWanted):
@@ -100,7 +100,7 @@ def _waits_s(log: Sequence[Entry]) -> tuple[float, ...]:
 
 
 def ulps(report: RunReport, other: RunReport) -> dict[int, float]:
-    """By iteration, how far the means of the ranks' losses are apart, in ulps of fp32."""
+    """Return by iteration how far the means of the ranks' losses are apart, in ulps of fp32."""
     ours, theirs = means(report), means(other)
     return {
         iteration: abs(ours[iteration] - theirs[iteration])
@@ -110,7 +110,7 @@ def ulps(report: RunReport, other: RunReport) -> dict[int, float]:
 
 
 def means(report: RunReport) -> dict[int, float]:
-    """The loss of the global batch by iteration."""
+    """Return the loss of the global batch by iteration."""
     losses: defaultdict[int, list[float]] = defaultdict(list)
     for (iteration, _), loss in report.losses.items():
         losses[iteration].append(loss)

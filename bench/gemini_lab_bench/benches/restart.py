@@ -46,7 +46,7 @@ PEER_WAYS: Final[dict[str, float | None]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that this bench has beside those of all."""
+    """Add the options that this bench has beside those of all."""
     parser.add_argument(
         "--env",
         action="append",
@@ -89,7 +89,7 @@ def bench(
 
 
 def rows_of(measured: Mapping[tuple[str, str], Sequence[float]], why_not: str = "") -> list[Row]:
-    """A row for each failure and way, and each way's share of a cold start's time.
+    """Return a row for each failure and way, and each way's share of a cold start's time.
 
     Args:
         measured: Seconds, by failure and way.
@@ -108,7 +108,7 @@ def rows_of(measured: Mapping[tuple[str, str], Sequence[float]], why_not: str = 
 
 
 def nvrx_python(environments: Sequence[str], install: Path | None) -> tuple[Path | None, str]:
-    """A Python that has NVRx, or why there is none."""
+    """Return a Python that has NVRx, or why there is none."""
     try:
         python = find_python(PEER, parse_environments(environments), install)
     except LaunchError as error:

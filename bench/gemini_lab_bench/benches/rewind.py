@@ -23,7 +23,7 @@ BETWEEN: Final = 6
 
 
 def bench(repeats: int) -> list[Row]:
-    """Have `repeats` bad batches in two guarded runs of a lab, in turn with unguarded ones."""
+    """Put `repeats` bad batches into two guarded runs of a lab, in turn with unguarded ones."""
     took: list[tuple[float, float]] = []
     guarded: list[RunReport] = []
     unguarded: list[RunReport] = []
@@ -51,7 +51,7 @@ def rows_of(
     guarded: Sequence[RunReport],
     unguarded: Sequence[RunReport],
 ) -> list[Row]:
-    """What the runs came to; `took` is what `rewinds_in` gave."""
+    """Return what the runs came to; `took` is what `rewinds_in` gave."""
     return [
         Row(name="NaN to the end of the next good iteration", values=tuple(s for s, _ in took)),
         Row(name="of it, going back", values=tuple(s for _, s in took)),
@@ -64,7 +64,7 @@ def rows_of(
 
 
 def rewinds_in(log: Iterable[Entry]) -> Iterator[tuple[float, float]]:
-    """Of each rewind the seconds between the two iterations around it, and those it took."""
+    """Yield of each rewind the seconds between the two iterations around it, and its own."""
     ended_s, going_back = 0.0, None
     for entry in log:
         match entry.event:
@@ -77,6 +77,6 @@ def rewinds_in(log: Iterable[Entry]) -> Iterator[tuple[float, float]]:
 
 
 def _steady(reports: Iterable[RunReport]) -> tuple[float, ...]:
-    """What iterations of rank 0 took, but for the first ones of each run."""
+    """Return what iterations of rank 0 took, but for the first ones of each run."""
     of_rank = (one for report in reports for one in report.iterations if one.rank == 0)
     return tuple(one.duration_s for one in of_rank if one.number > FIRST // 2)

@@ -72,7 +72,7 @@ def rows(turns: Sequence[Mapping[str, TimedRun]]) -> list[Row]:
 
 
 def _network_times(scheme: str, runs: Sequence[TimedRun]) -> dict[str, list[float]]:
-    """What Fig. 8 shows, of the runs that followed a schedule."""
+    """Return what Fig. 8 shows, of the runs that followed a schedule."""
     return {
         f"{scheme}, idle before": [run.idle_s for run in runs],
         f"{scheme}, checkpoint": [run.checkpoint_s for run in runs],
@@ -94,5 +94,5 @@ def _ratios(scheme: str, turns: Sequence[Mapping[str, TimedRun]]) -> dict[str, l
 
 
 def _refusal(run: TimedRun) -> str:
-    """Why the scheme was not used, if it was not."""
+    """Return why the scheme was not used, if it was not."""
     return next((note for note in run.notes if "refused" in note), "")

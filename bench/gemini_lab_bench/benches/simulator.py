@@ -11,7 +11,7 @@ DAYS = 30.0
 
 
 def bench(repeats: int) -> list[Row]:
-    """Times for each N at OPT-175B's failure rate, all policies together; then the exponent in N.
+    """Time each N at OPT-175B's failure rate, all policies together; then give the exponent.
 
     Failures grow with N, and a recovery costs what the groups that lost something do: expect a
     power near 1.

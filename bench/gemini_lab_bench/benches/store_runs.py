@@ -48,7 +48,7 @@ class Wasted:
 
 
 def failure_of(said: Sequence[Said], killed_s: float) -> Wasted:
-    """What a kill cost, from what the ranks wrote down.
+    """Return what a kill cost, from what the ranks wrote down.
 
     Raises:
         GeminiError: They did not come back.
@@ -75,7 +75,7 @@ def failure_of(said: Sequence[Said], killed_s: float) -> Wasted:
 
 
 def stood_at(said: Sequence[Said], at_s: float, *, killed_s: float = 0.0) -> int:
-    """The version that training stood at then, if the last kill before it was at `killed_s`.
+    """Return the version that training stood at then, if the last kill before it was at `killed_s`.
 
     Until the ranks are back that is the version which they will go on from.
     """
@@ -85,7 +85,7 @@ def stood_at(said: Sequence[Said], at_s: float, *, killed_s: float = 0.0) -> int
 
 
 def checkpoint_times(said: Sequence[Said]) -> list[float]:
-    """From the end of an iteration until its checkpoint was whole on every rank, in one life."""
+    """Return the times from an iteration's end until its checkpoint was whole on every rank."""
     ranks = len({one["rank"] for one in said})
     starts_s = [one["at_s"] for one in said if one["what"] == "training"]
     times_s = []
@@ -156,7 +156,7 @@ class StoreRun:
         self._torchrun.wait()
 
     def said(self) -> list[Said]:
-        """All that the ranks wrote down, in order of time."""
+        """Return all that the ranks wrote down, in order of time."""
         lines = [
             line
             for path in self._folder.glob("said-*")
@@ -211,7 +211,7 @@ def started(
     ranks: int = RANKS,
     job: Sequence[str] = ("--layer-s", str(LAYER_S)),
 ) -> Iterator[StoreRun]:
-    """The job on a store of that rate, in a folder in memory that is gone afterwards."""
+    """Start the job on a store of that rate, in a folder in memory that is gone afterwards."""
     with folder_in_memory("gemini-lab-store-") as folder:
         run = StoreRun(folder, every=every, rate=rate, ranks=ranks, job=job)
         try:

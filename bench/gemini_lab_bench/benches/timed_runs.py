@@ -69,7 +69,7 @@ class Workload:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What to say beside every result."""
+        """The conditions to name beside every result."""
         found: dict[str, Any] = {"size": self.size, "nodes": 2}
         if self.accumulate > 1:
             found["micro_batches"] = self.accumulate
@@ -82,7 +82,7 @@ class Workload:
         return found
 
     def job(self, times: Path) -> Job:
-        """The job, which writes into `times` when its iterations ended."""
+        """Return the job, which writes into `times` when its iterations ended."""
         in_turn: dict[str, Any] = {}
         if self.turns:
             in_turn = {"turns": self.turns, "turn_iterations": self.turn_iterations}
@@ -144,7 +144,7 @@ class TimedRun:
 
 
 def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
-    """One run on the lab's nodes."""
+    """Measure one run on the lab's nodes."""
     with tempfile.TemporaryDirectory(prefix="gemini-lab-times-") as folder:
         times = Path(folder) / "times.json"
         job = workload.job(times)
@@ -160,7 +160,7 @@ def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
 
 
 def _timed(run: RunReducer, workload: Workload, measured: TimedRun) -> TimedRun:
-    """What the log of a run says, beside how long its iterations took."""
+    """Return what the log of a run says, beside how long its iterations took."""
     report = report_of(run)
     plan = report.plans[-1] if report.plans else None
     before = workload.iterations - workload.counted
@@ -186,7 +186,7 @@ def _timed(run: RunReducer, workload: Workload, measured: TimedRun) -> TimedRun:
 
 
 def under_torchrun(workload: Workload) -> TimedRun:
-    """The same script started by torchrun, without a lab.
+    """Run the same script by torchrun, without a lab.
 
     Raises:
         RunFailedError: The script failed.
@@ -218,7 +218,7 @@ def under_torchrun(workload: Workload) -> TimedRun:
 
 
 def network_times(traffic: TrafficBars, *, after: int = 0) -> tuple[float, float]:
-    """Seconds of an iteration in which the network was idle, and in which only chunks held it.
+    """Return an iteration's seconds with an idle network, and those in which only chunks held it.
 
     Medians over rank 0's iterations whose collectives were told; zeros where there are none.
 
@@ -242,7 +242,7 @@ def network_times(traffic: TrafficBars, *, after: int = 0) -> tuple[float, float
 
 
 def idle_s(begin_s: float, end_s: float, busy: Sequence[tuple[float, float]]) -> float:
-    """Seconds from `begin_s` to `end_s` that lie in none of the (start, end) pairs of `busy`."""
+    """Return the seconds from `begin_s` to `end_s` that lie in no (start, end) pair of `busy`."""
     free, at_s = 0.0, begin_s
     for start_s, stop_s in sorted(busy):
         free += max(0.0, min(start_s, end_s) - at_s)
@@ -251,7 +251,7 @@ def idle_s(begin_s: float, end_s: float, busy: Sequence[tuple[float, float]]) ->
 
 
 def _measured(times: Path, workload: Workload) -> TimedRun:
-    """What the job itself wrote into `times`."""
+    """Return what the job itself wrote into `times`."""
     ended = json.loads(times.read_text(encoding="utf-8"))[-workload.counted - 1 :]
     each = tuple(
         Spent(**{what: after[what] - before[what] for what in after})

@@ -16,7 +16,7 @@ from gemini_lab.training.turns import LIMIT_S, TURN
 
 
 def listen(address: Path) -> socket.socket:
-    """The socket to which the ranks of one job come."""
+    """Return the socket to which the ranks of one job come."""
     listening = socket.socket(socket.AF_UNIX)
     listening.settimeout(LIMIT_S)
     listening.bind(str(address))
@@ -25,7 +25,7 @@ def listen(address: Path) -> socket.socket:
 
 
 def give_turns(jobs: Mapping[str, socket.socket], *, ranks: int, rest_s: float = 3.0) -> float:
-    """Let jobs train in turns until all of them have ended.
+    """Give jobs turns to train until all of them have ended.
 
     Args:
         jobs: For each job's name, the socket to which its ranks come.
@@ -57,7 +57,7 @@ def give_turns(jobs: Mapping[str, socket.socket], *, ranks: int, rest_s: float =
 
 
 def _came(listening: socket.socket, job: str) -> socket.socket:
-    """The next rank that comes."""
+    """Return the next rank that comes."""
     try:
         partner, _ = listening.accept()
     except TimeoutError:

@@ -59,7 +59,7 @@ class Try:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How many strikes and undisturbed iterations of real ranks; what else is left out."""
+    """Add the numbers of strikes and undisturbed iterations, and what else is left out."""
     parser.add_argument("--tries", type=int, default=100, help="real ranks that are struck")
     parser.add_argument("--clean", type=int, default=1000, help="undisturbed iterations of theirs")
     parser.add_argument("--only", choices=("ranks", "lab"), help="real ranks, or a lab's nodes")
@@ -125,7 +125,7 @@ def _strike(run: Run, count: int) -> Iterator[Try]:
 
 
 def longer_in(log: Iterable[Entry]) -> Iterator[float]:
-    """By how much each verified iteration of a log took longer than those beside it.
+    """Yield by how much each verified iteration of a log took longer than those beside it.
 
     Gradients are computed again before an iteration ends, its update after that, in the time of the
     next one: so two iterations are compared with the two before them and the two after.
@@ -143,7 +143,7 @@ def longer_in(log: Iterable[Entry]) -> Iterator[float]:
 def cost_rows(
     plain: Sequence[RunReport], verified: Sequence[RunReport], took: Sequence[float]
 ) -> list[Row]:
-    """What verifying costs; `took` is what `longer_in` gave."""
+    """Return what verifying costs; `took` is what `longer_in` gave."""
     steps = _steady(plain)
     usual = statistics.median(steps)
     return [
@@ -159,7 +159,7 @@ def cost_rows(
 
 
 def tries_rows(tries: Sequence[Try], *, clean: int) -> list[Row]:
-    """Who was named when bits turned, and when none did."""
+    """Return the rows that say which nodes were named when bits turned, and when none did."""
     rows = [
         single(
             f"bit in {one}: of {sum(t.where == one for t in tries)}, the node was named",
@@ -179,7 +179,7 @@ def tries_rows(tries: Sequence[Try], *, clean: int) -> list[Row]:
 
 
 def _steady(reports: Iterable[RunReport]) -> tuple[float, ...]:
-    """What iterations of rank 0 took that were neither the first ones nor verified.
+    """Return what iterations of rank 0 took that were neither the first ones nor verified.
 
     The update is verified after it, in the time of the next iteration.
     """

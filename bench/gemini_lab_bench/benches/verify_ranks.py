@@ -120,12 +120,12 @@ class Outcome:
 
 
 def node_name(rank: int) -> str:
-    """The machine of a rank."""
+    """Return the machine of a rank."""
     return f"node-{rank}"
 
 
 def outcomes(trials: Sequence[Trial], *, ranks: int) -> list[Outcome]:
-    """What came of each trial on so many ranks, which all say the same.
+    """Carry out the trials on so many ranks, which all say the same.
 
     Raises:
         GeminiError: A rank failed, or they do not all say the same.
@@ -191,7 +191,7 @@ def struck(count: int) -> list[Outcome]:
 
 
 def undisturbed(iterations: int) -> list[Outcome]:
-    """Have at least so many iterations verified that nothing disturbs, with each engine."""
+    """Verify at least so many iterations that nothing disturbs, with each engine."""
     engines = get_args(EngineName)
     share = -(-iterations // len(engines))
     trials = [Trial(engine=one, seed=7, iterations=share) for one in engines]
@@ -199,7 +199,7 @@ def undisturbed(iterations: int) -> list[Outcome]:
 
 
 def rows_of(tries: Sequence[Outcome], clean: Sequence[Outcome]) -> list[Row]:
-    """Who was named and who was accused, in numbers."""
+    """Count the machines that were named and those that were accused."""
     rows = [
         single(
             f"{where} of real ranks: of {len(of)}, the machine was named",
@@ -306,21 +306,21 @@ class _Watched:
         framework.hook(self)
 
     def begin_forward(self) -> None:
-        """An iteration begins to compute; often in each."""
+        """Begin to compute an iteration; called often in each."""
         self._strike_if_due(in_replay=False)
         self._flaws.install()
         self._verifier.begin(self.iteration)
 
     def before_update(self) -> float:
-        """Its gradients are there."""
+        """Verify the gradients, which are there."""
         self._note(self._verifier.before_update())
         return 0.0
 
     def before_writing(self) -> None:
-        """No version is on its way."""
+        """Do nothing: no version is on its way."""
 
     def after_update(self, waited_s: float) -> None:
-        """Its update was made."""
+        """Note the update, which was made."""
         del waited_s
         self._note(self._verifier.after_update())
         self.clean += 1
@@ -369,7 +369,7 @@ class _Zero:
         )
 
     def update(self, tokens: torch.Tensor) -> None:
-        """One iteration."""
+        """Train for one iteration."""
         self.engine.backward(self.engine(*tokens))
         self.engine.step()
 
@@ -383,7 +383,7 @@ class _Plain:
         self.engine = TorchEngine(self._model, self._optimizer)
 
     def update(self, tokens: torch.Tensor) -> None:
-        """One iteration."""
+        """Train for one iteration."""
         self._optimizer.zero_grad()
         self._model(*tokens).backward()
         self._optimizer.step()

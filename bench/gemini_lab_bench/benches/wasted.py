@@ -45,7 +45,7 @@ def bench(repeats: int) -> list[Row]:
 
 
 def any_phase(rng: random.Random) -> float:
-    """After how many iterations a failure comes: any part of one as often as any other.
+    """Draw after how many iterations a failure comes: any part of one as often as any other.
 
     A sum of two even draws, for the pace is known to some percent only: one even draw over 3
     iterations that are taken for 2.7 would prefer the first third of an iteration by a tenth.
@@ -54,7 +54,7 @@ def any_phase(rng: random.Random) -> float:
 
 
 def rows_of(report: RunReport) -> list[Row]:
-    """What the failures of a run wasted, beside what Eq. (1) says of them.
+    """Return what the failures of a run wasted, beside what Eq. (1) says of them.
 
     Raises:
         GeminiError: Of none of them it is known.
@@ -85,12 +85,12 @@ def rows_of(report: RunReport) -> list[Row]:
 
 
 def _quartile(values: list[float], number: int) -> float:
-    """The value below which `number` in four lie."""
+    """Return the value below which `number` in four lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * number // 4)]
 
 
 def _pace_s(run: Run) -> float:
-    """How long an iteration takes, as far as is known."""
+    """Return how long an iteration takes, as far as is known."""
     steps_s = [one.duration_s for one in run.report().iterations[NODES:]]
     return median(steps_s)

@@ -29,7 +29,7 @@ class Seen:
 
     @property
     def line(self) -> tuple[int, int, int]:
-        """What orders them: a version of a later history is newer."""
+        """The order of versions: one of a later history is newer."""
         return self.epoch, self.rewinds, self.version
 
 

@@ -61,7 +61,7 @@ class Plan:
     keeps: bool = False
 
     def schedules(self) -> Iterator[Schedule]:
-        """One for each run."""
+        """Yield one for each run."""
         for number, first in enumerate(range(0, self.faults, self.a_run)):
             form = self.form(number)
             count = min(self.a_run, self.faults - first)
@@ -77,7 +77,7 @@ class Plan:
         )
 
     def form(self, number: int) -> Schedule:
-        """A run, without faults yet."""
+        """Return a run, without faults yet."""
         jobs = {KINDS[kind].job for kind in self.kinds}
         return Schedule(
             seed=self.seed,
@@ -143,7 +143,7 @@ def campaign(
 def one_run(
     schedule: Schedule, plan: Plan, known: Losses, *, stop_s: float | None = None
 ) -> tuple[Suffered, list[str]]:
-    """One run, and what did not hold in it."""
+    """Run one schedule; return the run, and what did not hold in it."""
     run = suffer(
         schedule,
         folder=plan.folder,
@@ -157,7 +157,7 @@ def one_run(
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM be what Ctrl-C is, so that a campaign that is cut short keeps its table."""
+    """Treat SIGTERM as Ctrl-C, so that a campaign that is cut short keeps its table."""
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -170,7 +170,7 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def smaller(failed: Suffered, plan: Plan, known: Losses) -> tuple[Schedule, bool]:
-    """The fewest faults of a run that did not hold with which it does not hold again.
+    """Return the fewest faults of a run that did not hold with which it does not hold again.
 
     Only those that happened count; what fails by chance may need more tries than there are.
 
@@ -207,7 +207,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 def load_now() -> float:
-    """The machine's load over the last minute."""
+    """Return the machine's load over the last minute."""
     return float(machine()["load_1_min"])
 
 

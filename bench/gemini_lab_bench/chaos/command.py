@@ -27,7 +27,7 @@ schedule found that shows it is kept, and can be replayed."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `gemini-lab chaos`."""
+    """Return the options of `gemini-lab chaos`."""
     listed = columns({name: kind.text for name, kind in KINDS.items()})
     options = argparse.ArgumentParser(
         prog="gemini-lab chaos",
@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """The campaign that the options mean.
+    """Return the campaign that the options mean.
 
     Raises:
         ConfigError: A number is impossible, or a kind is not known.

@@ -69,7 +69,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def place(self) -> Place:
-        """Whose thing it breaks."""
+        """The owner of the thing that it breaks."""
         return KINDS[self.kind].place
 
     def failure(self, *, ranks: int) -> Failure:
@@ -150,7 +150,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def needs(self) -> frozenset[Means]:
-        """What the run must have for its faults."""
+        """The means that the run must have for its faults."""
         return frozenset(KINDS[fault.kind].needs for fault in self.faults)
 
     @property
@@ -167,7 +167,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return {node_name(number): f"rack-{number % 2}" for number in machines}
 
     def having(self, faults: Sequence[Fault]) -> "Schedule":
-        """The same run with other faults."""
+        """Return the same run with other faults."""
         return msgspec.structs.replace(self, faults=tuple(faults))
 
     def save(self, path: Path) -> None:
@@ -176,7 +176,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @classmethod
     def load(cls, path: Path) -> "Schedule":
-        """The schedule in a file.
+        """Return the schedule in a file.
 
         Raises:
             ConfigError: There is none.
@@ -191,7 +191,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def draw(form: Schedule, count: int, *, kinds: Sequence[str], by_time: bool = False) -> Schedule:
-    """A schedule of `count` faults of these kinds: always the same one for the same `form`.
+    """Return a schedule of `count` faults of these kinds: always the same one for the same `form`.
 
     Args:
         form: The run, its campaign's seed and its number; it has no faults yet.
@@ -234,7 +234,7 @@ def draw(form: Schedule, count: int, *, kinds: Sequence[str], by_time: bool = Fa
 
 
 def _comes_last(kind: str) -> bool:
-    """Whether nothing can be struck after it."""
+    """Return whether nothing can be struck after it."""
     return KINDS[kind].ends_run or KINDS[kind].at == ("end",)
 
 

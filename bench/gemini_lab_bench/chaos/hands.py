@@ -125,7 +125,7 @@ class Hands:
 
 
 def typed_at(rng: random.Random) -> tuple[str, ...]:
-    """A command that somebody types: its words, with `RUN` for the run."""
+    """Return a command that somebody types: its words, with `RUN` for the run."""
     number, words = rng.choice(NUMBERS), rng.choice(VERBS)
     digits = number.lstrip("-")
     return tuple(
@@ -135,7 +135,7 @@ def typed_at(rng: random.Random) -> tuple[str, ...]:
 
 
 def problem_of(words: tuple[str, ...], status: int, said: str) -> str | None:
-    """What is wrong with how a command ended, if anything is."""
+    """Return what is wrong with how a command ended, if anything is."""
     how = f"`{' '.join(words)}` ended with status {status}"
     if "Traceback (most recent call last)" in said:
         return f"{how} and a traceback: {said.strip().splitlines()[-1]}"

@@ -38,7 +38,7 @@ class Hosts:
 
     @property
     def names(self) -> list[str]:
-        """What the run is told of them: their addresses."""
+        """Their addresses, which the run is told."""
         return [self._network.address(number) for number in range(self._count)]
 
     @property
@@ -48,7 +48,7 @@ class Hosts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What MPI is told: how to reach them, and through which network."""
+        """MPI's settings: how to reach them, and through which network."""
         return {
             "PRTE_MCA_plm_ssh_agent": str(self._ssh),
             "PRTE_MCA_prte_if_include": f"{self._subnet}.0/24",
@@ -82,7 +82,7 @@ class Hosts:
         return host
 
     def mend(self, host: int) -> None:
-        """Let a host's link be what it was."""
+        """Restore a host's link."""
         self._network.mend(host)
 
     def __enter__(self) -> Self:
@@ -96,6 +96,6 @@ class Hosts:
         self._network.__exit__()
 
     def _way(self, number: int) -> str:
-        """The branch of the program that runs its arguments on a host."""
+        """Return the branch of the program that runs its arguments on a host."""
         words = shlex.join(self.command(number, ["bash", "-c"]))
         return f'  {self._network.address(number)}) exec {words} "$*" ;;'

@@ -109,12 +109,12 @@ def _failure(
 
 
 def _store(text: str, *, beside: tuple[str, ...] = ("pair_kill",)) -> Kind:
-    """What a store does to those who ask it, felt where memory has lost what they ask for."""
+    """Return a kind of a store's answers, felt if memory has lost what is asked for."""
     return Kind(text=text, needs="store", lasts_s=STORE, costs_s=12, beside=beside, repeats=True)
 
 
 def _limit(text: str, *, place: Place = "rank") -> Kind:
-    """What an agent can have no more of, felt where it has to start something."""
+    """Return what an agent can have no more of, felt where it has to start something."""
     beside = ("node_loss", "worker_crash")
     return Kind(text=text, place=place, lasts_s=AWAY, costs_s=10, beside=beside, repeats=True)
 

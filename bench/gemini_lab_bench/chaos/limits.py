@@ -18,7 +18,7 @@ FILE_BYTES: Final = 1 << 20
 def exhaust(
     process: psutil.Process, how: str, others: Callable[[], Iterable[psutil.Process]]
 ) -> Callable[[], None]:
-    """Let a process have no more of something; what it starts meanwhile, too.
+    """Limit a process, and what it starts meanwhile, to what it has of something.
 
     Args:
         process: Which.
@@ -49,7 +49,7 @@ def exhaust(
 def fill_log(
     owner: psutil.Process, log: Path, others: Callable[[], Iterable[psutil.Process]]
 ) -> Callable[[], None]:
-    """Have a run's owner write no more to its log, as on a full disk; what mends it.
+    """Keep a run's owner from writing to its log, as on a full disk; return what mends it.
 
     Args:
         owner: Its process.

@@ -45,7 +45,7 @@ class Word:
 
 
 def thrown_away(run: Aftermath) -> Iterator[str]:
-    """What comes from memory is the newest version that was whole, unless copies of it were bad."""
+    """Check that memory gave the newest whole version, unless copies of it were bad."""
     complete: dict[int, set[int]] = {}  # the ranks that told of each version
     newest, ranks, is_excused, word = 0, 0, False, Word(run)
     for entry in run.entries:
@@ -74,7 +74,7 @@ def thrown_away(run: Aftermath) -> Iterator[str]:
 
 
 def left_in_memory(run: Aftermath) -> Iterator[str]:
-    """No plan goes back behind what an observer sees whole in memory at that moment."""
+    """Check that no plan goes back behind what an observer sees whole in memory then."""
     is_excused, word = False, Word(run)
     for entry in run.entries:
         word.take(entry)
@@ -99,7 +99,7 @@ def left_in_memory(run: Aftermath) -> Iterator[str]:
 def _between(
     states: Sequence[tuple[float, State]], since_s: float, until_s: float
 ) -> Iterator[State]:
-    """What was so at some moment between two; each state is so from its own moment on."""
+    """Yield what was so at some moment between two; each state is so from its own moment on."""
     until = [*(at_s for at_s, _ in states[1:]), inf]
     for (at_s, state), over_s in zip(states, until, strict=False):
         if at_s <= until_s and over_s >= since_s:
@@ -140,7 +140,7 @@ def _loading_from_the_tier(entries: Sequence[Entry]) -> Iterator[tuple[float, fl
 
 
 def forgotten(run: Aftermath) -> Iterator[str]:
-    """No plan goes back behind the newest version that was saved, unless that was spoilt."""
+    """Check that no plan goes back behind the newest saved version, unless it was spoilt."""
     saved, word = 0, Word(run)
     for entry in run.entries:
         word.take(entry)
@@ -159,7 +159,7 @@ def forgotten(run: Aftermath) -> Iterator[str]:
 
 
 def misled(run: Aftermath) -> Iterator[str]:
-    """No person is told that nothing is left while the tier has a whole version."""
+    """Check that nobody is told that nothing is left while the tier has a whole version."""
     for entry in run.entries:
         if isinstance(event := entry.event, events.RecoveryWaiting) and LEFT in event.reason:
             around = entry.at_s - SKEW_S, entry.at_s + SKEW_S
@@ -170,7 +170,7 @@ def misled(run: Aftermath) -> Iterator[str]:
 
 
 def removed(run: Aftermath) -> Iterator[str]:
-    """What was saved stays whole in the tier until a newer version is: nobody takes it away."""
+    """Check that a saved version stays whole in the tier until a newer one is."""
     for version, since_s, until_s in _saved(run):
         if version in run.spoilt:
             continue
@@ -191,7 +191,7 @@ def removed(run: Aftermath) -> Iterator[str]:
 
 
 def _saved(run: Aftermath) -> Iterator[tuple[int, float, float]]:
-    """Each version that was saved, since when, and until when it was the newest that counts."""
+    """Yield each saved version, and from when to when it was the newest that counts."""
     version, since_s = 0, 0.0
     for entry in run.entries:
         match event := entry.event:
@@ -210,7 +210,7 @@ def _saved(run: Aftermath) -> Iterator[tuple[int, float, float]]:
 
 
 def unsaved(run: Aftermath) -> Iterator[str]:
-    """A run that is done has saved its last version, or says that it has not."""
+    """Check that a run that is done has saved its last version, or says that it has not."""
     saved = 0
     for entry in run.entries:
         match event := entry.event:
@@ -226,7 +226,7 @@ def unsaved(run: Aftermath) -> Iterator[str]:
 
 
 def untrue(run: Aftermath) -> Iterator[str]:
-    """What a recovery says to have cost is what the ranks had done, and do again.
+    """Check that a recovery cost what it says: what the ranks had done, and do again.
 
     A root agent that was elected meanwhile knows at least that something was lost, if any of the
     nodes that trained until then is left to tell.

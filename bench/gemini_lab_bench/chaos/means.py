@@ -15,7 +15,7 @@ DISK_TOOLS: Final = ("mkfs.ext4", "mount", "fsfreeze")
 
 
 def why_no_disk() -> str | None:
-    """Why the persistent tier cannot have a disk of its own here; `None` if it can."""
+    """Return why the persistent tier cannot have a disk of its own here; `None` if it can."""
     if os.geteuid() != 0:
         return "a disk of its own for the persistent tier needs root"
     if missing := [tool for tool in DISK_TOOLS if shutil.which(tool) is None]:
@@ -24,21 +24,21 @@ def why_no_disk() -> str | None:
 
 
 def why_no_network() -> str | None:
-    """Why nodes cannot have networks of their own here; `None` if they can."""
+    """Return why nodes cannot have networks of their own here; `None` if they can."""
     if os.geteuid() != 0:
         return "networks of their own for the nodes need root"
     return namespaces.why_not()
 
 
 def why_no_clock() -> str | None:
-    """Why nodes cannot have clocks of their own here; `None` if they can."""
+    """Return why nodes cannot have clocks of their own here; `None` if they can."""
     if shutil.which(COMPILER) is None:
         return f"clocks of their own for the nodes need a C compiler, and there is no `{COMPILER}`"
     return None
 
 
 def lacking() -> dict[Means, str]:
-    """What cannot be had on this machine, and why."""
+    """Return what cannot be had on this machine, and why."""
     found: dict[Means, str | None] = {
         "disk": why_no_disk(),
         "network": why_no_network(),
@@ -52,7 +52,7 @@ def lacking() -> dict[Means, str]:
 def possible(
     kinds: Sequence[str], *, without: Mapping[Means, str]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Those of `kinds` that can be struck without some means, and why the others cannot."""
+    """Return those of `kinds` that can be struck without some means, and why others cannot."""
     can = tuple(kind for kind in kinds if KINDS[kind].needs not in without)
     reasons = []
     for means, reason in without.items():

@@ -57,7 +57,7 @@ class Wholeness:
         )
 
     def newest_whole(self, held: Held, at_s: float = 0.0) -> Seen:
-        """The newest version of the newest lineage of which all shards are there."""
+        """Return the newest version of the newest lineage of which all shards are there."""
         shards: dict[tuple[int, int, int], set[int]] = {}
         for copies in held.values():
             for copy in copies:
@@ -68,11 +68,11 @@ class Wholeness:
         return Seen(at_s=at_s, version=version, epoch=epoch, rewinds=rewinds)
 
     def is_whole(self, held: Held) -> bool:
-        """Whether all shards of some version are there, all of one lineage."""
+        """Return whether all shards of some version are there, all of one lineage."""
         return self.newest_whole(held).version > 0
 
     def is_explained(self, held: Held) -> bool:
-        """Whether one is, or none needs to be: none was yet, or a holder is gone."""
+        """Return whether one is, or none needs to be: none was yet, or a holder is gone."""
         return self.is_whole(held) or self._holders is None or not self._holders <= set(held)
 
     def look(self, held: Held, at_s: float) -> None:
@@ -131,7 +131,7 @@ class Observer:
             self.seen.look(held, time.time())
 
     def _held(self) -> Held:
-        """What each agent has that lives before and after it was read."""
+        """Return what each agent has that lives before and after it was read."""
         now_s = time.monotonic()
         if now_s > self._found_s + FIND_S:
             self._found_s = now_s
@@ -144,7 +144,7 @@ class Observer:
         return {agent.pid: held.get(agent.pid, set()) for agent in self._agents if is_alive(agent)}
 
     def _open(self, pid: int) -> Iterator[tuple[int, int]]:
-        """The slabs that a process has open; those that are new are attached to."""
+        """Yield the slabs that a process has open; those that are new are attached to."""
         with contextlib.suppress(OSError):
             for file in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError, IntegrityError):
@@ -196,7 +196,7 @@ class TierObserver:
         return max(self.seen[-1][1] - spoilt, default=0) if self.seen else 0
 
     def readable(self) -> frozenset[int]:
-        """The versions there of which every bit is right, read now."""
+        """Return the versions there of which every bit is right, read now."""
         found = []
         for version in self._tier.versions():
             with contextlib.suppress(GeminiError):

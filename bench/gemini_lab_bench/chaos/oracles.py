@@ -25,7 +25,7 @@ FAR: Final = 0.01
 
 
 def problems(run: Aftermath) -> list[str]:
-    """What does not hold, one line each; empty for a run without fault."""
+    """Return what does not hold, one line each; empty for a run without fault."""
     found = [run.hang] if run.hang else []
     for oracle in (
         other_losses,
@@ -50,7 +50,7 @@ def problems(run: Aftermath) -> list[str]:
 
 
 def other_losses(run: Aftermath) -> Iterator[str]:
-    """Every loss that any rank told, in any try, is the undisturbed run's, bit by bit.
+    """Check that every loss that a rank told, in any try, is the undisturbed run's, bit by bit.
 
     Up to a resize: from then on sums are taken in another order, and ranks have other samples.
     """
@@ -81,20 +81,20 @@ def other_losses(run: Aftermath) -> Iterator[str]:
 
 
 def misjudged(run: Aftermath) -> Iterator[str]:
-    """Nothing that is done again is said to differ: it does not, but where sums are wrong."""
+    """Check that nothing done again is said to differ, unless sums are wrong."""
     told = [entry.event for entry in run.entries]
     if not any(isinstance(event, events.WrongSums) for event in told):
         yield from (f"it was said: {event}" for event in told if isinstance(event, events.Diverged))
 
 
 def _resized(run: Aftermath) -> int | None:
-    """The first epoch that began with another number of ranks than the job did."""
+    """Return the first epoch that began with another number of ranks than the job did."""
     planned = [e.event for e in run.entries if isinstance(e.event, events.RecoveryPlanned)]
     return next((one.epoch for one in planned if len(one.members) != len(planned[0].members)), None)
 
 
 def _far_losses(run: Aftermath, *, since_epoch: int) -> Iterator[str]:
-    """After a resize the loss of all samples is near the undisturbed run's, in every iteration.
+    """Check that after a resize the loss of all samples is near the undisturbed run's.
 
     What a version says of its last iteration may be of some of the ranks that did it.
     """
@@ -129,7 +129,7 @@ def _far_losses(run: Aftermath, *, since_epoch: int) -> Iterator[str]:
 
 
 def two_roots(run: Aftermath) -> Iterator[str]:
-    """A term has one root agent, and terms only rise."""
+    """Check that a term has one root agent, and that terms only rise."""
     elected = [e.event for e in run.entries if isinstance(e.event, events.RootElected)]
     for before, after in pairwise(elected):
         if after.term < before.term:
@@ -143,7 +143,7 @@ def two_roots(run: Aftermath) -> Iterator[str]:
 
 
 def two_lineages(run: Aftermath) -> Iterator[str]:
-    """An epoch has one plan, all its shards are of that plan's version, and ranks go on from it."""
+    """Check that an epoch has one plan, of whose version all its shards are."""
     plans: dict[int, events.RecoveryPlanned] = {}
     newest: dict[tuple[int, int], int] = {}  # of each epoch and rank
     for entry in run.entries:
@@ -173,7 +173,7 @@ def two_lineages(run: Aftermath) -> Iterator[str]:
 
 
 def untold(run: Aftermath) -> Iterator[str]:
-    """The log tells how it ended, and that every recovery did; the command says the same."""
+    """Check that the log tells how the run and each recovery ended, as the command does."""
     if run.bad_lines:
         yield f"{run.bad_lines} lines of the log are no events"
     ends = [e.event for e in run.entries if isinstance(e.event, events.RunFailed)]
@@ -194,7 +194,7 @@ def untold(run: Aftermath) -> Iterator[str]:
 
 
 def unsaid(run: Aftermath) -> Iterator[str]:
-    """A start with an edited script names the file that was edited."""
+    """Check that a start with an edited script names the file that was edited."""
     for since_s, until_s in run.edits:
         told = [e for e in run.entries if since_s <= e.at_s <= until_s]
         kept = {e.event.epoch for e in told if isinstance(e.event, events.ProcessesKept)}
@@ -227,13 +227,13 @@ def harmed(run: Aftermath) -> Iterator[str]:
 
 
 def left_behind(run: Aftermath) -> Iterator[str]:
-    """Nothing is left at the end."""
+    """Check that nothing is left at the end."""
     if run.left:
         yield f"left behind: {', '.join(run.left)}"
 
 
 def standstill_s(entries: Sequence[Entry], *, since_s: float, until_s: float) -> float:
-    """The longest time between two moments, both within these, without a new iteration of all.
+    """Return the longest time, within these moments, without a new iteration of all ranks.
 
     Args:
         entries: The log.
@@ -257,7 +257,7 @@ def _recoveries(run: Aftermath, kind: type[events.OfRecovery]) -> set[int]:
 
 
 def losses_of(entries: Sequence[Entry]) -> dict[tuple[int, int], float]:
-    """Every loss that a log tells, by (iteration, rank)."""
+    """Return every loss that a log tells, by (iteration, rank)."""
     found = {}
     for entry in entries:
         event = entry.event

@@ -55,7 +55,7 @@ def started(
 
 
 def run_command(schedule: Schedule, folder: Path, scene: Scene) -> list[str]:
-    """What `gemini-lab` is told, so that the run's folder is `folder / "run"`."""
+    """Return what `gemini-lab` is told, so that the run's folder is `folder / "run"`."""
     job = job_of(schedule)
     where = ["--hosts", ",".join(scene.hosts.names)] if scene.hosts else []
     keep = ["--set", "keep_processes=true"] if schedule.keeps else []
@@ -68,7 +68,7 @@ def run_command(schedule: Schedule, folder: Path, scene: Scene) -> list[str]:
 
 
 def job_of(schedule: Schedule) -> Job:
-    """What a run trains; one that is resized keeps its global batch, whatever divides it."""
+    """Return what a run trains; one that is resized keeps its global batch, whatever divides it."""
     settings = {**SETTINGS, **({"verify_every": 1} if schedule.verifies else {})}
     more: dict[str, float] = {}
     if schedule.resizes:
@@ -81,7 +81,7 @@ def job_of(schedule: Schedule) -> Job:
 def end(
     owner: subprocess.Popen[bytes], mark: str, scratch: Path, *, is_hung: bool
 ) -> tuple[int, tuple[str, ...]]:
-    """The owner's exit status, and what is left some time after that."""
+    """Return the owner's exit status, and what is left some time after that."""
     if is_hung:
         owner.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -95,7 +95,7 @@ def end(
 
 
 def write_processes(mark: str, path: Path) -> None:
-    """What the processes of a run that hangs are, and whether they sleep, run or are stopped."""
+    """Write the processes of a run that hangs, and whether they sleep, run or are stopped."""
     lines = []
     for process in marked(mark):
         with contextlib.suppress(psutil.Error):

@@ -22,7 +22,7 @@ HEAD: Final = (
 
 
 def versions() -> dict[str, str]:
-    """What a campaign tries."""
+    """Return what a campaign tries."""
     return {name: metadata.version(name) for name in ("gemini-lab", "torch", "deepspeed")}
 
 
@@ -114,7 +114,7 @@ class Result(msgspec.Struct, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> "Result":
-        """What a campaign has written.
+        """Return what a campaign has written.
 
         Raises:
             ConfigError: It has not.
@@ -132,7 +132,7 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 def table(strikes: Sequence[Strike]) -> Iterator[str]:
-    """A line for each kind that was drawn: how long training stood still, whether it held."""
+    """Yield a line for each kind that was drawn: how long training stood still, whether it held."""
     yield HEAD
     for kind in KINDS:
         drawn = [one for one in strikes if one.fault.kind == kind]
@@ -141,7 +141,7 @@ def table(strikes: Sequence[Strike]) -> Iterator[str]:
 
 
 def summed(results: Sequence[Result]) -> str:
-    """One table of several campaigns."""
+    """Return one table of several campaigns."""
     strikes = [one for result in results for one in result.strikes]
     lines = [*table(strikes), "", *_sums(results)]
     for failed in (one for result in results for one in result.failures):

@@ -47,18 +47,18 @@ class Scene:
 
     @property
     def tier_url(self) -> str:
-        """What the run is told of its tier."""
+        """The URL of the run's tier."""
         return str(self.tier.url) if self.store is None else self.store.url
 
     def edit(self, text: str) -> None:
-        """Have the module that the script imports from its folder say something else."""
+        """Write another text into the module that the script imports from its folder."""
         new = self.script.with_name("own_part.new")
         new.write_text(text, encoding="utf-8")
         new.replace(self.script.with_name("own_part.py"))
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the run's processes are told of it."""
+        """The environment of the run's processes."""
         return {
             **(self.hosts.environment if self.hosts else {}),
             **(self.clocks.environment if self.clocks else {}),
@@ -68,7 +68,7 @@ class Scene:
 
 @contextmanager
 def scene_of(schedule: Schedule, folder: Path) -> Iterator[Scene]:
-    """What a schedule's faults need, in a run's folder; taken down at the end."""
+    """Set up what a schedule's faults need, in a run's folder; take it down at the end."""
     with ExitStack() as made:
         hosts = None
         if "network" in schedule.needs:

@@ -7,7 +7,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 def shrink(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> tuple[Item, ...]:
-    """As few of `items`, in their order, as taking away can reach while it still fails.
+    """Return as few of `items`, in their order, as taking away reaches while it still fails.
 
     Halves are taken away first, then quarters, at last single ones, until no single one of what is
     left can go.

@@ -29,7 +29,7 @@ Ends = tuple[object, object]
 
 
 def why_not() -> str | None:
-    """Why other processes' sockets cannot be broken from here; `None` if they can."""
+    """Return why other processes' sockets cannot be broken from here; `None` if they can."""
     if not hasattr(os, "pidfd_open") or platform.machine() not in MACHINES:
         return "closing other processes' sockets needs Linux 5.6 on x86-64 or ARM"
     with open(os.devnull) as file:  # noqa: PTH123 - its descriptor is what counts
@@ -82,7 +82,7 @@ def cut(node: int, others: Collection[int]) -> int:
 
 
 def refuse(agent: int) -> Callable[[], None]:
-    """Have a process's ports refuse, and close its connections; what has them listen again.
+    """Close a process's ports and connections; return what opens the ports again.
 
     The process is stopped meanwhile: it would notice that its sockets do not listen any more, which
     none does behind a firewall.
@@ -115,7 +115,7 @@ def refuse(agent: int) -> Callable[[], None]:
 
 
 def _connections(pid: int) -> Iterator[tuple[socket.socket, Ends]]:
-    """The connections of a process, each as a socket here for as long as it is looked at."""
+    """Yield the connections of a process, each as a socket here for as long as it is looked at."""
     for one in _sockets(pid):
         with one, suppress(OSError):
             yield one, (one.getsockname(), one.getpeername())
@@ -139,7 +139,7 @@ def _sockets(pid: int) -> Iterator[socket.socket]:
 
 
 def _second(pid: int, fd: int) -> int:
-    """A descriptor here of what a descriptor of another process is of.
+    """Return a descriptor here of what a descriptor of another process is of.
 
     Raises:
         OSError: It cannot be had, or is gone.

@@ -39,7 +39,7 @@ LONGEST_S: Final = 60.0
 
 
 def why_not() -> str | None:
-    """Why no store of this kind can be reached from here; `None` if one can."""
+    """Return why no store of this kind can be reached from here; `None` if one can."""
     if find_spec("requests") is None:
         return "a store that can be broken needs the package requests; pip install requests"
     return None
@@ -80,7 +80,7 @@ class BreakableStore:
         self._server.communicate()
 
     def strike(self, how: str, number: int = 0) -> None:
-        """Have it answer otherwise from now on.
+        """Break its answers from now on.
 
         Args:
             how: As the half of the kind's name after `tier_`.
@@ -93,7 +93,7 @@ class BreakableStore:
         self._tell(json.dumps({"how": how, "number": number, "folder": self._folder.name}))
 
     def mend(self, how: str) -> None:
-        """Have it answer as it should again, also where the store is gone."""
+        """Mend its answers; do nothing if the store is gone."""
         with suppress(GeminiError):
             self._tell(json.dumps({"how": how, "over": True}))
 
@@ -158,7 +158,7 @@ class _Broken:
             self._go_on.wait(LONGEST_S)
 
     def path(self, path: str, *, how: str) -> Path:
-        """Where a path of the store lies: in what it was before, where it answers late."""
+        """Return where a path of the store lies: in what it was before, where it answers late."""
         is_old = how == "late" and how in self._now  # a list has no shards of its own
         is_old |= how == "stale" and self.breaks(how, path)
         return self._root / (f"{OLD}-{how}/{path}" if is_old else path)
@@ -299,7 +299,7 @@ class _Requests(BaseHTTPRequestHandler):
 
 
 def _status(path: Path) -> dict[str, object]:
-    """What the store says of a file or folder; nothing of one that is being written, or is gone."""
+    """Return the store's words on a file or folder; none on one that is being written or gone."""
     if path.name.startswith(".") and not path.name.startswith(".probe"):
         return {}
     found = path.stat()

@@ -121,14 +121,14 @@ class Strikes:
 
     @property
     def said(self) -> list[str]:
-        """What people at shells were told, or saw, that nobody should."""
+        """The output at shells that nobody should see."""
         return self._hands.found
 
     def _all(self) -> list[psutil.Process]:
         return marked(self._mark)
 
     def _processes(self, fault: Fault, what: str) -> tuple[str, list[psutil.Process]]:
-        """Whose processes get a signal."""
+        """Return the name of what is hit, and the processes that get a signal."""
         if what == "etcd":
             return "etcd", etcd_of(self._mark)
         if what == "owner":
@@ -174,7 +174,7 @@ class Strikes:
         return name, take
 
     def _compute_wrong(self, fault: Fault) -> tuple[str, None]:
-        """Have a node compute wrong for good.
+        """Make a node compute wrong for good.
 
         Raises:
             ConfigError: It cannot be now.
@@ -187,20 +187,20 @@ class Strikes:
         return self._order(fault)
 
     def _rewind(self, fault: Fault) -> tuple[str, None]:
-        """Have training take back some iterations, and do them again with the same data."""
+        """Ask for a rewind of some iterations, which are done again with the same data."""
         steps = 1 + fault.bit % 2  # memory has two versions
         return ask(self._folder, RewindRun(steps=steps, skip=False)) or f"{steps} iterations", None
 
     def _ask(self, fault: Fault) -> tuple[str, Mend]:
-        """Have people ask for what cannot be; they need nobody to end it."""
+        """Type what cannot be at several shells; nothing has to end it."""
         return self._hands.ask(fault.bit), lambda: None
 
     def _fill_log(self, _fault: Fault) -> tuple[str, Mend]:
-        """Have the owner's files grow no more, as on a full disk."""
+        """Keep the owner's files from growing, as on a full disk."""
         return "the log", fill_log(self._owner, self._folder / LOG_FILE, self._all)
 
     def _resize(self, _fault: Fault) -> tuple[str, Mend]:
-        """Have the run go on with a node less, and later with as many as before."""
+        """Ask for a node less, and later for as many as before."""
         hit = ask(self._folder, ResizeRun(nodes=self._nodes - 1))
 
         def back() -> None:
@@ -210,7 +210,7 @@ class Strikes:
         return hit or f"{self._nodes - 1} nodes", back
 
     def _edit(self, _fault: Fault) -> tuple[str, Mend]:
-        """Have the script's own module be another one, which computes the same."""
+        """Replace the script's own module by another one, which computes the same."""
         self._scene.edit(EDITED)
         edit = [time.time(), inf]
         self.edits.append(edit)
@@ -222,7 +222,7 @@ class Strikes:
         return "the script's own part", back
 
     def _exhaust(self, fault: Fault, how: str) -> tuple[str, Mend]:
-        """Have an agent get no more of something."""
+        """Limit an agent to what it has of something."""
         names = self._names(fault, nodes := nodes_of(self._mark))
         if not names or names[0] not in nodes:
             raise ConfigError(f"{names[0] if names else 'nobody'} has no such process now")
@@ -240,7 +240,7 @@ class Strikes:
         return name, flap(pid, others)
 
     def _agent(self, fault: Fault) -> tuple[str, int]:
-        """The node that a fault strikes, and the process that it is known by.
+        """Return the node that a fault strikes, and the process that it is known by.
 
         Raises:
             ConfigError: It is not there now.
@@ -289,7 +289,7 @@ class Strikes:
 def why_not_wrong(
     struck: Collection[str], *, named: Collection[str], there: Collection[str], nodes: int
 ) -> str:
-    """Why no node may begin to compute wrong now; empty if one may.
+    """Return why no node may begin to compute wrong now; empty if one may.
 
     Two of a few at once cannot be told from the others, and a run ends for that: so the next one
     comes when the last one was named, or is gone.
@@ -308,7 +308,7 @@ def why_not_wrong(
 
 
 def _part(node: NodeProcesses, what: str) -> list[psutil.Process]:
-    """The processes that a kind's first word names; whole nodes by default."""
+    """Return the processes that a kind's first word names; whole nodes by default."""
     match what:
         case "agent":
             return [node.agent]

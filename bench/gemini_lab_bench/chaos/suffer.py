@@ -131,7 +131,7 @@ def suffer(
 
 
 def undisturbed(form: Schedule, folder: Path, *, limit_s: float) -> Losses:
-    """The losses of the same job without any fault.
+    """Return the losses of the same job without any fault.
 
     Those of an earlier call with the same `folder` are used again.
 

@@ -63,7 +63,7 @@ class BreakableTier:
             subprocess.run(["umount", "--lazy", self._disk], capture_output=True, check=False)
 
     def _mount(self) -> bool:
-        """Whether a small disk could be made and mounted: one that can be full, and frozen."""
+        """Make and mount a small disk, which can be full and frozen; return whether that worked."""
         image = self._disk.with_name("disk.img")
         with image.open("wb") as file:
             file.truncate(DISK_BYTES)
@@ -75,11 +75,11 @@ class BreakableTier:
         )
 
     def go_away(self) -> None:
-        """From now on whoever comes here gets an error of the system's, never an empty folder."""
+        """Answer with an error of the system's from now on, never with an empty folder."""
         self._lead_to(self._way)  # to itself
 
     def come_back(self) -> None:
-        """All is there again."""
+        """Restore the way to the folder."""
         self._lead_to(self._disk)
 
     def fill(self) -> None:
@@ -108,7 +108,7 @@ class BreakableTier:
             self._ballast.unlink(missing_ok=True)
 
     def freeze(self, *, now_and_then: bool) -> Callable[[], None]:
-        """Have who writes stand still in the kernel; what ends that.
+        """Stop writers in the kernel; return what ends that.
 
         Args:
             now_and_then: Let writes through for a moment twice a second, so that they crawl.
@@ -129,7 +129,7 @@ class BreakableTier:
         return self.thaw
 
     def thaw(self) -> None:
-        """Let writes through again."""
+        """Thaw writes."""
         for freezer in self._freezers:
             freezer.communicate()
         self._freezers.clear()
@@ -171,7 +171,7 @@ class BreakableTier:
         self._check_thawed()
 
     def _check_thawed(self) -> None:
-        """Nothing of the campaign's own may stand still there."""
+        """Refuse a disk on which the campaign itself could stand still."""
         if self._freezers:
             raise ConfigError("the tier's disk is frozen just now")
 
@@ -180,7 +180,7 @@ class BreakableTier:
         return self._disk / "ballast"
 
     def _to_spoil(self) -> Path:
-        """The folder of the newest version, which counts as spoilt from now on."""
+        """Return the folder of the newest version, which counts as spoilt from now on."""
         found = sorted(path.parent for path in self.data.glob(f"version-*/{MANIFEST}"))
         if not found:
             raise ConfigError("no version is in the tier yet")

@@ -94,7 +94,7 @@ class Told:
 
     @property
     def waits_for(self) -> str:
-        """What the run waits for, in its own words; empty if it does not."""
+        """The reason why the run waits, in its own words; empty if it does not."""
         return self._run.course.detail if self._run.course.phase == "waiting for machines" else ""
 
     @property
@@ -108,10 +108,10 @@ class Told:
         return self._run.nodes.standbys
 
     def node_of(self, rank: int) -> str | None:
-        """The node on which a rank runs."""
+        """Return the node on which a rank runs."""
         return self._run.nodes.node_of(rank)
 
     def keepers_of(self, shard: int) -> list[str | None]:
-        """The nodes that keep a shard, its owner first; one worker a node."""
+        """Return the nodes that keep a shard, its owner first; one worker a node."""
         ranks = self._holders[shard] if shard < len(self._holders) else (shard,)
         return [self.node_of(rank) for rank in ranks]

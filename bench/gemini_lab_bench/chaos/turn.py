@@ -261,7 +261,7 @@ class Turn:
             raise StoodStillError(f"no iteration for {limit_s:.0f} s{waits}")
 
     def _let_go(self, now: float) -> None:
-        """As a person would who sees all: no more waiting for what is certain not to come back.
+        """Give up what is certain not to come back, as a person would who sees all.
 
         Nothing is let go while something is still broken, or what the run does not find is whole.
         """

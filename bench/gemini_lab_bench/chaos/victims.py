@@ -37,7 +37,7 @@ class NodeProcesses:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """All living processes with this mark."""
+    """Return all living processes with this mark."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for pid in psutil.pids():
@@ -50,7 +50,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def nodes_of(mark: str) -> dict[str, NodeProcesses]:
-    """The nodes that have an agent, by name."""
+    """Return the nodes that have an agent, by name."""
     sessions: dict[int, list[psutil.Process]] = {}
     for process in marked(mark):
         with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def nodes_of(mark: str) -> dict[str, NodeProcesses]:
 
 
 def etcd_of(mark: str) -> list[psutil.Process]:
-    """The etcd server, without the process that keeps it."""
+    """Return the etcd server, without the process that keeps it."""
     return [process for process in marked(mark) if _name(process) == "etcd"]
 
 

@@ -46,7 +46,7 @@ def require(name: str) -> None:
 
 
 def make(name: str) -> Figure:
-    """The figure called `name`.
+    """Return the figure called `name`.
 
     Raises:
         ConfigError: There is none.

@@ -7,7 +7,7 @@ from gemini_lab_bench.figures.figure import Figure, Point
 
 
 def figure(costs: Sequence[Coordination]) -> Figure:
-    """From a node's silence until it counts as lost, and until all know from where to go on.
+    """Draw the time from a node's silence until it counts as lost, and until all can go on.
 
     Args:
         costs: What `coordinate` gave.

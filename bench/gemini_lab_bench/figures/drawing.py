@@ -62,7 +62,7 @@ ORDER: Final[tuple[Origin, ...]] = (
 
 
 def draw(figure: Figure) -> Picture:
-    """The picture of a figure; its values and where each comes from lie folded away."""
+    """Return the picture of a figure; its values and where each comes from lie folded away."""
     board = Board(title=figure.title, description=repr(figure))
     {"lines": _lines, "bars": _bars, "timeline": _timeline}[figure.kind](board, figure)
     values = Table(head=figure.head, rows=figure.rows())
@@ -83,7 +83,7 @@ def _series(figure: Figure) -> list[str]:
 
 
 def _colours(figure: Figure) -> dict[str, str]:
-    """A colour for each series: its own everywhere, or the next that is free."""
+    """Return a colour for each series: its own everywhere, or the next that is free."""
     names = _series(figure)
     taken = {KNOWN[name] for name in names if name in KNOWN}
     free = itertools.cycle([c for c in palette.OTHERS if c not in taken] or palette.OTHERS)
@@ -105,7 +105,7 @@ def _panel(board: Board, figure: Figure) -> Axes:
 
 
 def _lines(board: Board, figure: Figure) -> None:
-    """One colour a series; lines for what is computed, markers for all else."""
+    """Draw one colour a series; lines for what is computed, markers for all else."""
     panel = _panel(board, figure)
     panel.grid(axis="x", visible=True)
     colours = _colours(figure)
@@ -140,7 +140,7 @@ def _lines(board: Board, figure: Figure) -> None:
 
 
 def _marker(origin: Origin, colour: str) -> dict[str, Any]:
-    """How a point of this origin looks, in matplotlib's words."""
+    """Return how a point of this origin looks, in matplotlib's words."""
     return {
         "color": colour,
         "linestyle": "none",
@@ -152,7 +152,7 @@ def _marker(origin: Origin, colour: str) -> dict[str, Any]:
 
 
 def _in_order(points: Iterable[Point]) -> list[Point]:
-    """Points that have a value, from left to right."""
+    """Return points that have a value, from left to right."""
     return sorted((p for p in points if p.y is not None), key=lambda p: p.x)
 
 
@@ -210,7 +210,7 @@ def _bars(board: Board, figure: Figure) -> None:
 
 
 def _slots(figure: Figure) -> tuple[dict[tuple[str, Origin], float], float]:
-    """Where each bar of a group stands, from the group's middle, and how wide one is."""
+    """Return where each bar of a group stands, from the group's middle, and how wide one is."""
     slots: dict[tuple[str, Origin], float] = {}
     at = 0.0
     for series in _series(figure):
@@ -231,7 +231,7 @@ def _slots(figure: Figure) -> tuple[dict[tuple[str, Origin], float], float]:
 
 
 def _face(origin: Origin, colour: str) -> dict[str, Any]:
-    """How a bar of this origin looks, in matplotlib's words."""
+    """Return how a bar of this origin looks, in matplotlib's words."""
     face = {
         "paper": "none",
         "input": palette.LIGHT.paper,
@@ -254,7 +254,7 @@ def _label(point: Point) -> str:
 
 
 def _value(panel: Axes, point: Point, x: float, *, is_upright: bool) -> None:
-    """A bar's value over it."""
+    """Write a bar's value over it."""
     floor = panel.get_ylim()[0] if panel.get_yscale() == "log" else 0.0
     top = max(point.y or floor, point.high or floor, floor)
     panel.annotate(
@@ -321,7 +321,7 @@ def _timeline(board: Board, figure: Figure) -> None:
 
 
 def _pieces(figure: Figure) -> Iterator[tuple[Point, str]]:
-    """What has a length, series after series."""
+    """Yield what has a length, series after series."""
     for series in _series(figure):
         for point in figure.points:
             if point.series == series and point.y:

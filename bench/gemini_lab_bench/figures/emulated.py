@@ -16,7 +16,7 @@ EMULATED: Final = {
 
 
 def by_name(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record's rows by name."""
+    """Return a record's rows by name."""
     return {row["name"]: row for row in record["rows"]}
 
 
@@ -28,7 +28,7 @@ def percent(
     origin: Origin,
     series: str = "Gemini",
 ) -> Point:
-    """A row of ratios as percent above 1."""
+    """Return a row of ratios as percent above 1."""
     ends = (row.get("low_95"), value_of(row), row.get("high_95"))
     low, middle, high = (None if end is None else 100 * (end - 1) for end in ends)
     how = "the scheduler's prediction from the job's profile"
@@ -38,7 +38,7 @@ def percent(
 
 
 def how_measured(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """How often a row was measured, and beside what."""
+    """Return how often a row was measured, and beside what."""
     machine = record["machine"]
     count = len(row["values"])
     of = f"{'mean' if count < FEW else 'median'} of {count} runs with its 95 % interval"
@@ -49,7 +49,7 @@ def how_measured(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def conditions(record: Mapping[str, Any]) -> Iterator[str]:
-    """What was emulated, and on what machine it ran."""
+    """Yield what was emulated, and on what machine it ran."""
     settings = next(row["settings"] for row in record["rows"] if row["settings"])
     found = [
         text.format(with_unit(key, settings[key]))

@@ -24,7 +24,7 @@ CLOSE: Final = 0.25
 
 
 def figure() -> Figure:
-    """Minutes to checkpoint and minutes wasted by a failure, at 20 Gbit/s."""
+    """Return minutes to checkpoint and minutes wasted by a failure, at 20 Gbit/s."""
     points = []
     for name, (size, checkpoint, wasted) in SLIDES.items():
         model = MODELS[name]
@@ -72,7 +72,7 @@ def rollback() -> int | None:
 
 
 def of_real_failures(record: Mapping[str, Any]) -> Figure:
-    """What workers wasted that were killed at any time, beside what Eq. (1) says of them."""
+    """Return what workers wasted that were killed at any time, beside what Eq. (1) says of them."""
     rows = by_name(record)
     expected_s = value_of(rows["the same by Eq. (1)"])
     wasted = rows["wasted by a failure, measured"]["values"]

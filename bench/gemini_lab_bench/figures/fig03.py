@@ -12,7 +12,7 @@ DRAWN = {
 
 
 def figure() -> Figure:
-    """How many shards lie on just the machines that the paper draws."""
+    """Return how many shards lie on just the machines that the paper draws."""
     points, notes = [], []
     for x, (strategy, drawn) in DRAWN.items():
         placement = plan_placement(nodes=len(drawn), strategy=strategy)

@@ -59,7 +59,7 @@ def figure() -> Figure:
 
 
 def _done(scheme: Scheme) -> dict[str, bool]:
-    """What the schedule of the scheme does, or that there is none."""
+    """Return what the schedule of the scheme does, or that there is none."""
     job = workload("GPT-2 40B", iteration_s=43.5, idle_s=5.7)
     try:
         schedule: ChunkSchedule = chunk_schedule(job, scheme=scheme, algorithm="paper")

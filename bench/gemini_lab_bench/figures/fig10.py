@@ -73,7 +73,7 @@ def figure() -> Figure:
 
 
 def simulated(workload: Workload, policy: Policy, replaced: int) -> Point:
-    """The mean over failures at random moments, the lost nodes in different groups."""
+    """Return the mean over failures at random moments, the lost nodes in different groups."""
     draw = random.Random(replaced)
     outages = []
     for number in range(FAILURES):
@@ -101,7 +101,7 @@ def simulated(workload: Workload, policy: Policy, replaced: int) -> Point:
 
 
 def strawman_note(workload: Workload) -> str:
-    """Where its bar comes from, in minutes."""
+    """Return where its bar comes from, in minutes."""
     stall, store = workload.serialise_s / 60, workload.store_s / 60
     whole = expected_wasted_s(workload, strawman(workload)) / 60
     return (
@@ -112,7 +112,7 @@ def strawman_note(workload: Workload) -> str:
 
 
 def expected_with_two_lost(points: list[Point]) -> float:
-    """Minutes, over all pairs of lost nodes: from memory, or as bad as the Strawman."""
+    """Return minutes, over all pairs of lost nodes: from memory, or as bad as the Strawman."""
     chance = float(recovery_probability(plan_placement(nodes=16), 2))
     by_series = {p.series: p.y or 0.0 for p in points if p.origin == "model"}
     return chance * by_series["Gemini"] + (1 - chance) * by_series["Strawman"]

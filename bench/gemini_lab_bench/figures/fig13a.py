@@ -12,7 +12,7 @@ from gemini_lab_bench.figures.models_p3dn import (
 
 
 def figure() -> Figure:
-    """Both from the models' own traffic, fitted on one of the five."""
+    """Return both from the models' own traffic, fitted on one of the five."""
     points = []
     for name, (without, with_gemini) in ITERATION_S.items():
         iteration_s, idle_s = MACHINE.iteration_s(name), MACHINE.idle_s(name)

@@ -66,7 +66,7 @@ def figure() -> Figure:
 
 
 def simulated(x: str, workload: Workload) -> list[Point]:
-    """The mean of each step over `FAILURES` simulated recoveries, two hours apart."""
+    """Return the mean of each step over `FAILURES` simulated recoveries, two hours apart."""
     outages = [
         Outage(at_s=7200.0 * (number + 1), kind="hardware", positions=(3,))
         for number in range(FAILURES)
@@ -88,7 +88,7 @@ def simulated(x: str, workload: Workload) -> list[Point]:
 
 
 def resumes_from() -> int:
-    """The version from which training goes on when a node fails in iteration 4."""
+    """Return the version from which training goes on when a node fails in iteration 4."""
     workload = paper_workload(standbys=1)
     outage = Outage(at_s=3.5 * workload.iteration_s, kind="hardware", positions=(3,))
     return simulate(workload, gemini(workload), [outage], days=0.1).recoveries[0].version

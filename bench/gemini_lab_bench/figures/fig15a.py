@@ -9,7 +9,7 @@ PAPER = {"Gemini": (0.994, 0.950), "HighFreq": (0.839, 0.713), "Strawman": (0.92
 
 
 def figure(*, days: float = 60.0, seeds: int = 10) -> Figure:
-    """The paper's linear formula and the event simulation, 1 to 8 failures a day."""
+    """Return the paper's linear formula and the event simulation, 1 to 8 failures a day."""
     workload = paper_workload()
     points: list[Point] = []
     for failures in range(1, 9):

@@ -20,7 +20,7 @@ ORIGINS: dict[Scheme, Origin] = {"none": "input", "interleaved": "fitted"}
 
 
 def figure() -> Figure:
-    """The iteration time that each scheme's schedule is modelled to have."""
+    """Return the iteration time that each scheme's schedule is modelled to have."""
     points = []
     job = workload("GPT-2 40B", iteration_s=43.5, idle_s=5.7)
     for scheme, (name, seconds) in PAPER.items():

@@ -141,11 +141,11 @@ class Figure:
         return tuple(origin for origin in ORIGINS if self.of(origin))
 
     def of(self, origin: Origin) -> tuple[Point, ...]:
-        """The points of one origin."""
+        """Return the points of one origin."""
         return tuple(point for point in self.points if point.origin == origin)
 
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Every value of ours that stands where the paper has one.
+        """Return every value of ours that stands where the paper has one.
 
         What was measured where the paper has none is compared with a model's value there.
         """
@@ -163,7 +163,7 @@ class Figure:
         return tuple(found)
 
     def _standing(self, origin: Origin) -> dict[tuple[str, str], Point]:
-        """Points that have a value, by where they stand."""
+        """Return points that have a value, by where they stand."""
         return {(p.series, str(p.x)): p for p in self.of(origin) if p.y is not None}
 
     def _error(self, value: float, there: Point) -> float:
@@ -210,7 +210,7 @@ class Figure:
         ]
 
     def shown_error(self, error: float) -> str:
-        """An error for people."""
+        """Return an error for people."""
         return f"{error:+.3f}" if self.is_absolute else f"{error:+.1%}"
 
     @property

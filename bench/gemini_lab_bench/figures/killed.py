@@ -95,7 +95,7 @@ def _survived(strategy: str, row: Mapping[str, Any]) -> list[Point]:
 
 
 def _as_sample(count: int, losses: int) -> str:
-    """What such a count would tell if losses had been drawn: its binomial interval."""
+    """Return what such a count would tell if losses had been drawn: its binomial interval."""
     kept = iter([True] * count + [False] * (losses - count))
     told: Estimate = estimate(lambda: next(kept), trials=losses)
     return (

@@ -16,7 +16,7 @@ from gemini_lab_bench.figures.figure import Figure
 
 
 def figures(path: Path) -> tuple[Figure, ...]:
-    """The figures that the results in `path` are good for.
+    """Return the figures that the results in `path` are good for.
 
     Raises:
         ConfigError: The file holds no results, or those of a bench without a figure.

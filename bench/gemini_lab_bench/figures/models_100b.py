@@ -20,7 +20,7 @@ LINK_SHARE: Final = paper_workload().network_bytes_per_s * 8e-9 / LINK_GBIT_PER_
 
 
 def workload(name: str) -> Workload:
-    """The job `name`: its iteration and its idle time are the paper's measurements."""
+    """Return the job `name`: its iteration and its idle time are the paper's measurements."""
     base = paper_workload()
     stretch = IDLE_S[name][0] / base.idle_s
     spans = tuple(span * stretch for span in base.idle_spans_s)

@@ -36,12 +36,12 @@ SPAN_SHARES: Final = (1.6 / 5.7, *[1.025 / 5.7] * 4)
 
 
 def origin_of(name: str) -> Origin:
-    """Whether the model's times were put in, or follow from another one's."""
+    """Return whether the model's times were put in, or follow from another one's."""
     return "fitted" if name == FITTED_ON else "model"
 
 
 def workload(name: str, *, iteration_s: float, idle_s: float) -> Workload:
-    """A job of these times."""
+    """Return a job of these times."""
     return Workload(
         nodes=NODES,
         params=MODELS[name].params,

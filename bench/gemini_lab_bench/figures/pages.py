@@ -74,12 +74,12 @@ def write(figure: Figure, folder: Path) -> tuple[Path, ...]:
 
 
 def page(figure: Figure, drawn: Picture) -> str:
-    """A page of HTML that needs no other file."""
+    """Return a page of HTML that needs no other file."""
     return _document(f"{figure.name}: {figure.title}", drawn.html(is_open=True))
 
 
 def index(figures: Sequence[Figure], summary: str = "") -> str:
-    """A page of HTML that shows and links all of them, with their notes and `summary`."""
+    """Return a page of HTML that shows and links all of them, with their notes and `summary`."""
     items = "".join(
         f'<p><a href="{f.name}.html"><img alt="{html.escape(f.title)}" src="{f.name}.svg"></a></p>'
         f"<details><summary>Notes</summary>{''.join(f'<p>{html.escape(n)}</p>' for n in f.notes)}"

@@ -17,14 +17,14 @@ def note(figure: Figure) -> str:
 
 
 def measured_with(record: Mapping[str, Any]) -> str:
-    """When and with what the results of a bench were measured, for people."""
+    """Return when and with what the results of a bench were measured, for people."""
     if "made_with" not in record:
         return "at a time and with versions that the file does not tell"
     return f"{record['at']} with {_listed(record['made_with'])}"
 
 
 def seeds_of(record: Mapping[str, Any]) -> str:
-    """What a bench drew at random, and by which seed; an old file does not tell."""
+    """Return what a bench drew at random, and by which seed; an old file does not tell."""
     if "seed" not in record:
         return "not told by the file"
     seed = record["seed"]
@@ -36,7 +36,7 @@ def _listed(versions: Mapping[str, str]) -> str:
 
 
 def record(figures: Sequence[Figure]) -> dict[str, object]:
-    """What was made with what, and every comparison with the paper, as plain JSON values."""
+    """Return what was made with what, and every comparison with the paper, as plain JSON values."""
     return {
         "made_with": made_with(PACKAGES),
         "figures": {
@@ -82,7 +82,7 @@ def summary(figures: Sequence[Figure]) -> str:
 
 
 def _known(figure: Figure) -> Iterator[str]:
-    """A line for each reason, with the errors that it has."""
+    """Yield a line for each reason, with the errors that it has."""
     errors: dict[str, list[float]] = {}
     for one in figure.comparisons():
         if one.verdict == "known" and one.ours.known is not None:

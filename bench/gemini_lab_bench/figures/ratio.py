@@ -110,7 +110,7 @@ NOTES: Final = (
 
 
 def gain_note(gain: Interval, where: str) -> str:
-    """The paired difference of two policies, for people."""
+    """Return the paired difference of two policies, for people."""
     return (
         f"Simulated, {where}: Gemini's ratio is {gain.mean:.3f} ({gain.low:.3f} to "
         f"{gain.high:.3f}) above HighFreq's, paired: both went through the same failures."

@@ -26,7 +26,7 @@ STEPS: Final = {
 
 
 def figure(recoveries: Mapping[str, Recovery]) -> Figure:
-    """One bar a recovery, cut into the steps of Fig. 14, in per cent of its length.
+    """Return one bar a recovery, cut into the steps of Fig. 14, in per cent of its length.
 
     Args:
         recoveries: What to call each of them, and what it did.
@@ -56,7 +56,7 @@ def figure(recoveries: Mapping[str, Recovery]) -> Figure:
 
 
 def _row(name: str, seconds: Mapping[str, float], *, origin: Origin, how: str) -> list[Point]:
-    """A bar's pieces."""
+    """Return a bar's pieces."""
     whole_s = sum(seconds.values())
     return [
         Point(

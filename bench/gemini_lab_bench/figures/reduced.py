@@ -60,7 +60,7 @@ def eleventh(record: Mapping[str, Any]) -> Figure:
 
 
 def _reduced(rows: Mapping[str, Any], row: Mapping[str, Any]) -> list[Point]:
-    """The formula's value and the measured one of one number of nodes."""
+    """Return the formula's value and the measured one of one number of nodes."""
     nodes, count = row["settings"]["nodes"], len(row["values"])
     return [
         Point(

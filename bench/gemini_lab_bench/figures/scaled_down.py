@@ -42,7 +42,7 @@ class _Paper:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """What `idle_s` has, in words."""
+        """The columns of `idle_s`, in words."""
         return fig08.SERIES[: len(next(iter(self.idle_s.values())))]
 
 
@@ -139,7 +139,7 @@ def _idling(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
 
 
 def _shares(record: Mapping[str, Any], paper: _Paper) -> list[Point]:
-    """The paper's idle and checkpoint times and those here, in percent of an iteration."""
+    """Return the paper's idle and checkpoint times and those here, in percent of an iteration."""
     rows, points = by_name(record), list[Point]()
     share = 100 / value_of(rows["none"])
     for place, series in enumerate(paper.series):
@@ -174,7 +174,7 @@ def _filling(
     checkpoint: Mapping[str, Any],
     paper: _Paper,
 ) -> list[Point]:
-    """How much of the idle time checkpoints take, in percent."""
+    """Return how much of the idle time checkpoints take, in percent."""
     series = "checkpoint time, % of idle time"
     name, (idle_s, checkpoint_s, *_) = max(
         paper.idle_s.items(), key=lambda item: item[1][1] / item[1][0]
@@ -255,7 +255,7 @@ def sixteenth_in_order(record: Mapping[str, Any]) -> Figure:
 
 
 def _added(record: Mapping[str, Any], scheme: str, *, series: str, x: str) -> Point:
-    """What a scheme added to an iteration, in percent; a refused scheme added nothing."""
+    """Return what a scheme added to an iteration, in percent; a refused scheme added nothing."""
     rows = by_name(record)
     if reason := rows[scheme]["settings"].get("refused"):
         return Point(series=series, x=x, y=None, origin="measured", how=reason, text="refused")
@@ -263,7 +263,7 @@ def _added(record: Mapping[str, Any], scheme: str, *, series: str, x: str) -> Po
 
 
 def _mean(values: Sequence[float], *, series: str, x: str, how: str) -> Point:
-    """The mean of what was measured; one value alone has no interval."""
+    """Return the mean of what was measured; one value alone has no interval."""
     mean, has_spread = mean_interval(values), len(values) > 1
     return Point(
         series=series,

@@ -76,7 +76,7 @@ def figure() -> Figure:
 
 
 def slab_share(shard_bytes: int) -> float:
-    """How many times a shard's size a node's memory for two shards is."""
+    """Return how many times a shard's size a node's memory for two shards is."""
     slots = [SlotSpec(shard, shard_bytes) for shard in range(REPLICAS)]
     slab = Slab.create(slots, chunk_bytes=MIB // 4)
     try:

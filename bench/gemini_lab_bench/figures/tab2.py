@@ -17,7 +17,7 @@ WHY = "Table 2 prints a hidden size of 2560 for it; 5120 gives what its name say
 
 
 def figure() -> Figure:
-    """Parameters by hidden size, intermediate size and layers, beside the models' names."""
+    """Return parameters by hidden size, intermediate size and layers, beside the models' names."""
     size, memory = "parameters, 10^9", "checkpoint, GB a GPU"
     points = [
         Point(series=size, x=name, y=named, origin="paper", how="its name")

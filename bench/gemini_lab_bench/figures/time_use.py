@@ -18,7 +18,7 @@ PARTS: Final[dict[str, Callable[[Outcome], float]]] = {
 
 
 def figure(outcomes: Sequence[Outcome], *, title: str, losses_only: bool = False) -> Figure:
-    """One bar a run, cut into `PARTS`, in per cent of the run's length.
+    """Return one bar a run, cut into `PARTS`, in per cent of the run's length.
 
     The first part is the effective training time ratio. `"slower or standing still"` is what
     checkpoints cost training that counts: stalls, longer iterations, fewer nodes.

@@ -44,26 +44,26 @@ class TrafficModel:
     gap_s: float
 
     def busy_s(self, name: str) -> float:
-        """How long the network carries training's traffic in an iteration."""
+        """Return how long the network carries training's traffic in an iteration."""
         return traffic_bytes(name) / self.bytes_per_s
 
     def idle_s(self, name: str) -> float:
-        """How long it carries none."""
+        """Return how long it carries none."""
         return LAYERS[name] * self.gap_s
 
     def iteration_s(self, name: str) -> float:
-        """Both together."""
+        """Return both together."""
         return self.busy_s(name) + self.idle_s(name)
 
 
 def traffic_bytes(name: str) -> float:
-    """What an instance sends for training in an iteration."""
+    """Return what an instance sends for training in an iteration."""
     others = (NODES - 1) / NODES
     return COLLECTIVES * BYTES_A_PARAM * MODELS[name].params * others
 
 
 def fitted(name: str, *, iteration_s: float, idle_s: float) -> TrafficModel:
-    """The machine on which `name` takes these times."""
+    """Return the machine on which `name` takes these times."""
     return TrafficModel(
         bytes_per_s=traffic_bytes(name) / (iteration_s - idle_s),
         gap_s=idle_s / LAYERS[name],

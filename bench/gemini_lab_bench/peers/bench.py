@@ -21,7 +21,7 @@ FLIPS: Final = 100
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that this bench has beside those of all."""
+    """Add the options that this bench has beside those of all."""
     parser.add_argument(
         "--size",
         default="256 MiB",
@@ -100,7 +100,7 @@ def bench(
 def take_turns(
     records: Sequence[Record], run: Callable[[str, int, int], Turn], *, repeats: int, flips: int
 ) -> None:
-    """One turn of every peer, then the next; a peer that fails twice gets no further ones.
+    """Run a turn of every peer, then the next; a peer that fails twice gets no further ones.
 
     Args:
         records: Take what is found.

@@ -32,7 +32,7 @@ class Entry:
     by_hand: str = ""
 
     def make(self, task: Task) -> Peer:
-        """The peer, set up on this rank.
+        """Return the peer, set up on this rank.
 
         Raises:
             ImportError: Its package is not installed here.

@@ -125,18 +125,18 @@ class Peer(ABC):
 
     @abstractmethod
     def restore(self) -> dict[str, torch.Tensor] | None:
-        """The newest saved state, ready to be used; `None` on a rank that restores nothing."""
+        """Return the newest saved state, ready for use; `None` on a rank that restores nothing."""
 
     def measure_more(self) -> None:
         """Measure what only this peer has, into `details`."""
         return
 
     def expected(self) -> dict[str, torch.Tensor]:
-        """What `restore` ought to give, as a copy."""
+        """Return what `restore` ought to give, as a copy."""
         return {name: tensor.clone() for name, tensor in self.state.items()}
 
     def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:  # noqa: ARG002 - for those that can
-        """The newest whole state of a rank that was killed, from what is here; by no collective.
+        """Return a killed rank's newest whole state, from what is here; by no collective.
 
         Returns:
             `None` if this rank keeps nothing of it.
@@ -144,7 +144,7 @@ class Peer(ABC):
         return None
 
     def stored(self) -> Sequence[Region]:
-        """Where this rank's newest saved bytes lie; nothing if the peer stores none."""
+        """Return where this rank's newest saved bytes lie; nothing if the peer stores none."""
         return ()
 
     def start_over(self) -> None:
@@ -157,19 +157,19 @@ class Peer(ABC):
 
 
 def make_state(rank: int, size_bytes: int) -> dict[str, torch.Tensor]:
-    """A rank's tensors: fp32 in equal parts, other values on every rank."""
+    """Return a rank's tensors: fp32 in equal parts, other values on every rank."""
     draw = torch.Generator().manual_seed(rank)
     numel = size_bytes // 4 // TENSORS
     return {f"tensor{i}": torch.rand(numel, generator=draw) for i in range(TENSORS)}
 
 
 def are_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """Whether both have the same names and the same values."""
+    """Return whether both have the same names and the same values."""
     return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
 
 
 def size_of(region: Region) -> int:
-    """Bytes of a region."""
+    """Return bytes of a region."""
     return region.stat().st_size if isinstance(region, Path) else region.nbytes
 
 

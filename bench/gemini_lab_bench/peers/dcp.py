@@ -57,7 +57,7 @@ class Dcp(Peer):
         return self.state
 
     def stored(self) -> Sequence[Region]:
-        """The file with this rank's tensors."""
+        """Return the file with this rank's tensors."""
         return [*self._folder(self._step).glob(f"__{self.task.rank}_*.distcp")]
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class DeepSpeedZero(Peer):
         self._engine.save_checkpoint(str(self.task.folder), tag=f"step{step}")
 
     def finish(self) -> None:
-        """Nothing is left to do but to drop the older files; no other rank has a copy."""
+        """Drop the older files; no other rank has a copy."""
         torch.distributed.barrier()
         if self.task.rank == 0:
             shutil.rmtree(self.task.folder / f"step{self._step - 1}", ignore_errors=True)
@@ -62,12 +62,12 @@ class DeepSpeedZero(Peer):
         return self.state
 
     def stored(self) -> Sequence[Region]:
-        """The file with this rank's states."""
+        """Return the file with this rank's states."""
         folder = self.task.folder / f"step{self._step}"
         return [*folder.glob(f"*zero_pp_rank_{self.task.rank}_*optim_states.pt")]
 
     def _states(self) -> dict[str, torch.Tensor]:
-        """The live fp32 states: master weights and both moments."""
+        """Return the live fp32 states: master weights and both moments."""
         optimizer = self._engine.optimizer
         found = {}
         for group, master in enumerate(optimizer.fp32_partitioned_groups_flat):

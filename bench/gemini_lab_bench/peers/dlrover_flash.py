@@ -33,7 +33,7 @@ class DLRoverFlash(Peer):
         self._checkpointer.save_checkpoint(step, dict(self.state), storage_type=StorageType.MEMORY)
 
     def finish(self) -> None:
-        """Nothing is left to do; no other rank has a copy."""
+        """Do nothing: no other rank has a copy."""
 
     def restore(self) -> dict[str, torch.Tensor]:
         """Views of what was saved."""
@@ -41,7 +41,7 @@ class DLRoverFlash(Peer):
         return restored
 
     def stored(self) -> Sequence[Region]:
-        """The shared memory."""
+        """Return the shared memory."""
         return [np.frombuffer(self._handler.shared_memory.buf, np.uint8)]
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from gemini_lab_bench.peers.catalog import CATALOG
 
 
 def parse_environments(given: Iterable[str]) -> dict[str, Path]:
-    """The Pythons in texts like `nvrx=/opt/nvrx/bin/python`, by peer.
+    """Return the Pythons in texts like `nvrx=/opt/nvrx/bin/python`, by peer.
 
     Raises:
         ConfigError: A text names no peer or no file.
@@ -32,7 +32,7 @@ def parse_environments(given: Iterable[str]) -> dict[str, Path]:
 
 
 def install(name: str, folder: Path) -> Path:
-    """The Python of a peer's environment in `folder`, made unless it is there.
+    """Return the Python of a peer's environment in `folder`, made unless it is there.
 
     It stands on this Python's packages, so that all peers run on the same torch, and has before
     them what the peer needs in other versions.
@@ -72,7 +72,7 @@ def install(name: str, folder: Path) -> Path:
 
 
 def find_python(name: str, named: Mapping[str, Path], folder: Path | None) -> Path:
-    """The Python for a peer: the one that was named, else one in `folder`, else this one."""
+    """Return the Python for a peer: the one that was named, else one in `folder`, else this one."""
     if name in named:
         return named[name]
     if folder is not None and CATALOG[name].requirements:
@@ -81,7 +81,7 @@ def find_python(name: str, named: Mapping[str, Path], folder: Path | None) -> Pa
 
 
 def source_folder() -> Path:
-    """The package's own folder: what an environment that lacks gemini_lab is given of it."""
+    """Return the package's own folder: what an environment that lacks gemini_lab is given of it."""
     found = importlib.util.find_spec("gemini_lab")
     assert found is not None
     assert found.origin is not None

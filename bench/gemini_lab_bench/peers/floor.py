@@ -28,11 +28,11 @@ class Floor(Peer):
         self._whole_s = time.perf_counter()
 
     def finish(self) -> float:
-        """When it was all done."""
+        """Return when it was all done."""
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """The copy as it is, after a look at every byte."""
+        """Return the copy as it is, after a look at every byte."""
         self._hash()
         return self._views
 

@@ -44,7 +44,7 @@ class LmResiliencyPairs(Peer):
         self._waiter.start()
 
     def finish(self) -> float | None:
-        """When the exchange was over."""
+        """Return when the exchange was over."""
         self._waiter.join()
         return self._whole[0] if self._whole else None
 
@@ -54,7 +54,7 @@ class LmResiliencyPairs(Peer):
         return dict(zip(self.state, tensors, strict=True))
 
     def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
-        """As its restart does: everything in memory goes to files, and one of them is read."""
+        """Write all memory to files and read one of them, as its restart does."""
         self._manager.flush_for_restart()
         files = self._manager._disk  # noqa: SLF001 - a started worker would find it anew
         steps = [step for step in files.find_steps_on_disk() if files.has_rank(step, lost)]
@@ -64,7 +64,7 @@ class LmResiliencyPairs(Peer):
         return dict(zip(self.state, tensors, strict=True))
 
     def stored(self) -> Sequence[Region]:
-        """This rank's newest state in memory."""
+        """Return this rank's newest state in memory."""
         slots = self._manager._buffer_pool  # noqa: SLF001 - it says nowhere else
         newest = slots.get_slot_by_step(slots.get_latest_own_step())
         return [tensor.numpy().view(np.uint8) for tensor in newest.tensors]

@@ -111,7 +111,7 @@ class MlFlashpointMemory(Peer):
         self._writing.join()
 
     def finish(self) -> float:
-        """When the partner had the object; then it is declared complete, and older ones go."""
+        """Return when the partner had the object; declare it complete and drop older ones."""
         self._sending.join()
         saving.finish_write(self._id, self._writer, self._metadata, self._group)
         removing = self._saver.finalize_checkpoint(self._id)
@@ -125,7 +125,7 @@ class MlFlashpointMemory(Peer):
         return self.state
 
     def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
-        """The partner's object here, of the newest checkpoint that is complete on this node."""
+        """Return the partner's object of the newest checkpoint that is complete on this node."""
         for folder in sorted(self._node(self.task.rank).glob("step-*_ckpt"), reverse=True):
             is_complete = not [*folder.parent.glob(f"{folder.name}__*")]
             if is_complete and [*folder.glob(f"*_src{lost}.*")]:
@@ -135,7 +135,7 @@ class MlFlashpointMemory(Peer):
         return None
 
     def stored(self) -> Sequence[Region]:
-        """The newest object with this rank's tensors."""
+        """Return the newest object with this rank's tensors."""
         return [*Path(self._id.data).glob(f"*_src{self.task.rank}.*")]
 
     def close(self) -> None:

@@ -46,18 +46,18 @@ class NvrxLocal(Peer):
         self._whole_s = time.perf_counter()
 
     def finish(self) -> float:
-        """When all had written."""
+        """Return when all had written."""
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """This rank's state from its own file."""
+        """Return this rank's state from its own file."""
         self._manager.find_latest()
         loaded, _ = self._manager.load()
         state: dict[str, torch.Tensor] = loaded.state_dict
         return state
 
     def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
-        """The replica's file here; its own way to fetch one passes every tensor through CUDA."""
+        """Read the replica's file; its own way to fetch one passes every tensor through CUDA."""
         files = sorted(self._manager.local_ckpt_dir.glob(f"iter_*_{lost}_local.pt"))
         if not files:
             return None
@@ -65,6 +65,6 @@ class NvrxLocal(Peer):
         return state
 
     def stored(self) -> Sequence[Region]:
-        """The newest file with this rank's state."""
+        """Return the newest file with this rank's state."""
         files = self._manager.local_ckpt_dir.glob(f"iter_*_{self.task.rank}_local.pt")
         return [max(files)]

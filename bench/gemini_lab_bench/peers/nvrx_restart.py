@@ -72,7 +72,7 @@ def wrapper(
 
 
 def average_gradients(model: torch.nn.Module) -> None:
-    """As DDP does; a group's last use is this call, so nothing else holds on to it."""
+    """Average gradients as DDP does; nothing holds on to the group after this call."""
     gradients = [one.grad for one in model.parameters() if one.grad is not None]
     flat = torch.cat([one.flatten() for one in gradients])
     dist.all_reduce(flat)

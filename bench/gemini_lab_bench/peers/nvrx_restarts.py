@@ -43,7 +43,7 @@ def monitor_file(folder: Path, rank: int | str) -> Path:
 
 
 def restart_s(python: Path, *, size: str = "tiny", look_s: float | None = None) -> float:
-    """From the kill until all active ranks have ended an iteration after the restart.
+    """Measure from the kill until all active ranks have ended an iteration again.
 
     Args:
         python: Runs the ranks; it has torch and NVRx.
@@ -69,7 +69,7 @@ def restart_s(python: Path, *, size: str = "tiny", look_s: float | None = None) 
 
 
 def ends_of(folder: Path, restart: int) -> list[list[float]]:
-    """When each process ended its iterations after so many restarts; those that ended any."""
+    """Return when each process that ended any iterations did so, after so many restarts."""
     found = []
     for file in folder.glob(ended_file(folder, 0).name.replace("0", "*")):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -81,7 +81,7 @@ def ends_of(folder: Path, restart: int) -> list[list[float]]:
 def _wait_until_all_ended(
     folder: Path, ranks: list[subprocess.Popen[bytes]], *, restart: int, iterations: int = 1
 ) -> float:
-    """When all active ranks had ended so many iterations after so many restarts.
+    """Return when all active ranks had ended so many iterations after so many restarts.
 
     Raises:
         GeminiError: They do not.

@@ -46,7 +46,7 @@ class Conditions:
 
 
 def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, seed: int) -> Turn:
-    """One turn of one peer, in processes that are gone afterwards.
+    """Run one turn of one peer, in processes that are gone afterwards.
 
     Args:
         peer: Its name.
@@ -83,7 +83,7 @@ def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, see
 
 
 def collect(folder: Path, ranks: int) -> list[Findings]:
-    """The ranks' answers; if one did not answer though none reported an error, why, as it seems."""
+    """Return the ranks' answers, and why one gave none if none reported an error."""
     found, silent = [], []
     for rank in range(ranks):
         path = folder / f"rank-{rank}.json"
@@ -101,7 +101,7 @@ def collect(folder: Path, ranks: int) -> list[Findings]:
 
 
 def combine(found: Sequence[Findings]) -> Findings:
-    """What the ranks found, as one: the longest times, the flips of the one that flipped."""
+    """Return what the ranks found, as one: the longest times, the flips of the one that flipped."""
     details: dict[str, float] = {}
     for one in found:
         for name, took_s in one.details.items():
@@ -132,7 +132,7 @@ def _most(counts: Sequence[int | None]) -> int | None:
 
 
 def _start(task: Task, python: Path, port: int) -> subprocess.Popen[bytes]:
-    """A rank, as the only one of a node of its own."""
+    """Start a rank, as the only one of a node of its own."""
     values = {name: getattr(task, name) for name in task.__slots__} | {"folder": str(task.folder)}
     environment = {
         "LOCAL_RANK": 0,
@@ -157,7 +157,7 @@ def start_rank(
     port: int,
     environment: Mapping[str, object] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A process with a rank's environment, in a session of its own.
+    """Start a process with a rank's environment, in a session of its own.
 
     Args:
         command: What it runs.
@@ -191,7 +191,7 @@ def start_rank(
 
 @contextmanager
 def workplace(prefix: str) -> Iterator[Path]:
-    """A folder for ranks to work in, in memory where there is such; see `start_rank`."""
+    """Make a folder for ranks to work in, in memory if possible; see `start_rank`."""
     with folder_in_memory(prefix) as folder:
         (folder / "path").mkdir()
         (folder / "path" / "gemini_lab").symlink_to(source_folder())
@@ -236,7 +236,7 @@ def end_ranks(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

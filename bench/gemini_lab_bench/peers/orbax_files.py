@@ -49,7 +49,7 @@ class OrbaxFiles(Peer):
         shutil.rmtree(self._folder(self._step - 1), ignore_errors=True)
 
     def expected(self) -> dict[str, torch.Tensor]:
-        """The arrays that there are now."""
+        """Return the arrays that there are now."""
         return {name: torch.tensor(np.asarray(a)) for name, a in self._arrays.items()}
 
     def restore(self) -> dict[str, torch.Tensor]:
@@ -62,7 +62,7 @@ class OrbaxFiles(Peer):
         return {name: torch.utils.dlpack.from_dlpack(array) for name, array in loaded.items()}
 
     def stored(self) -> Sequence[Region]:
-        """The files with data."""
+        """Return the files with data."""
         files = self._folder(self._step).rglob("d/*")
         return sorted(path for path in files if path.is_file())
 

@@ -50,7 +50,7 @@ class Ours(Peer):
         self._replicator.wait()
 
     def finish(self) -> float:
-        """When the version was whole on all ranks."""
+        """Return when the version was whole on all ranks."""
         self._replicator.wait()
         return self._whole_s
 
@@ -80,7 +80,7 @@ class Ours(Peer):
         assert not bad
 
     def stored(self) -> Sequence[Region]:
-        """The newest version's checksums and payload."""
+        """Return the newest version's checksums and payload."""
         copy = self._newest(self._slab)
         return copy.digests.view(np.uint8), np.asarray(copy.data)
 

@@ -41,16 +41,16 @@ class ReplicationStager(Peer):
         self._whole_s = time.perf_counter()
 
     def finish(self) -> float:
-        """When the partner's state was here."""
+        """Return when the partner's state was here."""
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """The partner's state, from the file here."""
+        """Return the partner's state, from the file here."""
         restored: dict[str, torch.Tensor] = torch.load(self._file, weights_only=True)
         return restored
 
     def expected(self) -> dict[str, torch.Tensor]:
-        """The partner's state: made anew, and changed as often."""
+        """Return the partner's state: made anew, and changed as often."""
         state = make_state(self._partner, self.task.size_bytes)
         for _ in range(self._updates):
             for tensor in state.values():
@@ -58,11 +58,11 @@ class ReplicationStager(Peer):
         return state
 
     def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
-        """The file here, if that rank is the partner."""
+        """Return the file here, if that rank is the partner."""
         return self.restore() if lost == self._partner else None
 
     def stored(self) -> Sequence[Region]:
-        """The file."""
+        """Return the file."""
         return [self._file]
 
     @property

@@ -54,7 +54,7 @@ class PeerRow(Row):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the mean is with 95 %: Student-t of the logarithms; one value says nothing."""
+        """The mean's 95 % interval: Student-t of the logarithms; one value says nothing."""
         if not self._has_factors:
             found = mean_interval(self.values)
             return found.low, found.high
@@ -62,7 +62,7 @@ class PeerRow(Row):
         return math.exp(found.low), math.exp(found.high)
 
     def to_json(self) -> dict[str, Any]:
-        """The row as plain JSON values; an interval without bounds is left out."""
+        """Return the row as plain JSON values; an interval without bounds is left out."""
         found = Row(
             name=self.name,
             values=self.values,
@@ -84,7 +84,7 @@ class PeerRow(Row):
 
 
 def rows_of(records: Sequence[Record], conditions: Conditions) -> list[Row]:
-    """What was measured of all peers, and how each one's copy compares with ours and the floor."""
+    """Return what was measured of all peers, and how each one compares with ours and the floor."""
     ours = next((record.turns for record in records if record.peer == OURS), [])
     floor = next((record.turns for record in records if record.peer == FLOOR), [])
     rows: list[Row] = []
@@ -164,7 +164,7 @@ def _counted(found: Sequence[Findings], settings: dict[str, Any]) -> list[Row]:
 
 
 def _of_floor(ours: Sequence[Turn], floor: Sequence[Turn], settings: dict[str, Any]) -> list[Row]:
-    """What share of the plain steps' speed a version has, turn by turn."""
+    """Return what share of the plain steps' speed a version has, turn by turn."""
     pairs = [
         (one.findings.peer_copy_s, other.findings)
         for one, other in zip(ours, floor, strict=False)
@@ -181,7 +181,7 @@ def _of_floor(ours: Sequence[Turn], floor: Sequence[Turn], settings: dict[str, A
 
 
 def _beside_ours(record: Record, ours: Sequence[Turn], settings: dict[str, Any]) -> list[Row]:
-    """How many times as long as ours the peer takes, turn by turn."""
+    """Return how many times as long as ours the peer takes, turn by turn."""
     rows = []
     for name, read in TIMES.items():
         pairs = [
@@ -219,7 +219,7 @@ def _grid(rows: Sequence[Row], measures: Sequence[str]) -> list[str]:
 
 
 def _verifying(rows: Sequence[Row]) -> list[str]:
-    """The peers that were seen to refuse flipped bits, and never to load one."""
+    """Return the peers that were seen to refuse flipped bits, and never to load one."""
     return [
         row.settings["peer"]
         for row in rows
@@ -241,7 +241,7 @@ def _cell(row: Row) -> str:
 
 
 def _spread(row: PeerRow) -> str:
-    """The mean, and its interval if there is one."""
+    """Return the mean, and its interval if there is one."""
     scale, unit = {"s": (1000, " ms"), "MiB": (1, " MiB")}.get(row.unit, (1, ""))
     mean, low, high = (_digits(scale * one) for one in (row.mean, *row.interval))
     return f"{mean}{unit}" + (f" ({low} to {high})" if len(row.values) > 1 else "")

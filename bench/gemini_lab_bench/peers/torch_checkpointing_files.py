@@ -47,7 +47,7 @@ class TorchCheckpointingFiles(Peer):
         return restored
 
     def stored(self) -> Sequence[Region]:
-        """The files with this rank's tensors."""
+        """Return the files with this rank's tensors."""
         folder = self.task.folder / f"step{self._step}"
         return sorted(path for path in folder.rglob(f"*{self.task.rank}*") if path.is_file())
 

@@ -54,13 +54,13 @@ class TorchftHttp(Peer):
             self._transport.disallow_checkpoint()
 
     def finish(self) -> float | None:
-        """When the state had been fetched; even ranks do not know."""
+        """Return when the state had been fetched; even ranks do not know."""
         whole_s = self._fetched.result() if self._fetched else None
         dist.barrier()
         return whole_s
 
     def restore(self) -> dict[str, torch.Tensor] | None:
-        """The state of the rank before, fetched."""
+        """Return the state of the rank before, fetched."""
         restored = None
         if self._serves:
             self._serve()
@@ -71,7 +71,7 @@ class TorchftHttp(Peer):
         return restored
 
     def expected(self) -> dict[str, torch.Tensor]:
-        """The state of the rank before: made anew, and changed as often."""
+        """Return the state of the rank before: made anew, and changed as often."""
         state = make_state(self.task.rank - 1, self.task.size_bytes)
         for _ in range(self._updates):
             for tensor in state.values():

@@ -36,7 +36,7 @@ class Save:
 
 
 def save(peer: Peer, step: int, *, idle_s: float) -> Save:
-    """An update and a save, with `idle_s` for the peer between the call and the next update."""
+    """Update and save, with `idle_s` for the peer between the call and the next update."""
     peer.update()
     dist.barrier()
     started_s = time.perf_counter()
@@ -55,7 +55,7 @@ def save(peer: Peer, step: int, *, idle_s: float) -> Save:
 
 
 def restore(peer: Peer) -> float | None:
-    """How long the restore took, which must give what was saved."""
+    """Return how long the restore took, which must give what was saved."""
     expected = peer.expected()
     blank(peer)
     dist.barrier()
@@ -114,7 +114,7 @@ def tear(peer: Peer, step: int, *, guarded: bool) -> int | None:
 
 
 def damage(peer: Peer) -> dict[str, int]:
-    """What became of each of the bits that were flipped in what rank 0 stored."""
+    """Return what became of each of the bits that were flipped in what rank 0 stored."""
     is_mine = peer.task.rank == 0
     regions = peer.stored() if is_mine else ()
     found = {"silent": 0, "refused": 0, "harmless": 0}
@@ -200,7 +200,7 @@ def kill(
 
 
 def _begin_and_wait(peer: Peer, step: int) -> None:
-    """A save during which another rank dies; how it ends is no matter."""
+    """Save while another rank dies; how that ends is no matter."""
     try:
         peer.begin(step)
         peer.before_update()

@@ -114,7 +114,7 @@ def _save(peer: Peer, step: int) -> trials.Save:
 
 @contextlib.contextmanager
 def _sampled(task: Task) -> Iterator[None]:
-    """Have the bench sample memory within."""
+    """Ask the bench to sample memory within."""
     sampling = task.folder / SAMPLING
     dist.barrier()
     if task.rank == 0:

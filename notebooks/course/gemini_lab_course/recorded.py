@@ -19,7 +19,7 @@ FOLDER: Final = Path(__file__).with_name("runs")
 
 
 def recorded_run(name: str) -> RunReducer:
-    """What the log of the run called `name` comes to.
+    """Return what the log of the run called `name` comes to.
 
     Raises:
         ConfigError: There is none of that name.
@@ -36,5 +36,5 @@ def recorded_run(name: str) -> RunReducer:
 
 
 def recorded_scenario() -> Scenario:
-    """The scenario that `four_failures` was played by, from its file."""
+    """Return the scenario that `four_failures` was played by, from its file."""
     return Scenario.load(FOLDER / "four_failures.json")

@@ -26,7 +26,7 @@ class WrongAnswerError(Exception):
     is_shown = False
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows in place of a traceback: IPython asks for it by this name."""
+        """Return what a notebook shows for a traceback: IPython asks for it by this name."""
         return [NOT_YET if self.is_shown else in_lines(str(self))]
 
 
@@ -60,7 +60,7 @@ def _as_verdict(error: BaseException, trace: TracebackType | None) -> WrongAnswe
 
 
 def given(answer: object, kind: type[Kind], *, name: str, words: str) -> Kind:
-    """The answer, once it is known to be of the right kind.
+    """Return the answer, once it is known to be of the right kind.
 
     Args:
         answer: What the student's variable holds.
@@ -77,14 +77,14 @@ def given(answer: object, kind: type[Kind], *, name: str, words: str) -> Kind:
 
 
 def another_kind(answer: object, *, name: str, words: str) -> WrongAnswerError:
-    """What to say of no answer, and of one that is not what `words` ask for."""
+    """Return what to say of no answer, and of one that is not what `words` ask for."""
     if answer is None:
         return WrongAnswerError(f"no answer yet: make `{name}` {words} in the cell above")
     return WrongAnswerError(f"`{name}` has to be {words}, and yours is {kind_of(answer)}")
 
 
 def number(answer: object, *, name: str, words: str) -> float:
-    """The answer as a finite number.
+    """Return the answer as a finite number.
 
     Raises:
         WrongAnswerError: It is none.
@@ -101,7 +101,7 @@ def number(answer: object, *, name: str, words: str) -> float:
 
 
 def whole_number(answer: object, *, name: str) -> int:
-    """The answer as an integer; 12.0 is one.
+    """Return the answer as an integer; 12.0 is one.
 
     Raises:
         WrongAnswerError: It is none.
@@ -113,13 +113,13 @@ def whole_number(answer: object, *, name: str) -> int:
 
 
 def as_list(answer: object) -> list[object] | None:
-    """What an answer has, be it a tuple, an array or a generator; `None` if it has no order."""
+    """Return the items of a tuple, an array or a generator; `None` if they have no order."""
     has_no_order = isinstance(answer, (str, bytes, Mapping, AbstractSet))
     return list(answer) if isinstance(answer, Iterable) and not has_no_order else None
 
 
 def called(function: Callable[..., object], *arguments: float, name: str) -> object:
-    """What the student's function gives.
+    """Return what the student's function gives.
 
     Raises:
         WrongAnswerError: It raises.
@@ -144,7 +144,7 @@ def need(condition: object, sentence: str) -> None:
 
 
 def in_short(error: BaseException) -> str:
-    """One line of an error; its name too, unless gemini_lab's own message says enough."""
+    """Return one line of an error; its name too, unless gemini_lab's own message says enough."""
     text = next(iter(str(error).strip().splitlines()), "")
     if isinstance(error, GeminiError) and text:
         return text

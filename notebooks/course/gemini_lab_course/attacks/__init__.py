@@ -77,7 +77,7 @@ def attack(
 def withstood(
     mine: object, *, name: str, stage: str, words: str, within_s: float = 100.0
 ) -> Withstood:
-    """What an attack on an answer comes to where nothing breaks it.
+    """Return what an attack on an answer comes to where nothing breaks it.
 
     Args:
         mine: The student's.
@@ -106,7 +106,7 @@ def withstood(
 
 
 def compared(result: Withstood) -> str:
-    """All figures as a table in text, which no output cuts within a word."""
+    """Return all figures as a table in text, which no output cuts within a word."""
     head = ("", "yours", "reference", "bound")
     rows = [
         (each.what, *map(each.said, (each.yours, each.reference, each.optimum)))
@@ -120,7 +120,7 @@ def compared(result: Withstood) -> str:
 
 
 def _attack_placement(mine: Placement, *, within_s: float) -> Counterexample | Withstood:
-    """A placement has one case only: its own."""
+    """Return the only case of a placement: its own."""
     case = PlacementCase(nodes=mine.nodes, replicas=mine.replicas)
     own = partial(figures, compared=[(mine.nodes, mine.replicas)])
     stage = replace(PLACEMENT, figures=own, scope=f"{case}, as many nodes lost as replicas")
@@ -128,7 +128,7 @@ def _attack_placement(mine: Placement, *, within_s: float) -> Counterexample | W
 
 
 def _stage_of(function: Callable[..., object]) -> str:
-    """The stage that a function's parameters are of."""
+    """Return the stage that a function's parameters are of."""
     try:
         names = set(inspect.signature(function).parameters)
     except (TypeError, ValueError):

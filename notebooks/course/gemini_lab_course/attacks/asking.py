@@ -24,7 +24,7 @@ def ask(
     read: Callable[[object], A],
     limit_s: float = ONE_S,
 ) -> tuple[A | None, Fault | None]:
-    """The answer as `read` gives it, or what kept it from being one.
+    """Return the answer as `read` gives it, or what kept it from being one.
 
     Args:
         mine: What is asked; see `gemini_lab.placement.own.by_name`.

@@ -88,11 +88,11 @@ class ChunkCase:
         return self.buffer_bytes // self.sub_buffers
 
     def sending_s(self, chunk: Chunk) -> float:
-        """How long a chunk is on the wire."""
+        """Return how long a chunk is on the wire."""
         return self.alpha_s + chunk.size_bytes / self.bandwidth_bytes_per_s
 
     def delay_s(self, chunks: Sequence[Chunk]) -> float:
-        """By how much these chunks lengthen the iteration."""
+        """Return by how much these chunks lengthen the iteration."""
         pipeline = Pipeline(
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
             alpha_s=self.alpha_s,
@@ -122,7 +122,7 @@ LARGE: Final = ChunkCase(
 
 
 def _with_late(profile: Profile, lengths_s: Sequence[float]) -> Profile:
-    """The same with idle spans behind the update."""
+    """Return the same with idle spans behind the update."""
     late = [
         IdleSpan(
             start_s=profile.update_s + 1.0,
@@ -157,7 +157,7 @@ def cases() -> Iterator[ChunkCase]:
 
 
 def read(answer: object) -> tuple[Chunk, ...]:
-    """The chunks of a schedule, or chunks themselves, with plain numbers in them.
+    """Return the chunks of a schedule, or chunks themselves, with plain numbers in them.
 
     Raises:
         NotOneError: The answer is neither.
@@ -182,7 +182,7 @@ def _chunk(given: object) -> Chunk:
 
 
 def _whole(name: str, value: object) -> int:
-    """A number of a chunk, whatever library's it was; 4.0 is one."""
+    """Return a number of a chunk, whatever library's it was; 4.0 is one."""
     if isinstance(value, Real) and value % 1 == 0:
         return int(float(value))
     said = f"{float(value):g}" if isinstance(value, Real) else kind_of(value)
@@ -190,7 +190,7 @@ def _whole(name: str, value: object) -> int:
 
 
 def fault(case: ChunkCase, chunks: tuple[Chunk, ...]) -> Fault | None:
-    """What is wrong with a schedule: first lost bytes, then memory, then training's time."""
+    """Return what is wrong with a schedule: first lost bytes, then memory, then training's time."""
     return (
         _lost_bytes(case, chunks)
         or _too_large(case, chunks)
@@ -201,7 +201,7 @@ def fault(case: ChunkCase, chunks: tuple[Chunk, ...]) -> Fault | None:
 
 
 def _lost_bytes(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
-    """Each remote replica needs every byte of the shard, once and in order."""
+    """Return what is lost: each remote replica needs every byte of the shard, once and in order."""
     for replica in sorted({*range(1, case.replicas), *(chunk.replica for chunk in chunks)}):
         at_bytes = 0
         own = [chunk for chunk in chunks if chunk.replica == replica]
@@ -261,7 +261,7 @@ def _overfull(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
 
 
 def _needless_delay(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
-    """What is left over delays the update, so nothing may be that a span has room for."""
+    """Return what is wrong with the rest, which delays the update: a span has room for it."""
     if all(chunk.span is not None for chunk in chunks):
         return None
     for number, span in enumerate(case.profile.idle_spans):
@@ -279,7 +279,7 @@ def _needless_delay(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
 
 
 def reference(case: ChunkCase) -> tuple[Chunk, ...]:
-    """What this package's own planner gives."""
+    """Return what this package's own planner gives."""
     schedule = plan_chunks(
         case.profile,
         checkpoint_bytes=case.checkpoint_bytes,
@@ -296,7 +296,7 @@ def reference(case: ChunkCase) -> tuple[Chunk, ...]:
 def figures(
     answered: Callable[[ChunkCase], tuple[Chunk, ...] | None],
 ) -> tuple[Beside, ...]:
-    """The update's delay and the number of messages, for an iteration that is short of time."""
+    """Compare the update's delay and messages, for an iteration that is short of time."""
     chunks = answered(LARGE)
     if chunks is None:
         return ()
@@ -319,7 +319,7 @@ def figures(
 
 
 def _least_delay_s(case: ChunkCase) -> float:
-    """A bound: every span is filled with the largest chunks, and the rest follows in such too."""
+    """Return a bound: every span is filled with the largest chunks, as is the rest."""
     left_bytes = float(case.checkpoint_bytes)
     whole_s = case.alpha_s + case.part_bytes / case.bandwidth_bytes_per_s
     for span_s in case.spans_s:

@@ -31,7 +31,7 @@ STORAGE: Final = "storage"
 
 
 def draw_counterexample(found: Counterexample) -> Picture:
-    """The case, what was answered, and where that breaks."""
+    """Return the case, what was answered, and where that breaks."""
     board = Board(
         title=f"Broken: {found.stage}",
         beside=str(found.case),
@@ -101,7 +101,7 @@ def _told(figure: Beside) -> str:
 
 
 def _placement(board: Board, found: Counterexample, holders: Sequence[Sequence[int]]) -> None:
-    """Nodes in a ring, an arrow from each owner to the other holders, and a cross at the lost."""
+    """Draw nodes in a ring, an arrow from each owner to the holders, a cross at the lost."""
     if len(holders) > DRAWN_UP_TO:
         return
     radius = ring_radius(len(holders))
@@ -142,7 +142,7 @@ def _placement(board: Board, found: Counterexample, holders: Sequence[Sequence[i
 def _chunks(
     board: Board, case: ChunkCase, chunks: Sequence[Chunk], *, broken: Sequence[int]
 ) -> None:
-    """A row for each idle span with its chunks end to end, and one for what is left over."""
+    """Draw a row for each idle span with its chunks end to end, and one for the rest."""
     spans = case.profile.idle_spans
     where: list[int | None] = [*range(len(spans)), None]
     names = [f"idle span {number}" for number in range(len(spans))] + ["left over"]
@@ -195,7 +195,7 @@ def _blocks(board: Board, panel: Axes, row: int, chunks: Sequence[Chunk], case: 
 
 
 def _recovery(board: Board, case: RecoveryCase, *, broken: Sequence[int]) -> None:
-    """Which node, and the persistent tier, has which version of which shard; lost are dashed."""
+    """Draw which node, and the tier, has which version of which shard; lost are dashed."""
     nodes = [*case.members, *case.spares, *([STORAGE] if case.stored else [])]
     wide, tall = CELL
     wide = min(wide, (WIDTH - LEFT) / max(1, len(nodes)))

@@ -91,6 +91,6 @@ def _arrow(plane: Axes, start: float, end: float, y: float) -> None:
 
 
 def story_table(moments: Sequence[Moment]) -> Table:
-    """All that happened, as text."""
+    """Return all that happened, as text."""
     rows = [(f"{m.at_s:.2f} s", m.node, m.said_by or "", m.text) for m in moments]
     return Table(head=("time", "node", "heard from", "what"), rows=rows)

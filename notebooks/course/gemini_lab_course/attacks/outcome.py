@@ -18,10 +18,10 @@ class Case(Protocol):
 
     @property
     def arguments(self) -> Mapping[str, object]:
-        """What the stage is called with, by the names of its parameters."""
+        """The stage's arguments, by the names of its parameters."""
 
     def __str__(self) -> str:
-        """The case in a few words."""
+        """Return the case in a few words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Beside:
     unit: str = ""
 
     def said(self, value: float) -> str:
-        """One of the three, in its unit."""
+        """Return one of the three, in its unit."""
         if self.unit == "share":
             return f"{value:.1%}"
         return format_seconds(value) if self.unit == "s" else f"{value:g}"
@@ -94,7 +94,7 @@ class Counterexample:
         return False
 
     def replay(self, mine: Callable[..., object]) -> "Counterexample | None":
-        """What becomes of the same case with `mine`: how it breaks now, or `None` if it does not.
+        """Try `mine` on the same case; return how it breaks now, or `None` if it does not.
 
         Args:
             mine: A changed version of the function that was attacked, or it itself.
@@ -102,7 +102,7 @@ class Counterexample:
         return self.judge(mine)
 
     def scenario(self, *, iteration: int) -> Scenario:
-        """The same failures for a real run: `lab.train(job, placement=..., scenario=...)`.
+        """Return the same failures for a real run: `lab.train(job, placement=..., scenario=...)`.
 
         Raises:
             ConfigError: No failure is needed to see what is wrong, or the nodes are already lost
@@ -166,7 +166,7 @@ class Withstood:
 
     @property
     def words(self) -> str:
-        """What was tried, in one line."""
+        """The tried cases, in one line."""
         if not self.is_complete:
             return (
                 f"the first {self.tried:,} of {self.tried + self.left:,} cases ({self.scope}) did "

@@ -43,7 +43,7 @@ def cases() -> Iterator[PlacementCase]:
 
 
 def read(answer: object) -> Placement | Holders:
-    """A placement; or, for each shard, who keeps it.
+    """Return a placement; or, for each shard, who keeps it.
 
     Raises:
         NotOneError: The answer is neither.
@@ -55,7 +55,7 @@ def read(answer: object) -> Placement | Holders:
 
 
 def fault(case: PlacementCase, answer: Placement | Holders) -> Fault | None:
-    """What is wrong with a placement of this many nodes: the fewest failures first."""
+    """Return what is wrong with a placement of this many nodes: the fewest failures first."""
     if isinstance(answer, Placement):
         said = answer.nodes, answer.replicas
         if said != (case.nodes, case.replicas):
@@ -125,7 +125,7 @@ def _fatal_sets(case: PlacementCase, holders: Holders) -> Fault | None:
 
 
 def fatal_sets_allowed(nodes: int, replicas: int) -> int:
-    """How many sets of m nodes may be fatal: as many as Theorem 1 leaves to Algorithm 1."""
+    """Return how many sets of m nodes may be fatal: as many as Theorem 1 leaves to Algorithm 1."""
     chance = 1 - best_possible(nodes, replicas) + theorem_gap(nodes, replicas)
     return int(min(Fraction(1), chance) * math.comb(nodes, replicas))
 
@@ -134,7 +134,7 @@ def figures(
     answered: Callable[[PlacementCase], Placement | Holders | None],
     compared: Collection[tuple[int, int]] = COMPARED,
 ) -> tuple[Beside, ...]:
-    """The chance that memory outlives m lost nodes, and the most that one node keeps."""
+    """Return the chance that memory outlives m lost nodes, and the most that one node keeps."""
     found: list[Beside] = []
     for nodes, replicas in compared:
         case = PlacementCase(nodes=nodes, replicas=replicas)
@@ -165,13 +165,13 @@ def _holders(answer: Placement | Holders) -> Holders:
 
 
 def survival(holders: Holders) -> float:
-    """The chance to survive m lost nodes, where every shard has m holders."""
+    """Return the chance to survive m lost nodes, where every shard has m holders."""
     sets = math.comb(len(holders), len(holders[0]))
     return float(1 - len({frozenset(kept) for kept in holders}) / sets)
 
 
 def _most(holders: Holders) -> int:
-    """The most shards that one node keeps."""
+    """Return the most shards that one node keeps."""
     return max(sum(node in kept for kept in holders) for node in range(len(holders)))
 
 

@@ -76,7 +76,7 @@ class RecoveryCase:
 
     @cached_property
     def copies(self) -> tuple[Copy, ...]:
-        """What was in memory before the loss."""
+        """The copies in memory before the loss."""
         every = [
             (shard, node) for shard, kept in enumerate(self.placement.holders) for node in kept
         ]
@@ -106,11 +106,11 @@ class RecoveryCase:
         return found
 
     def holders(self, version: int, shard: int) -> set[str]:
-        """The living nodes that have a copy."""
+        """Return the living nodes that have a copy."""
         return self._left.get((version, shard), set())
 
     def is_whole(self, version: int) -> bool:
-        """Whether every shard of a version is still in memory somewhere."""
+        """Return whether every shard of a version is still in memory somewhere."""
         return all(self.holders(version, shard) for shard in range(self.placement.nodes))
 
     def __str__(self) -> str:
@@ -167,14 +167,14 @@ def _placements() -> Iterator[Placement]:
 
 
 def _subsets(items: Sequence[T], *, small: bool = False) -> Iterator[tuple[T, ...]]:
-    """All subsets, the smallest first; `small`: those in which few are, or few are missing."""
+    """Yield all subsets, smallest first; `small`: those of few, or without few."""
     for count in range(len(items) + 1):
         if not small or min(count, len(items) - count) < FEW:
             yield from itertools.combinations(items, count)
 
 
 def read(answer: object) -> RecoveryPlan:
-    """A recovery plan, without its reason: that is for people.
+    """Return a recovery plan, without its reason: that is for people.
 
     Raises:
         NotOneError: The answer is none, or has something strange in it.
@@ -211,7 +211,7 @@ def _check(name: str, value: object, *kinds: type) -> None:
 
 
 def fault(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
-    """What is wrong with a plan: who trains, with which version, from where, kept how often."""
+    """Return what is wrong with a plan: its members, version, sources or copies."""
     return (
         _wrong_members(case, plan)
         or _wrong_version(case, plan)
@@ -332,7 +332,7 @@ def _fault(case: RecoveryCase, why: str, shards: tuple[int, ...] = ()) -> Fault:
 def figures(
     answered: Callable[[RecoveryCase], RecoveryPlan | None],
 ) -> tuple[Beside, ...]:
-    """How many copies the busiest sender has to send, on eight nodes that lost three."""
+    """Return how many copies the busiest sender has to send, on eight nodes that lost three."""
     plan = answered(LARGE)
     if plan is None:
         return ()
@@ -358,7 +358,7 @@ def _busiest(plan: RecoveryPlan) -> int:
 
 
 def fewest(case: RecoveryCase, plan: RecoveryPlan) -> int:
-    """A bound: within each group, what is to be sent spread evenly over those who are left."""
+    """Return a bound: in each group, what is to be sent is spread over those who are left."""
     bounds = []
     for group in case.placement.groups:
         senders = [p for p in group if case.members[p] in case.living]

@@ -108,7 +108,7 @@ class RootCase:
 
     @property
     def arguments(self) -> dict[str, object]:
-        """What happens, for who wants to replay it."""
+        """The schedule, for a replay."""
         return {"lab": self.lab, "schedule": self.schedule}
 
     @property
@@ -122,7 +122,7 @@ class RootCase:
 
 
 def cases() -> Iterator[RootCase]:
-    """One failure at every moment, then two, then many."""
+    """Yield one failure at every moment, then two, then many."""
     yield RootCase(shape=SMALL, schedule=())
     for moves, fates in itertools.product(TRAINING, SINGLES):
         yield RootCase(shape=SMALL, schedule=(("go", SEED, moves), *fates))
@@ -146,7 +146,7 @@ def cases() -> Iterator[RootCase]:
 
 
 def _pairs() -> Iterator[tuple[Fate, ...]]:
-    """The second failure strikes while the first is being answered."""
+    """Yield a second failure while the first is being answered."""
     go = ("go", SEED, MIDST)
     for first in (CRASH, *LOSSES[:2]):
         for instructions in INSTRUCTIONS:
@@ -156,7 +156,7 @@ def _pairs() -> Iterator[tuple[Fate, ...]]:
 
 
 def _silences() -> Iterator[tuple[Fate, ...]]:
-    """Who trains falls silent, and comes back with what nobody else has; or with what is old."""
+    """Yield silent members that return with what nobody else has, or with what is old."""
     everybody, back = ("freeze_group", 0), ("thaw_all",)
     for seed in range(SEED, SEED + 8):
         go = ("go", seed, MIDST + 10 * seed)
@@ -168,7 +168,7 @@ def _silences() -> Iterator[tuple[Fate, ...]]:
 
 
 def _waits() -> Iterator[tuple[Fate, ...]]:
-    """Who trains falls silent, others come and go for long, and then all are back."""
+    """Yield silent members while others come and go for long; then all are back."""
     for seed in range(SEED + 1, SEED + 4):
         away = ("go", seed, SPARES_MIDST), ("freeze_group", 0), LEASE, ("go", seed, 300)
         others: list[Fate] = []
@@ -178,7 +178,7 @@ def _waits() -> Iterator[tuple[Fate, ...]]:
 
 
 def _losses(count: int) -> Iterator[Fate]:
-    """One node after the other is lost, and each time another one comes."""
+    """Yield the loss of one node after the other, each time followed by another's coming."""
     yield "go", SEED, SPARES_MIDST
     for number in range(count):
         yield "kill", number, 1
@@ -187,7 +187,7 @@ def _losses(count: int) -> Iterator[Fate]:
 
 
 def _returns() -> Iterator[tuple[Fate, ...]]:
-    """Who fell silent with part of a version comes back, and gets its place again.
+    """Yield silent members that return with part of a version, and get their place again.
 
     Until then the others have part of the same version, made in a newer epoch: together that is all
     of its shards, and it is whole in neither epoch.
@@ -202,7 +202,7 @@ def _returns() -> Iterator[tuple[Fate, ...]]:
 
 
 def _elsewhere() -> Iterator[tuple[Fate, ...]]:
-    """A node comes back to a place that was taken, and only it has what another then loses."""
+    """Yield a node's return to a taken place that alone has what another then loses."""
     for seed, silent, later in itertools.product(range(SEED, SEED + 6), range(4), (150, 250)):
         halfway, lost = ("go_halfway", seed, HALFWAY), (silent + 2) % 4
         away = ("freeze", silent), LEASE, ("go", seed, 150), ("thaw", silent)
@@ -222,7 +222,7 @@ def _random(seed: int) -> RootCase:
 
 
 def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexample | Withstood:
-    """The smallest schedule found that breaks `mine`; or what it is worth if none does.
+    """Return the smallest schedule found that breaks `mine`; or what it is worth if none does.
 
     Args:
         mine: Decides, as `lab.train(job, root=mine)` takes it.
@@ -282,7 +282,7 @@ def _counterexample(case: RootCase, story: Story, *, tried: int) -> Counterexamp
 
 
 def smaller(case: RootCase, story: Story, make_root: MakeRoot) -> tuple[RootCase, Story]:
-    """The same break with as few failures and moves as can be reached by taking away."""
+    """Return the same break with as few failures and moves as can be reached by taking away."""
     best, has_shrunk, patience = (case, story), True, Patience(SMALLER_S)
     while has_shrunk:
         has_shrunk = False
@@ -310,7 +310,7 @@ def _with_less(schedule: tuple[Fate, ...]) -> Iterator[tuple[Fate, ...]]:
 
 
 def _figures(make_root: MakeRoot) -> tuple[Beside, ...]:
-    """What recoveries cost: one crashed worker a run, at thirty moments while training."""
+    """Return what recoveries cost: one crashed worker a run, at thirty moments while training."""
     runs = [(("go", SEED, moves), ("kill_worker", moves // 6 % 2)) for moves in range(250, 430, 6)]
     yours = [tell(SMALL, schedule, make_root) for schedule in runs]
     ours = [tell(SMALL, schedule, of_the_lab) for schedule in runs]

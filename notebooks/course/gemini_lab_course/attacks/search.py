@@ -34,7 +34,7 @@ class Patience:
         return time.process_time() > self._work_s or time.monotonic() > self._clock_s
 
     def each_s(self, tried: int) -> float:
-        """What each of `tried` cases took, on average."""
+        """Return what each of `tried` cases took, on average."""
         return (time.monotonic() - self._begun_s) / max(1, tried)
 
 
@@ -58,7 +58,7 @@ class Attacked(Generic[C, A]):
     figures: Callable[[Callable[[C], A | None]], tuple[Beside, ...]]
 
     def judge(self, case: C, mine: Asked, *, tried: int) -> Counterexample | None:
-        """What `mine` makes of a case, where that is wrong; it is asked twice."""
+        """Return what `mine` makes of a case, where that is wrong; it is asked twice."""
         answer, fault = self._asked(case, mine)
         if fault is None:
             second, fault = self._asked(case, mine)
@@ -80,7 +80,7 @@ class Attacked(Generic[C, A]):
     def attack(
         self, mine: Callable[..., object], cases: Iterable[C], *, within_s: float
     ) -> Counterexample | Withstood:
-        """The first of `cases` that breaks `mine`; or what it is worth if none does.
+        """Return the first of `cases` that breaks `mine`; or what it is worth if none does.
 
         Args:
             mine: What is attacked.
@@ -110,11 +110,11 @@ class Attacked(Generic[C, A]):
         )
 
     def _right(self, case: C, mine: Asked) -> A | None:
-        """What `mine` answers, if that is right."""
+        """Return what `mine` answers, if that is right."""
         answer, fault = self._asked(case, mine)
         return None if fault else answer
 
     def _asked(self, case: C, mine: Asked) -> tuple[A | None, Fault | None]:
-        """What `mine` answers, and what is wrong with that."""
+        """Return what `mine` answers, and what is wrong with that."""
         answer, fault = ask(mine, case.arguments, read=self.read)
         return answer, fault if answer is None else self.fault(case, answer)

@@ -160,7 +160,7 @@ class Watched(World):
 
 
 def tell(shape: Shape, schedule: Sequence[Fate], make_root: MakeRoot) -> Story:
-    """What becomes of a run with these failures; afterwards nothing fails any more."""
+    """Return what becomes of a run with these failures; afterwards nothing fails any more."""
     world, broken = Watched(shape, make_root), ""
     try:
         for action in schedule:
@@ -187,7 +187,7 @@ def tell(shape: Shape, schedule: Sequence[Fate], make_root: MakeRoot) -> Story:
 
 
 def in_words(broken: str) -> str:
-    """What the model says of a broken run, for whom it concerns: without its inner life."""
+    """Return what the model says of a broken run, for whom it concerns: without its inner life."""
     if broken.startswith("the run does not end"):
         return NEVER
     if " epochs without a fault" in broken:
@@ -222,5 +222,5 @@ def _limited(decide: Decide) -> Decide:
 
 
 def of_the_lab(state: RootState, at_s: float) -> RootAgent:
-    """The lab's own root agent."""
+    """Return the lab's own root agent."""
     return RootAgent(state=state, at_s=at_s)

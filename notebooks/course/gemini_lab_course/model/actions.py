@@ -23,7 +23,7 @@ class ActingWorld(JudgedWorld):
     # -- actions ---------------------------------------------------------------------------------
 
     def do(self, action: Action) -> None:
-        """Let this happen, if it can."""
+        """Do this, if it can be done."""
         name, *numbers = action
         handler: Callable[..., object] = getattr(self, f"do_{name}")
         handler(*numbers)
@@ -76,7 +76,7 @@ class ActingWorld(JudgedWorld):
         self.renew()
 
     def do_kill(self, number: int, refuses: int) -> None:
-        """A machine is gone, or its agent; where the machine is left, it says so."""
+        """Kill a machine, or its agent alone, which the machine then reports."""
         node = self._node(number)
         if not node.is_alive or self._survivors() <= 1:
             return
@@ -95,7 +95,7 @@ class ActingWorld(JudgedWorld):
         self.check_safety()
 
     def do_add(self) -> None:
-        """The operator brings a machine."""
+        """Bring a machine, as the operator does."""
         if sum(node.is_alive for node in self.nodes.values()) < self.order.seats.machines:
             self._add_node()
 
@@ -107,18 +107,18 @@ class ActingWorld(JudgedWorld):
         self._node(number).is_frozen = False
 
     def do_thaw_all(self) -> None:
-        """Whoever was frozen goes on, and is reached again."""
+        """Thaw all frozen nodes, and reach them again."""
         for number in range(len(self.nodes)):
             self.do_thaw(number)
             self.do_join(number)
 
     def do_kill_group(self, rank: int) -> None:
-        """All nodes that keep a shard die."""
+        """Kill all nodes that keep a shard."""
         for number in self._keepers_of(rank):
             self.do_kill(number, 1)
 
     def do_freeze_group(self, rank: int) -> None:
-        """All nodes that keep a shard stand still."""
+        """Freeze all nodes that keep a shard."""
         for number in self._keepers_of(rank):
             self.do_freeze(number)
 
@@ -130,18 +130,18 @@ class ActingWorld(JudgedWorld):
         return [names.index(str(safety.members[position])) for position in positions]
 
     def do_cut(self, number: int, arrive_at_agent: int, arrive_at_root: int) -> None:
-        """The connection between a root and an agent breaks."""
+        """Break the connection between a root and an agent."""
         link = self._node(number).link
         if link is not None:
             link.cut(arrive_at_agent, arrive_at_root)
 
     def do_part(self, number: int, sees_store: int) -> None:
-        """Nothing reaches an agent, nor does it reach any; its worker's network is another."""
+        """Cut an agent off from all others; its worker's network is another."""
         node = self._node(number)
         node.is_cut_off, node.sees_store = True, bool(sees_store)
 
     def do_join(self, number: int) -> None:
-        """The network is mended."""
+        """Mend the network."""
         node = self._node(number)
         node.is_cut_off, node.sees_store = False, True
 
@@ -149,7 +149,7 @@ class ActingWorld(JudgedWorld):
         self.store.is_up = False
 
     def do_store_up(self, keeps_leases: int) -> None:
-        """The store is back; where it counted on, leases ran out meanwhile."""
+        """Bring the store back; if it counted on, leases ran out meanwhile."""
         if self.store.is_up:
             return
         self.store.is_up = True
@@ -167,14 +167,14 @@ class ActingWorld(JudgedWorld):
         self.tier.is_mute = True
 
     def do_tier_stale(self) -> None:
-        """It lists from now on what it lists now, as a cached folder does."""
+        """Freeze the tier's list, as a cached folder does."""
         self.tier.shown = self.tier.stored()
 
     def do_tier_full(self) -> None:
         self.tier.is_full = True
 
     def do_flip(self, number: int, which: int) -> None:
-        """A bit of a whole copy is wrong from now on."""
+        """Turn a bit of a whole copy."""
         copies = self._node(number).copies()
         if copies and self._node(number).is_alive:
             copies[which % len(copies)].is_good = False
@@ -199,19 +199,19 @@ class ActingWorld(JudgedWorld):
             self.worker_kills += 1
 
     def do_fuse(self, instructions: int, how: int) -> None:
-        """After so many more instructions the root's node dies (0), freezes (1) or is cut (2)."""
+        """Kill (0), freeze (1) or cut (2) the root's node after so many more instructions."""
         if self.store.root is not None:
             self._fuses[self.store.root.name] = (instructions, ("kill", "freeze", "cut")[how % 3])
 
     def do_drain(self, number: int) -> None:
-        """A person wants a machine to be free."""
+        """Ask for a machine to be free, as a person does."""
         node, drains = self._node(number), self.store.drains
         if node.is_alive and self.store.is_up:
             drains.pop(node.name, None)
             drains[node.name] = max(drains.values(), default=0) + 1
 
     def do_resize(self, nodes: int) -> None:
-        """A person wants another number of nodes."""
+        """Ask for another number of nodes, as a person does."""
         if self.store.is_up:
             before, _ = self.store.resize or (0, 0)
             self.store.resize = before + 1, 1 + nodes
@@ -231,7 +231,7 @@ class ActingWorld(JudgedWorld):
         self.safety.is_excused = True
 
     def burn_fuse(self, node: Node) -> None:
-        """An instruction was carried out on this node."""
+        """Note that an instruction was carried out on this node."""
         if node.name not in self._fuses:
             return
         left, how = self._fuses.pop(node.name)
@@ -258,7 +258,7 @@ class ActingWorld(JudgedWorld):
                 self.store.drop(name)
 
     def poll(self, node: Node) -> None:
-        """An agent reads the store, and acts on what it says."""
+        """Read the store as an agent, and act on what it says."""
         if not node.can_act:
             return
         node.watch()

@@ -82,12 +82,12 @@ class AgentNode:
         return self.can_act and self.sees_store and self.world.store.is_up
 
     def copies(self) -> list[Held]:
-        """What is whole in its memory."""
+        """Return what is whole in its memory."""
         slabs = [*([] if self.slab is None else [self.slab]), *self.aside.values()]
         return [copy for slab in slabs for copy in slab.copies()]
 
     def own_copies(self) -> list[Held]:
-        """What of that the number of ranks made that trains here, or did last."""
+        """Return what of that the number of ranks made that trains here, or did last."""
         return [] if self.slab is None else list(self.slab.copies())
 
     def turn_to(self, ranks: int) -> None:
@@ -99,13 +99,13 @@ class AgentNode:
             self.slab = self.aside.pop(ranks, None)
 
     def told(self, lineage: Lineage) -> Lineage:
-        """A lineage as the agents of this world tell it."""
+        """Return a lineage as the agents of this world tell it."""
         return lineage if self.world.rules.has_lineage else Lineage(run=lineage.run)
 
     # -- its orders --------------------------------------------------------------------------------
 
     def say(self, message: FromAgentMessage) -> None:
-        """To the root; nobody hears it while no root is connected."""
+        """Send a message to the root; it is lost while no root is connected."""
         if self.link is not None and not self.link.is_broken:
             self.link.to_root.append(message)
 
@@ -268,7 +268,7 @@ class AgentNode:
         )
 
     def _copy_for(self, order: Persist, shard: int) -> Held | None:
-        """The copy that is to be written: of the history that is named, or of the last one."""
+        """Return the copy to be written: of the named history, or of the last one."""
         found = [c for c in self.own_copies() if c.version == order.version and c.shard == shard]
         if order.lineage is not None:
             found = [c for c in found if self.told(c.lineage) == order.lineage]

@@ -76,7 +76,7 @@ class Told:
     done: bool = False
 
     def hear(self, known: dict[int, events.OfRecovery], event: events.OfRecovery) -> bool:
-        """A start or an end; whether it is news, as a root that is elected says it again."""
+        """Return a start or an end; whether it is news, as a root that is elected says it again."""
         is_news = event.recovery not in known
         if known.setdefault(event.recovery, event) != event:
             raise BrokenError(f"recovery {event.recovery} has two of {event.kind}")
@@ -84,7 +84,7 @@ class Told:
 
 
 def _given(shape: Shape) -> dict[str, SettingValue]:
-    """What a job of this shape sets."""
+    """Return what a job of this shape sets."""
     given: dict[str, SettingValue] = {"replicas": shape.replicas}
     if shape.has_tier:
         given["persistent_url"] = "memory://run"
@@ -149,29 +149,29 @@ class JudgedWorld:
             self.store.leases[node.name] = self.now_s + LEASE_S
 
     def shells(self) -> list[Shell]:
-        """All who take themselves for the root."""
+        """Return all who take themselves for the root."""
         return [node.shell for node in self.nodes.values() if node.shell is not None]
 
     # -- for who is interested -------------------------------------------------------------------
 
     def make_root(self, node: Node, state: RootState) -> RootAgent:  # noqa: ARG002 - see `Watched`
-        """The deciding half of a root agent that has been elected on this node."""
+        """Return the deciding half of a root agent that has been elected on this node."""
         return self.rules.root(state=state, at_s=self.now_s)
 
     def note_handled(self, shell: Shell, instructions: Sequence[Instruction]) -> None:
-        """A root agent has decided; for who wants to know."""
+        """Note that a root agent has decided; for subclasses."""
 
     def burn_fuse(self, node: Node) -> None:
-        """An instruction of a root agent's was carried out on this node."""
+        """Note that an instruction of a root agent's was carried out on this node."""
 
     # -- what must hold ----------------------------------------------------------------------------
 
     def memory(self) -> list[Held]:
-        """Every whole copy in the memory of a machine that is not dead."""
+        """Return every whole copy in the memory of a machine that is not dead."""
         return [copy for node in self.nodes.values() for copy in node.copies()]
 
     def newest_saved(self) -> int:
-        """The newest version that exists in memory or in the tier, reachable or not.
+        """Return the newest version that exists in memory or in the tier, reachable or not.
 
         One that its holders did not all have yet is nobody's progress: the one before it is.
         """
@@ -183,7 +183,7 @@ class JudgedWorld:
         return max([0, *in_memory, *in_tier])
 
     def note_full(self, job: Job) -> None:
-        """All holders have the same version."""
+        """Note a version that all holders have."""
         seats = job.seats if job.seats.placement else job.seats.placed(self.settings)
         members = tuple(job.seats.members)
         _, version = max(job.full_at, (0, job.version or 0))
@@ -196,14 +196,14 @@ class JudgedWorld:
         self.check_safety()
 
     def check_safety(self) -> None:
-        """One whole version exists, as long as the placement promises it."""
+        """Check that a whole version exists, as long as the placement promises it."""
         if self.safety.is_excused or self.told.done or self.told.failed:
             return
         if not whole_states(self.memory()):
             raise BrokenError(f"no version is whole in memory, though only {self.safety.lost} went")
 
     def hear_event(self, shell: Shell, event: events.AnyEvent) -> None:
-        """Somebody who is or was root says something; the log refuses a deposed one."""
+        """Log what a root says; the log refuses a deposed one."""
         if isinstance(event, _OF_RECOVERY):
             shell.said = event
         if shell.record.term < self.log_term:
@@ -230,7 +230,7 @@ class JudgedWorld:
                 pass
 
     def _check_plan(self, shell: Shell, plan: events.RecoveryPlanned) -> None:
-        """Nothing newer exists, or may come back, than what is loaded."""
+        """Check that nothing newer than what is loaded exists or may come back."""
         assert shell.root is not None
         if self.store.root is not shell.record:
             return
@@ -247,7 +247,7 @@ class JudgedWorld:
             )
 
     def _check_line(self, root: RootAgent, plan: events.RecoveryPlanned) -> None:
-        """Nobody who was asked knows of a rewind that left this version."""
+        """Check that no asked node knows of a rewind that left this version."""
         asked = [node for name, node in self.nodes.items() if name in root.living]
         known = joined((), (one for node in asked if node.is_alive for one in node.left))
         lineage = Lineage(run=self.order.run, epoch=plan.made_in, rewinds=plan.made_after)
@@ -263,7 +263,7 @@ class JudgedWorld:
             raise BrokenError(f"a healthy run fails: {event.reason}")
 
     def _check_drained(self, shell: Shell, name: str) -> None:
-        """Whose machine may be taken trains no more."""
+        """Check that a drained node runs no worker."""
         worker = self.nodes[name].worker
         assert shell.root is not None
         is_over = shell.root.state.phase in {"done", "failed"}
@@ -278,7 +278,7 @@ class JudgedWorld:
             raise BrokenError(f"the run finishes with version {event.iteration}")
 
     def check_root(self, shell: Shell) -> None:
-        """A root that waits has said why, after whatever else it said of the recovery."""
+        """Check that a root that waits has said why, after all else of the recovery."""
         assert shell.root is not None
         state = shell.root.state
         if self.store.root is shell.record:

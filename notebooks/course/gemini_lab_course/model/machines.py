@@ -43,19 +43,19 @@ class Slab:
         return new
 
     def commit(self, held: Held) -> None:
-        """It is whole now, unless its buffer was taken for another meanwhile."""
+        """Seal it as whole, unless its buffer was taken for another meanwhile."""
         self._histories.check_label(held)
         held.is_whole = True
 
     def copies(self) -> Iterator[Held]:
-        """The whole ones."""
+        """Yield the whole ones."""
         for pair in self._buffers.values():
             for held in pair:
                 if held is not None and held.is_whole:
                     yield held
 
     def find(self, shard: int, version: int, lineage: Lineage | None) -> Held | None:
-        """A whole copy; without a lineage, of whichever."""
+        """Return a whole copy; without a lineage, of whichever."""
         for held in self._buffers.get(shard, ()):
             is_it = held is not None and held.is_whole and held.version == version
             if held is not None and is_it and lineage in {None, held.lineage}:
@@ -68,7 +68,7 @@ class Slab:
         pair[next(i for i, held in enumerate(pair) if held is copy)] = None
 
     def laid_out(self, shards: Sequence[int]) -> "Slab":
-        """A slab for another position, with the copies that it has room for."""
+        """Return a slab for another position, with the copies that it has room for."""
         new = Slab(shards, self._histories, ranks=self.ranks)
         for copy in self.copies():
             if copy.shard in new.shards:
@@ -131,7 +131,7 @@ class Store:
     resize: tuple[int, int] | None = None  # the number of the word, and how many nodes
 
     def drop(self, node: str) -> None:
-        """A lease ran out, and with it went every key under it."""
+        """End a lease, and delete every key under it."""
         self.leases.pop(node, None)
         if self.root is not None and self.root.name == node:
             self.root = None
@@ -209,7 +209,7 @@ class Worker:
 
     @property
     def moment(self) -> Moment:
-        """Where it is."""
+        """The moment at which it stands."""
         return self.rewinds, self.version
 
 

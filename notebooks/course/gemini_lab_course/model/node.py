@@ -13,12 +13,12 @@ class Node(StartingNode):
     """One machine of the lab, whose worker trains."""
 
     def sever_worker(self) -> None:
-        """The worker's connections to others break, and it lives."""
+        """Break the worker's connections to others; it lives."""
         if self.worker is not None:
             self.say(Severed(rank=self.worker.rank, epoch=self.worker.epoch))
 
     def work(self) -> bool:
-        """One move of the worker, if it need not wait for the others."""
+        """Return one move of the worker, if it need not wait for the others."""
         worker = self.worker
         if not self.can_act or worker is None or worker.is_hung or worker.status == "finished":
             return False
@@ -35,7 +35,7 @@ class Node(StartingNode):
         return has_moved
 
     def watch(self) -> None:
-        """The agent tells when its worker comes to stand still, and when it gets on again."""
+        """Tell when the worker comes to stand still, and when it gets on again."""
         worker = self.worker
         if not self.can_act or worker is None or worker.status == "finished":
             return
@@ -57,7 +57,7 @@ class Node(StartingNode):
             )
 
     def notice_gone_peers(self) -> bool:
-        """A collective fails where a rank is gone."""
+        """Return a collective fails where a rank is gone."""
         worker = self.worker
         if not self.can_act or worker is None or worker.status == "finished":
             return False

@@ -75,7 +75,7 @@ class Shell:
         return self.node.can_act and self.node.shell is self
 
     def act(self) -> bool:
-        """One happening, with all that follows from it."""
+        """Return one happening, with all that follows from it."""
         if not self.is_acting:
             return False
         if self.root is None:
@@ -114,7 +114,7 @@ class Shell:
         return True
 
     def close(self) -> None:
-        """It is root no more."""
+        """End its time as root."""
         for keeper in self.keepers.values():
             if keeper.link is not None:
                 keeper.link.cut(99, 0)
@@ -142,7 +142,7 @@ class Shell:
                 self.inbox.append(AgentLost(at_s=now, node=name, cause="lease"))
 
     def _see_job(self) -> None:
-        """There is one, or somebody cancels it."""
+        """Note that there is a job, or that it was cancelled."""
         store, now, order = self.world.store, self.world.now_s, self.world.order
         connected = sum(k.link is not None and not k.link.is_broken for k in self.keepers.values())
         wanted = min(order.seats.nodes, len(store.leases))
@@ -155,7 +155,7 @@ class Shell:
                 self.inbox.append(Requested(at_s=now, number=store.cancel, request=StopRun()))
 
     def _see_wishes(self) -> None:
-        """What people ask of the job."""
+        """Hear what people ask of the job."""
         store, now = self.world.store, self.world.now_s
         if store.give_up is not None and store.give_up != self.given_up:
             self.given_up = store.give_up

@@ -15,7 +15,7 @@ class StartingNode(AgentNode):
     """A node whose worker starts."""
 
     def exit_worker(self, code: int, error: ScriptError | None = None) -> None:
-        """The worker ends by itself, or by a signal."""
+        """End the worker by itself, or by a signal."""
         worker = self.worker
         assert worker is not None
         self.kill_worker()

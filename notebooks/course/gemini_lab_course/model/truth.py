@@ -44,7 +44,7 @@ class Histories:
         self._labels: dict[tuple[int, Lineage], int] = {}
 
     def update(self, state: int, epoch: int, rewinds: int) -> int:
-        """The state after one update of `state` in `epoch`, after so many rewinds in it."""
+        """Return the state after one update of `state` in `epoch`, after so many rewinds in it."""
         made = self._after.get((state, epoch, rewinds))
         if made is None:
             made = self._after[state, epoch, rewinds] = len(self.version)
@@ -52,7 +52,7 @@ class Histories:
         return made
 
     def check_label(self, copy: Held) -> None:
-        """A version and lineage name one state, or copies of two are combined some day."""
+        """Check that a version and lineage name one state, lest copies of two be combined."""
         known = self._labels.setdefault((copy.version, copy.lineage), copy.state)
         if known != copy.state:
             raise BrokenError(f"{copy} bears the name of another state, {known}")
@@ -77,7 +77,7 @@ class Safety:
     is_excused: bool = True
 
     def note_full(self, members: tuple[str | None, ...], holders: Sequence[Sequence[int]]) -> None:
-        """Every holder has the same version now."""
+        """Note that every holder has the same version now."""
         self.members, self.holders = members, holders
         self.lost, self.is_excused = set(), False
 
@@ -88,7 +88,7 @@ class Safety:
             self.holders = [[one for one in old if one in new] for old, new in both]
 
     def note_dead(self, node: str) -> None:
-        """A node's memory is gone."""
+        """Forget a node's memory."""
         if node in self.members:
             self.lost.add(self.members.index(node))
         if any(set(positions) <= self.lost for positions in self.holders):
@@ -96,7 +96,7 @@ class Safety:
 
 
 def whole_states(copies: Iterable[Held]) -> set[int]:
-    """The states of which every shard is among these copies."""
+    """Return the states of which every shard is among these copies."""
     found: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for copy in copies:
         if copy.is_whole and copy.is_good:

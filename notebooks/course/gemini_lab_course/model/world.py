@@ -15,7 +15,7 @@ class World(ActingWorld):
     """A lab in which things happen, and which then comes to rest."""
 
     def calm(self) -> None:
-        """No more faults and machines enough: the run ends, and in reasonable time."""
+        """Check that without faults and with machines enough the run ends in reasonable time."""
         self._mend_all()
         first = self._epoch()
         idle_s, began_s = STEP_S, self.now_s
@@ -44,7 +44,7 @@ class World(ActingWorld):
             self._add_node()
 
     def _round(self) -> bool:
-        """Everybody does what there is to do; whether anything was."""
+        """Do what every part has to do; return whether anything was."""
         has_moved = False
         for node in list(self.nodes.values()):
             self.poll(node)
@@ -62,7 +62,7 @@ class World(ActingWorld):
         return has_moved
 
     def _have_a_person_decide(self, *, waited_s: float) -> None:
-        """A person gives up only what is really gone."""
+        """Give up only what is really gone, as a person does."""
         for shell in self.shells():
             is_waiting = shell.root is not None and shell.root.state.phase == "waiting"
             if not is_waiting or waited_s < 100:

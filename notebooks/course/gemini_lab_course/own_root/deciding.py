@@ -125,7 +125,7 @@ class GuideError(GeminiError):
 
 
 def as_actions(answer: object) -> tuple[Action, ...]:
-    """What `decide` answered: nothing, an action, or several.
+    """Return what `decide` answered: nothing, an action, or several.
 
     Raises:
         GuideError: It is something else.
@@ -145,14 +145,14 @@ def as_actions(answer: object) -> tuple[Action, ...]:
 
 
 def _kind(value: object) -> str:
-    """What a value is, with its article."""
+    """Return what a value is, with its article."""
     if isinstance(value, type):
         return f"the class {value.__name__} itself"
     return kind_of(value)
 
 
 def as_text(state: dict[str, object]) -> str:
-    """What `decide` wants to keep, as it is stored.
+    """Return what `decide` wants to keep, as it is stored.
 
     Raises:
         GuideError: It holds what JSON has no form for, or more than can be stored.
@@ -171,7 +171,7 @@ def as_text(state: dict[str, object]) -> str:
 
 
 def told(said: Event | Action) -> str:
-    """An event or an action in a few words, such as `Fenced(node-1)`."""
+    """Return an event or an action in a few words, such as `Fenced(node-1)`."""
     match said:
         case Failed():
             return f"Failed({', '.join((said.cause, *said.lost))})"

@@ -104,7 +104,7 @@ class GuidedLifecycle(Lifecycle):
         yield from self.ending.end(at_s, ending)
 
     def decide(self, at_s: float) -> Iterator[Instruction]:
-        """Where the lab's own root agent would look at its plan again."""
+        """Yield where the lab's own root agent would look at its plan again."""
         if self.is_guided:
             yield from self.ask_guide(at_s, Changed())
         else:
@@ -132,7 +132,7 @@ class GuidedLifecycle(Lifecycle):
             )
 
     def _is_to_hear_more(self) -> bool:
-        """Whether somebody who was asked has yet to answer."""
+        """Return whether somebody who was asked has yet to answer."""
         answered = {"fencing": self._has_fenced, "inventory": self.run.inventory.keys()}
         return not self.run.living.keys() <= answered.get(
             self.run.state.phase, self.run.living.keys()
@@ -141,7 +141,7 @@ class GuidedLifecycle(Lifecycle):
     # -- what it says, and how that is done ------------------------------------------------------
 
     def ask_guide(self, at_s: float, event: Event) -> Iterator[Instruction]:
-        """Have `decide` decide; a run whose root agent makes no sense ends, and says so."""
+        """Ask `decide`; a run whose root agent makes no sense ends, and says so."""
         kept: dict[str, object] = json.loads(self.run.state.setup.own or "{}")
         try:
             actions = as_actions(self.guide(kept, event, self._cluster()))
@@ -197,7 +197,7 @@ class GuidedLifecycle(Lifecycle):
         return "" if self.is_guided else super()._reason_to_pause(at_s)
 
     def _plan_for(self, version: int | None) -> RecoveryPlan:
-        """The plan that loads this version.
+        """Return the plan that loads this version.
 
         Raises:
             GuideError: It cannot be loaded, or workers of before may still run.
@@ -227,7 +227,7 @@ class GuidedLifecycle(Lifecycle):
         return plan
 
     def _lacking(self, version: int | None) -> str:
-        """Why a version is not whole on those who train."""
+        """Return why a version is not whole on those who train."""
         members, keeps = self._members(), self._keeps()
         held = [c for c in self._good_copies() if c.version == version and c.node in members]
         shards: defaultdict[Lineage, set[int]] = defaultdict(set)
@@ -247,11 +247,11 @@ class GuidedLifecycle(Lifecycle):
         return good_copies(self.run.state, self.run.inventory)
 
     def _members(self) -> tuple[str | None, ...]:
-        """Who sits where, from now on."""
+        """Return the seats from now on."""
         return make_plan(self.run.state, self.run.living, self.run.inventory).members
 
     def _keeps(self) -> tuple[tuple[int, ...], ...]:
-        """The shards that each position keeps."""
+        """Return the shards that each position keeps."""
         seats = self.run.state.seats
         return tuple(
             tuple(sorted({s for rank in seats.ranks_at(position) for s in seats.kept_shards(rank)}))
@@ -313,7 +313,7 @@ class GuidedRoot(RootAgent):
 
     @property
     def decisions(self) -> list[tuple[Event, tuple[Action, ...]]]:
-        """What it was asked, and what it decided."""
+        """The questions, and the decisions on them."""
         return self.lifecycle.decisions
 
     def _on_tick(self, at_s: float) -> Iterator[Instruction]:
@@ -322,7 +322,7 @@ class GuidedRoot(RootAgent):
 
 
 def _only(said: Inventory, *, version: int | None) -> Inventory:
-    """The same inventory with nothing but the copies of one version."""
+    """Return the same inventory with nothing but the copies of one version."""
     copies = [copy for copy in said.copies if copy.version == version]
     return msgspec.structs.replace(said, copies=copies, persistent=None)
 

@@ -56,7 +56,7 @@ _OURS: Final = "gemini_lab"
 
 
 def packed(decide: object) -> str:
-    """A function as text that `loaded` reads on any node.
+    """Return a function as text that `loaded` reads on any node.
 
     Raises:
         ConfigError: It is none, or uses what cannot be sent.
@@ -83,7 +83,7 @@ def packed(decide: object) -> str:
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    """Have modules of the user's own pickled whole: a node does not look for them in a folder."""
+    """Pickle modules of the user's own whole: a node does not look for them in a folder."""
     found = foreign_modules(frozenset(), sys.modules, installed_places())
     own = [sys.modules[name] for name in found if not name.startswith(_OURS)]
     for module in own:
@@ -219,7 +219,7 @@ class OwnProcess:
         self._start()
 
     def __call__(self, state: dict[str, object], event: Event, cluster: Cluster) -> object:
-        """Have the function decide; one whose process was killed meanwhile is asked once more.
+        """Ask the function; if its process was killed meanwhile, ask once more.
 
         Raises:
             GuideError: It gave no answer, or none that makes sense.
