@@ -1,12 +1,14 @@
 """The same placements, schedules and plans at a thousand machines.
 
     questions       what_if (`plan`) by forecast, money, sensitivity and interval; simulate; replay,
-                    of a real run's failures; scenario, of the injector's
+                    of a real run's failures
     what is given   workload, with traffic, by the names of the catalog; policy, and as policies
-                    peers, auto and selecting; times, which logs teach
-    what breaks     failures, laws (not all alike), ailing (slow, wrong); traces, of an own cluster
-    one run         training, by recovering and striking, on a run_state: cluster (who sits where),
-                    progress (without failures), durations (of recoveries), following (of the risk)
+                    peers and selecting; times, which logs teach
+    what breaks     outages (drawn, of a trace, of the injector's scenario), laws (not all alike),
+                    ailing (slow, wrong)
+    one run         training, by recovering and striking, on a run_state: machines (their seats and
+                    copies), segments (without failures), durations (of recoveries), following (of
+                    the risk)
     what comes out  outcome; recorder tells it in a real run's events
     apart           coordination: what it costs to agree on a loss
 
@@ -14,7 +16,6 @@ Placements, schedules and recovery plans come from the stages themselves.
 """
 
 from gemini_lab.simulator.ailing import Ailments
-from gemini_lab.simulator.auto import gemini_lab_auto
 from gemini_lab.simulator.coordination import (
     Coordination,
     GossipDesign,
@@ -22,25 +23,25 @@ from gemini_lab.simulator.coordination import (
     RootDesign,
     coordinate,
 )
-from gemini_lab.simulator.failures import (
+from gemini_lab.simulator.interval import Interval
+from gemini_lab.simulator.laws import REPEAT_OFFENDERS, FailureLaw, failures_by_law
+from gemini_lab.simulator.money import Bill, Price, bill
+from gemini_lab.simulator.outages import (
     FailureRate,
     Outage,
     llama_3,
     opt_175b,
+    outages_of,
     poisson_failures,
+    read_trace,
 )
-from gemini_lab.simulator.interval import Interval
-from gemini_lab.simulator.laws import REPEAT_OFFENDERS, FailureLaw, failures_by_law
-from gemini_lab.simulator.money import Bill, Price, bill
 from gemini_lab.simulator.outcome import Outcome, Recovery
-from gemini_lab.simulator.peers import POLICIES
+from gemini_lab.simulator.peers import POLICIES, gemini_lab_auto
 from gemini_lab.simulator.policy import Policy, Stream
 from gemini_lab.simulator.replay import Replay, replay
-from gemini_lab.simulator.scenario import outages_of
 from gemini_lab.simulator.sensitivity import Sensitivity, tornado
 from gemini_lab.simulator.simulate import compare, simulate
 from gemini_lab.simulator.times import Measured, Spread, Steps, Times
-from gemini_lab.simulator.traces import read_trace
 from gemini_lab.simulator.what_if import WhatIf, plan
 from gemini_lab.simulator.workload import Workload, paper_workload
 

@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from gemini_lab.simulator.failures import DAY_S, Outage, require_few
+from gemini_lab.simulator.outages import DAY_S, Outage, require_few
 from gemini_lab.simulator.policy import Policy
 from gemini_lab.units import check_number
 
@@ -125,7 +125,7 @@ class Wrong:
     is_there: bool = True
 
 
-class Trust:
+class SoundVersions:
     """Soundness of versions, and the versions to go back to.
 
     Verification does an iteration's sums again on another machine: it finds one that computes wrong

@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import Final
 
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.simulator.cluster import busiest_sends
-from gemini_lab.simulator.failures import Outage
+from gemini_lab.simulator.machines import busiest_sends
+from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.policy import Policy, Stream
 from gemini_lab.simulator.times import Steps
 from gemini_lab.simulator.workload import Workload

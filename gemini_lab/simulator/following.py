@@ -29,7 +29,7 @@ class Following:
     fits: int = MOST_COPIES
 
 
-class Followed:
+class FollowedRisk:
     """Observations in a simulated run of the machines on each position.
 
     A position stands for its machine: one that is lost is mended, and comes back.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gemini_lab.placement import Placement
-from gemini_lab.simulator.failures import Outage
 from gemini_lab.simulator.interval import Interval, mean_interval
 from gemini_lab.simulator.money import Bill, Price, bill
+from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.outcome import Outcome
 from gemini_lab.simulator.peers import POLICIES
 from gemini_lab.simulator.policy import Policy, expected_wasted_s, gemini, gemini_lab

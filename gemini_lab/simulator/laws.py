@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.simulator.failures import (
+from gemini_lab.simulator.outages import (
     DAY_S,
     FailureRate,
     Outage,

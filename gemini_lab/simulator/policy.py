@@ -8,7 +8,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.pipeliner.schedule import ChunkSchedule
 from gemini_lab.recovery.wasted_time import checkpoint_every, wasted_time_s
 from gemini_lab.simulator.following import Following
-from gemini_lab.simulator.selecting import Way
+from gemini_lab.simulator.selecting import Fallback
 from gemini_lab.simulator.times import Times
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import Workload
@@ -85,7 +85,7 @@ class Policy:
     rejoin_s: float | None = None
     announced: float = 0.0
     shrinks: bool = False
-    ways: tuple[Way, ...] = ()
+    ways: tuple[Fallback, ...] = ()
     shrink_unit: int = 1
     extra_nodes: int = 0
     times: Times | None = None

@@ -10,13 +10,13 @@ from gemini_lab.recovery.log_events import planned_event
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.simulator.outcome import Recovery
 from gemini_lab.simulator.policy import Policy, Stream
-from gemini_lab.simulator.progress import Segment
+from gemini_lab.simulator.segments import TrainingSegment
 from gemini_lab.simulator.workload import Workload
 
 STORE: Final = "simulated://store"
 
 
-class Recorder:
+class RunRecorder:
     """Keeps the entries of one run; times are seconds since its start.
 
     A node's GPUs count as one worker with the node's shard. Iterations are told by rank 0, which
@@ -49,7 +49,7 @@ class Recorder:
         """Keep one event."""
         self.entries.append(Entry(at_s=at_s, node="lab", event=event))
 
-    def training(self, segment: Segment, start_s: float, elapsed_s: float) -> None:
+    def training(self, segment: TrainingSegment, start_s: float, elapsed_s: float) -> None:
         """Tell the iterations of `segment`, and which versions became whole where."""
         before_s = 0.0
         for version in range(segment.version + 1, segment.newest_at(elapsed_s) + 1):
@@ -71,10 +71,10 @@ class Recorder:
 
     def _whole(
         self,
-        segment: Segment,
+        segment: TrainingSegment,
         stream: Stream,
         time_s: tuple[float, float],
-        tell: Callable[[int, Segment, Stream], events.AnyEvent],
+        tell: Callable[[int, TrainingSegment, Stream], events.AnyEvent],
     ) -> None:
         """Tell which versions of `stream` became whole in a segment (its start and its length)."""
         start_s, elapsed_s = time_s
@@ -84,7 +84,7 @@ class Recorder:
             at_s = start_s + segment.reached_s(version) + _length_s(stream)
             self.say(at_s, tell(version, segment, stream))
 
-    def _complete(self, version: int, segment: Segment, stream: Stream) -> events.AnyEvent:
+    def _complete(self, version: int, segment: TrainingSegment, stream: Stream) -> events.AnyEvent:
         return events.VersionComplete(
             rank=0,
             epoch=self.recovery,
@@ -95,7 +95,7 @@ class Recorder:
             next_version=version + stream.every,
         )
 
-    def _persisted(self, version: int, _: Segment, stream: Stream) -> events.AnyEvent:
+    def _persisted(self, version: int, _: TrainingSegment, stream: Stream) -> events.AnyEvent:
         return events.PersistFinished(
             version=version,
             url=STORE,

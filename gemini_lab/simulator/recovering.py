@@ -7,12 +7,12 @@ import simpy
 
 from gemini_lab.log.events import NodeJoined, NodeRequested
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.simulator.cluster import Part
 from gemini_lab.simulator.durations import FOUND
-from gemini_lab.simulator.failures import Outage
+from gemini_lab.simulator.machines import ClusterPart
+from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.outcome import Recovery
-from gemini_lab.simulator.progress import Segment
 from gemini_lab.simulator.run_state import RunState, Waits, Word
+from gemini_lab.simulator.segments import TrainingSegment
 from gemini_lab.simulator.selecting import select
 
 
@@ -27,7 +27,7 @@ class Recovering:
         self._run = run
 
     def recover(
-        self, outage: Outage, segment: Segment, elapsed_s: float
+        self, outage: Outage, segment: TrainingSegment, elapsed_s: float
     ) -> Generator[simpy.Event, None, int]:
         """Recover from a failure; return the version to go on from.
 
@@ -62,7 +62,9 @@ class Recovering:
             run.recorder.recovered(run.env.now, recovery, reached)
         return version
 
-    def rejoin(self, segment: Segment, elapsed_s: float) -> Generator[simpy.Event, None, int]:
+    def rejoin(
+        self, segment: TrainingSegment, elapsed_s: float
+    ) -> Generator[simpy.Event, None, int]:
         """Grow a shrunk job by new machines; the running iteration is repeated."""
         run = self._run
         version = segment.newest_at(elapsed_s)
@@ -116,7 +118,7 @@ class Recovering:
         yield from run.step("warm_up", steps.warm_up_s if run.way is None else run.way.restart_s)
         return plan, retrieval_s
 
-    def _planned(self) -> Generator[simpy.Event, None, tuple[Part, RecoveryPlan]]:
+    def _planned(self) -> Generator[simpy.Event, None, tuple[ClusterPart, RecoveryPlan]]:
         """Wait for enough machines, and return what is loaded from where."""
         run = self._run
         run.way = None
@@ -128,13 +130,13 @@ class Recovering:
             part, plan = self._plan()
         return part, plan
 
-    def _plan(self) -> tuple[Part, RecoveryPlan]:
+    def _plan(self) -> tuple[ClusterPart, RecoveryPlan]:
         """Plan what is loaded from where, and record every shard."""
         cluster = self._run.cluster
         part = cluster.everything if self._run.recorder else cluster.concerned()
         return part, cluster.plan(part)
 
-    def _can_shrink(self, part: Part, plan: RecoveryPlan) -> bool:
+    def _can_shrink(self, part: ClusterPart, plan: RecoveryPlan) -> bool:
         run = self._run
         missing = {part.positions[place] for place in plan.missing}
         if run.policy.ways:

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Final
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.simulator.failures import Outage
 from gemini_lab.simulator.interval import Interval
+from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.outcome import Outcome
 from gemini_lab.simulator.policy import Policy, gemini_lab
 from gemini_lab.simulator.simulate import simulate

@@ -9,16 +9,16 @@ import simpy
 
 from gemini_lab.log.events import AnyEvent
 from gemini_lab.placement import Placement
-from gemini_lab.simulator.ailing import Stragglers, Trust
-from gemini_lab.simulator.cluster import Cluster
+from gemini_lab.simulator.ailing import SoundVersions, Stragglers
 from gemini_lab.simulator.durations import Durations
-from gemini_lab.simulator.failures import Outage
-from gemini_lab.simulator.following import Followed
+from gemini_lab.simulator.following import FollowedRisk
+from gemini_lab.simulator.machines import SimulatedCluster
+from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.outcome import Recovery
 from gemini_lab.simulator.policy import Policy
-from gemini_lab.simulator.progress import Segment
-from gemini_lab.simulator.recorder import Recorder
-from gemini_lab.simulator.selecting import Way
+from gemini_lab.simulator.recorder import RunRecorder
+from gemini_lab.simulator.segments import TrainingSegment
+from gemini_lab.simulator.selecting import Fallback
 from gemini_lab.simulator.workload import Workload
 
 Waits = Generator[simpy.Event, None, None]
@@ -63,22 +63,22 @@ class RunState:
         placement: Placement,
         *,
         seed: int,
-        recorder: Recorder | None,
+        recorder: RunRecorder | None,
     ) -> None:
         self.workload, self.policy, self.recorder = workload, policy, recorder
         self.draw = random.Random(seed)
         self.durations = Durations(workload, policy, seed=seed)
         self.env = simpy.Environment()
-        self.cluster = Cluster(placement, standbys=workload.standbys)
+        self.cluster = SimulatedCluster(placement, standbys=workload.standbys)
         self.stragglers = Stragglers()
-        self.trust = Trust(policy)
+        self.trust = SoundVersions(policy)
         following = policy.following
-        self.followed = None if following is None else Followed(following, workload.nodes)
-        self.way: Way | None = None
-        self.segment: Segment | None = None
+        self.followed = None if following is None else FollowedRisk(following, workload.nodes)
+        self.way: Fallback | None = None
+        self.segment: TrainingSegment | None = None
         self.segment_start_s = 0.0
         self.usual_s = workload.iteration_s
-        self.stopped: tuple[Segment, float] | None = None
+        self.stopped: tuple[TrainingSegment, float] | None = None
         self.unordered = 0
         self.arrival = self.env.event()
         self.struck: Counter[str] = Counter()
@@ -112,14 +112,14 @@ class RunState:
         unit = self.policy.shrink_unit
         return len({position // unit for position in vacant}) * unit
 
-    def redo_s(self, segment: Segment, elapsed_s: float, version: int) -> float:
+    def redo_s(self, segment: TrainingSegment, elapsed_s: float, version: int) -> float:
         """Return the seconds of training from `version` to the current place in `segment`.
 
         What was done before the segment counts as if no machine had been slow then.
         """
         if version >= segment.version:
             return elapsed_s - segment.reached_s(version)
-        before = Segment(version=version, iteration_s=self.usual_s, policy=self.policy)
+        before = TrainingSegment(version=version, iteration_s=self.usual_s, policy=self.policy)
         return elapsed_s + before.reached_s(segment.version)
 
     def interrupt(self, cause: Outage | Word) -> None:

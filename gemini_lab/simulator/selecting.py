@@ -9,7 +9,7 @@ from gemini_lab.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Fallback:
     """A way to train on while machines are missing.
 
     Attributes:
@@ -51,8 +51,8 @@ class Way:
 
 
 def select(
-    ways: Sequence[Way], lost: Collection[int], nodes: int, *, wait_s: float, restart_s: float
-) -> Way | None:
+    ways: Sequence[Fallback], lost: Collection[int], nodes: int, *, wait_s: float, restart_s: float
+) -> Fallback | None:
     """Return the configuration with the least predicted cost; `None` to wait for machines.
 
     Args:

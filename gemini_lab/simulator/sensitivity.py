@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gemini_lab.simulator.failures import FailureRate, poisson_failures
 from gemini_lab.simulator.interval import Interval, mean_interval
+from gemini_lab.simulator.outages import FailureRate, poisson_failures
 from gemini_lab.simulator.policy import Policy
 from gemini_lab.simulator.simulate import simulate
 from gemini_lab.simulator.workload import Workload

@@ -6,11 +6,11 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement import Placement, plan_placement
-from gemini_lab.simulator.failures import DAY_S, Outage
+from gemini_lab.simulator.outages import DAY_S, Outage
 from gemini_lab.simulator.outcome import Outcome
 from gemini_lab.simulator.peers import POLICIES
 from gemini_lab.simulator.policy import Policy
-from gemini_lab.simulator.recorder import Recorder
+from gemini_lab.simulator.recorder import RunRecorder
 from gemini_lab.simulator.training import Training
 from gemini_lab.simulator.workload import Workload
 from gemini_lab.units import check_number
@@ -73,7 +73,7 @@ def simulate(
         raise ConfigError(
             f"a run needs a placement of its {workload.nodes} nodes (got one of {placement.nodes})"
         )
-    recorder = Recorder(workload, policy, placement) if record else None
+    recorder = RunRecorder(workload, policy, placement) if record else None
     training = Training(
         workload, policy, placement, seed=seed, recorder=recorder, iterations=iterations
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from gemini_lab.log.events import NodeLost
 from gemini_lab.simulator.ailing import Wrong
 from gemini_lab.simulator.durations import ANNOUNCED, FOUND
-from gemini_lab.simulator.failures import Outage
+from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.run_state import RunState, Waits, Word
 
 

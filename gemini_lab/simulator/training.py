@@ -1,7 +1,7 @@
 """One simulated run: training, failures, recoveries and machines that arrive, as processes.
 
-Only these are events; what training does between two of them is computed (`progress.Segment`), and
-a recovery looks at the groups that lost something (`cluster.Cluster`). So 30 days of 10,000
+Only these are events; what training does between two of them is computed (`TrainingSegment`), and
+a recovery looks at the groups that lost something (`SimulatedCluster`). So 30 days of 10,000
 machines take seconds. What fails is in `striking`, how it comes back in `recovering`.
 """
 
@@ -12,13 +12,13 @@ import simpy
 from gemini_lab.placement import Placement
 from gemini_lab.simulator.ailing import Wrong
 from gemini_lab.simulator.durations import ANNOUNCED
-from gemini_lab.simulator.failures import Outage
+from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.outcome import Outcome
 from gemini_lab.simulator.policy import Policy
-from gemini_lab.simulator.progress import Segment
-from gemini_lab.simulator.recorder import Recorder
+from gemini_lab.simulator.recorder import RunRecorder
 from gemini_lab.simulator.recovering import Recovering
 from gemini_lab.simulator.run_state import RunState, Waits, Word
+from gemini_lab.simulator.segments import TrainingSegment
 from gemini_lab.simulator.striking import Striking
 from gemini_lab.simulator.workload import Workload
 
@@ -44,7 +44,7 @@ class Training:
         placement: Placement,
         *,
         seed: int,
-        recorder: Recorder | None,
+        recorder: RunRecorder | None,
         iterations: int | None,
     ) -> None:
         self.run = RunState(workload, policy, placement, seed=seed, recorder=recorder)
@@ -126,14 +126,14 @@ class Training:
             else:
                 version = yield from self._recovering.rejoin(segment, elapsed_s)
 
-    def _segment(self, version: int) -> Segment:
+    def _segment(self, version: int) -> TrainingSegment:
         """Training from `version` on, as fast as the machines that are there can."""
         run = self.run
         run.trust.begin(version)
         run.usual_s = run.iteration_s(slowest=1.0)
-        return Segment(version=version, iteration_s=run.iteration_s(), policy=run.policy)
+        return TrainingSegment(version=version, iteration_s=run.iteration_s(), policy=run.policy)
 
-    def _train(self, segment: Segment) -> Generator[simpy.Event, None, Cause]:
+    def _train(self, segment: TrainingSegment) -> Generator[simpy.Event, None, Cause]:
         """Train until something stops it; gives what."""
         run = self.run
         run.segment, run.segment_start_s = segment, run.env.now
@@ -157,7 +157,7 @@ class Training:
             if cause is not None:
                 return cause
 
-    def _next_stop(self, segment: Segment) -> tuple[float, Cause | Wrong | None]:
+    def _next_stop(self, segment: TrainingSegment) -> tuple[float, Cause | Wrong | None]:
         """Return the iteration after which training fails or ends, if it is known, and why."""
         stops: list[tuple[float, Cause | Wrong]] = [
             (o.iteration, o) for o in self._by_iteration[:1] if o.iteration is not None
@@ -167,7 +167,7 @@ class Training:
         stops += [] if self._iterations is None else [(float(self._iterations), Word.DONE)]
         return min(stops, key=lambda stop: stop[0], default=(0.0, None))
 
-    def _note(self, segment: Segment, elapsed_s: float) -> None:
+    def _note(self, segment: TrainingSegment, elapsed_s: float) -> None:
         """Keep in mind which versions a segment made whole."""
         run, kept, stored = self.run, None, None
         if run.policy.memory is not None:

@@ -19,7 +19,6 @@ from gemini_lab.placement import (
 )
 from gemini_lab.placement.memory import BUFFERS
 from gemini_lab.simulator.catalog import model_named
-from gemini_lab.simulator.failures import FailureRate, Outage, poisson_failures
 from gemini_lab.simulator.forecast import (
     HISTORIES,
     Forecast,
@@ -29,6 +28,7 @@ from gemini_lab.simulator.forecast import (
 )
 from gemini_lab.simulator.interval import Interval
 from gemini_lab.simulator.money import Price
+from gemini_lab.simulator.outages import FailureRate, Outage, poisson_failures
 from gemini_lab.simulator.policy import Policy, gemini, gemini_lab
 from gemini_lab.simulator.sensitivity import Sensitivity, tornado
 from gemini_lab.simulator.traffic import chunk_schedule

@@ -6,7 +6,7 @@ import pytest
 
 from gemini_lab.placement import plan_placement
 from gemini_lab.simulator import FailureLaw, FailureRate, failures_by_law, paper_workload, simulate
-from gemini_lab.simulator.auto import gemini_lab_auto
+from gemini_lab.simulator.peers import gemini_lab_auto
 from gemini_lab.simulator.policy import gemini_lab
 from gemini_lab.simulator.training import Training
 

@@ -10,10 +10,10 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.peers import checkpointless, odyssey, shrink
 from gemini_lab.simulator.policy import gemini_lab
-from gemini_lab.simulator.selecting import Way, select
+from gemini_lab.simulator.selecting import Fallback, select
 
-REROUTE = Way(name="reroute", restart_s=10.0, rejoin_s=10.0, groups=4)
-RESIZE = Way(name="resize", restart_s=200.0, rejoin_s=200.0)
+REROUTE = Fallback(name="reroute", restart_s=10.0, rejoin_s=10.0, groups=4)
+RESIZE = Fallback(name="resize", restart_s=200.0, rejoin_s=200.0)
 
 
 def broken(at_s, *positions):

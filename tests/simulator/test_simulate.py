@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from gemini_lab.errors import ConfigError
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.wasted_time import wasted_time_s
-from gemini_lab.simulator.failures import FailureRate, Outage, poisson_failures
+from gemini_lab.simulator.outages import FailureRate, Outage, poisson_failures
 from gemini_lab.simulator.peers import POLICIES, odyssey, resize, shrink
 from gemini_lab.simulator.policy import Policy, Stream, gemini, highfreq, strawman
-from gemini_lab.simulator.progress import Segment
+from gemini_lab.simulator.segments import TrainingSegment
 from gemini_lab.simulator.simulate import compare, simulate
 from gemini_lab.simulator.workload import paper_workload
 
@@ -192,7 +192,9 @@ def test_every_second_is_training_that_counts_or_is_lost_or_is_downtime(
         nodes=16, days=5, seed=seed, rate=FailureRate(per_node_per_day=rate, software_share=0.5)
     )
     outcome = simulate(workload, made, outages, days=5, seed=seed)
-    start = Segment(version=0, iteration_s=workload.iteration_s + made.slowdown_s, policy=made)
+    start = TrainingSegment(
+        version=0, iteration_s=workload.iteration_s + made.slowdown_s, policy=made
+    )
     counts_s = start.reached_s(int(outcome.versions)) if outcome.versions >= 1 else 0.0
     total_s = counts_s + outcome.lost_s + sum(outcome.down_s.values())
     stalls_s = sum(s.stall_s for s in start.streams)

@@ -25,7 +25,7 @@ from gemini_lab.placement import plan_placement
 from gemini_lab.profiler.profile import Profile
 from gemini_lab.recovery.plan import Copy, plan_recovery
 from gemini_lab.report.build import build_report
-from gemini_lab.simulator.failures import FailureRate, poisson_failures
+from gemini_lab.simulator.outages import FailureRate, poisson_failures
 from gemini_lab.simulator.policy import gemini
 from gemini_lab.simulator.simulate import simulate
 from gemini_lab.simulator.workload import paper_workload

@@ -1,6 +1,6 @@
 """The `simulator` bench: 30 days of every policy, and how that grows with N."""
 
-from gemini_lab.simulator.failures import opt_175b, poisson_failures
+from gemini_lab.simulator.outages import opt_175b, poisson_failures
 from gemini_lab.simulator.peers import POLICIES
 from gemini_lab.simulator.simulate import compare
 from gemini_lab.simulator.workload import paper_workload

@@ -10,7 +10,7 @@ from gemini_lab.recovery.wasted_time import saturated_wasted_time_s
 from gemini_lab.simulator.catalog import MODELS
 from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.simulator.policy import Policy, Stream
-from gemini_lab.simulator.progress import Segment
+from gemini_lab.simulator.segments import TrainingSegment
 from gemini_lab_bench.figures.emulated import by_name
 from gemini_lab_bench.figures.figure import Figure, Point
 from gemini_lab_bench.rows import value_of
@@ -68,7 +68,7 @@ def rollback() -> int | None:
     """The version of Fig. 1: checkpoints every 100 iterations that take 15, failure at 310."""
     stream = Stream(every=100, delay_s=15.0)
     policy = Policy(name="Fig. 1", source="", assumptions="", persistent=stream, persistent_s=0.0)
-    return Segment(version=0, iteration_s=1.0, policy=policy).newest_whole(stream, 310.0)
+    return TrainingSegment(version=0, iteration_s=1.0, policy=policy).newest_whole(stream, 310.0)
 
 
 def of_real_failures(record: Mapping[str, Any]) -> Figure:

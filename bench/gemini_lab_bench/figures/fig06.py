@@ -1,7 +1,7 @@
 """Fig. 6: from where shards come after failures of three kinds, by the real recovery planner."""
 
 from gemini_lab.placement import plan_placement
-from gemini_lab.simulator.cluster import Cluster
+from gemini_lab.simulator.machines import SimulatedCluster
 from gemini_lab_bench.figures.figure import Figure, Point
 
 NODES = 4
@@ -18,7 +18,7 @@ def figure() -> Figure:
     """Four nodes in two groups, with a version in memory and an older one in the store."""
     points = []
     for case, (lost, expected, version) in CASES.items():
-        cluster = Cluster(plan_placement(nodes=NODES), standbys=len(lost))
+        cluster = SimulatedCluster(plan_placement(nodes=NODES), standbys=len(lost))
         cluster.memory_version, cluster.persisted = IN_MEMORY, STORED
         for position in lost:
             cluster.lose(position, memory=True)

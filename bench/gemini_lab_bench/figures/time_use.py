@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gemini_lab.simulator import Outcome
-from gemini_lab.simulator.failures import DAY_S
+from gemini_lab.simulator.outages import DAY_S
 from gemini_lab_bench.figures.figure import Figure, Point
 
 COUNTS: Final = "training that counts"

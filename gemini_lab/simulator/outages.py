@@ -1,12 +1,29 @@
-"""Failures of a simulated cluster: listed, or drawn at constant rates."""
+"""Failures of a simulated cluster: drawn at constant rates, read from a file, or a scenario's."""
 
+import csv
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from pathlib import Path
+from typing import Final, Literal, TextIO, get_args
 
 from gemini_lab.errors import ConfigError
+from gemini_lab.injector.failures import (
+    Failure,
+    NodeFreeze,
+    NodeLoss,
+    NodesLoss,
+    RackLoss,
+    RootLoss,
+    WorkerCrash,
+    WorkerHang,
+    WrongSums,
+    rank_of,
+)
+from gemini_lab.injector.scenario import Scenario
+from gemini_lab.simulator.workload import Workload
 from gemini_lab.units import check_number
 
 Kind = Literal["software", "gpu", "hardware", "rack", "straggler", "wrong_sums"]
@@ -244,3 +261,176 @@ def draw_outage(at_s: float, position: int, rate: FailureRate, draw: random.Rand
             kind = "gpu"
         cause = kind
     return Outage(at_s=at_s, kind=kind, positions=(position,), cause=cause)
+
+
+# -- of a trace -----------------------------------------------------------------------------------
+
+
+def read_trace(
+    path: Path | str, *, nodes: int, racks: Sequence[str] | None = None
+) -> tuple[Outage, ...]:
+    """Read the failures in a CSV file with columns time (in s), node (a position) and kind.
+
+    Kind is one of `KINDS`. Optional columns are cause, factor and lasts (in s); what they are is
+    said at `Outage`. A rack's failure names any node of the rack.
+
+    Raises:
+        ConfigError: A column is missing, or a line cannot be; the message names it.
+    """
+    check_number("nodes", nodes, least=1, is_whole=True)
+    if racks is not None and len(racks) != nodes:
+        raise ConfigError(f"`racks` needs one entry a node: {nodes} (got {len(racks)})")
+    needed = {"time", "node", "kind"}
+    with _opened(path) as file:
+        lines = _rows(file, path, needed)
+        outages = [_parse(row, where=where, nodes=nodes, racks=racks) for where, row in lines]
+    return tuple(sorted(outages, key=lambda outage: outage.at_s))
+
+
+def _rows(file: TextIO, path: Path | str, needed: set[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each line's place, for people, and its columns by their names.
+
+    Raises:
+        ConfigError: A column is missing, or a line ends before the last one.
+    """
+    names = next(csv.reader(file), [])
+    if missing := sorted(needed - set(names)):
+        raise ConfigError(
+            f"{path} lacks the column(s) {missing}; its first line has to be 'time,node,kind'"
+        )
+    reader = csv.DictReader(file, names)
+    for row in reader:
+        where = f"{path}, line {reader.line_num + 1}"
+        if None in row.values():
+            raise ConfigError(f"{where} has fewer columns than the first line")
+        yield where, row
+
+
+def _parse(row: dict[str, str], *, where: str, nodes: int, racks: Sequence[str] | None) -> Outage:
+    try:
+        at_s, position = float(row["time"]), int(row["node"])
+        factor = float(row.get("factor") or 1.0)
+        lasts_s = float(row["lasts"]) if row.get("lasts") else None
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: time and node have to be numbers, and factor and lasts where they are there "
+            f"({error})"
+        ) from None
+    kind = KINDS.get(row["kind"].strip())
+    if not 0 <= position < nodes or not 0 <= at_s < math.inf or kind is None:
+        raise ConfigError(
+            f"{where}: time {at_s}, node {position}, kind {row['kind']!r}; a time starts at 0, "
+            f"nodes are 0 to {nodes - 1}, kinds are {', '.join(KINDS)}"
+        )
+    positions: tuple[int, ...] = (position,)
+    if kind == "rack":
+        if racks is None:
+            raise ConfigError(f"{where}: a rack fails, but `racks` is not given")
+        positions = tuple(i for i, rack in enumerate(racks) if rack == racks[position])
+    try:
+        return Outage(
+            at_s=at_s,
+            kind=kind,
+            positions=positions,
+            cause=(row.get("cause") or kind).strip(),
+            factor=factor,
+            lasts_s=lasts_s,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+@contextmanager
+def _opened(path: Path | str) -> Iterator[TextIO]:
+    """Read the text of a trace's file.
+
+    Raises:
+        ConfigError: There is none, or it cannot be read, now or further on.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            yield file
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read a trace from {path} ({error.strerror}); name its file"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8 ({error}); save it as such") from None
+    except csv.Error as error:
+        raise ConfigError(f"{path} is no CSV ({error}); save it as such") from None
+
+
+# -- of a scenario --------------------------------------------------------------------------------
+
+_SOFTWARE = (WorkerCrash, WorkerHang)
+_HARDWARE = (NodeLoss, NodeFreeze, NodesLoss, RootLoss)
+
+
+def outages_of(
+    scenario: Scenario, workload: Workload, *, racks: Sequence[str] | None = None
+) -> tuple[Outage, ...]:
+    """Return a scenario's failures as outages, in order of time.
+
+    `"node-2"` is position 2, `"rank-9"` the position that has rank 9, and the root agent is on
+    position 0. A failure by iteration comes when training has first done so many, as in a lab;
+    its time is the one of undisturbed training.
+
+    Args:
+        scenario: Crashes, hangs and losses of workers, nodes, the root and racks, and machines that
+            compute wrong from then on, which nobody finds where the policy does not verify.
+        workload: Has the positions and the duration of an iteration.
+        racks: Rack of each position; needed where a rack is lost.
+
+    Raises:
+        ConfigError: A failure is of a kind that the simulator does not know, or names a place that
+            is not there.
+    """
+    outages = []
+    for planned in scenario.planned:
+        at_s = planned.at_s
+        if at_s is None:
+            at_s = (planned.iteration or 0) * workload.iteration_s
+        failure = planned.failure
+        kind: Kind
+        if isinstance(failure, RackLoss):
+            positions = tuple(i for i, rack in enumerate(racks or ()) if rack == failure.rack)
+            kind = "rack"
+        elif isinstance(failure, _SOFTWARE + _HARDWARE):
+            positions = tuple(dict.fromkeys(_position(p, workload) for p in failure.places))
+            kind = "software" if isinstance(failure, _SOFTWARE) else "hardware"
+        elif isinstance(failure, WrongSums) and failure.lasts:
+            positions, kind = (_position(failure.node, workload),), "wrong_sums"
+        else:
+            raise ConfigError(
+                f"the simulator cannot play {failure}: it knows crashes, hangs and losses of "
+                "workers, nodes, the root and racks, and wrong sums that last; inject it into a "
+                "real run"
+            )
+        _check(failure, positions, workload)
+        outage = Outage(
+            at_s=at_s,
+            kind=kind,
+            positions=positions,
+            cause=str(failure),
+            iteration=planned.iteration,
+            failure=failure.kind,
+        )
+        outages.append(outage)
+    return tuple(sorted(outages, key=lambda outage: outage.at_s))
+
+
+def _position(place: str, workload: Workload) -> int:
+    if place == "root":
+        return 0
+    rank = rank_of(place)
+    if rank is not None:
+        return rank // workload.gpus_per_node
+    return int(place.removeprefix("node-"))
+
+
+def _check(failure: Failure, positions: Sequence[int], workload: Workload) -> None:
+    if not positions or not all(0 <= position < workload.nodes for position in positions):
+        raise ConfigError(
+            f"{failure} strikes positions {list(positions)}, but the simulated cluster has 0 to "
+            f"{workload.nodes - 1}; name other places, or give `racks`"
+        )

@@ -5,15 +5,15 @@ import math
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.simulator.failures import (
+from gemini_lab.simulator.outages import (
     LLAMA_3_COUNTS,
     FailureRate,
     Outage,
     llama_3,
     opt_175b,
     poisson_failures,
+    read_trace,
 )
-from gemini_lab.simulator.traces import read_trace
 
 
 @pytest.mark.parametrize(

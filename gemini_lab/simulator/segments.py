@@ -19,7 +19,7 @@ class Leg:
         stalled_s: How long training still stood still then for the newest version.
     """
 
-    before: "Segment"
+    before: "TrainingSegment"
     start_s: float
     done: int
     share: float
@@ -27,7 +27,7 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class TrainingSegment:
     """Training from one version on, until something stops it.
 
     Versions are numbered by iterations, so a stream checkpoints the same versions whenever they are

@@ -14,7 +14,7 @@ from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ClusterPart:
     """Some positions with all that they keep for one another, numbered from 0 as a cluster."""
 
     positions: tuple[int, ...]
@@ -26,7 +26,7 @@ class Part:
         return len(self.positions)
 
 
-class Cluster:
+class SimulatedCluster:
     """Machines on positions, standbys, and the newest version of every copy.
 
     Attributes:
@@ -57,12 +57,12 @@ class Cluster:
         """Set the placement of copies from now on; new copies exist at once."""
         self.placement = placement
         positions = tuple(range(placement.nodes))
-        self._whole = Part(positions=positions, holders=placement.holders)
+        self._whole = ClusterPart(positions=positions, holders=placement.holders)
         self._groups = _closed_groups(placement)
         self._group_of = {p: number for number, group in enumerate(self._groups) for p in group}
 
     @property
-    def everything(self) -> Part:
+    def everything(self) -> ClusterPart:
         """All positions."""
         return self._whole
 
@@ -87,7 +87,7 @@ class Cluster:
         self.standbys.append(name)
         return name
 
-    def concerned(self) -> Part:
+    def concerned(self) -> ClusterPart:
         """Return the groups that lost a machine; the first group if none did."""
         touched = sorted({self._group_of[p] for p in self.blank | self.vacant | self._lost} or {0})
         positions = tuple(sorted(p for number in touched for p in self._groups[number]))
@@ -95,12 +95,12 @@ class Cluster:
             return self._whole
         place = {position: i for i, position in enumerate(positions)}
         holders = (self._whole.holders[p] for p in positions)
-        return Part(
+        return ClusterPart(
             positions=positions,
             holders=tuple(tuple(place[holder] for holder in kept) for kept in holders),
         )
 
-    def plan(self, part: Part) -> RecoveryPlan:
+    def plan(self, part: ClusterPart) -> RecoveryPlan:
         """Plan one part's recovery from the copies that are left, by the real planner.
 
         A machine whose accelerator failed gives what its memory holds to the one in its place.
@@ -135,7 +135,7 @@ class Cluster:
         """Return positions whose machine goes although its memory is readable."""
         return tuple(sorted(self._lost - self.blank))
 
-    def take(self, part: Part, plan: RecoveryPlan) -> None:
+    def take(self, part: ClusterPart, plan: RecoveryPlan) -> None:
         """Seat the machines as planned; the dead are gone."""
         for position, name in zip(part.positions, plan.members, strict=True):
             self.members[position] = name
