@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import FAILURES, BitFlip, LinkCut, WrongSums, meaning
+from gemini_lab_bench.chaos.campaign import shrink
 from gemini_lab_bench.chaos.command import parser, plan_of
 from gemini_lab_bench.chaos.faults import Fault, Schedule, draw
 from gemini_lab_bench.chaos.kinds import AIMED, KINDS, OF_SAVES, USUAL, named
-from gemini_lab_bench.chaos.owner import job_of, run_command
 from gemini_lab_bench.chaos.scene import Scene
-from gemini_lab_bench.chaos.shrink import shrink
+from gemini_lab_bench.chaos.suffer import job_of, run_command
 from gemini_lab_bench.chaos.tier import BreakableTier
 
 DRAWN = [

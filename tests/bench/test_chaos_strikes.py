@@ -26,9 +26,7 @@ from gemini_lab_bench.chaos.aftermath import Aftermath
 from gemini_lab_bench.chaos.campaign import Plan, campaign
 from gemini_lab_bench.chaos.clock import NodeClocks
 from gemini_lab_bench.chaos.faults import Fault, Schedule
-from gemini_lab_bench.chaos.hosts import Hosts
 from gemini_lab_bench.chaos.kinds import KINDS
-from gemini_lab_bench.chaos.limits import exhaust
 from gemini_lab_bench.chaos.means import (
     check,
     possible,
@@ -37,8 +35,8 @@ from gemini_lab_bench.chaos.means import (
     why_no_network,
 )
 from gemini_lab_bench.chaos.result import Result, summed
-from gemini_lab_bench.chaos.scene import scene_of
-from gemini_lab_bench.chaos.strikes import Strikes, why_not_wrong
+from gemini_lab_bench.chaos.scene import Hosts, scene_of
+from gemini_lab_bench.chaos.strikes import Strikes, exhaust, why_not_wrong
 from gemini_lab_bench.chaos.suffer import Suffered
 from gemini_lab_bench.chaos.tier import BreakableTier
 from gemini_lab_bench.chaos.told import Told

@@ -23,8 +23,14 @@ from gemini_lab_bench.peers.contract import (
     make_state,
 )
 from gemini_lab_bench.peers.environments import find_python, parse_environments
-from gemini_lab_bench.peers.memory import folder_bytes
-from gemini_lab_bench.peers.one_turn import Conditions, Turn, collect, combine, run_turn
+from gemini_lab_bench.peers.one_turn import (
+    Conditions,
+    Turn,
+    collect,
+    combine,
+    folder_bytes,
+    run_turn,
+)
 from gemini_lab_bench.peers.table import GLOO, Record, rows_of, table
 
 CONDITIONS = Conditions(size_bytes=256 * KIB, ranks=2, iteration_s=0.0)

@@ -8,7 +8,7 @@ import pytest
 
 from gemini_lab.errors import RunFailedError
 from gemini_lab.training.turns import Turns
-from gemini_lab_bench.benches.turns import give_turns, listen
+from gemini_lab_bench.benches.overhead import give_turns, listen
 
 
 def train(job: str, address: Path, told: list[str], *, turns: int) -> None:

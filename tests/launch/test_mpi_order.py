@@ -22,7 +22,7 @@ from gemini_lab.launch.mpi import (
 from gemini_lab.launch.mpi_order import parts_of, run_with_order
 from gemini_lab.node.locked_tempdir import MPI_FILES, MPI_SHARED
 from gemini_lab.node.orphan_etcd import end_left_stores
-from gemini_lab_bench.chaos.hosts import Hosts
+from gemini_lab_bench.chaos.scene import Hosts
 
 ECHO = """
 import json, os, sys

@@ -6,9 +6,10 @@ they meet the same machine, on a slow day and on a fast one. Two launches of pla
 each other in the same way, say how far launches differ that are the same.
 """
 
+import socket
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -16,6 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import psutil
+
+from gemini_lab.errors import RunFailedError
+from gemini_lab.training.turns import LIMIT_S, TURN
 from gemini_lab.units import MB, MIB
 from gemini_lab_bench.benches.copy import memory_rows, wire_rows
 from gemini_lab_bench.benches.live_lab import ready_lab
@@ -27,7 +32,6 @@ from gemini_lab_bench.benches.timed_runs import (
     in_lab,
     under_torchrun,
 )
-from gemini_lab_bench.benches.turns import give_turns, listen
 from gemini_lab_bench.rows import Row
 
 IDLE: Final = Workload(
@@ -192,3 +196,68 @@ def _floor(pairs: list[Pair], repeats: int) -> list[Row]:
         Row(name="loopback, floor", values=(floor_s,), settings={"bytes": payload_bytes}),
         Row(name="loopback, added / floor", values=tuple(one / floor_s for one in added), unit=""),
     ]
+
+
+# -- turns: a machine changes its speed within minutes, so each job waits for seconds --------------
+
+
+def listen(address: Path) -> socket.socket:
+    """Return the socket to which the ranks of one job come."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.settimeout(LIMIT_S)
+    listening.bind(str(address))
+    listening.listen()
+    return listening
+
+
+def give_turns(jobs: Mapping[str, socket.socket], *, ranks: int, rest_s: float = 3.0) -> float:
+    """Give jobs turns to train until all of them have ended.
+
+    Args:
+        jobs: For each job's name, the socket to which its ranks come.
+        ranks: Of each job.
+        rest_s: For how long all wait before the first turn.
+
+    Returns:
+        The share of a core that was in use while all of them waited: what a job that waits may take
+        from the one whose turn it is.
+
+    Raises:
+        RunFailedError: A job's ranks did not come, or its turn did not end, within `LIMIT_S`.
+    """
+    with ExitStack() as opened:
+        waiting = {
+            job: [opened.enter_context(closing(_came(listening, job))) for _ in range(ranks)]
+            for job, listening in jobs.items()
+        }
+        for job, partners in waiting.items():
+            _have_ended(partners, job)
+        in_use: float = psutil.cpu_percent(rest_s) / 100 * (psutil.cpu_count() or 1)
+        while waiting:
+            for job, partners in list(waiting.items()):
+                for partner in partners:
+                    partner.sendall(TURN)
+                if not _have_ended(partners, job):
+                    del waiting[job]
+    return in_use
+
+
+def _came(listening: socket.socket, job: str) -> socket.socket:
+    """Return the next rank that comes."""
+    try:
+        partner, _ = listening.accept()
+    except TimeoutError:
+        raise RunFailedError(
+            f"{job}: not all ranks were ready to train within {LIMIT_S:.0f} s"
+        ) from None
+    partner.settimeout(LIMIT_S)
+    return partner
+
+
+def _have_ended(partners: Sequence[socket.socket], job: str) -> bool:
+    """Wait until all have ended their turn; whether they want another one."""
+    try:
+        said = [partner.recv(1) for partner in partners]
+    except TimeoutError:
+        raise RunFailedError(f"{job}: a turn took longer than {LIMIT_S:.0f} s") from None
+    return all(said)

@@ -5,17 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from gemini_lab_bench.chaos.aftermath import Losses
 from gemini_lab_bench.chaos.faults import Fault, Schedule, draw
 from gemini_lab_bench.chaos.kinds import KINDS
 from gemini_lab_bench.chaos.oracles import problems
 from gemini_lab_bench.chaos.result import Result
-from gemini_lab_bench.chaos.shrink import shrink
 from gemini_lab_bench.chaos.suffer import Suffered, suffer, undisturbed
 from gemini_lab_bench.chaos.turn import Struck
 from gemini_lab_bench.versions import machine
@@ -231,3 +230,38 @@ def _say_struck(struck: Struck) -> None:
 
 def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201
+
+
+# -- delta debugging (Zeller, Hildebrandt, 2002) ---------------------------------------------------
+
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+def shrink(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> tuple[Item, ...]:
+    """Return as few of `items`, in their order, as taking away reaches while it still fails.
+
+    Halves are taken away first, then quarters, at last single ones, until no single one of what is
+    left can go.
+
+    Args:
+        items: With all of them it fails; that is not tried again.
+        fails: Whether it fails with these; asked once for each of them.
+    """
+    left = tuple(items)
+    fine: set[tuple[Item, ...]] = {left}  # what need not be tried again, too
+    size = max(1, len(left) // 2)
+    while left:
+        before = left
+        start = 0
+        while start < len(left):
+            fewer = left[:start] + left[start + size :]
+            if fewer not in fine and fails(fewer):
+                left = fewer
+            else:
+                fine.add(fewer)
+                start += size
+        if size == 1 and left == before:
+            break
+        size = max(1, size // 2)
+    return left

@@ -6,17 +6,18 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from gemini_lab.units import format_seconds
 from gemini_lab_bench.in_memory import folder_in_memory
 from gemini_lab_bench.peers.contract import Findings, Task
 from gemini_lab_bench.peers.environments import source_folder
-from gemini_lab_bench.peers.memory import family_bytes, folder_bytes
 from gemini_lab_bench.peers.turn import SAMPLED, SAMPLING
 
 PATIENCE_S: Final = 600.0
@@ -241,3 +242,40 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+# -- memory of processes ---------------------------------------------------------------------------
+
+
+def family_bytes(roots: Iterable[int]) -> int:
+    """Proportional set size of the processes in `roots` and of all their descendants.
+
+    Memory that several of them map counts once. Where the system does not tell it, resident sizes
+    are added up, which counts shared memory in each of them.
+    """
+    family: dict[int, psutil.Process] = {}
+    for pid in roots:
+        try:
+            root = psutil.Process(pid)
+            family |= {one.pid: one for one in (root, *root.children(recursive=True))}
+        except psutil.Error:  # it ended meanwhile
+            continue
+    return sum(_process_bytes(process) for process in family.values())
+
+
+def _process_bytes(process: psutil.Process) -> int:
+    try:
+        info = process.memory_full_info()
+    except psutil.Error:
+        return 0
+    return int(getattr(info, "pss", info.rss))
+
+
+def folder_bytes(folder: Path) -> int:
+    """Size of all files below `folder`; those count not that go or move meanwhile."""
+    total = 0
+    for where, _, names in os.walk(folder):  # unlike `rglob`, it bears folders that are renamed
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(where, name).stat().st_size
+    return total
