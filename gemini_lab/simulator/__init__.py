@@ -1,10 +1,10 @@
 """The same placements, schedules and plans at a thousand machines.
 
-    questions       what_if (`plan`) by forecast, money, sensitivity and interval; simulate; replay,
-                    of a real run's failures
+    questions       what_if (`plan`) by forecast, money, sensitivity and interval; simulate, also of
+                    the injector's scenarios; replay, of a real run's failures
     what is given   workload, with traffic, by the names of the catalog; policy, and as policies
                     peers and selecting; times, which logs teach
-    what breaks     outages (drawn, of a trace, of the injector's scenario), laws (not all alike),
+    what breaks     outages (drawn, or of an own cluster's trace), laws (not all alike),
                     ailing (slow, wrong)
     one run         training, by recovering and striking, on a run_state: machines (their seats and
                     copies), segments (without failures), durations (of recoveries), following (of
@@ -31,7 +31,6 @@ from gemini_lab.simulator.outages import (
     Outage,
     llama_3,
     opt_175b,
-    outages_of,
     poisson_failures,
     read_trace,
 )
@@ -40,7 +39,7 @@ from gemini_lab.simulator.peers import POLICIES, gemini_lab_auto
 from gemini_lab.simulator.policy import Policy, Stream
 from gemini_lab.simulator.replay import Replay, replay
 from gemini_lab.simulator.sensitivity import Sensitivity, tornado
-from gemini_lab.simulator.simulate import compare, simulate
+from gemini_lab.simulator.simulate import compare, outages_of, simulate
 from gemini_lab.simulator.times import Measured, Spread, Steps, Times
 from gemini_lab.simulator.what_if import WhatIf, plan
 from gemini_lab.simulator.workload import Workload, paper_workload

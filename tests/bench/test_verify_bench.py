@@ -3,12 +3,19 @@
 import itertools
 
 import pytest
-from gemini_lab_bench.benches.verify_trials import RANKS, Struck, rows_of, strikes
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, WrongSums
 from gemini_lab_bench.benches.verify import Try, longer_in, tries_rows
-from gemini_lab_bench.benches.verify_ranks import STRUCK_AT, Strike, Trial, outcomes
+from gemini_lab_bench.benches.verify_ranks import (
+    RANKS,
+    STRUCK_AT,
+    Strike,
+    Trial,
+    outcomes,
+    rows_of,
+    strikes,
+)
 
 
 def found(*nodes):
@@ -73,11 +80,10 @@ def test_real_ranks_name_the_one_that_was_struck_and_nobody_where_none_was():
         Trial(engine="ZeRO-3", seed=3),
     ]
     *tries, clean = outcomes(trials, ranks=3)
-    told = [Struck(trial=t, outcome=o) for t, o in zip(trials, tries, strict=False)]
-    assert [one.is_named for one in told] == [True, True]
-    assert not any(one.accuses_another for one in told)
+    assert [one.is_named for one in tries] == [True, True]
+    assert not any(one.accuses_another for one in (*tries, clean))
     assert (clean.clean, clean.found) == (STRUCK_AT, None)
-    rows = {row.name: row.values for row in rows_of(told, [clean])}
+    rows = {row.name: row.values for row in rows_of(tries, [clean])}
     assert rows["gradient of real ranks: of 1, the machine was named"] == (1,)
     assert rows["undisturbed iterations of real ranks: of 2, with an accusation"] == (0,)
 
