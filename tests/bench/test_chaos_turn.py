@@ -46,7 +46,7 @@ class PlayedRun:
         self.hits.append((fault.kind, self.progress))
         if fault.kind == "worker_hang":
             self._stalled = 10**6
-        elif fault.kind.endswith("_kill"):
+        elif fault.kind.endswith(("_kill", "_loss")):
             self._stalled, self._steps = 20, ["fence", "inventory", "plan", "start"]
         return "somebody", (lambda: self.mended.append(fault.kind)) if fault.lasts_s else None
 
