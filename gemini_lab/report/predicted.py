@@ -13,8 +13,8 @@ from gemini_lab.report.recovery import Injection, Recovery
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.spans import STRIKES
 from gemini_lab.report.tables.spent import GROUPS, spent_within
-from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.interval import Interval
+from gemini_lab.simulator.outages import Outage
 from gemini_lab.simulator.replay import Replay, replay
 from gemini_lab.simulator.times import Measured, Spread, Steps, Times
 from gemini_lab.simulator.workload import Workload
