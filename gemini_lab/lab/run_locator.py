@@ -21,7 +21,7 @@ from gemini_lab.limits import read_bytes
 from gemini_lab.log.file import find_run
 from gemini_lab.node.config import LAB_KEY, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.membership import NODES
 from gemini_lab.node.sealed_store import SealedStore, unproved
 from gemini_lab.recovery.root_state import RootState

@@ -38,7 +38,7 @@ from gemini_lab.node.config import (
 )
 from gemini_lab.node.locked_tempdir import MPI_FILES, MPI_SHARED, LockedTempdir
 from gemini_lab.node.machine import machine_identity
-from gemini_lab.node.processes import AGENT
+from gemini_lab.node.processes import AGENT, reap
 from gemini_lab.units import MIB
 
 READY_S: Final = 60.0
@@ -78,9 +78,11 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
     up = _answer(agent.stdout)
     timer.cancel()
     if up is not None:
+        reap(agent)
         return up
     is_late = time.monotonic() - started_s >= READY_S
     if is_late:
+        reap(agent)
         end = f"was not ready within {READY_S:.0f} s"
     else:
         end = f"ended before it was ready (exit status {agent.wait(END_S)})"

@@ -14,15 +14,16 @@ import msgspec
 
 from gemini_lab.display import last_lines
 from gemini_lab.errors import LaunchError
-from gemini_lab.launch.etcd_keeper import KEEPER_LOG, Stay, start_keeper
+from gemini_lab.launch.etcd_keeper import KEEPER_LOG, Stay, leave_keeper, start_keeper
 from gemini_lab.launch.etcd_server import LOG, Member
 from gemini_lab.launch.mpi import find_program
 from gemini_lab.limits import read_end
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress, OwnCertificates
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.locked_tempdir import hold
 from gemini_lab.node.orphan_etcd import FOLDER, SEGMENT_BYTES, end_left_stores, end_store
+from gemini_lab.node.processes import reap
 from gemini_lab.units import format_bytes
 
 LOOPBACK: Final = "127.0.0.1"
@@ -156,10 +157,8 @@ class Embedded:
     _keeper: subprocess.Popen[bytes]
 
     def stay(self) -> None:
-        """Have it outlive this process: it ends with its lab, which is there now."""
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.write(msgspec.json.encode(Stay(self.address, has_begun=True)))
-        self._keeper.stdin.close()
+        """Let it outlive this process: it ends with its lab, which is there now."""
+        leave_keeper(self._keeper, Stay(self.address, has_begun=True))
 
 
 @contextlib.contextmanager
@@ -192,6 +191,7 @@ def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
                 keeper.stdin.close()  # it ends the server and removes the folder
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     keeper.wait(END_S)
+                reap(keeper)
             if keeper.poll() not in {None, 0}:
                 end_store(member.folder)
 

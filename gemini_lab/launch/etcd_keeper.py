@@ -30,11 +30,11 @@ from gemini_lab.launch.etcd_server import Member
 from gemini_lab.node.config import LAB_KEY, OVER_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.freeze_guard import end_stopped
 from gemini_lab.node.membership import NODES
 from gemini_lab.node.orphan_etcd import LAB
-from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of
+from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of, reap
 
 KEEPER_LOG: Final = "keeper.log"
 """What a keeper says that fails, in its member's folder."""
@@ -79,6 +79,14 @@ def start_keeper(member: Member, prefix: str, held: int) -> subprocess.Popen[byt
             )
     finally:
         os.close(held)
+
+
+def leave_keeper(keeper: "subprocess.Popen[bytes]", stay: Stay) -> None:
+    """Let a keeper outlive this process, for as long as its lab lasts."""
+    assert keeper.stdin is not None
+    keeper.stdin.write(msgspec.json.encode(stay))
+    keeper.stdin.close()
+    reap(keeper)  # this process may outlive the lab: a notebook does
 
 
 def keep(member: Member, prefix: str, hung_s: float = HUNG_S, *, held: Sequence[int] = ()) -> None:

@@ -25,7 +25,7 @@ from gemini_lab.launch.etcd import (
     start_member,
     wait_until_ready,
 )
-from gemini_lab.launch.etcd_keeper import DEAF_S, Stay
+from gemini_lab.launch.etcd_keeper import DEAF_S, Stay, leave_keeper
 from gemini_lab.launch.join import say
 from gemini_lab.launch.mpi import run_on_hosts
 from gemini_lab.launch.mpi_order import take_order
@@ -33,7 +33,7 @@ from gemini_lab.node.agent import address_towards
 from gemini_lab.node.config import OVER_KEY
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.etcd_client import EtcdStore
 
 PROGRAM: Final = "gemini_lab.launch.etcd_members"
 COUNT: Final = 3
@@ -264,9 +264,7 @@ def join_cluster(own: MemberPlace, places: Sequence[MemberPlace], order: MemberO
         is_first=order.etcd is None,
         is_durable=True,
     )
-    assert keeper.stdin is not None
-    keeper.stdin.write(msgspec.json.encode(Stay(address, has_begun=order.etcd is not None)))
-    keeper.stdin.close()
+    leave_keeper(keeper, Stay(address, has_begun=order.etcd is not None))
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from gemini_lab.node.control_store import (
     StoreUnavailableError,
     patiently,
 )
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.seats import in_order, node_name, node_number
 

@@ -7,11 +7,9 @@
                     judges it, worker_history keeps it; build_locks frees what killed ones held
     memory          memory_manager and shard_writer, by bulk: bulk_process touches every byte
     root agent      root_role, while this node has it: root_shell acts, by agent_links
-    the store       control_store is what is asked of one; etcd_client asks it of etcd, at
-                    an etcd_address; etcd_store waits for it, for callers
-                    without an event loop; sealed_store believes only what the lab wrote;
-                    membership, and store_watch, which says when it is read; orphan_etcd ends
-                    the etcds that labs have left here
+    the store       etcd_client asks etcd, at an etcd_address; control_store has its errors;
+                    sealed_store believes only what the lab wrote; membership keeps the lease and
+                    says when to read; orphan_etcd ends the etcds that labs have left here
     failures        strike does them, freeze_guard ends a node that is stopped; processes finds
                     a lab's processes; locked_tempdir removes the files of killed ones
 

@@ -30,12 +30,11 @@ from gemini_lab.node.freeze_guard import end_stopped
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.machine import has_ended, machine_identity, network_of
-from gemini_lab.node.membership import Membership, RootRecord, read_epoch
+from gemini_lab.node.membership import Membership, Reading, RootRecord, read_epoch
 from gemini_lab.node.orphan_etcd import end_left_stores
 from gemini_lab.node.processes import release_store
 from gemini_lab.node.root_role import RootRole
 from gemini_lab.node.sealed_store import Sealed
-from gemini_lab.node.store_watch import Reading
 from gemini_lab.node.strike import strike
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.node.tasks import Tasks
@@ -210,7 +209,7 @@ class Agent:
         """The lease ran out: take another, and end workers whose place was given away meanwhile."""
         await self.membership.register()
         self.lab.note(f"{self.name} lost its lease and took another")
-        items = (await self.membership.read()).items
+        items = (await self.membership.watch.read(whole=False)).items
         await self.supervisor.end_workers(before=read_epoch(items))
 
     async def _watch_workers(self) -> None:
@@ -236,7 +235,7 @@ class Agent:
 
     async def _read_store(self) -> None:
         try:
-            reading = await self.membership.read(whole=self._root_role.shell is not None)
+            reading = await self.membership.watch.read(whole=self._root_role.shell is not None)
             if self._is_store_away:
                 self._settled_s = time.monotonic() + 2 * self.config.lease_s
             self._is_store_away, self._reading, self._forged = False, reading, ""

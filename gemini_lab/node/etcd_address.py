@@ -1,6 +1,5 @@
-"""Where an etcd is, how to log in there, and which of its members to try."""
+"""The address of an etcd, and what logs a client in there."""
 
-import itertools
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ class OwnCertificates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdAddress:
-    """Where etcd is and how to log in.
+    """The address of an etcd and how to log in.
 
     Attributes:
         endpoints: `host:port` of each member.
@@ -129,7 +128,7 @@ DIRECT: Final = (("grpc.enable_http_proxy", 0),)
 
 
 def tls_credentials(address: EtcdAddress) -> Any:
-    """What gRPC wants for TLS, or `None` where connections are in clear."""
+    """Return gRPC's credentials for TLS, or `None` if connections are in clear."""
     import grpc  # noqa: PLC0415  (its threads start with its import)
 
     def read(file: str | None) -> bytes | None:
@@ -164,20 +163,3 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
     if not parts.hostname or port is None:
         raise ConfigError(f"cannot read {endpoint!r} as an etcd endpoint; write host:port")
     return parts.hostname, port
-
-
-class Endpoints:
-    """The members of an etcd, in turn."""
-
-    def __init__(self, known: Sequence[str]) -> None:
-        self._known: set[str] = set()
-        self.learn(known)
-
-    def next(self) -> str:
-        """The one to try now."""
-        return next(self._turn)
-
-    def learn(self, told: Sequence[str]) -> None:
-        """These are the members now, as one of them says."""
-        if told and set(told) != self._known:
-            self._known, self._turn = set(told), itertools.cycle(tuple(told))

@@ -1,25 +1,23 @@
-"""The client of etcd: on one event loop, over one connection that every failure drops."""
+"""The client of etcd, the small store behind membership, election and recovery state.
+
+All clients of a process run on one event loop, in a thread of its own. `EtcdClient` is awaited on
+the caller's loop; `EtcdStore` blocks the caller's thread. Values are text. Nothing on the training
+path calls it.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, Final, Protocol, TypeVar
+import itertools
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from gemini_lab.node.control_store import (
-    ControlStore,
-    StoreFullError,
-    StoreUnavailableError,
-    Tell,
-)
-from gemini_lab.node.etcd_address import (
-    DIRECT,
-    Endpoints,
-    EtcdAddress,
-    tls_credentials,
-)
+from gemini_lab.node.control_store import StoreFullError, StoreUnavailableError
+from gemini_lab.node.etcd_address import DIRECT, EtcdAddress, tls_credentials
 from gemini_lab.node.orphan_etcd import lack_of_room
 
 # The tables below take the place of generated stubs. Those are 2,400 lines, bound to a release of
@@ -79,6 +77,7 @@ _FIELDS: Final = {
 """Each message's fields as `type name number`; `*` marks a repeated one."""
 COMPARES_CREATION: Final = 1
 COMPARES_VALUE: Final = 3
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 QUOTA_REACHED: Final = "database space exceeded"
 """The end of etcd's answer to a write when its database is full."""
@@ -128,6 +127,32 @@ def _method(channel: Any, call: str, *, is_stream: bool = False) -> Any:
     )
 
 
+_starting: Final = threading.Lock()
+_loops: Final[list[asyncio.AbstractEventLoop]] = []
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all clients of this process.
+
+    The thread has no end of its own: what the process calls last may still ask a store.
+    """
+    # gRPC has one queue of completions a process, and wakes every loop that ever used it. All but
+    # one then read an empty socket, which asyncio prints as an error (grpc/grpc#25364). A caller's
+    # own loop will not do: it may end before the process does, and a notebook's cell blocks it.
+    with _starting:
+        if not _loops:
+            _loops.append(asyncio.new_event_loop())
+            threading.Thread(target=_loops[0].run_forever, name="gemini-etcd", daemon=True).start()
+        return _loops[0]
+
+
+async def _on_loop(call: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine on the clients' loop; wait for it on the caller's."""
+    if asyncio.get_running_loop() is _loop():
+        return await call
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, _loop()))
+
+
 class Values(Protocol):
     """Translates a lab's values to what stands in etcd, and back."""
 
@@ -149,7 +174,14 @@ class Plain:
         return {key: value.decode(errors="replace") for key, value in found.items()}
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class Tell(Protocol):
+    """Receives what a watch reports."""
+
+    def __call__(self, *, has_ended: bool) -> None:
+        """Note a change, or the watch's end, after which it reports nothing more."""
+
+
+class ListedMember(msgspec.Struct, frozen=True, kw_only=True):
     """A member, as etcd lists it: one that has not started yet has no name and no client URL."""
 
     number: int
@@ -175,11 +207,12 @@ class _Link:
         return _method(self.channel, call, is_stream=True)(metadata=self.metadata)
 
 
-class EtcdClient(ControlStore):
-    """`ControlStore` on etcd v3; every key lies under `prefix`.
+class EtcdClient:
+    """A lab's part of etcd v3: every key lies under `prefix`.
 
-    A failed call drops the connection, and with it all other calls on it; the next call tries the
-    next endpoint. A client that waited in gRPC's back-off would miss its lease.
+    Every call may raise `StoreUnavailableError`. A failed call drops the connection, and with it
+    all other calls on it; the next call tries the next endpoint. A client that waited in gRPC's
+    back-off would miss its lease.
 
     Args:
         address: Where etcd is.
@@ -200,15 +233,19 @@ class EtcdClient(ControlStore):
         self.prefix = prefix.rstrip("/") + "/"
         self.timeout_s = timeout_s
         self._values = Plain() if values is None else values
-        self._endpoints = Endpoints(address.endpoints)
+        self._known = address.endpoints
+        self._endpoints = itertools.cycle(self._known)
         self._turn = asyncio.Lock()  # one connection is made at a time
         self._link: _Link | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def grant(self, ttl_s: int) -> int:
+        """Return a new lease: its keys vanish if it is not kept alive for `ttl_s`."""
         return int((await self._ask("LeaseGrant", TTL=ttl_s)).ID)
 
     async def keep_alive(self, lease: int) -> bool:
+        """Renew a lease; return `False` if it has already run out."""
+
         async def renew(link: _Link) -> bool:
             async with link.turn:
                 if link.heartbeats is None:
@@ -219,12 +256,15 @@ class EtcdClient(ControlStore):
         return await self._call(renew)
 
     async def revoke(self, lease: int) -> None:
+        """End a lease and drop its keys."""
         await self._ask("LeaseRevoke", ID=lease)
 
     async def put(self, key: str, value: str, *, lease: int | None = None) -> None:
+        """Set a key."""
         await self._ask("Put", **self._put(key, value, lease))
 
     async def create(self, key: str, value: str, *, lease: int | None = None) -> bool:
+        """Set a key if it does not exist; return whether it was set."""
         new = {"target": COMPARES_CREATION, "key": self._full(key)}  # revision 0: there is none
         done = await self._ask(
             "Txn", compare=[new], success=[{"request_put": self._put(key, value, lease)}]
@@ -232,34 +272,51 @@ class EtcdClient(ControlStore):
         return bool(done.succeeded)
 
     async def put_if(self, values: Mapping[str, str], *, guard: str, held: str) -> bool:
+        """Set keys, all or none, while the key `guard` still has the value `held`: fenced."""
         puts = [{"request_put": self._put(key, value)} for key, value in values.items()]
         done = await self._ask("Txn", compare=[self._holds(guard, held)], success=puts)
         return bool(done.succeeded)
 
     async def delete_if(self, key: str, held: str) -> bool:
+        """Delete `key` only while it still has the value `held`."""
         gone = {"request_delete_range": {"key": self._full(key)}}
         done = await self._ask("Txn", compare=[self._holds(key, held)], success=[gone])
         return bool(done.succeeded)
 
     async def delete(self, key: str) -> None:
+        """Delete a key if it exists."""
         await self._ask("DeleteRange", key=self._full(key))
 
     async def items(self) -> dict[str, str]:
+        """Return all keys of this lab with their values, read at one revision."""
         return self._values.read(self._by_key((await self._ask("Range", **self._whole)).kvs))
 
     async def names(self) -> set[str]:
+        """Return the names of all keys of this lab, whatever their values are."""
         return set(self._by_key((await self._ask("Range", **self._whole, keys_only=True)).kvs))
 
     async def get(self, keys: Sequence[str]) -> dict[str, str]:
+        """Return those of these keys that exist, with their values, read at one revision."""
         wanted = [{"request_range": {"key": self._full(key)}} for key in keys]
         done = await self._ask("Txn", success=wanted)
         pairs = [pair for one in done.responses for pair in one.response_range.kvs]
         return self._values.read(self._by_key(pairs))
 
     async def watch(self, keys: Sequence[str] | None, tell: Tell) -> None:
+        """Call `tell`, on the caller's loop, whenever one of these keys changes (`None`: any key).
+
+        It replaces the watch before. It ends with the connection, and reports its end; a change
+        may be reported more than once.
+        """
+        caller = asyncio.get_running_loop()
+
+        def pass_on(*, has_ended: bool) -> None:
+            with suppress(RuntimeError):  # the caller's loop has ended before its watch
+                caller.call_soon_threadsafe(partial(tell, has_ended=has_ended))
+
         ranges = [self._whole] if keys is None else [{"key": self._full(key)} for key in keys]
 
-        async def begin(link: _Link) -> Any:
+        async def begin(link: _Link) -> None:
             stream = link.stream("Watch")
             for one in ranges:
                 await stream.write(_request("Watch", create_request=one))
@@ -269,18 +326,17 @@ class EtcdClient(ControlStore):
                 if answer.canceled:
                     raise ConnectionError(answer.cancel_reason)
                 begun += answer.created
-            return stream
+            if self._watching is not None:
+                self._watching.cancel()
+            self._watching = asyncio.create_task(_listen(stream, pass_on))
 
-        stream = await self._call(begin)
-        if self._watching is not None:
-            self._watching.cancel()
-        self._watching = asyncio.create_task(_listen(stream, tell))
+        await self._call(begin)
 
-    async def members(self) -> list[Member]:
+    async def members(self) -> list[ListedMember]:
         """Return all members, as one of them lists them."""
         return _members(await self._ask("MemberList"))
 
-    async def replace_member(self, lost: str, peer: str) -> list[Member]:
+    async def replace_member(self, lost: str, peer: str) -> list[ListedMember]:
         """Remove the member at the endpoint `lost`, and add one at `peer`; may be called again."""
         members = await self.members()
         for number in [one.number for one in members if lost in one.clients]:
@@ -290,8 +346,9 @@ class EtcdClient(ControlStore):
         return await self.members()
 
     async def close(self) -> None:
+        """Drop the connection, and with it the watch, which reports its end."""
         if (link := self._link) is not None:
-            await self._drop(link)  # watches end and say so
+            await _on_loop(self._drop(link))
 
     def _full(self, key: str) -> bytes:
         return (self.prefix + key).encode()
@@ -320,6 +377,9 @@ class EtcdClient(ControlStore):
         return await self._call(lambda link: link.ask(call, **fields))
 
     async def _call(self, act: Callable[[_Link], Awaitable[Result]]) -> Result:
+        return await _on_loop(self._try(act))
+
+    async def _try(self, act: Callable[[_Link], Awaitable[Result]]) -> Result:
         link: _Link | None = None
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -339,7 +399,7 @@ class EtcdClient(ControlStore):
     async def _linked(self) -> _Link:
         async with self._turn:
             if self._link is None:
-                self._link = await self._connect(self._endpoints.next())
+                self._link = await self._connect(next(self._endpoints))
             return self._link
 
     async def _drop(self, link: _Link) -> None:
@@ -355,12 +415,62 @@ class EtcdClient(ControlStore):
                 answer = await link.ask("Authenticate", name=name, password=password)
                 link.metadata = (("token", answer.token),)
             if self.address.is_followed:
-                told = _members(await link.ask("MemberList"))
-                self._endpoints.learn([one.clients[0] for one in told if one.clients])
+                there = _members(await link.ask("MemberList"))
+                known = tuple(one.clients[0] for one in there if one.clients)
+                if known and set(known) != set(self._known):  # else go on with the next one
+                    self._known, self._endpoints = known, itertools.cycle(known)
         except BaseException:
             await link.channel.close()
             raise
         return link
+
+
+def _blocking(
+    method: Callable[Concatenate[EtcdClient, Given], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate["EtcdStore", Given], Result]:
+    """Return a method of `EtcdStore` that waits for what one of `EtcdClient` returns."""
+
+    def call(store: "EtcdStore", /, *given: Given.args, **named: Given.kwargs) -> Result:
+        return store.wait(method(store.client, *given, **named))
+
+    return call
+
+
+class EtcdStore:
+    """An `EtcdClient` whose calls block until they are answered; threads may share it."""
+
+    def __init__(
+        self,
+        address: EtcdAddress,
+        prefix: str,
+        *,
+        timeout_s: float = 1.0,
+        values: Values | None = None,
+    ) -> None:
+        self.client = EtcdClient(address, prefix, timeout_s=timeout_s, values=values)
+        self.address, self.prefix = address, self.client.prefix
+
+    grant = _blocking(EtcdClient.grant)
+    keep_alive = _blocking(EtcdClient.keep_alive)
+    revoke = _blocking(EtcdClient.revoke)
+    put = _blocking(EtcdClient.put)
+    create = _blocking(EtcdClient.create)
+    put_if = _blocking(EtcdClient.put_if)
+    delete_if = _blocking(EtcdClient.delete_if)
+    delete = _blocking(EtcdClient.delete)
+    items = _blocking(EtcdClient.items)
+    names = _blocking(EtcdClient.names)
+    get = _blocking(EtcdClient.get)
+    close = _blocking(EtcdClient.close)
+
+    def wait(self, call: Coroutine[Any, Any, Result]) -> Result:
+        """Return a call's answer; each ends within the client's time-out."""
+        future = asyncio.run_coroutine_threadsafe(call, _loop())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C ends the wait, and so the call
+            raise
 
 
 def _channel_to(endpoint: str, address: EtcdAddress) -> Any:
@@ -373,9 +483,9 @@ def _channel_to(endpoint: str, address: EtcdAddress) -> Any:
     return grpc.aio.secure_channel(target, credentials, options=DIRECT)
 
 
-def _members(told: Any) -> list[Member]:
+def _members(told: Any) -> list[ListedMember]:
     return [
-        Member(
+        ListedMember(
             number=one.ID,
             name=one.name,
             peer=one.peerURLs[0],

@@ -19,8 +19,8 @@ from gemini_lab.job import python_command
 from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.processes import AGENT, processes_of
+from gemini_lab.node.etcd_client import EtcdStore
+from gemini_lab.node.processes import AGENT, processes_of, reap
 from gemini_lab.node.watch import is_process_stopped
 
 PROGRAM: Final = "gemini_lab.node.freeze_guard"
@@ -31,7 +31,7 @@ DEAF_S: Final = 20.0
 
 
 def stand_guard(pid: int, prefix: str, etcd: EtcdAddress) -> None:
-    """Have a process of its own see to the end of the agent `pid`, which is about to be stopped.
+    """Start a process that ends the agent `pid`, which is about to be stopped, with its lab.
 
     It is in no session of the agent's, and so is not stopped with it.
     """
@@ -45,6 +45,7 @@ def stand_guard(pid: int, prefix: str, etcd: EtcdAddress) -> None:
     assert guard.stdin is not None
     with guard.stdin as told:
         told.write(msgspec.json.encode(etcd))
+    reap(guard)  # it ends before the agent if the agent goes on
 
 
 def watch(pid: int, prefix: str, etcd: EtcdAddress) -> None:

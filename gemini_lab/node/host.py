@@ -19,7 +19,7 @@ from gemini_lab.job import hash_seed_in
 from gemini_lab.limits import LINE, MOST_LINES
 from gemini_lab.node.locked_tempdir import LockedTempdir
 from gemini_lab.node.preload import NextParent, start_parent
-from gemini_lab.node.processes import end_orphans, is_alive, is_workers, signal_tree
+from gemini_lab.node.processes import end_orphans, is_alive, is_workers, reap, signal_tree
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
@@ -121,6 +121,7 @@ class WorkerHost:
         self._holds: int | None = None  # the epoch of whose rendezvous the parent holds the port
         self._lost_port: int | None = None  # that of a port that went with the last parent
         self._no_parent = ""  # why none could be started, as long as there is none
+        self._has_orphans = False  # whether a parent died before it had reaped its workers
         self._is_closed = False
         self._next: NextParent | None = None  # which imports more than this one
         self._preloaded: list[str] = []  # what this one has imported of the job's
@@ -169,6 +170,10 @@ class WorkerHost:
         while self._dying:
             self._dying = {one for one in self._dying if is_alive(one)}
             await asyncio.sleep(GONE_LOOK_S if self._dying else 0)
+        if self._has_orphans:
+            # Linux gives a dead parent's workers to the agent, which has to wait for them.
+            await asyncio.to_thread(end_orphans, is_workers, within_s=GONE_S)
+            self._has_orphans = False
         self._take_next_parent()
 
     def preload(self, order: Preload) -> None:
@@ -306,6 +311,7 @@ class WorkerHost:
             return
         asyncio.get_running_loop().remove_reader(self._parent)
         self._parent.close()  # it ends by that
+        reap(self._process)
         self._retired.append(self._process)
         self._preloaded = self._next.modules
         self._process, self._parent = self._next.hand_over()
@@ -370,7 +376,9 @@ class WorkerHost:
     def _replace_parent(self) -> None:
         """The warm parent died: so did its workers. Start another one."""
         self._close_parent()
+        reap(self._process)
         end_orphans(is_workers)  # those of workers whose warm parent could not do it
+        self._has_orphans = True
         if not self._is_ready.is_set():
             self._lose_imports(self._process)
         self._is_ready.clear()

@@ -1,49 +1,155 @@
-"""A node's place in the store: its lease, the root's key, and what other roots have written."""
+"""A node's place in the store: its lease, the root's key, and what other roots have written.
+
+A watch only says that something changed; then an agent reads everything, at one revision. So a
+watch that broke, missed something or fell behind a compaction needs no repair but another reading,
+and no change between two readings is seen in half.
+"""
 
 import asyncio
 import json
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gemini_lab.node.control_store import (
-    PATIENCE_S,
-    ControlStore,
-    StoreForgedError,
-    StoreUnavailableError,
-)
-from gemini_lab.node.store_watch import Reading, StoreWatch
+from gemini_lab.node.control_store import PATIENCE_S, StoreForgedError, StoreUnavailableError
+from gemini_lab.node.etcd_client import EtcdClient
 
 NODES: Final = "nodes/"
 """Before the name of each node that is registered."""
 AGAIN_S: Final = 0.1  # between tries to register
 ABSTAINS_S: Final = 10.0  # others look at least so often whether there is a root
+HEAD: Final = ("epoch", "lab", "root", "term")
+"""The keys that every agent follows; all others concern the root agent alone."""
+REREAD_S: Final = 10.0  # the store is read this often even if no watch rings
+SPREAD_S: Final = 1.0  # in which agents look that hear the news from the root agent anyway
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootRecord:
-    """Who is root agent: the value of the key `root`, which vanishes with its owner's lease."""
+    """The value of the key `root`, which vanishes with the root agent's lease."""
 
     name: str
     address: str
     term: int
 
     def to_text(self) -> str:
-        """The value in the store."""
+        """Return the value for the store."""
         return json.dumps({"name": self.name, "address": self.address, "term": self.term})
 
     @classmethod
     def from_text(cls, text: str) -> "RootRecord":
-        """The record in a value of the store."""
+        """Return the record in a value of the store."""
         return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The store's content at one revision.
+
+    Attributes:
+        items: The keys that were read, with their values.
+        is_whole: Whether these are all keys, and not only those of `HEAD`.
+    """
+
+    items: dict[str, str]
+    is_whole: bool
+
+
+class StoreWatch:
+    """Tells an agent when to read the store: first of all, after a change, and now and then.
+
+    Args:
+        store: The lab's, to read.
+        streams: The same store, to watch.
+        clock: A clock that nobody sets.
+    """
+
+    def __init__(
+        self,
+        store: EtcdClient,
+        streams: EtcdClient,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._streams = store, streams
+        self._clock = clock
+        self._turn = asyncio.Lock()  # one look at a time
+        self._watch: object | None = None  # the one that stands
+        self._is_whole = False  # whether it is on all keys
+        self._rung_s: float | None = clock()  # since when something is to be read
+        self._spread_s = 0.0  # by which those wait who have time
+        self._read_s = -REREAD_S
+        self._last: Reading | None = None
+
+    def is_due(self, *, is_urgent: bool = True) -> bool:
+        """Whether to read now.
+
+        Args:
+            is_urgent: Whether a change is to be seen at once. Thousands that all looked at the
+                same moment would hold up the one who made the change.
+        """
+        now_s = self._clock()
+        if self._rung_s is not None:
+            return is_urgent or now_s >= self._rung_s + self._spread_s
+        return now_s >= self._read_s + REREAD_S
+
+    def ring(self) -> None:
+        """Schedule another reading."""
+        if self._rung_s is None:
+            self._rung_s, self._spread_s = self._clock(), random.uniform(0, SPREAD_S)
+
+    async def read(self, *, whole: bool) -> Reading:
+        """Return the store's content.
+
+        The watch begins before the reading, so that no change falls between the two.
+
+        Args:
+            whole: Read and follow all keys, as only the root agent does.
+
+        Raises:
+            StoreUnavailableError: It does not answer; the next look is due at once.
+        """
+        async with self._turn:
+            has_rung, self._rung_s = self._rung_s is not None, None
+            try:
+                await self._follow(whole=whole)
+                items = await (self._store.items() if whole else self._store.get(HEAD))
+                reading = Reading(items=items, is_whole=whole)
+            except BaseException:
+                self.ring()
+                raise
+            is_known = self._last is not None and self._last.is_whole == whole
+            if is_known and not has_rung and reading != self._last:
+                self._watch = None  # it should have rung: have another one
+                self.ring()
+            self._read_s, self._last = self._clock(), reading
+            return reading
+
+    async def _follow(self, *, whole: bool) -> None:
+        """Watch the keys that are read, unless a watch stands."""
+        if self._watch is not None and self._is_whole == whole:
+            return
+        watch = self._watch = object()  # the one before ends
+
+        def tell(*, has_ended: bool) -> None:
+            if has_ended and self._watch is watch:
+                self._watch = None
+            self.ring()
+
+        try:
+            await self._streams.watch(None if whole else HEAD, tell)
+        except BaseException:
+            self._watch = None
+            raise
+        self._is_whole = whole
 
 
 class Membership:
     """Keeps one node registered, and elects a root agent.
 
-    A watch rings when the small state has changed, and then it is read; see `StoreWatch`. Nothing
-    urgent waits for that: deaths are noticed on connections first.
+    Nothing urgent waits for the store: deaths are noticed on connections first.
 
     Args:
         store: The lab's store.
@@ -61,8 +167,8 @@ class Membership:
     def __init__(
         self,
         *,
-        store: ControlStore,
-        streams: ControlStore,
+        store: EtcdClient,
+        streams: EtcdClient,
         name: str,
         address: str,
         lease_s: float,
@@ -101,7 +207,7 @@ class Membership:
         self._lease, self._renewed_s = lease, time.monotonic()
 
     async def renew(self) -> bool:
-        """Keep the lease alive; `False` when it had run out."""
+        """Keep the lease alive; return `False` if it has run out."""
         lease = self._lease
         if lease is None:
             return False
@@ -113,7 +219,7 @@ class Membership:
         return alive
 
     async def leave(self) -> None:
-        """Give the lease back, and with it every key of this node."""
+        """Return the lease, and with it every key of this node."""
         await self.streams.close()
         lease, self._lease = self._lease, None
         try:
@@ -122,12 +228,8 @@ class Membership:
         finally:
             await self.store.close()
 
-    async def read(self, *, whole: bool = False) -> Reading:
-        """What every agent is to know of the store, or all that is in the lab's part of it."""
-        return await self.watch.read(whole=whole)
-
     async def campaign(self, items: Mapping[str, str]) -> RootRecord | None:
-        """Become root agent if there is none; returns the record when this node won."""
+        """Become root agent if there is none; return the record if this node won."""
         is_asked = time.monotonic() >= self._abstains_until_s
         if "root" in items or self._lease is None or not is_asked:
             return None
@@ -137,7 +239,7 @@ class Membership:
         return record if await self._write_record(record) else None
 
     def is_own(self, record: RootRecord) -> bool:
-        """Whether this very process wrote the root's record."""
+        """Return whether this very process wrote the root's record."""
         return (record.name, record.address) == (self.name, self.address)
 
     async def reclaim(self, record: RootRecord) -> None:
@@ -145,13 +247,13 @@ class Membership:
         await self._write_record(record)
 
     async def is_deposed(self, record: RootRecord) -> bool:
-        """Whether another root was elected; one whose lease ran out may have its place again."""
+        """Return whether another root was elected; a lease that ran out alone deposes nobody."""
         items = await self.store.get(["root", "term"])
         held = items.get("root", record.to_text())
         return held != record.to_text() or int(items.get("term", "0")) > record.term
 
     async def _write_record(self, record: RootRecord) -> bool:
-        """Whether there was no root, and is one now, for as long as this node's lease stands.
+        """Write the root's record under this node's lease; return whether there was none.
 
         Without a lease nothing is written: it would stand for ever.
         """
@@ -166,7 +268,7 @@ class Membership:
         return await self.store.put_if(values, guard="root", held=held)
 
     async def stand_down(self, record: RootRecord) -> None:
-        """Be root no more, and leave the place to others, unless none of them takes it."""
+        """Resign, and leave the place to others for `ABSTAINS_S`."""
         self._abstains_until_s = time.monotonic() + ABSTAINS_S
         await self.depose(record)
 
@@ -176,7 +278,7 @@ class Membership:
 
 
 def node_addresses(items: Mapping[str, str]) -> dict[str, str]:
-    """Address of each registered node's agent."""
+    """Return the address of each registered node's agent."""
     return {
         key.removeprefix(NODES): json.loads(value)["address"]
         for key, value in items.items()
@@ -185,5 +287,5 @@ def node_addresses(items: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_epoch(items: Mapping[str, str]) -> int:
-    """The newest epoch that a root agent has written; 0 before the first."""
+    """Return the newest epoch that a root agent has written; 0 before the first."""
     return int(items.get("epoch", "0"))

@@ -4,12 +4,14 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -50,6 +52,14 @@ def release_store(prefix: str) -> None:
             keeper.send_signal(signal.SIGTERM)
 
 
+def reap(child: "subprocess.Popen[Any]") -> None:
+    """Wait for a child in the background: its starter goes on, and it must not stay as a zombie.
+
+    A zombie keeps its number, and looks to other programs like a process that runs.
+    """
+    threading.Thread(target=child.wait, name="gemini-reaper", daemon=True).start()
+
+
 def worker_of(process: psutil.Process) -> int | None:
     """Return the worker whose script started a process, as its environment says; else `None`."""
     with contextlib.suppress(psutil.Error, ValueError, OSError):
@@ -60,6 +70,8 @@ def worker_of(process: psutil.Process) -> int | None:
 def is_workers(process: psutil.Process) -> bool:
     """Return whether a process descends from a worker that has ended: it says so, or was forked."""
     with contextlib.suppress(psutil.Error, OSError):
+        if process.status() == psutil.STATUS_ZOMBIE:  # without command line or environment
+            return os.getpgid(process.pid) != os.getpgrp()
         is_forked = not FORKS.isdisjoint(process.cmdline())
         if is_forked and os.getpgid(process.pid) != os.getpgrp():
             return True

@@ -21,8 +21,7 @@ from gemini_lab.node.control_store import (
     StoreUnavailableError,
 )
 from gemini_lab.node.lab_link import CLOCK_TRUST_S
-from gemini_lab.node.membership import Membership, RootRecord, node_addresses
-from gemini_lab.node.store_watch import Reading
+from gemini_lab.node.membership import Membership, Reading, RootRecord, node_addresses
 from gemini_lab.recovery.messages import JobOrder, RootHello
 from gemini_lab.recovery.protocol import (
     Emit,

@@ -179,7 +179,7 @@ class Supervisor:
         for pulse in watch.look(self._seated.values()):
             self.root.send(pulse)
         if self._build_locks is not None:
-            self._build_locks.look(held=watch.held, waited_for=watch.waited_for)
+            self._build_locks.note(watch.held_locks)
 
     async def end_workers(self, *, before: int | None = None) -> None:
         """End all of this node's workers.

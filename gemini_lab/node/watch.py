@@ -80,15 +80,9 @@ class WorkerWatch:
         return told
 
     @property
-    def held(self) -> dict[int, str]:
-        """The locks of compilations that workers hold, by rank."""
-        return {rank: one.pulse.lock for (rank, _), one in self._seen.items() if one.pulse.compiles}
-
-    @property
-    def waited_for(self) -> dict[int, str]:
-        """The locks of compilations that workers wait for, by rank."""
-        pulses = {rank: one.pulse for (rank, _), one in self._seen.items()}
-        return {r: one.lock for r, one in pulses.items() if one.lock and not one.compiles}
+    def held_locks(self) -> list[str]:
+        """The locks of compilations that workers hold."""
+        return [one.pulse.lock for one in self._seen.values() if one.pulse.compiles]
 
     def forget_told(self) -> None:
         """Another root asks: it is told all of it, at the next look."""

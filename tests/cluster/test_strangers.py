@@ -20,7 +20,7 @@ from gemini_lab.job import Job
 from gemini_lab.lab.control import CONTROL_FILE
 from gemini_lab.log.events import Note
 from gemini_lab.log.file import LOG_FILE, read_log
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.sealed_store import SEAL_CHARACTERS
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.recovery.root_state import RootState

@@ -525,6 +525,9 @@ def test_what_a_worker_started_in_sessions_of_its_own_ends_with_it(tmp_path, how
                 host._process.kill()
             while not codes:
                 await asyncio.sleep(0.01)
+            await host.kill_all(epoch=9)
+            children = psutil.Process().children(recursive=True)
+            assert [one for one in children if one.status() == psutil.STATUS_ZOMBIE] == []
             return told
         finally:
             host.close()
@@ -541,7 +544,7 @@ def test_what_a_worker_started_in_sessions_of_its_own_ends_with_it(tmp_path, how
     is_untouched = bystander.poll() is None
     bystander.kill()
     bystander.wait()
-    assert [pid for pid in [worker, *left] if _runs(pid)] == []
+    assert [pid for pid in [worker, *left] if psutil.pid_exists(pid)] == []
     socket.create_server(("127.0.0.1", port)).close()
     assert is_untouched
 

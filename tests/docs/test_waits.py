@@ -97,7 +97,7 @@ IN_WORDS = {
     "the word that a rank is lost": "far below a second",
     "a worker that the kernel": "no end",
     "a store that does not return": "a number of tries, engine.restore.ASK_AGAIN_S",
-    "the lock of a compilation": "two looks of node.build_locks.LOOK_S",
+    "the lock of a compilation": "a setting",
     "other ranks, its agent": "what the root sees",
     "its lab | 10 min": "gemini-lab node's option, launch.join.WAIT_S by default",
 }
@@ -113,7 +113,7 @@ NO_WAITS = {
     "node.agent_links.STEADY_S": "what counts as steady",
     "node.build_locks.QUIET_S": "what counts as quiet",
     "node.membership.ABSTAINS_S": "how long one stays away",
-    "node.store_watch.REREAD_S": "how often",
+    "node.membership.REREAD_S": "how often",
     "node.root_role.LONGEST_PAUSE_S": "a pause",
     "recovery.root.ending.LAST_TRIES_S": "a number of tries",
     "engine.restore.ASK_AGAIN_S": "a number of tries",

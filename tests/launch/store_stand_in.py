@@ -4,7 +4,7 @@ from gemini_lab.node.control_store import StoreUnavailableError
 
 
 class StoreStandIn:
-    """Implements `ControlStore`; leases end when they are revoked, and no time passes.
+    """Has the methods of `EtcdStore`; leases end when they are revoked, and no time passes.
 
     Attributes:
         keys: What is stored.

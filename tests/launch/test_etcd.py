@@ -43,8 +43,7 @@ from gemini_lab.launch.etcd_server import (
 from gemini_lab.launch.mpi import find_program
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.etcd_client import EtcdClient
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.etcd_client import EtcdClient, EtcdStore
 from gemini_lab.node.orphan_etcd import CLIENTS_AT, FOLDER, end_left_stores, lack_of_room
 from gemini_lab.node.processes import STORE_KEEPER
 

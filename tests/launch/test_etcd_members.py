@@ -24,7 +24,7 @@ from gemini_lab.launch.etcd_members import MemberPlace, join_cluster, start_memb
 from gemini_lab.launch.etcd_server import Member
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.orphan_etcd import end_left_stores
 from gemini_lab.node.processes import (
     AGENT,
@@ -74,6 +74,13 @@ def prefix(tmp_path, monkeypatch):
     yield name
     for keeper in keepers(name).values():
         kill(keeper)
+    until(lambda: not zombies())
+
+
+def zombies() -> list[psutil.Process]:
+    """Keepers that have ended and that nobody has waited for: this process has started them."""
+    children = psutil.Process().children()
+    return [one for one in children if one.status() == psutil.STATUS_ZOMBIE]
 
 
 def kill(keeper):

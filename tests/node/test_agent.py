@@ -10,7 +10,7 @@ import pytest
 from gemini_lab.node.agent import UNHEARD_S, Agent
 from gemini_lab.node.config import LAB_KEY, AgentConfig
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.store_watch import Reading
+from gemini_lab.node.membership import Reading
 from gemini_lab.recovery.messages import RootHello, WorkerEnded
 from tests.node.test_flaws import Host, first_start
 from tests.node.test_lab_link import opened

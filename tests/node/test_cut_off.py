@@ -13,8 +13,8 @@ from membership_stand_in import StoreStandIn, member, shell_in
 
 from gemini_lab.job import Job
 from gemini_lab.log.events import Note
+from gemini_lab.node.membership import Reading
 from gemini_lab.node.root_shell import CUT_OFF_S, CutOff, Deposed, RootShell, reaches_others
-from gemini_lab.node.store_watch import Reading
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.recovery.root_state import RootState, Setup
 from gemini_lab.seats import Seats

@@ -19,7 +19,7 @@ from gemini_lab.log.events import Note, RootElected
 from gemini_lab.node.config import LAB_KEY, LabRecord
 from gemini_lab.node.control_store import StoreForgedError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.etcd_store import EtcdStore
+from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.sealed_store import SEAL_CHARACTERS, SealedStore
 from gemini_lab.recovery.messages import JobOrder, Joined, RootHello

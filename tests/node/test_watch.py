@@ -95,11 +95,11 @@ def test_who_has_finished_is_watched_no_more(node):
     assert [node.beat() for _ in range(6)] == [[]] * 6
 
 
-def test_the_lock_that_a_worker_waits_for_or_holds_is_known_until_it_goes_on(node):
+def test_the_lock_that_a_worker_holds_is_known_until_it_goes_on(node):
     (told,) = node.beat(doing="starting", still_s=3.0, idle_s=3.0, lock="/cache/op/lock")
     assert told.lock == "/cache/op/lock"
-    assert node.watch.waited_for == {0: "/cache/op/lock"}
+    assert node.watch.held_locks == []
     node.beat(doing="starting", still_s=4.0, lock="/cache/op/lock", compiles=True)
-    assert (node.watch.waited_for, node.watch.held) == ({}, {0: "/cache/op/lock"})
+    assert node.watch.held_locks == ["/cache/op/lock"]
     node.beat(doing="starting", still_s=4.0)
-    assert (node.watch.waited_for, node.watch.held) == ({}, {})
+    assert node.watch.held_locks == []

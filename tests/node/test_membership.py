@@ -15,9 +15,8 @@ import pytest
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.etcd_client import EtcdClient
-from gemini_lab.node.etcd_store import EtcdStore
-from gemini_lab.node.store_watch import REREAD_S, SPREAD_S, StoreWatch
+from gemini_lab.node.etcd_client import EtcdClient, EtcdStore
+from gemini_lab.node.membership import REREAD_S, SPREAD_S, StoreWatch
 
 LIMIT_S = 20.0
 Trial = Callable[[EtcdStore, StoreWatch], Awaitable[None]]
@@ -303,6 +302,23 @@ def test_a_store_is_asked_from_threads_and_from_inside_a_running_loop(etcd):
     store.close()
     assert store.items() == {"key": "kept"}
     store.close()
+
+
+def test_a_process_that_waits_in_two_ways_has_one_loop_for_grpc(etcd, caplog):
+    """Each loop that gRPC knows wakes with every answer, and all but one find nothing to read."""
+    blocking, awaited = EtcdStore(etcd, "gemini_lab/ways"), EtcdClient(etcd, "gemini_lab/ways")
+
+    async def ask() -> None:
+        await asyncio.gather(*(awaited.items() for _ in range(20)))
+
+    with ThreadPoolExecutor(1) as beside:
+        asked = beside.submit(lambda: [blocking.items() for _ in range(200)])
+        while not asked.done():
+            asyncio.run(ask())  # a loop that is closed again
+    assert asked.result() == [{}] * 200
+    asyncio.run(awaited.close())
+    blocking.close()
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 def test_an_etcd_that_is_not_there_is_named_in_one_line_with_the_reason():
