@@ -15,9 +15,9 @@ from .injector import StoreFull as StoreFull
 from .injector import WorkerCrash as WorkerCrash
 from .injector import WorkerHang as WorkerHang
 from .job import Job as Job
-from .lab.attach import attach as attach
-from .lab.attach import train_detached as train_detached
 from .lab.attached import AttachedRun as AttachedRun
+from .lab.attached import attach as attach
+from .lab.attached import train_detached as train_detached
 from .lab.lab import Lab as Lab
 from .lab.pages import attack as attack
 from .lab.run import Run as Run

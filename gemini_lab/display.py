@@ -11,7 +11,8 @@ group `gemini_lab.display`:
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
@@ -65,6 +66,23 @@ def complain(text: str) -> None:
         head = in_lines(head)
     lines = [head, *(line if line[:1] in {"", " "} else f"  {line}" for line in below)]
     print("\n".join(lines), file=sys.stderr, flush=True)  # noqa: T201 - for who asked
+
+
+@contextmanager
+def interrupt_says(told: Callable[[], str], *, now: str = "") -> Iterator[None]:
+    """Give a `KeyboardInterrupt` that leaves the block a text, unless it has one.
+
+    Args:
+        told: Returns the text, for the handler to print: what was ended, what is kept, and how to
+            go on.
+        now: Printed at once, if the handler comes later.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as already:
+        if now:
+            complain(now)
+        raise KeyboardInterrupt(str(already) or told()) from None
 
 
 LAST_LINES: Final = 12

@@ -7,7 +7,7 @@ from typing import Final
 
 from gemini_lab.injector.orders import Order
 from gemini_lab.job import Job
-from gemini_lab.lab.cluster import Audience, Cluster
+from gemini_lab.lab.cluster import Audience, NodeCluster
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.loop import LoopThread
@@ -23,7 +23,7 @@ NODES: Final = tuple(node_name(number) for number in range(LabConfig.nodes))
 
 
 class ClusterStandIn:
-    """Implements `Cluster`: keeps what is asked of it."""
+    """Implements `NodeCluster`: keeps what is asked of it."""
 
     def __init__(self, members: Sequence[str] = NODES) -> None:
         self.members = self.ready = self.living = members
@@ -37,7 +37,7 @@ class ClusterStandIn:
         self.asked: list[tuple[int, AnyRequest]] = []
         self.is_closed = False
 
-    def start(self, _config: LabConfig, _loop: LoopThread, audience: Audience) -> Cluster:
+    def start(self, _config: LabConfig, _loop: LoopThread, audience: Audience) -> NodeCluster:
         self.audience = audience
         return self
 

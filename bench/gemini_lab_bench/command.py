@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.display import columns
+from gemini_lab.display import columns, interrupt_says
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.limits import whole
 from gemini_lab_bench.rows import Row, table
 from gemini_lab_bench.versions import machine, made_with

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from gemini_lab.display import interrupt_says
 from gemini_lab.job import Job
 from gemini_lab.lab.check import (
     Checked,
@@ -17,7 +18,6 @@ from gemini_lab.lab.check import (
     check_script,
     require_room,
 )
-from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
 from gemini_lab.limits import seconds, whole
 from gemini_lab.log.events import DIFFERENCES

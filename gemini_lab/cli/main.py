@@ -11,8 +11,7 @@ from difflib import get_close_matches
 from importlib import metadata
 from typing import Any, Final, NoReturn
 
-from gemini_lab.cli.exits import Exit, exit_of, said_of
-from gemini_lab.cli.signals import on_hangup
+from gemini_lab.cli.exits import Exit, exit_of, on_hangup, said_of
 from gemini_lab.display import complain
 from gemini_lab.errors import GeminiError
 
@@ -29,7 +28,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "list": ("gemini_lab.cli.runs:list_command", "name the runs that are under way"),
     "attach": ("gemini_lab.cli.runs:attach_command", "follow a run that is under way"),
     "status": ("gemini_lab.cli.runs:status_command", "say how a run is now, on one screen"),
-    "top": ("gemini_lab.cli.top:command", "as status does, live, for as long as it goes on"),
+    "top": ("gemini_lab.cli.runs:top_command", "as status does, live, for as long as it goes on"),
     "metrics": ("gemini_lab.cli.metrics:command", "serve or send the metrics of a run"),
     "rewind": ("gemini_lab.cli.requests:rewind_command", "have training take back iterations"),
     "drain": (

@@ -6,11 +6,9 @@ from typing import Final
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import finder_of, parser_of
-from gemini_lab.display import tell
+from gemini_lab.display import interrupt_says, tell
 from gemini_lab.lab.attached import watched
-from gemini_lab.lab.interrupts import interrupt_says
-from gemini_lab.lab.metrics import LOOPBACK, serve_metrics, text_of
-from gemini_lab.lab.sinks import HOW, sender
+from gemini_lab.lab.metrics import HOW, LOOPBACK, sender, serve_metrics, text_of
 from gemini_lab.limits import whole
 
 PORT: Final = 9408

@@ -12,11 +12,10 @@ from typing import Final, Protocol, get_args
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.runs import RUN_HELP, add_finding, finder_of, parser_of, same_run
-from gemini_lab.display import columns, tell
+from gemini_lab.display import columns, interrupt_says, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import FAILURES, Where, meaning, read_failure
 from gemini_lab.lab.attached import AttachedRun
-from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.limits import seconds, whole
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (

@@ -14,21 +14,18 @@ from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
 from gemini_lab.cli.dry_run import describe_decided, find_block, look_at_tier
-from gemini_lab.cli.exits import EXIT_OF, Exit
-from gemini_lab.cli.signals import on_hangup, silent_without_terminal
-from gemini_lab.display import complain, tell
+from gemini_lab.cli.exits import EXIT_OF, Exit, on_hangup, silent_without_terminal
+from gemini_lab.display import complain, interrupt_says, tell
 from gemini_lab.errors import ConfigError, RunFailedError, shown
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig, LabOptions, config_of
 from gemini_lab.lab.detached import check_detached, start_detached
-from gemini_lab.lab.interrupts import interrupt_says
+from gemini_lab.lab.followed import save_within
 from gemini_lab.lab.lab import Lab
-from gemini_lab.lab.metrics import check_places, telling
-from gemini_lab.lab.preemption import save_within
+from gemini_lab.lab.metrics import HOW, check_places, telling
 from gemini_lab.lab.progress import show_progress
 from gemini_lab.lab.run import Run
-from gemini_lab.lab.sinks import HOW
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token
 from gemini_lab.limits import seconds, whole

@@ -7,25 +7,30 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from rich.console import Console, RenderableType
+from rich.live import Live
+
 from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.cli.screen import Beside, console, screen
-from gemini_lab.display import complain, readable, tell
+from gemini_lab.display import complain, interrupt_says, readable, tell
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.attached import AttachedRun, watched
 from gemini_lab.lab.control import RunGoneError, described, owner_listens, way_in
 from gemini_lab.lab.detached import end_by_force
-from gemini_lab.lab.preemption import save_within
+from gemini_lab.lab.followed import save_within
 from gemini_lab.lab.progress import show_progress
-from gemini_lab.lab.run_locator import Finder, Listed, access_in, labs_in
+from gemini_lab.lab.run_locator import Finder, ListedLab, access_in, labs_in
 from gemini_lab.limits import seconds
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.report.follower import LogFollower
+from gemini_lab.report.reducer import RunReducer
 
 STOP_S: Final = 60.0
 LOOK_S: Final = 0.25
@@ -105,7 +110,7 @@ def list_command(arguments: Sequence[str]) -> int:
 Row = tuple[str, str, str, str, str]
 
 
-def _row(lab: Listed) -> Row:
+def _row(lab: ListedLab) -> Row:
     there = f"{len(lab.nodes)} of {lab.wanted}"
     phase = "training" if lab.phase == "running" else lab.phase  # as a run calls it
     return lab.name, phase, str(lab.recoveries), there, lab.folder or "(its owner's)"
@@ -267,3 +272,60 @@ def _save(finder: Finder, notice_s: float) -> None:
         complain(f"no version was saved: {saved.reason}")
     else:
         tell(f"version {saved.version} is whole in {saved.url}")
+
+
+# -- top -------------------------------------------------------------------------------------------
+
+
+EVERY_S: Final = 1.0
+
+
+def top_command(arguments: Sequence[str]) -> int:
+    """Show a run until it is over; Ctrl-C ends the showing, not the run.
+
+    Into a pipe or a file goes a screen each time, one below the other.
+    """
+    options = parser_of("top", top_command.__doc__)
+    options.add_argument(
+        "--every",
+        type=seconds,
+        default=EVERY_S,
+        metavar="S",
+        help="seconds between two screens (%(default).0f)",
+    )
+    asked = options.parse_args(arguments)
+    finder = finder_of(asked)
+    shown_no_more = f"{finder.name} is no longer shown; that changes nothing for it"
+    with interrupt_says(lambda: shown_no_more), watched(finder) as run:
+
+        def draw(told: RunReducer, now_s: float) -> RenderableType:
+            return screen(told, now_s, beside_of(finder, run))
+
+        shown_on = console()
+        is_over = run.ask(_is_over)
+        with _shown(shown_on, run.ask(draw)) as show:
+            while not is_over:
+                time.sleep(asked.every)
+                is_over = run.ask(_is_over)
+                show(run.ask(draw))
+    return Exit.FINISHED
+
+
+def _is_over(run: RunReducer, _now_s: float) -> bool:
+    return run.course.is_over
+
+
+@contextmanager
+def _shown(on: Console, first: RenderableType) -> Iterator[Callable[[RenderableType], None]]:
+    """Gives what shows the next screen in the place of the last one; in a pipe, below it."""
+    if not on.is_terminal:
+
+        def below(screen: RenderableType) -> None:
+            on.print(screen)
+            on.file.flush()  # whoever reads a pipe is not to wait for a full buffer
+
+        below(first)
+        yield below
+        return
+    with Live(first, console=on, auto_refresh=False) as live:
+        yield lambda screen: live.update(screen, refresh=True)

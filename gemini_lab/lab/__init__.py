@@ -4,11 +4,10 @@
                     earlier runs left; run and runs; followed, a run as its log shows it
     its nodes       cluster, the contract; agents implements it, by starting, connections, loop;
                     announcement is the lab's key in the store, roster lists living nodes
-    from elsewhere  control and attached, by attach and run_locator; detached starts a run that
-                    outlives its launcher, owner keeps its log; preemption ends a run in time,
-                    interrupts reports what Ctrl-C ended
-    what is seen    progress and bars; pages loads the dashboards of gemini_lab_widgets
-    metrics         metrics, served; sinks and otlp, sent
+    from elsewhere  control and attached, by run_locator; detached starts a run that outlives its
+                    launcher, owner keeps its log
+    what is seen    progress; pages loads the dashboards of gemini_lab_widgets
+    metrics         metrics, served or sent, the latter also by otlp
     trying a script check, with hints by script_source, beside under_torchrun; profile_script, by
                     profile_runner, on a network of namespaces
 

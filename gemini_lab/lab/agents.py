@@ -15,7 +15,7 @@ from gemini_lab.errors import ConfigError, GeminiError, LaunchError
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.announcement import Announcement
 from gemini_lab.lab.cluster import Audience
-from gemini_lab.lab.connections import ANSWER_S, Connections
+from gemini_lab.lab.connections import ANSWER_S, AgentConnections
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.roster import Roster
 from gemini_lab.launch.operator import Operator
@@ -42,7 +42,7 @@ LEAVE_S: Final = 20.0
 
 
 class AgentCluster:
-    """Implements `Cluster` with real agents.
+    """Implements `NodeCluster` with real agents.
 
     Args:
         store: The lab's.
@@ -64,7 +64,7 @@ class AgentCluster:
         beside: str | None = None,
     ) -> None:
         self._beside = beside
-        self._connections = Connections(operator.token, self, self._begin)
+        self._connections = AgentConnections(operator.token, self, self._begin)
         self._are_met = asyncio.Event()
         self._store, self._operator = store, operator
         self._loop, self._audience = loop, audience

@@ -33,7 +33,7 @@ class RunOwner(Protocol):
         """Pass a request to the run with this number on to its root agent."""
 
 
-class Cluster(RunOwner, Protocol):
+class NodeCluster(RunOwner, Protocol):
     """Nodes that are up, until `close`."""
 
     @property
@@ -81,5 +81,5 @@ class Audience(Protocol):
         """Nothing will come of the run under way any more."""
 
 
-Starter = Callable[[LabConfig, LoopThread, Audience], Cluster]
+Starter = Callable[[LabConfig, LoopThread, Audience], NodeCluster]
 """Starts a cluster; returns when its nodes are up."""

@@ -9,8 +9,7 @@ from typing import Any, Final, TypedDict
 from gemini_lab.errors import ConfigError, kind_of
 from gemini_lab.launch.join import NO_TOKEN, WAIT_S, check_name, find_token
 from gemini_lab.launch.mpi import Hosts
-from gemini_lab.launch.provider import Provider
-from gemini_lab.launch.providers import parse_provider
+from gemini_lab.launch.provider import Provider, parse_provider
 from gemini_lab.limits import require_text
 from gemini_lab.log.file import RUNS_FOLDER
 from gemini_lab.node.etcd_address import EtcdAddress

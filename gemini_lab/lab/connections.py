@@ -33,7 +33,7 @@ class Listener(Protocol):
         """The agent of this node said something."""
 
 
-class Connections:
+class AgentConnections:
     """One connection to each agent; what was said on one that broke is heard on the next.
 
     Args:

@@ -43,14 +43,14 @@ LOOK_S: Final = 0.1
 BLOCK_BYTES: Final = 1 << 20
 
 
-class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OwnerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The way to a run's owner: what the file says."""
 
     address: str
     token: str
 
 
-class Told(Protocol):
+class LoggedRun(Protocol):
     """A run with a log, and listeners to what its workers print: a `Run`."""
 
     log: Path
@@ -85,7 +85,7 @@ class ControlServer:
         self,
         loop: LoopThread,
         act: Callable[[Ask | InjectFailure], str],
-        newest: Callable[[], Told | None],
+        newest: Callable[[], LoggedRun | None],
         *,
         host: str = "127.0.0.1",
         token: str = "",
@@ -113,7 +113,7 @@ class ControlServer:
 
     def open_to(self, folder: Path) -> None:
         """Leave the way to this lab in a run's folder, for its user alone."""
-        write_secret(folder / CONTROL_FILE, Way(address=self.address, token=self._token))
+        write_secret(folder / CONTROL_FILE, OwnerAddress(address=self.address, token=self._token))
 
     def see_off(self, timeout_s: float) -> None:
         """Wait until those who follow the log have hung up, but not longer than `timeout_s`."""
@@ -135,7 +135,7 @@ class ControlServer:
         finally:
             self._channels.discard(channel)
 
-    async def _send_log(self, channel: Channel, run: Told, from_bytes: int) -> None:
+    async def _send_log(self, channel: Channel, run: LoggedRun, from_bytes: int) -> None:
         """Send whole lines as they come, until the follower hangs up."""
         self._followers += 1
         forget = run.listen(
@@ -198,14 +198,14 @@ def write_secret(path: Path, value: msgspec.Struct) -> None:
         raise
 
 
-def way_in(folder: Path) -> Way:
+def way_in(folder: Path) -> OwnerAddress:
     """The way to the owner of the live run in `folder`.
 
     Raises:
         RunGoneError: No live run is there, or it is another user's.
     """
     try:
-        return msgspec.json.decode(read_bytes(folder / CONTROL_FILE), type=Way)
+        return msgspec.json.decode(read_bytes(folder / CONTROL_FILE), type=OwnerAddress)
     except FileNotFoundError as error:
         raise RunGoneError(
             f"no live run is in {folder}: it is over, or whoever owned it is gone; `gemini-lab "
@@ -218,7 +218,7 @@ def way_in(folder: Path) -> Way:
         ) from error
 
 
-def owner_listens(way: Way) -> bool:
+def owner_listens(way: OwnerAddress) -> bool:
     """Whether anybody is at the end of `way`, as far as can be told: a killed owner leaves it."""
     host, _, port = way.address.rpartition(":")
     try:
@@ -239,7 +239,7 @@ def ask(folder: Path, request: AnyRequest | InjectFailure) -> str:
     return ask_by(way_in(folder), request)
 
 
-def ask_by(way: Way, request: AnyRequest | InjectFailure) -> str:
+def ask_by(way: OwnerAddress, request: AnyRequest | InjectFailure) -> str:
     """Have the owner at the end of `way` do something; returns what it did.
 
     Raises:
@@ -254,7 +254,7 @@ def ask_by(way: Way, request: AnyRequest | InjectFailure) -> str:
     raise ConfigError(f"the lab at {way.address} is closing")
 
 
-def described(way: Way) -> RunDescribed | None:
+def described(way: OwnerAddress) -> RunDescribed | None:
     """How the run is whose owner is at the end of `way`; `None` if it does not tell.
 
     Raises:
@@ -264,7 +264,7 @@ def described(way: Way) -> RunDescribed | None:
     return answer if isinstance(answer, RunDescribed) else None
 
 
-def _answer_to(way: Way, request: Message) -> Message | None:
+def _answer_to(way: OwnerAddress, request: Message) -> Message | None:
     try:
         return asyncio.run(_ask(way, request))
     except (OSError, EOFError, TimeoutError) as error:
@@ -274,7 +274,7 @@ def _answer_to(way: Way, request: Message) -> Message | None:
         ) from error
 
 
-async def _ask(way: Way, request: Message) -> Message | None:
+async def _ask(way: OwnerAddress, request: Message) -> Message | None:
     channel = await connect(way.address, way.token, ControlHello(), timeout_s=ANSWER_S)
     channel.send(request)
     async with asyncio.timeout(ANSWER_S):

@@ -21,7 +21,7 @@ from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.etcd import Embedded
 from gemini_lab.launch.etcd_members import COUNT, Members
 from gemini_lab.launch.join import check_name, prefix_of, say
-from gemini_lab.launch.providers import AutoScaling, Slurm
+from gemini_lab.launch.provider import AutoScaling, Slurm
 from gemini_lab.log.events import LabStarted
 from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.node.config import LAB_FILE, LAB_KEY, Detached, LabRecord

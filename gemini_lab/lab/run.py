@@ -93,7 +93,7 @@ class Run(FollowedRun, Requestable):
         self._lock = threading.Lock()
         self.reopen: Callable[[Path], None] = lambda _: None
         self._told_removals = 0
-        self._recoveries, self._placed = Recoveries(), Placed()
+        self._recoveries, self._placed = RecoveriesOnce(), Placed()
         self._training_since_s: float | None = None
         self._pace = Pace()
 
@@ -364,7 +364,7 @@ class OutputFiles:
 # -- events that a new root agent repeats ----------------------------------------------------------
 
 
-class Recoveries:
+class RecoveriesOnce:
     """Takes each recovery's start and end once.
 
     A root agent that is elected says the newest ones again: where its predecessor was cut off as it

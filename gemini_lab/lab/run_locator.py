@@ -14,7 +14,7 @@ import msgspec
 
 from gemini_lab.display import readable
 from gemini_lab.errors import GeminiError
-from gemini_lab.lab.control import OwnerAwayError, RunGoneError, Way, way_in
+from gemini_lab.lab.control import OwnerAddress, OwnerAwayError, RunGoneError, way_in
 from gemini_lab.launch.etcd import Authority
 from gemini_lab.launch.join import check_name, find_token, prefix_of
 from gemini_lab.limits import read_bytes
@@ -54,7 +54,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         prefix = prefix_of(self.name)
         return SealedStore(self.etcd, prefix, token=self.token, identity=identity)
 
-    def way(self) -> Way:
+    def way(self) -> OwnerAddress:
         """Where the owner listens now.
 
         Raises:
@@ -79,7 +79,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise OwnerAwayError(
                 f"the lab {self.name!r} has no owner yet; try again in some seconds"
             )
-        return Way(address=items[OWNER_KEY], token=self.token)
+        return OwnerAddress(address=items[OWNER_KEY], token=self.token)
 
 
 def access_in(folder: Path) -> Access | None:
@@ -129,7 +129,7 @@ class Finder:
         """What opens the run, if it is detached."""
         return self.access or (None if self.folder is None else access_in(self.folder))
 
-    def way(self) -> Way:
+    def way(self) -> OwnerAddress:
         """Where its owner listens now.
 
         Raises:
@@ -157,7 +157,7 @@ class Finder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedLab:
     """A lab in a store.
 
     Attributes:
@@ -177,7 +177,7 @@ class Listed:
     folder: str
 
 
-def labs_in(address: EtcdAddress) -> list[Listed]:
+def labs_in(address: EtcdAddress) -> list[ListedLab]:
     """The labs in a store, by name, as whoever writes there has it: no token proves them.
 
     Raises:
@@ -199,11 +199,11 @@ def labs_in(address: EtcdAddress) -> list[Listed]:
     return found
 
 
-def _listed(name: str, items: dict[str, str]) -> Listed:
+def _listed(name: str, items: dict[str, str]) -> ListedLab:
     lab = msgspec.json.decode(items[LAB_KEY], type=LabRecord)
     state = RootState.from_text(items["state"]) if "state" in items else RootState()
     nodes = [key.removeprefix(NODES) for key in items if key.startswith(NODES)]
-    return Listed(
+    return ListedLab(
         name=name,
         phase=state.phase,
         recoveries=state.story.recoveries,

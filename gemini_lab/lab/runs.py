@@ -10,7 +10,7 @@ from pathlib import Path
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Order
-from gemini_lab.lab.cluster import Cluster
+from gemini_lab.lab.cluster import NodeCluster
 from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
@@ -117,7 +117,7 @@ def said(event: AnyEvent) -> Entry:
     return Entry(at_s=time.time(), node="lab", event=event)
 
 
-def lab_started(config: LabConfig, cluster: Cluster) -> Entry:
+def lab_started(config: LabConfig, cluster: NodeCluster) -> Entry:
     """That the lab's nodes are up, for the head of a run's log."""
     return said(
         LabStarted(

@@ -14,8 +14,14 @@ import msgspec
 
 from gemini_lab.display import last_lines
 from gemini_lab.errors import LaunchError
-from gemini_lab.launch.etcd_keeper import KEEPER_LOG, Stay, leave_keeper, start_keeper
-from gemini_lab.launch.etcd_server import LOG, Member
+from gemini_lab.launch.etcd_keeper import (
+    KEEPER_LOG,
+    LOG,
+    MemberProcess,
+    Stay,
+    leave_keeper,
+    start_keeper,
+)
 from gemini_lab.launch.mpi import find_program
 from gemini_lab.limits import read_end
 from gemini_lab.node.control_store import StoreUnavailableError
@@ -114,7 +120,7 @@ def start_member(
     cluster: str,
     is_first: bool = True,
     is_durable: bool = False,
-) -> tuple[Member, subprocess.Popen[bytes]]:
+) -> tuple[MemberProcess, subprocess.Popen[bytes]]:
     """Start a member of an etcd, and its keeper in a session of its own.
 
     Args:
@@ -131,7 +137,7 @@ def start_member(
     end_left_stores()
     host, _, port = endpoint.rpartition(":")
     folder, held = hold(f"{FOLDER}{port}-")
-    member = Member(
+    member = MemberProcess(
         binary=binary,
         folder=str(folder),
         client=f"https://{endpoint}",
@@ -196,7 +202,7 @@ def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
                 end_store(member.folder)
 
 
-def _wait_for(member: Member, address: EtcdAddress, keeper: subprocess.Popen[bytes]) -> None:
+def _wait_for(member: MemberProcess, address: EtcdAddress, keeper: subprocess.Popen[bytes]) -> None:
     """Wait until the only member answers.
 
     Raises:
@@ -214,7 +220,7 @@ def _wait_for(member: Member, address: EtcdAddress, keeper: subprocess.Popen[byt
         raise LaunchError(f"{what} did not start: {trouble}; {way_out}") from error
 
 
-def _trouble_of(keeper: subprocess.Popen[bytes], member: Member) -> str:
+def _trouble_of(keeper: subprocess.Popen[bytes], member: MemberProcess) -> str:
     """What a member's keeper and program printed beside a log, and how the keeper ended."""
     printed: list[str] = []
     for name in (KEEPER_LOG, LOG):

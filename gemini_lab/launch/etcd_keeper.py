@@ -1,11 +1,11 @@
-"""Keeps one member of an etcd running: one that dies or hangs is started again on its data.
+"""A member of a lab's own etcd, and the keeper that starts it again when it dies or hangs.
 
-Run as `python -m gemini_lab.launch.etcd_keeper PREFIX FD MEMBER`, with the prefix of its lab's
-keys, the descriptor that holds the folder, and a `Member` as JSON, it keeps etcd as its child, ends
-it in the end, and removes its folder. The end comes when standard input closes: that happens when
-whoever started it ends, however that is. If it was told of a lab before (`Stay`), it comes as
-`LabEnd` says; an agent tells by SIGTERM. If the keeper is killed, etcd lives on, and
-`node.orphan_etcd` says who ends it.
+Run as `python -m gemini_lab.launch.etcd_keeper PREFIX FD MEMBER`, with the prefix of the lab's
+keys, the descriptor that holds the folder, and a `MemberProcess` as JSON. The keeper has etcd as a
+child, ends it in the end, and removes its folder. It ends when its standard input closes, which
+happens when its starter ends, in whatever way. If it was given a lab before (`Stay`), it ends as
+`LabEnd` says, or on SIGTERM from an agent. If the keeper is killed, etcd lives on, and
+`node.orphan_etcd` says which process ends it.
 """
 
 import math
@@ -13,28 +13,163 @@ import os
 import select
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import closing, suppress
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 import psutil
 
 from gemini_lab.job import python_command
-from gemini_lab.launch.etcd_server import Member
 from gemini_lab.node.config import LAB_KEY, OVER_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
-from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_address import EtcdAddress, OwnCertificates
 from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.freeze_guard import end_stopped
 from gemini_lab.node.membership import NODES
-from gemini_lab.node.orphan_etcd import LAB
+from gemini_lab.node.orphan_etcd import CLIENTS_AT, DATA, LAB
 from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of, reap
+
+ASK_S: Final = 2.0  # for an answer to whether it is well
+LOG: Final = "etcd.log"
+LOG_BYTES: Final = 16 * 2**20
+AUTHORITY: Final = "authority.pem"
+CERTIFICATE: Final = "certificate.pem"
+KEY: Final = "key.pem"
+PEERS_AT: Final = "--listen-peer-urls"
+_LAST_WORDS: Final = frozenset({"panic", "fatal"})
+
+
+class _LogLine(msgspec.Struct, frozen=True):
+    """A line of etcd's log."""
+
+    level: str
+    msg: str
+    error: str = ""
+
+
+class MemberProcess(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One member of an etcd, as its keeper starts it.
+
+    Attributes:
+        binary: The program.
+        folder: For data, log and certificates; its user's alone.
+        client: The URL for clients.
+        peer: The URL for other members.
+        name: Its own, in `cluster`.
+        cluster: `name=peer URL` of each member, separated by commas.
+        is_first: Whether the etcd begins with it, and with those in `cluster`.
+        is_durable: Whether data outlives the machine's power; an only member ends with its lab.
+    """
+
+    binary: str
+    folder: str
+    client: str
+    peer: str
+    name: str
+    cluster: str
+    is_first: bool = True
+    is_durable: bool = False
+
+    def write(self, certificate: OwnCertificates) -> None:
+        """Write the certificate that it shows, and that of the authority which it trusts."""
+        folder = Path(self.folder)
+        (folder / AUTHORITY).write_text(certificate.authority_pem)
+        (folder / CERTIFICATE).write_text(certificate.pem)
+        (folder / KEY).touch(mode=0o600)  # before the key is in it
+        (folder / KEY).write_text(certificate.key_pem)
+
+    def command(self) -> list[str]:
+        """Return the command that starts it."""
+        known = {
+            "--name": self.name,
+            "--data-dir": f"{self.folder}/{DATA}",
+            CLIENTS_AT: self.client,
+            "--advertise-client-urls": self.client,
+            PEERS_AT: self.peer,
+            "--initial-advertise-peer-urls": self.peer,
+            "--initial-cluster": self.cluster,
+            "--initial-cluster-state": "new" if self.is_first else "existing",
+            "--auto-compaction-retention": "5m",
+        }
+        # An entry that a stranger gives to the port for peers is applied past all passwords, and
+        # what a password is to guard is open before it is set: so both ports want a certificate.
+        for door in ("--", "--peer-"):
+            known |= {
+                f"{door}cert-file": f"{self.folder}/{CERTIFICATE}",
+                f"{door}key-file": f"{self.folder}/{KEY}",
+                f"{door}trusted-ca-file": f"{self.folder}/{AUTHORITY}",
+            }
+        words = [word for pair in known.items() for word in pair]
+        words += ["--client-cert-auth", "--peer-client-cert-auth"]
+        return [self.binary, *words, *([] if self.is_durable else ["--unsafe-no-fsync"])]
+
+    def start(self, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+        """Start it on whatever data there is.
+
+        Args:
+            held: The descriptor that holds the folder: it is in use as long as it runs.
+        """
+        with (Path(self.folder) / LOG).open("ab") as log:
+            return subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={name: text for name, text in os.environ.items() if not _leads_astray(name)},
+                pass_fds=held,
+            )
+
+    def bound_log(self) -> None:
+        """Keep the newest of what it has said: `etcd.log` and, before that, `etcd.log.1`."""
+        log = Path(self.folder) / LOG
+        with suppress(OSError):
+            if log.stat().st_size > LOG_BYTES:
+                with suppress(OSError):  # a full disk has no room for both
+                    shutil.copyfile(log, log.with_name(f"{LOG}.1"))
+                os.truncate(log, 0)  # etcd appends, and goes on at its beginning
+
+    def trouble(self) -> str:
+        """Return its last words if it ended by itself; else an empty text."""
+        last = ""
+        with suppress(OSError), (Path(self.folder) / LOG).open("rb") as log:
+            for line in log:
+                with suppress(msgspec.MsgspecError):
+                    said = msgspec.json.decode(line, type=_LogLine)
+                    last = f"{said.msg}: {said.error}" if said.level in _LAST_WORDS else last
+        return last
+
+    def answers(self) -> bool:
+        """Return whether it says how it is, be that well or ill."""
+        at, folder = urlsplit(self.client), Path(self.folder)
+        try:
+            trust = ssl.create_default_context(cafile=folder / AUTHORITY)
+            trust.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+            asked = HTTPSConnection(str(at.hostname), at.port, timeout=ASK_S, context=trust)
+            with closing(asked):
+                asked.request("GET", "/health")
+                asked.getresponse()
+        except (OSError, HTTPException):
+            return False
+        return True
+
+
+def _leads_astray(variable: str) -> bool:
+    """Return whether etcd would heed a user's variable: as a proxy, or as an option of its own."""
+    is_proxy = variable.lower() in {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy"}
+    return is_proxy or (variable.startswith("ETCD_") and variable != "ETCD_UNSUPPORTED_ARCH")
+
+
+# -- one member ------------------------------------------------------------------------------------
+
 
 KEEPER_LOG: Final = "keeper.log"
 """What a keeper says that fails, in its member's folder."""
@@ -46,7 +181,7 @@ LONGEST_PAUSE_S: Final = 30.0  # between starts of one that ends at once, as one
 
 
 class Stay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a keeper is told: live on as long as a lab.
+    """An order to a keeper to live as long as a lab.
 
     Attributes:
         address: The whole etcd's.
@@ -57,8 +192,8 @@ class Stay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     has_begun: bool
 
 
-def start_keeper(member: Member, prefix: str, held: int) -> subprocess.Popen[bytes]:
-    """A keeper of this member, in a session of its own; its input is a pipe.
+def start_keeper(member: MemberProcess, prefix: str, held: int) -> subprocess.Popen[bytes]:
+    """Start a keeper of this member, in a session of its own; its input is a pipe.
 
     Args:
         member: What it keeps.
@@ -89,9 +224,11 @@ def leave_keeper(keeper: "subprocess.Popen[bytes]", stay: Stay) -> None:
     reap(keeper)  # this process may outlive the lab: a notebook does
 
 
-def keep(member: Member, prefix: str, hung_s: float = HUNG_S, *, held: Sequence[int] = ()) -> None:
-    """Run etcd until standard input closes, or until the lab is over of which that told."""
-    told: list[int] = []  # an event's lock would be taken twice where two signals come at once
+def keep(
+    member: MemberProcess, prefix: str, hung_s: float = HUNG_S, *, held: Sequence[int] = ()
+) -> None:
+    """Run etcd until standard input closes, or, if a lab was named there, until that is over."""
+    told: list[int] = []  # not an Event: a second signal would take its lock twice, and hang
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     server = _Server(member, hung_s, held)
@@ -113,14 +250,14 @@ def keep(member: Member, prefix: str, hung_s: float = HUNG_S, *, held: Sequence[
 class _Server:
     """A member that runs, or is to run again."""
 
-    def __init__(self, member: Member, hung_s: float, held: Sequence[int]) -> None:
+    def __init__(self, member: MemberProcess, hung_s: float, held: Sequence[int]) -> None:
         self._member, self._hung_s, self._held = member, hung_s, held
         self._pause_s = 0.0
         self._etcd = member.start(held)
         self._began_s = self._heard_s = self._asked_s = time.monotonic()
 
     def look(self) -> None:
-        """Start it again if it is over, or says nothing for too long."""
+        """Start it again if it has ended, or does not answer for too long."""
         now = time.monotonic()
         if now - self._asked_s > HEALTH_S:
             self._asked_s = now
@@ -141,7 +278,7 @@ class _Server:
 
 
 class _Lab:
-    """A lab, as its agents here and its etcd tell of it."""
+    """A lab, as seen by its agents on this machine and by its etcd."""
 
     def __init__(self, stay: Stay, prefix: str) -> None:
         self._prefix = prefix
@@ -151,7 +288,7 @@ class _Lab:
         self._looked_s = -AGENTS_LOOK_S
 
     def lasts(self, *, is_over: bool) -> bool:
-        """Whether the keeper is to stay.
+        """Return whether the keeper is to stay.
 
         Args:
             is_over: Whether an agent has said that the lab is over.
@@ -168,7 +305,7 @@ class _Lab:
             return None
 
     def _are_agents_here(self) -> bool:
-        """Whether one of the lab's agents runs on this machine."""
+        """Return whether one of the lab's agents runs on this machine."""
         self._agents = [agent for agent in self._agents if is_alive(agent)]
         if not self._agents and time.monotonic() >= self._looked_s + AGENTS_LOOK_S:
             self._looked_s = time.monotonic()
@@ -177,7 +314,7 @@ class _Lab:
 
 
 def _read(fd: int, *, within_s: float) -> bytes | None:
-    """What comes through a pipe within a time; `b""`: its other end is closed, `None`: nothing."""
+    """Read a pipe for up to `within_s`; return `b""` at its end, `None` if nothing came."""
     readable, _, _ = select.select([fd], [], [], within_s)
     if not readable:
         return None
@@ -197,7 +334,7 @@ AGENTS_END_S: Final = 30.0  # for agents here to end, when one of them says that
 
 
 class LabEnd:
-    """What a keeper knows of its lab, told a few times a second.
+    """A keeper's decision when to end, by what it hears of its lab a few times a second.
 
     Args:
         now_s: Of a clock that nobody sets, as all its times.
@@ -217,7 +354,7 @@ class LabEnd:
         is_told: bool = False,
         names: AbstractSet[str] | None = None,
     ) -> bool:
-        """Whether the keeper is to end.
+        """Return whether the keeper is to end.
 
         Args:
             now_s: The time.
@@ -235,7 +372,7 @@ class LabEnd:
         return now_s >= self._seen_s + (DEAF_S if self._has_begun else BEGIN_S)
 
     def _is_over(self, now_s: float, names: AbstractSet[str]) -> bool:
-        """Whether the store says so; else what it says is noted."""
+        """Return whether the store says so; else remember what it says."""
         if any(key.startswith(NODES) for key in names):
             self._nodes_s = now_s
         if LAB_KEY in names and now_s < self._nodes_s + FORSAKEN_S:
@@ -245,4 +382,8 @@ class LabEnd:
 
 
 if __name__ == "__main__":
-    keep(msgspec.json.decode(sys.argv[3], type=Member), prefix=sys.argv[1], held=[int(sys.argv[2])])
+    keep(
+        msgspec.json.decode(sys.argv[3], type=MemberProcess),
+        prefix=sys.argv[1],
+        held=[int(sys.argv[2])],
+    )

@@ -21,7 +21,7 @@ import msgspec
 
 from gemini_lab.display import complain
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
-from gemini_lab.launch.provider import TOKEN_VARIABLE, Joined, Supply
+from gemini_lab.launch.provider import TOKEN_VARIABLE, JoinedNodes, Supply
 from gemini_lab.limits import read_file
 from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import (
@@ -45,10 +45,10 @@ LOOK_S: Final = 0.25
 CHECK_S: Final = 5.0  # how often a provider is asked whether those that are to come still are
 SAY_AGAIN_S: Final = 15.0
 PLACES: Final = "places/"
-"""Before each name that was taken: its key has the `Place`, and none is given twice."""
+"""Before each name that was taken: its key has the `NamePlace`, and none is given twice."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NamePlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who took a node's name.
 
     Attributes:
@@ -161,7 +161,7 @@ def take_name(store: EtcdStore, host: str, *, machine: str = "", first: int = 0)
         machine: Its id, as whatever started it calls it; by default its name.
         first: The number to try first, where whoever starts the agents counts them.
     """
-    place = Place(host=host, machine=machine or host, nonce=secrets.token_hex(8))
+    place = NamePlace(host=host, machine=machine or host, nonce=secrets.token_hex(8))
     claim = msgspec.json.encode(place).decode()
     number = first
     while True:
@@ -179,10 +179,10 @@ def _is_place(key: str) -> bool:
     return key.startswith(PLACES)
 
 
-def places(items: Mapping[str, str]) -> dict[str, Place]:
+def places(items: Mapping[str, str]) -> dict[str, NamePlace]:
     """Who took each name, be it registered or not."""
     return {
-        key.removeprefix(PLACES): msgspec.json.decode(claim, type=Place)
+        key.removeprefix(PLACES): msgspec.json.decode(claim, type=NamePlace)
         for key, claim in items.items()
         if _is_place(key)
     }
@@ -257,8 +257,8 @@ class JoinOperator:
             except GeminiError as error:
                 self.tell(f"machines may not have been given back: {error}")
 
-    def _joined(self, items: Mapping[str, str]) -> Joined:
-        return Joined(
+    def _joined(self, items: Mapping[str, str]) -> JoinedNodes:
+        return JoinedNodes(
             machine_of={name: place.machine for name, place in places(items).items()},
             up=node_addresses(items).keys(),
             known=self._met,

@@ -31,7 +31,7 @@ TIDY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class MpiAnswer:
     """What came of an MPI program.
 
     Attributes:
@@ -87,7 +87,7 @@ def _end_forsaken(within_s: float) -> None:
 
 def run_with_order(
     command: Sequence[str], order: str, *, env: Mapping[str, str], limit_s: float
-) -> Told:
+) -> MpiAnswer:
     """Run `mpiexec` until it ends, giving its program an order of one line.
 
     It ends with this process, also where that is killed.
@@ -128,7 +128,7 @@ def run_with_order(
         errors.seek(max(0, os.fstat(errors.fileno()).st_size - END_BYTES))
         text = errors.read().strip() or "\n".join(said)
     answer = next((line for line in said if line.startswith("[{")), None)
-    return Told(answer=answer, code=process.returncode, text=text, is_late=late.is_set())
+    return MpiAnswer(answer=answer, code=process.returncode, text=text, is_late=late.is_set())
 
 
 @contextmanager

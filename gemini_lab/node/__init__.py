@@ -3,9 +3,9 @@
     the agent       agent joins and watches; supervisor has workers and memory, and does what is
                     ordered; lab_link has the ways out, tasks the work beside; config, machine
     workers         host starts and ends them, through warm and preload, or cold; worker is one;
-                    listener receives what they send, watch
-                    judges it, worker_history keeps it; build_locks frees what killed ones held
-    memory          memory_manager and shard_writer, by bulk: bulk_process touches every byte
+                    listener receives, judges and keeps what they send; build_locks removes what
+                    killed ones held
+    memory          memory_manager, by bulk: bulk_process touches every byte
     root agent      root_role, while this node has it: root_shell acts, by agent_links
     the store       etcd_client asks etcd, at an etcd_address; control_store has its errors;
                     sealed_store believes only what the lab wrote; membership keeps the lease and

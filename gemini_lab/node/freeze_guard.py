@@ -20,8 +20,7 @@ from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdStore
-from gemini_lab.node.processes import AGENT, processes_of, reap
-from gemini_lab.node.watch import is_process_stopped
+from gemini_lab.node.processes import AGENT, is_process_stopped, processes_of, reap
 
 PROGRAM: Final = "gemini_lab.node.freeze_guard"
 LOOK_S: Final = 1.0

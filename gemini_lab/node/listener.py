@@ -1,21 +1,40 @@
 """What a node's workers say: passed on to the log and the root agent, or answered from memory."""
 
-import msgspec
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
 
+import msgspec
+from msgspec.structs import replace
+
+from gemini_lab.engine.heartbeat import BEAT_S
 from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.kept.workers import KeptWorkers
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Protected, VersionComplete
+from gemini_lab.log.events import (
+    CodeSeen,
+    Iteration,
+    IterationBegun,
+    Protected,
+    RewindFailed,
+    Rewound,
+    ShardRestored,
+    VersionComplete,
+    WrongSums,
+)
 from gemini_lab.node.host import Worker
 from gemini_lab.node.lab_link import LabLink, RootLink
-from gemini_lab.node.memory_manager import MemoryManager
-from gemini_lab.node.shard_writer import ShardWriter
+from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
+from gemini_lab.node.processes import is_process_stopped
 from gemini_lab.node.tasks import Tasks
-from gemini_lab.node.watch import WorkerWatch
-from gemini_lab.node.worker_history import WorkerHistory
+from gemini_lab.recovery.discarded_versions import joined, left_of
+from gemini_lab.recovery.hangs import STILL_S
 from gemini_lab.recovery.messages import (
     EndReached,
     EventSaid,
+    ExecutedAs,
     Held,
     Message,
     OldSlabsGiven,
@@ -32,7 +51,9 @@ from gemini_lab.recovery.messages import (
     Stands,
     WorkerPulse,
 )
+from gemini_lab.recovery.plan import VersionId
 from gemini_lab.recovery.protocol import HeardEvent
+from gemini_lab.recovery.wrong_sums import left_by
 
 
 class WorkerListener:
@@ -141,3 +162,227 @@ def told_of(entry: Entry, *, is_placed: bool) -> tuple[Entry, EventSaid | None]:
     is_first = isinstance(event, Protected) and event.rank == 0
     to_root = EventSaid(entry=brief if is_placed else entry)
     return entry if is_first else brief, to_root if isinstance(event, HeardEvent) else None
+
+
+# -- what they said, for later ---------------------------------------------------------------------
+
+
+REMEMBERED: Final = 32  # words of a worker on its iterations, two of each
+
+
+_DECISIVE: Final = (
+    Protected,
+    CodeSeen,
+    ShardRestored,
+    IterationBegun,
+    VersionComplete,
+    RewindFailed,
+)
+"""Of these the newest of each rank is said again when a connection to a root agent broke: the last
+version of a run, say, is saved when all ranks have said that it is whole. So are the ends that a
+rank has come to since its last iteration: another rank that has begun one waits in vain."""
+
+Word = Entry | EndReached | ScriptFinished
+
+
+class WorkerHistory:
+    """What workers of one node said.
+
+    Attributes:
+        protected: What the last one that is protected said of it.
+        left: What their rewinds left behind.
+        wrong_sums: What one of the last start said of machines that compute wrong.
+    """
+
+    def __init__(self) -> None:
+        self.protected: Protected | None = None
+        self.left: tuple[VersionId, ...] = ()
+        self.wrong_sums: WrongSums | None = None
+        self._decisive: dict[tuple[int, type, str], tuple[int, Word]] = {}  # in order; its epoch
+        self._code: dict[str, ExecutedAs] = {}
+        self._run: int | None = None  # whose all of this is
+        self._said: defaultdict[int, deque[IterationBegun | Iteration]] = defaultdict(
+            lambda: deque(maxlen=REMEMBERED)
+        )
+
+    def begin(self, run: int) -> None:
+        """Workers of a run start; what those of another one said is nobody's any more."""
+        if run != self._run:
+            self._said.clear()
+            self._run, self.left, self.protected, self._code = run, (), None, {}
+        self.wrong_sums = None
+        self._decisive.clear()
+
+    def decisive(self, epoch: int) -> list[Word]:
+        """Return what workers of an epoch said once, and the root agent waits for, in order."""
+        return [word for made_in, word in self._decisive.values() if made_in == epoch]
+
+    def end(self, said: EndReached | ScriptFinished) -> None:
+        """Keep that something of a rank is over, until the rank does another iteration."""
+        what = said.what if isinstance(said, EndReached) else ""
+        self._keep(said.rank, type(said), said.epoch, said, what=what)
+
+    def code(self, run: int) -> dict[str, ExecutedAs]:
+        """Return how a run's workers executed the script's files last, by name."""
+        return self._code if run == self._run else {}
+
+    def iterations(self, run: int) -> list[IterationBegun | Iteration]:
+        """What a run's workers said of their newest iterations, rank by rank."""
+        return [one for said in self._said.values() for one in said] if run == self._run else []
+
+    def take(self, entry: Entry) -> None:
+        """A worker said something."""
+        event = entry.event
+        if isinstance(event, CodeSeen):  # a rank that imports while it trains says several
+            self._code |= {name: (event.epoch, one) for name, one in event.files.items()}
+            of_epoch = {n: one for n, (epoch, one) in self._code.items() if epoch == event.epoch}
+            entry = replace(entry, event=replace(event, files=of_epoch))
+        if isinstance(event, _DECISIVE):
+            self._keep(event.rank, type(event), event.epoch, entry)
+        match event:
+            case IterationBegun():
+                self._said[event.rank].append(event)
+            case Iteration(restored=False):
+                self._said[event.rank].append(event)
+                self._forget(event.rank, EndReached)
+            case Protected():
+                self.protected = event
+            case Rewound():
+                self._go_back(event, left_of(event, run=self._run or 0))
+            case WrongSums():
+                self.wrong_sums = event
+                if event.goes_back:
+                    self._go_back(event, left_by(event, run=self._run or 0))
+
+    def _go_back(self, event: Rewound | WrongSums, left: VersionId) -> None:
+        """A worker goes back to a version: what it did after that counts no more."""
+        kept = [one for one in self._said[event.rank] if one.iteration <= event.version]
+        self._said[event.rank] = deque(kept, maxlen=REMEMBERED)
+        self._forget(event.rank, EndReached, IterationBegun)
+        self.left = joined(self.left, [left])
+
+    def _keep(self, rank: int, kind: type, epoch: int, word: Word, *, what: str = "") -> None:
+        """Keep a word as the newest of its kind."""
+        self._decisive.pop((rank, kind, what), None)
+        self._decisive[rank, kind, what] = epoch, word
+
+    def _forget(self, rank: int, *kinds: type) -> None:
+        for key in [key for key in self._decisive if key[0] == rank and key[1] in kinds]:
+            del self._decisive[key]
+
+
+# -- what is seen of them --------------------------------------------------------------------------
+
+
+NOTHING: Final = "nothing"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One worker.
+
+    Attributes:
+        pulse: What it said last.
+        is_new: Whether that was after the last look.
+        silent_s: How long ago it was, as far as this agent itself was awake.
+        told: What the root was told last, without its times.
+    """
+
+    pulse: WorkerPulse
+    is_new: bool = False
+    silent_s: float = 0.0
+    told: object = None
+
+
+class WorkerWatch:
+    """Which workers stand still, by what they say and by what their machine says of them.
+
+    Args:
+        is_stopped: Whether a process is stopped, by its id.
+        clock: Seconds, of a clock that nobody sets.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_stopped: Callable[[int], bool] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._is_stopped = is_stopped or is_process_stopped
+        self._clock = clock
+        self._looked_s = clock()
+        self._seen: dict[tuple[int, int], _Seen] = {}  # by rank and epoch
+
+    def hear(self, pulse: WorkerPulse) -> None:
+        """A worker lives."""
+        seen = self._seen.get((pulse.rank, pulse.epoch))
+        if seen is not None:
+            seen.pulse, seen.is_new = pulse, True
+
+    def look(self, workers: Iterable[Worker]) -> list[WorkerPulse]:
+        """What the root is to be told now; called about once a second.
+
+        Args:
+            workers: Those that run.
+        """
+        now = self._clock()
+        # An agent that did not run itself has heard nobody meanwhile.
+        passed_s, self._looked_s = min(now - self._looked_s, 2 * BEAT_S), now
+        running = {(one.rank, one.epoch): one for one in workers if one.status == "running"}
+        self._seen = {who: self._seen.get(who) or _Seen(_first(who)) for who in running}
+        told = []
+        for who, seen in self._seen.items():
+            seen.silent_s = 0.0 if seen.is_new else seen.silent_s + passed_s
+            seen.is_new = False
+            picture = self._picture(seen, running[who].pid)
+            if (key := _without_times(picture)) != seen.told:
+                seen.told = key
+                told.append(picture)
+        return told
+
+    @property
+    def held_locks(self) -> list[str]:
+        """The locks of compilations that workers hold."""
+        return [one.pulse.lock for one in self._seen.values() if one.pulse.compiles]
+
+    def forget_told(self) -> None:
+        """Another root asks: it is told all of it, at the next look."""
+        for seen in self._seen.values():
+            seen.told = NOTHING
+
+    def _picture(self, seen: _Seen, pid: int | None) -> WorkerPulse:
+        """A worker as the root is to see it now."""
+        pulse, silent_s = seen.pulse, seen.silent_s
+        if silent_s < STILL_S:
+            return pulse
+        return msgspec.structs.replace(
+            pulse,
+            still_s=pulse.still_s + silent_s,
+            idle_s=pulse.idle_s + silent_s,
+            silent_s=silent_s,
+            is_stopped=pid is not None and self._is_stopped(pid),
+        )
+
+
+def _first(who: tuple[int, int]) -> WorkerPulse:
+    """Of a worker that has not spoken yet."""
+    rank, epoch = who
+    return WorkerPulse(rank=rank, epoch=epoch)
+
+
+def _without_times(pulse: WorkerPulse) -> object:
+    """What makes a pulse news: nothing does as long as its worker gets on."""
+    is_paused, is_silent = pulse.doing in {"paused", "held"}, pulse.silent_s > 0
+    if pulse.still_s < STILL_S and not is_paused:
+        return None
+    return (
+        pulse.doing,
+        pulse.detail,
+        pulse.calls,
+        pulse.waits_in,
+        pulse.lock,
+        pulse.runs_other,
+        pulse.idle_s >= STILL_S,
+        is_silent,
+        pulse.is_stopped,
+    )

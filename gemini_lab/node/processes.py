@@ -45,6 +45,14 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def is_process_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger holds this process."""
+    try:
+        return psutil.Process(pid).status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+    except psutil.Error:
+        return False
+
+
 def release_store(prefix: str) -> None:
     """Tell the keeper of a member of the lab's own etcd, if one is here, that the lab is over."""
     for keeper in processes_of(STORE_KEEPER, prefix):

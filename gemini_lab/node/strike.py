@@ -17,8 +17,7 @@ from gemini_lab.node.config import AgentConfig
 from gemini_lab.node.freeze_guard import stand_guard
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink, RootLink
-from gemini_lab.node.memory_manager import MemoryManager
-from gemini_lab.node.shard_writer import ShardWriter
+from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
 from gemini_lab.recovery.messages import Cut, Flawed
 
 

@@ -17,13 +17,11 @@ from gemini_lab.node.build_locks import BuildLocks
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.lab_link import LabLink, RootLink
-from gemini_lab.node.listener import WorkerListener
+from gemini_lab.node.listener import WorkerHistory, WorkerListener
 from gemini_lab.node.machine import network_of
-from gemini_lab.node.memory_manager import MemoryManager
+from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
 from gemini_lab.node.processes import held_bytes
-from gemini_lab.node.shard_writer import ShardWriter
 from gemini_lab.node.tasks import Tasks
-from gemini_lab.node.worker_history import WorkerHistory
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,

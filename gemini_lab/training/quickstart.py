@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from gemini_lab.display import interrupt_says
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.injector.failures import NodeLoss, RootLoss, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.config import LabConfig
-from gemini_lab.lab.interrupts import interrupt_says
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.progress import show_progress
 from gemini_lab.lab.submission import Submission

@@ -131,7 +131,7 @@ NO_WAITS = {
     "launch.etcd_members.PATIENCE_S": "a call",
     "launch.etcd_members.DEAD_S": "a call",
     "launch.mpi_order.ORDER_S": "a call",
-    "launch.providers.ANSWER_S": "a call",
+    "launch.provider.ANSWER_S": "a call",
     "node.control_store.PATIENCE_S": "a call",
     "node.warm.ANSWER_S": "a call",
 }

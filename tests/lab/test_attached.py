@@ -16,9 +16,9 @@ from gemini_lab.errors import RunFailedError
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.control import (
     ControlServer,
+    OwnerAddress,
     OwnerAwayError,
     RunGoneError,
-    Way,
     read_lines,
     way_in,
 )
@@ -111,7 +111,7 @@ def test_who_follows_an_owner_whose_machine_falls_silent_looks_for_the_next():
         command = network.command(0, [sys.executable, "-c", OWNS, host, TOKEN])
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
             port = owner.stdout.readline().strip()
-            ways = iter([Way(address=f"{host}:{port}", token=TOKEN)])
+            ways = iter([OwnerAddress(address=f"{host}:{port}", token=TOKEN)])
 
             def find():
                 if (way := next(ways, None)) is None:
@@ -190,7 +190,7 @@ def owner_of(log):
         LoopThread() as loop,
         ControlServer(loop, lambda _: "", lambda: Told(log), token=TOKEN) as server,
     ):
-        yield Way(address=server.address, token=TOKEN)
+        yield OwnerAddress(address=server.address, token=TOKEN)
 
 
 def test_a_follower_finds_the_next_owner_and_misses_nothing(tmp_path):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gemini_lab.lab.agents import AgentCluster
-from gemini_lab.lab.connections import Connections
+from gemini_lab.lab.connections import AgentConnections
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import NodeReady, Note, RunFinished
@@ -217,7 +217,7 @@ def test_whose_lease_had_run_out_is_connected_to_anew_and_heard_once():
     async def meet_again():
         spawned = []
         listener = SimpleNamespace(hear=lambda _, said: told.append(said.entry.event.text))
-        connections = Connections(
+        connections = AgentConnections(
             TOKEN, listener, lambda work: spawned.append(asyncio.create_task(work))
         )
         agent = AgentStandIn("node-1")

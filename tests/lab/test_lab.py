@@ -15,7 +15,7 @@ from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
 from gemini_lab.errors import WIDE, ConfigError, LaunchError, RunFailedError
 from gemini_lab.job import job_of
 from gemini_lab.lab.config import LabConfig, config_of
-from gemini_lab.lab.control import CONTROL_FILE, Way, ask, write_secret
+from gemini_lab.lab.control import CONTROL_FILE, OwnerAddress, ask, write_secret
 from gemini_lab.lab.detached import RunRecord, start_detached
 from gemini_lab.lab.run import OutputFiles
 from gemini_lab.lab.submission import Submission
@@ -319,7 +319,7 @@ def test_a_detached_run_that_cannot_keep_its_log_starts_nothing_and_leaves_nothi
 
 def test_a_secret_that_a_full_disk_does_not_take_leaves_nothing(tmp_path):
     with full_at(10), pytest.raises(OSError, match="too large"):
-        write_secret(tmp_path / CONTROL_FILE, Way(address="127.0.0.1:1", token="secret"))
+        write_secret(tmp_path / CONTROL_FILE, OwnerAddress(address="127.0.0.1:1", token="secret"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -30,15 +30,15 @@ from gemini_lab.launch.etcd import (
     own_address,
     start_etcd,
 )
-from gemini_lab.launch.etcd_keeper import HUNG_S
-from gemini_lab.launch.etcd_server import (
+from gemini_lab.launch.etcd_keeper import (
     AUTHORITY,
     CERTIFICATE,
+    HUNG_S,
     KEY,
     LOG,
     LOG_BYTES,
     PEERS_AT,
-    Member,
+    MemberProcess,
 )
 from gemini_lab.launch.mpi import find_program
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
@@ -50,11 +50,11 @@ from gemini_lab.node.processes import STORE_KEEPER
 PATIENCE_S = 60.0
 
 
-def member_in(folder: Path, binary: str) -> tuple[Member, EtcdAddress]:
+def member_in(folder: Path, binary: str) -> tuple[MemberProcess, EtcdAddress]:
     """A member that is not started yet, and how it is reached."""
     authority, ports = Authority.make(), [free_port("127.0.0.1") for _ in range(2)]
     client, peer = (f"https://127.0.0.1:{port}" for port in ports)
-    member = Member(
+    member = MemberProcess(
         binary=binary,
         folder=str(folder),
         client=client,
@@ -69,7 +69,7 @@ def member_in(folder: Path, binary: str) -> tuple[Member, EtcdAddress]:
 @contextlib.contextmanager
 def kept(
     folder: Path, hung_s: float, program: Path | None = None
-) -> Iterator[tuple[Member, EtcdAddress, psutil.Process]]:
+) -> Iterator[tuple[MemberProcess, EtcdAddress, psutil.Process]]:
     """An etcd with its keeper; by a link to etcd, where that is named."""
     try:
         binary = find_etcd()
@@ -83,8 +83,8 @@ def kept(
     code = textwrap.dedent(f"""
         import msgspec
         from gemini_lab.launch.etcd_keeper import keep
-        from gemini_lab.launch.etcd_server import Member
-        member = msgspec.json.decode({msgspec.json.encode(member)!r}, type=Member)
+        from gemini_lab.launch.etcd_keeper import MemberProcess
+        member = msgspec.json.decode({msgspec.json.encode(member)!r}, type=MemberProcess)
         keep(member, prefix='', hung_s={hung_s})
     """)
     keeper = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)

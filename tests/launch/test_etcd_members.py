@@ -19,9 +19,8 @@ from test_etcd import PATIENCE_S, until
 from gemini_lab.errors import LaunchError
 from gemini_lab.job import python_command
 from gemini_lab.launch.etcd import Authority, find_etcd, own_address
-from gemini_lab.launch.etcd_keeper import LEAVE_S
+from gemini_lab.launch.etcd_keeper import LEAVE_S, MemberProcess
 from gemini_lab.launch.etcd_members import MemberPlace, join_cluster, start_members
-from gemini_lab.launch.etcd_server import Member
 from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_client import EtcdStore
@@ -46,7 +45,7 @@ def keepers(prefix) -> dict[str, psutil.Process]:
     found = {}
     for process in processes_of(STORE_KEEPER, prefix):
         try:
-            member = msgspec.json.decode(process.cmdline()[-1], type=Member)
+            member = msgspec.json.decode(process.cmdline()[-1], type=MemberProcess)
         except psutil.Error:  # it has ended
             continue
         found[member.client.removeprefix("https://")] = process

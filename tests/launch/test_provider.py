@@ -11,8 +11,7 @@ from store_stand_in import StoreStandIn
 from gemini_lab import AutoScaling, Fleet, Invitation, Lab, Slurm
 from gemini_lab.errors import CapacityError, ConfigError, LaunchError
 from gemini_lab.launch.join import JoinOperator, take_name
-from gemini_lab.launch.provider import Joined, Supply, missing
-from gemini_lab.launch.providers import parse_provider
+from gemini_lab.launch.provider import JoinedNodes, Supply, missing, parse_provider
 from gemini_lab.node.etcd_address import EtcdAddress
 
 TOKEN = "0123456789abcdef"
@@ -73,7 +72,7 @@ def operator(cloud, wait_s=30.0):
 
 
 def joined(machine_of=None, up=(), known=()):
-    return Joined(machine_of=machine_of or {}, up=up, known=known)
+    return JoinedNodes(machine_of=machine_of or {}, up=up, known=known)
 
 
 def fleet(*running, promised=0):

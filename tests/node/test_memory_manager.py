@@ -19,8 +19,7 @@ from gemini_lab.errors import CapacityError, ConfigError, IntegrityError
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.node.bulk import IDLE_S, BulkEndedError, BulkProcesses
 from gemini_lab.node.bulk_process import do
-from gemini_lab.node.memory_manager import MemoryManager
-from gemini_lab.node.shard_writer import ShardWriter
+from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
 from gemini_lab.recovery.messages import (
     FreeSlabs,
     KeptCopy,

@@ -5,8 +5,7 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.node.listener import told_of
-from gemini_lab.node.worker_history import WorkerHistory
+from gemini_lab.node.listener import WorkerHistory, told_of
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.messages import EndReached, EventSaid, ScriptFinished
 from gemini_lab.settings import Settings

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gemini_lab.node.watch import WorkerWatch
+from gemini_lab.node.listener import WorkerWatch
 from gemini_lab.recovery.messages import WorkerPulse
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.node.worker_history import WorkerHistory
+from gemini_lab.node.listener import WorkerHistory
 from gemini_lab.recovery.messages import EndReached, EventSaid, ScriptError, ScriptFinished
 
 from .story import RUN, Story
