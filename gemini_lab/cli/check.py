@@ -88,7 +88,7 @@ def command(arguments: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `gemini-lab check`."""
+    """Return the options of `gemini-lab check`."""
     options = argparse.ArgumentParser(
         prog="gemini-lab check",
         description="Train some iterations of a script: in a small lab, under plain torchrun, and "
@@ -138,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def render(checked: Checked) -> Iterator[str]:
-    """The verdict for people."""
+    """Yield the verdict for people."""
     scope = f"{checked.iterations} iterations by {checked.ranks} ranks on {checked.nodes} nodes"
     took = format_seconds(checked.duration_s)
     yield f"{TITLES[checked.verdict]}: {scope}, in {took}"

@@ -78,7 +78,7 @@ def examine() -> list[Finding]:
 
 
 def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
-    """The interpreter."""
+    """Look at the interpreter."""
     found = f"{'.'.join(map(str, version))} at {sys.executable}"
     if version >= NEEDED_PYTHON:
         return Finding(name="python", state="ok", found=found)
@@ -88,7 +88,7 @@ def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
 
 
 def package(name: str, *, module: str | None = None) -> Finding:
-    """A package that is needed, by its name in the package index."""
+    """Look at a package that is needed, by its name in the package index."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -99,7 +99,7 @@ def package(name: str, *, module: str | None = None) -> Finding:
 
 
 def torch() -> Finding:
-    """PyTorch, and the device that it would train on."""
+    """Look at PyTorch, and at the device that it would train on."""
     installed = package("torch")
     if installed.state == "missing":
         return installed
@@ -115,7 +115,7 @@ def torch() -> Finding:
 
 
 def deepspeed() -> Finding:
-    """DeepSpeed, which every worker imports."""
+    """Look at DeepSpeed, which every worker imports."""
     installed = package("deepspeed")
     if installed.state == "missing":
         return installed
@@ -142,7 +142,7 @@ def _obstacle() -> str:
 
 
 def kept_processes(obstacle: Callable[[], str] = _obstacle) -> Finding:
-    """Whether ranks can keep their process through a recovery, where `keep_processes` asks it."""
+    """Look whether ranks can keep their process through a recovery, as `keep_processes` asks."""
     try:
         found = obstacle()
     except (ImportError, OSError) as error:
@@ -154,7 +154,7 @@ def kept_processes(obstacle: Callable[[], str] = _obstacle) -> Finding:
 
 
 def mpi(find: Callable[[], str] = find_mpiexec) -> Finding:
-    """The MPI launcher, and whether it has user-level failure mitigation (ULFM)."""
+    """Look at the MPI launcher, and whether it has user-level failure mitigation (ULFM)."""
     try:
         path = find()
     except LaunchError:
@@ -171,7 +171,7 @@ def mpi(find: Callable[[], str] = find_mpiexec) -> Finding:
 
 
 def etcd(find: Callable[[], str] = find_etcd) -> Finding:
-    """The etcd server that a lab starts unless it is told of another one."""
+    """Look at the etcd server that a lab starts unless it is told of another one."""
     try:
         path = find()
     except LaunchError:
@@ -188,7 +188,7 @@ def etcd(find: Callable[[], str] = find_etcd) -> Finding:
 
 
 def cores(count: int | None = None) -> Finding:
-    """The processors that this process may use."""
+    """Look at the processors that this process may use."""
     if count is None:
         usable = getattr(os, "sched_getaffinity", None)
         count = len(usable(0)) if usable else os.cpu_count() or 1
@@ -203,7 +203,7 @@ def cores(count: int | None = None) -> Finding:
 
 
 def memory(free_bytes: int | None = None, bound_by: str = "") -> Finding:
-    """What is free on the machine, or in its container if that is less."""
+    """Look at the memory that is free on the machine, or in its container if that is less."""
     if free_bytes is None:
         free = free_memory()
         free_bytes, bound_by = free.size_bytes, free.bound_by
@@ -220,14 +220,14 @@ def memory(free_bytes: int | None = None, bound_by: str = "") -> Finding:
 
 
 def slabs() -> Finding:
-    """Whether memory can be had that belongs to a process and is open to others."""
+    """Look whether memory can be had that belongs to a process and is open to others."""
     if hasattr(os, "memfd_create"):
         return Finding(name="slabs", state="ok", found="memfd")
     return Finding(name="slabs", state="ok", found="unlinked shared-memory files (no memfd here)")
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - looked at, not used
-    """Whether /dev/shm can be used; replicas do not need it where there is memfd."""
+    """Return whether /dev/shm can be used; replicas do not need it where there is memfd."""
     if path.is_dir() and os.access(path, os.W_OK):
         free_bytes = shutil.disk_usage(path).free
         return Finding(name=str(path), state="ok", found=f"{format_bytes(free_bytes)} free")
@@ -240,7 +240,7 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - loo
 
 
 def ports(wanted: int = 16) -> Finding:
-    """Whether this user can listen on loopback ports, which agents and etcd do."""
+    """Look whether this user can listen on loopback ports, which agents and etcd do."""
     held = []
     try:
         for _ in range(wanted):
@@ -259,7 +259,7 @@ def ports(wanted: int = 16) -> Finding:
 
 
 def folder(path: Path | None = None) -> Finding:
-    """Whether runs can keep their logs here."""
+    """Look whether runs can keep their logs here."""
     path = path or Path.cwd()
     if os.access(path, os.W_OK):
         free_bytes = shutil.disk_usage(path).free
@@ -273,7 +273,7 @@ def folder(path: Path | None = None) -> Finding:
 
 
 def ssh() -> Finding:
-    """What a lab on several machines needs, unless Slurm starts it."""
+    """Look for `ssh`, which a lab on several machines needs, unless Slurm starts it."""
     if path := shutil.which("ssh"):
         return Finding(name="ssh", state="ok", found=path)
     return Finding(
@@ -285,7 +285,7 @@ def ssh() -> Finding:
 
 
 def slurm(environment: Mapping[str, str] = os.environ) -> Finding:
-    """Whether this is inside an allocation of Slurm."""
+    """Look whether this is inside an allocation of Slurm."""
     if job := environment.get("SLURM_JOB_ID"):
         nodes = environment.get("SLURM_JOB_NUM_NODES", "?")
         return Finding(name="slurm", state="ok", found=f"job {job} with {nodes} nodes")
@@ -300,7 +300,7 @@ def slurm(environment: Mapping[str, str] = os.environ) -> Finding:
 
 
 def first_line(command: Sequence[str]) -> str | None:
-    """The first line that a program prints, None if it does not run."""
+    """Return the first line that a program prints, None if it does not run."""
     try:
         done = subprocess.run(
             command,
@@ -318,7 +318,7 @@ def first_line(command: Sequence[str]) -> str | None:
 
 
 def _ulfm(mpiexec: str) -> str:
-    """Whether the MPI of this launcher mitigates failures; a lab does not need it."""
+    """Return whether the MPI of this launcher mitigates failures; a lab does not need it."""
     info = Path(mpiexec).with_name("ompi_info")
     if not info.exists():
         return "ULFM unknown"
@@ -338,7 +338,7 @@ def _ulfm(mpiexec: str) -> str:
 
 
 def ulfm_in(ompi_info: str) -> str:
-    """What `ompi_info` printed about ULFM."""
+    """Return what `ompi_info` printed about ULFM."""
     for line in ompi_info.splitlines():
         subject, _, answer = line.partition(":")
         if subject.strip() == "Fault Tolerance support":
@@ -347,7 +347,7 @@ def ulfm_in(ompi_info: str) -> str:
 
 
 def render(findings: Sequence[Finding]) -> str:
-    """The findings as a table, and a verdict."""
+    """Return the findings as a table, and a verdict."""
     width = max(len(finding.name) for finding in findings)
     indent = " " * (width + 13)
     lines = []
@@ -365,7 +365,7 @@ def render(findings: Sequence[Finding]) -> str:
 
 
 def _wrapped(text: str, first: str, then: str) -> list[str]:
-    """`text` in a terminal's lines; a path stays whole, so that it can be copied."""
+    """Return `text` in a terminal's lines; a path stays whole, so that it can be copied."""
     return textwrap.wrap(
         text,
         WIDTH,

@@ -39,7 +39,7 @@ class ConfigBlock:
 
 
 def find_block(job: Job) -> ConfigBlock:
-    """The block in a JSON file that the job's arguments name, or its script.
+    """Return the block in a JSON file that the job's arguments name, or its script.
 
     The script alone decides what it hands to `deepspeed.initialize`, so this is a guess, and says
     so.
@@ -79,7 +79,7 @@ def look_at_tier(wanted: Submission, block: ConfigBlock) -> None:
 
 
 def _block_in(path: Path) -> dict[str, SettingValue] | None:
-    """The block in a file; `None` if there is none.
+    """Return the block in a file; `None` if there is none.
 
     Raises:
         ConfigError: Nobody can read it, or it is too large for a configuration.
@@ -104,7 +104,7 @@ def _block_in(path: Path) -> dict[str, SettingValue] | None:
 
 
 def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) -> Iterator[str]:
-    """Every decision on a line, for people.
+    """Yield every decision on a line, for the user.
 
     Raises:
         ConfigError: The script's block is impossible.
@@ -137,7 +137,7 @@ def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) 
 
 
 def _if_short(seats: Seats, settings: Settings) -> str:
-    """What the run does that has lost a machine and has no other."""
+    """Return what the run does if a machine is lost and there is no other."""
     if settings.when_short == "wait":
         return "waits for a machine"
     placed = None if seats.placement is None else seats.placement.nodes
@@ -193,7 +193,7 @@ def _resumes(wanted: Submission, settings: Settings, *, ranks: int) -> str:
 
 
 def _seating(config: LabConfig, seats: Seats, settings: Settings) -> Iterator[str]:
-    """Who is where, and keeps whose shards."""
+    """Yield the nodes with their hosts, ranks and shards."""
     placed = seats.placed(settings)
     copies = f"{settings.replicas} copies of each shard"
     if settings.adapt_replicas:

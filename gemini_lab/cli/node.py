@@ -37,7 +37,7 @@ reads."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `gemini-lab node`."""
+    """Return the options of `gemini-lab node`."""
     options = argparse.ArgumentParser(prog="gemini-lab node", description=DESCRIPTION)
     options.add_argument("--etcd", required=True, metavar="HOST:PORT[,...]", help="the lab's etcd")
     options.add_argument("--lab", required=True, help="the name that `run --join` was given")
@@ -122,7 +122,7 @@ def _is_up(up: AgentUp, *, lab: str) -> None:
 
 
 def _adopt_environment(threads: int | None) -> None:
-    """Be rid of the launcher's own variables, and of the token, before workers inherit them."""
+    """Remove the launcher's variables, and the token, before workers inherit them."""
     clean = agent_environment(threads)
     clean.pop(TOKEN_VARIABLE, None)
     os.environ.clear()

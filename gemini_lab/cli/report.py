@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _entries(log: Path) -> Iterator[Entry]:
-    """What a log tells; on a terminal a bar says how far a long one is read."""
+    """Yield a log's entries; on a terminal a bar shows the progress of reading a long one."""
     with tqdm(
         total=log.stat().st_size,
         desc=f"reading {name_of(log)}",
@@ -121,7 +121,7 @@ def _entries(log: Path) -> Iterator[Entry]:
 
 
 def _window(text: str) -> tuple[float, float]:
-    """Two moments as `FROM:TO`."""
+    """Return two moments in `FROM:TO`."""
     try:
         from_s, to_s = map(float, text.split(":"))
     except ValueError as error:

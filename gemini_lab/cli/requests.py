@@ -180,7 +180,7 @@ class AwaitedDrain:
 
 
 def resize_command(arguments: Sequence[str]) -> int:
-    """Have a run go on with another number of nodes, and return when it does.
+    """Resize a run to another number of nodes, and return when it has changed.
 
     All ranks stop at the end of an iteration, and the shards of its version are divided again from
     memory, so nothing is done again. If machines are missing, the run trains on until they come.
@@ -253,7 +253,7 @@ class AwaitedSize:
 
 
 def rewind_command(arguments: Sequence[str]) -> int:
-    """Have training take back its newest iterations, and return when it has.
+    """Take back training's newest iterations, and return when that is done.
 
     All ranks go back to a version in their nodes' memory at the end of an iteration. Data read
     since then are skipped, unless --again is given.

@@ -39,7 +39,7 @@ TOO_SOON: Final = "interrupted before the run began; what was started for it has
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `gemini-lab run`."""
+    """Return the options of `gemini-lab run`."""
     options = argparse.ArgumentParser(
         prog="gemini-lab run",
         description="Run a training script on nodes whose failures it survives. The script calls "
@@ -208,7 +208,7 @@ def command(arguments: list[str]) -> int:
 
 
 def launch(options: argparse.Namespace) -> int:
-    """The same, with what `parser` read."""
+    """Return the same, with what `parser` read."""
     asked = lab_options(options)
     config = config_of(asked)
     wanted = checked(options, config)
@@ -234,7 +234,7 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def checked(options: argparse.Namespace, config: LabConfig) -> Submission:
-    """What is to run, if it can on such a lab: nothing has been started for it.
+    """Return what is to run, if it can on such a lab: nothing has been started for it.
 
     Raises:
         ConfigError: It cannot.
@@ -272,7 +272,7 @@ def say_starting(seats: Seats) -> None:
 
 
 def lab_options(options: argparse.Namespace) -> LabOptions:
-    """What the command line asks of the lab."""
+    """Return the lab's options on the command line."""
     return {
         "nodes": options.nodes,
         "standbys": options.standbys,
@@ -309,7 +309,7 @@ def detach(config: LabConfig, wanted: Submission) -> int:
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, SettingValue]:
-    """The settings that were given on the command line."""
+    """Return the settings that were given on the command line."""
     given = {
         "replicas": options.replicas,
         "persistent_url": options.persistent_url,
@@ -325,7 +325,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, SettingValue]:
 
 
 def replicas_of(text: str) -> int | str:
-    """A number of copies, or that they follow the risk; an option's `type`."""
+    """Return a number of copies, or that they follow the risk; an option's `type`."""
     if text == AUTO:
         return text
     try:
@@ -335,7 +335,7 @@ def replicas_of(text: str) -> int | str:
 
 
 def setting_of(text: str) -> tuple[str, SettingValue]:
-    """`NAME=VALUE` as a setting; the value is JSON, or a word."""
+    """Return `NAME=VALUE` as a setting; the value is JSON, or a word."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise ConfigError(f"cannot read the setting {shown(text)}; write --set NAME=VALUE")
@@ -351,7 +351,7 @@ def setting_of(text: str) -> tuple[str, SettingValue]:
 
 
 def hosts_of(options: argparse.Namespace) -> Sequence[str] | str | None:
-    """Hosts from the options, or from the Slurm allocation that this process is in."""
+    """Return hosts from the options, or from the Slurm allocation that this process is in."""
     if options.hosts is not None and options.hostfile is not None:
         raise ConfigError("give --hosts or --hostfile, not both")
     if options.hosts is not None:
@@ -389,7 +389,7 @@ def follow(run: Run, notice_s: float) -> Exit:
 
 
 def told_of(run: Run) -> str:
-    """What there is of a run that Ctrl-C has ended, with its lab."""
+    """Return what is left of a run that Ctrl-C has ended, with its lab."""
     lines = [
         f"interrupted at iteration {run.iteration}; nothing of {run.name} runs any more",
         f"  its log is in {run.folder}",

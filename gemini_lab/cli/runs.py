@@ -40,7 +40,7 @@ RUN_HELP: Final = "a run's folder, its name below --folder, or 'latest'"
 
 
 def parser_of(name: str, text: str | None, *, run: bool = True) -> argparse.ArgumentParser:
-    """The options of a command that finds a run, or only a store."""
+    """Return the options of a command that finds a run, or only a store."""
     options = argparse.ArgumentParser(prog=f"gemini-lab {name}", description=text)
     if run:
         options.add_argument(
@@ -51,7 +51,7 @@ def parser_of(name: str, text: str | None, *, run: bool = True) -> argparse.Argu
 
 
 def add_finding(options: argparse.ArgumentParser, *, token: bool = True) -> None:
-    """The options that say where a run is; `finder_of` reads them."""
+    """Add the options that say where a run is; `finder_of` reads them."""
     options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
     options.add_argument(
         "--etcd",
@@ -70,14 +70,14 @@ def add_finding(options: argparse.ArgumentParser, *, token: bool = True) -> None
 
 
 def finder_of(options: argparse.Namespace) -> Finder:
-    """The finder of the run that is asked for."""
+    """Return the finder of the run that is asked for."""
     return Finder.of(
         options.run, below=options.folder, store=options.etcd, token_file=options.token_file
     )
 
 
 def same_run(options: argparse.Namespace) -> str:
-    """The words that name the run of `options` to another command."""
+    """Return the words that name the run of `options` to another command."""
     places = {
         "--folder": None if options.folder == RUNS_FOLDER else options.folder,
         "--etcd": options.etcd,
@@ -117,7 +117,7 @@ def _row(lab: ListedLab) -> Row:
 
 
 def _row_of(folder: Path) -> Row:
-    """The row of a run whose folder is here; empty if it is not under way."""
+    """Return the row of a run whose folder is here; empty if it is not under way."""
     gone = ("", "", "", "", "")
     access = access_in(folder)
     if access is None:
@@ -130,7 +130,7 @@ def _row_of(folder: Path) -> Row:
 
 
 def _row_of_owner(folder: Path) -> Row | None:
-    """The row of a run that belongs to the process that started it, as that tells it."""
+    """Return the row of a run that belongs to the process that started it, as that tells it."""
     try:
         if not owner_listens(way := way_in(folder)):
             return None
@@ -181,7 +181,7 @@ def status_command(arguments: Sequence[str]) -> int:
 
 
 def beside_of(finder: Finder, run: LogFollower) -> Beside:
-    """What is known of a run beside what its log says, at this moment."""
+    """Return what is known of a run beside its log, at this moment."""
     access = finder.opens
     owner = _owner(finder)
     words = {
@@ -197,7 +197,7 @@ def beside_of(finder: Finder, run: LogFollower) -> Beside:
 
 
 def _owner(finder: Finder) -> str:
-    """Where somebody keeps the log; empty where there is nobody any more."""
+    """Return where the log's owner listens; empty if there is no owner any more."""
     try:
         way = finder.way()
         return f"listens on {way.address}" if owner_listens(way) else ""
@@ -265,7 +265,7 @@ def _ends_within(finder: Finder, wait_s: float) -> bool:
 
 
 def _save(finder: Finder, notice_s: float) -> None:
-    """Have a version go to the persistent tier, and say what came of it."""
+    """Save a version in the persistent tier, and print the outcome."""
     with AttachedRun(finder.name, finder.way, finder.folder) as run:
         saved = save_within(run.catch_up(), notice_s)
     if saved.version is None:
@@ -317,7 +317,7 @@ def _is_over(run: RunReducer, _now_s: float) -> bool:
 
 @contextmanager
 def _shown(on: Console, first: RenderableType) -> Iterator[Callable[[RenderableType], None]]:
-    """Gives what shows the next screen in the place of the last one; in a pipe, below it."""
+    """Give a function that shows the next screen in place of the last; in a pipe, below it."""
     if not on.is_terminal:
 
         def below(screen: RenderableType) -> None:

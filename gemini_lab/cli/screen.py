@@ -49,7 +49,7 @@ def console(*, soft_wrap: bool = False) -> Console:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What is known of a run beside what its log says.
+    """The facts on a run that its log does not have.
 
     Attributes:
         words: For people, by name, such as its folder.
@@ -61,7 +61,7 @@ class Beside:
 
 
 def screen(run: RunReducer, now_s: float, beside: Beside) -> RenderableType:
-    """The run at the moment `now_s` of its log's clock.
+    """Return the run at the moment `now_s` of its log's clock.
 
     Args:
         run: What its log comes to.
@@ -93,7 +93,7 @@ def screen(run: RunReducer, now_s: float, beside: Beside) -> RenderableType:
 
 
 def _marked(mark: str, text: str, *, style: str) -> Table:
-    """A text beside its mark: no line of it begins where lines of ours do, however narrow it is."""
+    """Return a text beside its mark; however narrow it is, no line of it begins at the margin."""
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -147,7 +147,7 @@ def _pace(run: RunReducer) -> str:
 
 
 def _logged(run: RunReducer) -> Iterator[str]:
-    """The newest values that the script logged, means over ranks."""
+    """Yield the newest values that the script logged, means over ranks."""
     for name in run.logged.names[:VALUES_SHOWN]:
         means = run.logged.told(name, until=run.reached.done()).means
         if len(means):
@@ -182,7 +182,7 @@ def _persistent(run: RunReducer, told: Status, now_s: float) -> Text:
 
 
 def _time(rows: Sequence[SpentRow]) -> Iterator[str]:
-    """The largest parts of the wall time; training comes first, however little it is."""
+    """Yield the largest parts of the wall time; training comes first, however little it is."""
     wall_s = sum(row.seconds for row in rows)
     others = sorted((row for row in rows if row.part != "training"), key=lambda row: -row.seconds)
     training = [row for row in rows if row.part == "training"]

@@ -30,7 +30,7 @@ _SAID_HERE: Final = {"--nodes", "--workers-per-node"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Torchrun's options, and those of `gemini-lab run` beside them."""
+    """Return the parser of torchrun's options, and those of `gemini-lab run` beside them."""
     from torch.distributed.run import get_args_parser  # noqa: PLC0415
 
     options: argparse.ArgumentParser = get_args_parser()
@@ -61,7 +61,7 @@ def command(arguments: list[str]) -> int:
 
 
 def translate(given: argparse.Namespace) -> tuple[argparse.Namespace, list[str]]:
-    """What `gemini-lab run` is to be told, and remarks on what is other than under torchrun.
+    """Return the options for `gemini-lab run`, and remarks on what differs from torchrun.
 
     Raises:
         ConfigError: It cannot be what was meant.
@@ -93,7 +93,7 @@ def translate(given: argparse.Namespace) -> tuple[argparse.Namespace, list[str]]
 
 
 def workers_of(asked: str) -> int:
-    """How many workers a node has by `--nproc-per-node`.
+    """Return how many workers a node has by `--nproc-per-node`.
 
     Raises:
         ConfigError: It cannot be read, or asks for what this machine lacks.
@@ -129,7 +129,7 @@ def require_one_start(given: argparse.Namespace) -> None:
 
 
 def nodes_of(nnodes: str) -> tuple[int, int]:
-    """The least and the most nodes of `N` or `MIN:MAX`.
+    """Return the least and the most nodes of `N` or `MIN:MAX`.
 
     Raises:
         ConfigError: It is neither.
@@ -148,7 +148,7 @@ def nodes_of(nnodes: str) -> tuple[int, int]:
 
 
 def without_meaning(asked: argparse.ArgumentParser, given: argparse.Namespace) -> list[str]:
-    """Torchrun's options that were given, and that `gemini-lab run` has no use for."""
+    """Return torchrun's options that were given, and that `gemini-lab run` has no use for."""
     ours = {action.dest for action in run.parser()._actions}  # noqa: SLF001
     return [
         action.option_strings[0]

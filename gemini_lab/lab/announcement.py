@@ -1,4 +1,4 @@
-"""What a lab says of itself in the store, for as long as it lives: its agents end without it."""
+"""A lab's key in the store, which stands as long as the lab: its agents end without it."""
 
 import asyncio
 from collections.abc import Collection
@@ -60,7 +60,7 @@ class Announcement:
             self._store.delete(key)
 
     def _announce(self) -> int:
-        """The lease for as long as which the key is there."""
+        """Return the lease for as long as which the key is there."""
         lease = self._store.grant(LEASE_S)
         if self._store.create(LAB_KEY, self._record, lease=lease):
             return lease

@@ -1,4 +1,4 @@
-"""What a lab needs of its nodes, and what it hears of them: two protocols."""
+"""The contracts between a lab and its nodes."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
@@ -12,7 +12,7 @@ from gemini_lab.recovery.requests import AnyRequest
 
 
 class RunOwner(Protocol):
-    """What a run asks of those whose nodes it is on."""
+    """The nodes of a run, as the run asks them."""
 
     @property
     def living(self) -> Sequence[str]:
@@ -23,7 +23,7 @@ class RunOwner(Protocol):
         """Whether all nodes are on this machine, and see its folders."""
 
     def obey(self, order: Order) -> None:
-        """Have a node do something to itself.
+        """Send a node an injected failure.
 
         Raises:
             ConfigError: No such node is there.
@@ -63,22 +63,22 @@ class NodeCluster(RunOwner, Protocol):
 
 
 class Audience(Protocol):
-    """Who is told what happens on the nodes, on the lab's thread."""
+    """The receiver of what happens on the nodes, on the lab's thread."""
 
     def take(self, entry: Entry) -> None:
-        """Something happened."""
+        """Receive an event."""
 
     def take_output(self, said: OutputSaid, *, node: str) -> None:
-        """A worker on `node` printed something."""
+        """Receive lines that a worker on `node` printed."""
 
     def take_note(self, text: str) -> None:
-        """Something is worth a line in the log."""
+        """Receive a text for the log."""
 
     def settle(self) -> None:
         """Return when what was taken is on the disk itself; called beside the lab's thread."""
 
     def take_end(self, reason: str) -> None:
-        """Nothing will come of the run under way any more."""
+        """End the run under way: nothing more will come of it."""
 
 
 Starter = Callable[[LabConfig, LoopThread, Audience], NodeCluster]

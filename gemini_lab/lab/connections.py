@@ -27,10 +27,10 @@ FLUSH_S: Final = 3.0  # for a node to say the last that it has to say of a run
 
 
 class Listener(Protocol):
-    """Who is told what agents say, on the lab's thread."""
+    """The receiver of what agents say, on the lab's thread."""
 
     def hear(self, name: str, message: Message) -> None:
-        """The agent of this node said something."""
+        """Handle a message of the agent of this node."""
 
 
 class AgentConnections:

@@ -56,7 +56,7 @@ class LoggedRun(Protocol):
     log: Path
 
     def describe(self) -> RunDescribed:
-        """How it is now."""
+        """Return how it is now."""
 
     def listen(self, listener: Callable[[int, list[str]], None]) -> Callable[[], None]:
         """Call `listener` with a rank and the lines it prints; gives what ends this."""
@@ -173,7 +173,7 @@ def close_control(folder: Path) -> None:
 
 
 def read_lines(log: Path, from_bytes: int) -> bytes:
-    """The next whole lines of a log from a byte on, a megabyte at most; none if there are none."""
+    """Return the next whole lines of a log from a byte on, a megabyte at most."""
     with log.open("rb") as file:
         file.seek(from_bytes)
         block = file.read(BLOCK_BYTES)
@@ -199,7 +199,7 @@ def write_secret(path: Path, value: msgspec.Struct) -> None:
 
 
 def way_in(folder: Path) -> OwnerAddress:
-    """The way to the owner of the live run in `folder`.
+    """Return the way to the owner of the live run in `folder`.
 
     Raises:
         RunGoneError: No live run is there, or it is another user's.
@@ -219,7 +219,7 @@ def way_in(folder: Path) -> OwnerAddress:
 
 
 def owner_listens(way: OwnerAddress) -> bool:
-    """Whether anybody is at the end of `way`, as far as can be told: a killed owner leaves it."""
+    """Return whether an owner listens there, as far as is seen: a killed one leaves its file."""
     host, _, port = way.address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=LISTENS_S).close()
@@ -231,7 +231,7 @@ def owner_listens(way: OwnerAddress) -> bool:
 
 
 def ask(folder: Path, request: AnyRequest | InjectFailure) -> str:
-    """Have the lab of the live run in `folder` do something; returns what it did.
+    """Send a request to the lab of the live run in `folder`; return the answer.
 
     Raises:
         ConfigError: No live run is there, or the lab refuses.
@@ -240,7 +240,7 @@ def ask(folder: Path, request: AnyRequest | InjectFailure) -> str:
 
 
 def ask_by(way: OwnerAddress, request: AnyRequest | InjectFailure) -> str:
-    """Have the owner at the end of `way` do something; returns what it did.
+    """Send a request to the owner at this address; return the answer.
 
     Raises:
         ConfigError: Nobody answers there, or the owner refuses.
@@ -255,7 +255,7 @@ def ask_by(way: OwnerAddress, request: AnyRequest | InjectFailure) -> str:
 
 
 def described(way: OwnerAddress) -> RunDescribed | None:
-    """How the run is whose owner is at the end of `way`; `None` if it does not tell.
+    """Return how the run is whose owner is at the end of `way`; `None` if it does not tell.
 
     Raises:
         ConfigError: Nobody answers there.

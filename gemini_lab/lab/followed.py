@@ -97,7 +97,7 @@ class FollowedRun:
         return self._seen.run.nodes.standbys
 
     def is_over_within(self, timeout_s: float) -> bool:
-        """Whether the run is over; waits for that, but not longer than `timeout_s`."""
+        """Return whether the run is over; waits for that, but not longer than `timeout_s`."""
         return self._over.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None, *, until: int | None = None) -> Self:
@@ -234,12 +234,12 @@ class Savable(FollowableRun, Protocol):
         """Its facts."""
 
     def save_version(self) -> object:
-        """Have the next version go to the persistent tier; returns at once."""
+        """Ask for the next version in the persistent tier; return at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What came of a notice.
+    """The outcome of a notice.
 
     Attributes:
         version: The newest one that reached the persistent tier meanwhile; `None` for none.
@@ -253,7 +253,7 @@ class Saved:
 
 
 def save_within(run: Savable, notice_s: float) -> Saved:
-    """Have `run` save a version that it makes from now on; waits for that up to `notice_s`."""
+    """Save a version that `run` makes from now on; wait for it up to `notice_s`."""
     settings = run.course.settings
     if not settings.get("persistent_url"):
         is_known = run.iteration and "persistent_url" in settings  # since the script's `protect`
@@ -268,7 +268,7 @@ def save_within(run: Savable, notice_s: float) -> Saved:
 
 
 def _wait(run: Savable, get: Callable[..., Entry], give_up_s: float, notice_s: float) -> Saved:
-    """The newest version that was saved: one that was begun meanwhile, or what there is at last."""
+    """Return the newest version that was saved, preferably one that was begun meanwhile."""
     begun: set[int] = set()
     newest = Saved(reason=f"none was whole there within the notice of {notice_s:.0f} s")
     while time.monotonic() < give_up_s:

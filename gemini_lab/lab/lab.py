@@ -205,7 +205,7 @@ class Lab:
         return report.plans[-1].profile
 
     def dashboard(self, **settings: Unpack[pages.PageSettings]) -> pages.Dashboard:
-        """A page that shows the newest run live, and goes on to the next one when it starts.
+        """Return a page that shows the newest run live, and goes on to the next one when it starts.
 
         It is served from a thread of this process until the lab is closed; as the last value of
         a cell it shows a link and itself. Calling again gives the same one.
@@ -232,7 +232,7 @@ class Lab:
         root: Decide | None = None,
         **settings: SettingValue,
     ) -> pages.Controls:
-        """Buttons for this lab below a cell: start, break something, stop.
+        """Return buttons for this lab below a cell: start, break something, stop.
 
         Args:
             job: What the start button starts; by default the newest run's job again.
@@ -263,7 +263,7 @@ class Lab:
 
     @property
     def folder(self) -> Path:
-        """Where runs keep their logs."""
+        """The folder in which runs keep their logs."""
         return self.config.folder
 
     @property
@@ -358,12 +358,12 @@ _open: Final[dict[Callable[[], None], int]] = {}
 
 
 def close_at_end(close: Callable[[], None]) -> None:
-    """Have `close` called when this program ends, however it does, unless it is killed."""
+    """Call `close` when this program ends, in whatever way but by SIGKILL."""
     _open[close] = os.getpid()
 
 
 def forget(close: Callable[[], None]) -> None:
-    """It need not be called any more."""
+    """Remove a call at the program's end."""
     _open.pop(close, None)
 
 

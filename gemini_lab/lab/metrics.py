@@ -42,7 +42,7 @@ class Sink(Protocol):
         """Take the next snapshot; the last one comes when the run is over, or no longer watched."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class CurvePoints:
@@ -53,7 +53,7 @@ class CurvePoints:
         self._iteration = -1
 
     def point(self, now: Snapshot) -> dict[str, float]:
-        """The next point's values by name; none where a snapshot is no point."""
+        """Return the next point's values by name; none where a snapshot is no point."""
         if now.iteration == self._iteration and not now.is_over:
             return {}
         self._iteration = now.iteration
@@ -111,7 +111,7 @@ class Wandb:
             self._run.log(point)
 
     def close(self) -> None:
-        """Have it sent, or written."""
+        """Wait until W&B has sent it, or written it."""
         self._run.finish()
 
 
@@ -151,12 +151,12 @@ def check_url(url: str) -> None:
 
 
 def is_sink(where: str) -> bool:
-    """Whether a place for metrics is one that they are sent to."""
+    """Return whether a place for metrics is one that they are sent to."""
     return where.partition(":")[0] in PACKAGES
 
 
 def open_sink(where: str, run: str) -> Sink:
-    """The sink that `KIND[:WHERE]` names, which was checked, for the metrics of a run."""
+    """Return the sink that `KIND[:WHERE]` names, which was checked, for the metrics of a run."""
     kind, _, place = where.partition(":")
     if kind == "tensorboard":
         return TensorBoard(Path(place) / run)
@@ -168,7 +168,7 @@ def open_sink(where: str, run: str) -> Sink:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package is there; a part of one that is not there is not there either."""
+    """Return whether a package is there; a part of one that is not there is not there either."""
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:
@@ -247,7 +247,7 @@ class Sender:
 
 
 def sender(run: LogFollower, name: str, places: Sequence[str]) -> Sender:
-    """Sends a run's metrics to `places` while its block lasts.
+    """Return what sends a run's metrics to `places` in its block.
 
     Raises:
         ConfigError: See `check_place`.
@@ -279,12 +279,12 @@ class RunCollector:
         self._run = run
 
     def collect(self) -> Iterator[Metric]:
-        """All of them, as they are now."""
+        """Yield all of them, as they are now."""
         yield from self._run.ask(lambda run, now_s: list(metrics_of(run, now_s=now_s)))
 
 
 def text_of(run: LogFollower) -> str:
-    """A run's metrics as text."""
+    """Return a run's metrics as text."""
     registry = CollectorRegistry()
     registry.register(RunCollector(run))
     return generate_latest(registry).decode()
@@ -365,7 +365,7 @@ def telling(run: HasFolder, places: Sequence[str]) -> Iterator[None]:
 
 
 def split_port(where: str) -> tuple[str, int]:
-    """`[ADDRESS:]PORT` as both.
+    """Return `[ADDRESS:]PORT` as both.
 
     Raises:
         ConfigError: It is none.

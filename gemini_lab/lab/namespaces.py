@@ -32,7 +32,7 @@ _BUCKET_S: Final = 0.004
 
 
 def why_not() -> str | None:
-    """Why this process cannot make namespaces, or `None` if it can."""
+    """Return why this process cannot make namespaces, or `None` if it can."""
     if sys.platform != "linux":
         return f"network namespaces are Linux's, this is {sys.platform}; pace the link instead"
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -50,7 +50,7 @@ def why_not() -> str | None:
 
 
 def unprivileged(command: Sequence[str]) -> list[str]:
-    """`command`, run as root of user and network namespaces of its own.
+    """Return `command`, run as root of user and network namespaces of its own.
 
     For a user without privileges, where the kernel allows it. All that the command does to
     interfaces ends with it.
@@ -72,7 +72,7 @@ class Namespace:
         self.hostname = hostname
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """`command`, to be run inside."""
+        """Return `command`, to be run inside."""
         return ["nsenter", f"--target={self.pid}", "--net", "--uts", "--", *command]
 
     def do(self, command: str) -> None:
@@ -137,19 +137,19 @@ class NodeNetwork:
         return "eth0"
 
     def address(self, node: int) -> str:
-        """The address of node number `node`, counted from 0."""
+        """Return the address of node number `node`, counted from 0."""
         return f"{self._subnet}.{node + 1}"
 
     def hostname(self, node: int) -> str:
-        """The hostname that commands on the node see: launchers tell nodes apart by it."""
+        """Return the hostname that commands on the node see: launchers tell nodes apart by it."""
         return f"{self._prefix}-{node}"
 
     def command(self, node: int, command: Sequence[str]) -> list[str]:
-        """`command`, to be run on node number `node`."""
+        """Return `command`, to be run on node number `node`."""
         return self._members[node].command(command)
 
     def node_of(self, pid: int) -> int | None:
-        """The number of the node on which a process runs; `None` if it is on none."""
+        """Return the number of the node on which a process runs; `None` if it is on none."""
         pids = [member.pid for member in self._members]
         where = [Path(f"/proc/{each}/ns/net").readlink() for each in (*pids, pid)]
         number = where.index(where[-1])
@@ -170,12 +170,12 @@ class NodeNetwork:
         self._handle(node, shaping(bytes_per_s), shaping(bytes_per_s))
 
     def mend(self, node: int) -> None:
-        """Let a node's link be what it was at the start."""
+        """Restore a node's link as it was at the start."""
         usual = None if self._bytes_per_s is None else shaping(self._bytes_per_s)
         self._handle(node, usual, usual)
 
     def _handle(self, node: int, sent: str | None, received: str | None) -> None:
-        """Have `tc` handle what a node sends and receives; `None`: as without it."""
+        """Make `tc` handle what a node sends and receives; `None` removes that."""
         member = self._members[node]
         ends = ((member, self.interface, sent), (self._switch, _port(member.pid), received))
         for namespace, interface, words in ends:
@@ -224,13 +224,13 @@ class NodeNetwork:
 
 
 def shaping(bytes_per_s: float) -> str:
-    """The `tc` words that shape one direction of a link."""
+    """Return the `tc` words that shape one direction of a link."""
     bucket_bytes = max(64 * 1024, math.ceil(bytes_per_s * _BUCKET_S))
     return f"tbf rate {round(bytes_per_s * 8)}bit burst {bucket_bytes} latency 100ms"
 
 
 def _port(pid: int) -> str:
-    """The switch's port to the namespace of process `pid`."""
+    """Return the switch's port to the namespace of process `pid`."""
     return f"port{pid}"
 
 

@@ -91,13 +91,13 @@ class Refusals(logging.Handler):
 
 
 def full_url(endpoint: str) -> str:
-    """The URL to which metrics are sent."""
+    """Return the URL to which metrics are sent."""
     has_path = bool(urlsplit(endpoint).path.strip("/"))
     return endpoint if has_path else endpoint.rstrip("/") + PATH
 
 
 def data_of(now: Snapshot, resource: Resource) -> otel.MetricsData:
-    """A snapshot in OpenTelemetry's words."""
+    """Return a snapshot in OpenTelemetry's words."""
     metrics = [one for metric in now.metrics for one in metric_of(metric, now)]
     scope = otel.ScopeMetrics(
         scope=InstrumentationScope(PREFIX), metrics=metrics, schema_url=resource.schema_url
@@ -109,7 +109,7 @@ def data_of(now: Snapshot, resource: Resource) -> otel.MetricsData:
 
 
 def metric_of(metric: Metric, now: Snapshot) -> Iterator[otel.Metric]:
-    """A metric in OpenTelemetry's words; nothing of one that has no value yet.
+    """Yield a metric in OpenTelemetry's words; nothing of one that has no value yet.
 
     Counters are cumulative sums, histograms cumulative histograms, and all else is a gauge, as
     OpenTelemetry's rules for Prometheus have it.
@@ -129,7 +129,7 @@ def metric_of(metric: Metric, now: Snapshot) -> Iterator[otel.Metric]:
 
 
 def points_of(metric: Metric, now: Snapshot) -> Sequence[otel.NumberDataPoint]:
-    """A point for each sample."""
+    """Return a point for each sample."""
     start, at = nanoseconds(now.started_s), nanoseconds(now.at_s)
     return [
         otel.NumberDataPoint(dict(one.labels), start, at, float(one.value))
@@ -138,7 +138,7 @@ def points_of(metric: Metric, now: Snapshot) -> Sequence[otel.NumberDataPoint]:
 
 
 def histogram_point(metric: Metric, now: Snapshot) -> otel.HistogramDataPoint:
-    """A histogram's only point; smallest and largest value are not known, and left out."""
+    """Return a histogram's only point; smallest and largest value are not known, and left out."""
     buckets = [one for one in metric.samples if one.name.endswith("_bucket")]
     values = {one.name.removeprefix(metric.name): one.value for one in metric.samples}
     up_to = [0, *(int(one.value) for one in buckets)]
@@ -156,5 +156,5 @@ def histogram_point(metric: Metric, now: Snapshot) -> otel.HistogramDataPoint:
 
 
 def nanoseconds(at_s: float) -> int:
-    """A moment in OpenTelemetry's unit."""
+    """Return a moment in OpenTelemetry's unit."""
     return round(at_s * 1e9)

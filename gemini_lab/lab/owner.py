@@ -48,7 +48,7 @@ START_S: Final = 3600.0
 
 
 def main() -> int:
-    """Own a lab until its run is over; the exit code is 0 then."""
+    """Own a lab until its run is over; return 0 then."""
     start = msgspec.json.decode(sys.stdin.readline(), type=OwnerStart)
     threading.Thread(target=_end_with_input, daemon=True).start()
     store = SealedStore(start.etcd, start.prefix, token=start.token, identity=start.identity)
@@ -65,7 +65,7 @@ def _end_with_input() -> None:
 
 
 def _wait_for_run(store: SealedStore, start: OwnerStart) -> dict[str, str]:
-    """The store's content once there is a run in it; without one, the lab ends in the end."""
+    """Return the store's content once it has a run; end the lab if none comes."""
     give_up_s = time.monotonic() + START_S
     while True:
         items = _look(store, start)
@@ -80,7 +80,7 @@ def _wait_for_run(store: SealedStore, start: OwnerStart) -> dict[str, str]:
 
 
 def _look(store: SealedStore, start: OwnerStart) -> dict[str, str] | None:
-    """The store's content; `None` while it is away. Somebody else's lab is left at once."""
+    """Return the store's content; `None` while it is away. Somebody else's lab is left at once."""
     try:
         items = store.items()
     except StoreUnavailableError:
@@ -132,7 +132,7 @@ def own(store: SealedStore, start: OwnerStart, items: dict[str, str]) -> None:
 
 
 def _members(folder: Path, start: OwnerStart) -> Members | None:
-    """Those of the etcd that the run has on its machines; `None`: it has another one."""
+    """Return the members of the etcd that the run has on its machines, if it has one."""
     access = access_in(folder)
     if access is None or access.authority is None:
         return None
@@ -142,7 +142,7 @@ def _members(folder: Path, start: OwnerStart) -> Members | None:
 def _taken_over(
     folder: Path, told: RunRecord, items: dict[str, str], cluster: AgentCluster, root: str
 ) -> Run:
-    """The run, with all that its log tells."""
+    """Return the run, with all that its log tells."""
     order = msgspec.json.decode(items["job"], type=JobOrder)
     origin = RunOrigin(
         folder=folder,

@@ -33,15 +33,15 @@ class Dashboard(Protocol):
 
     @property
     def url(self) -> str:
-        """Where the page is, for whoever has a cookie or types the password."""
+        """The page's address, for a browser with a cookie, or to type the password."""
 
     @property
     def link(self) -> str:
-        """Where the page is, with the password."""
+        """The page's address, with the password."""
 
     @property
     def password(self) -> str:
-        """What visitors have to know."""
+        """The visitors' password."""
 
     def close(self) -> None:
         """End the server."""
@@ -85,7 +85,7 @@ class PageSettings(TypedDict, total=False):
 
 
 def serve_log(newest: Callable[[], Path | None], **settings: Unpack[PageSettings]) -> Dashboard:
-    """A dashboard of the log that `newest` gives, for a notebook on this machine.
+    """Return a dashboard of the log that `newest` gives, for a notebook on this machine.
 
     Where it takes seconds to load what draws it, that is said.
 
@@ -117,7 +117,7 @@ def save_log(log: Path, path: str | Path, *, window: tuple[float, float] | None 
 
 
 def controls_of(target: object, *arguments: object, **settings: object) -> Controls:
-    """Buttons for `target`, a lab or a run.
+    """Return buttons for `target`, a lab or a run.
 
     Raises:
         ConfigError: ipywidgets is not installed.
@@ -191,7 +191,7 @@ def _offered(name: str) -> Callable[..., Any]:
 
 
 def offered(name: str, among: Iterable[EntryPoint]) -> Callable[..., Any]:
-    """What is called `name` among the entry points of what is installed.
+    """Return the object called `name` among installed entry points.
 
     Raises:
         ConfigError: It is not among them, or something that it needs is not installed.

@@ -66,7 +66,7 @@ class ProfiledSteps:
         self.seen = 0
 
     def __call__(self, engine: Any, *args: Any, **kwargs: Any) -> Any:
-        """One call of `engine.step`; only those that update the states end an iteration."""
+        """Count one call of `engine.step`; only those that update the states end an iteration."""
         if self._hook is None:
             self._attach()
         assert self._hook is not None

@@ -120,12 +120,12 @@ def profile_script(
 
 
 def too_short(output: Path) -> Path:
-    """Where it stands how many iterations a script had, whose end came before the profile."""
+    """Return the file with the iterations of a script that ended before its profile."""
     return output.with_suffix(".short")
 
 
 def _member(network: NodeNetwork, node: int, nodes: int) -> dict[str, str]:
-    """The variables that torchrun would set for one node of several, each with one rank."""
+    """Return the variables that torchrun would set for one node of several, each with one rank."""
     return {
         "RANK": str(node),
         "WORLD_SIZE": str(nodes),

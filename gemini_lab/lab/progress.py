@@ -39,7 +39,7 @@ LINES_STYLE: Final = (
 
 
 class FollowableRun(Protocol):
-    """What can be followed as it goes: a `Run`."""
+    """A run that can be followed as it goes."""
 
     @property
     def iteration(self) -> int:
@@ -47,7 +47,7 @@ class FollowableRun(Protocol):
 
     @property
     def phase(self) -> str:
-        """What is going on."""
+        """The run's phase."""
 
     @property
     def failure(self) -> str | None:
@@ -58,7 +58,7 @@ class FollowableRun(Protocol):
         """The node on each position."""
 
     def is_over_within(self, timeout_s: float) -> bool:
-        """Whether the run is over; waits for that, but not longer than `timeout_s`."""
+        """Return whether the run is over; waits for that, but not longer than `timeout_s`."""
 
     def watch(self, watcher: Callable[[Entry], None]) -> Callable[[], None]:
         """Call `watcher` with every event from now on; gives what ends this."""
@@ -68,7 +68,7 @@ class FollowableRun(Protocol):
 
 
 class ProgressBar(Protocol):
-    """What shows a run: on a terminal, or below a cell."""
+    """A display of a run: on a terminal, or below a cell."""
 
     def write(self, line: str) -> None:
         """Add a line, which stays."""
@@ -111,7 +111,7 @@ class TerminalBar:
 
 
 def laid(line: str, columns: int | None) -> str:
-    """A line as so many columns show it: what is told of a run is broken between words."""
+    """Return a line as so many columns show it: what is told of a run is broken between words."""
     is_told = line.startswith(TOLD) and not line.startswith(QUOTED)
     if columns is None or len(line) < columns or not is_told:
         return line
@@ -125,7 +125,7 @@ def laid(line: str, columns: int | None) -> str:
 
 
 class Handle(Protocol):
-    """What stands below a cell, as IPython's `DisplayHandle`."""
+    """A display below a cell, as IPython's `DisplayHandle`."""
 
     def display(self, data: dict[str, str], *, raw: bool) -> None:
         """Show it."""
@@ -135,7 +135,7 @@ class Handle(Protocol):
 
 
 def bar_for(run: FollowableRun, total: int | None) -> ProgressBar:
-    """A bar below the cell that runs, or on a terminal where none does."""
+    """Return a bar below the cell that runs, or on a terminal where none does."""
     if not type(sys.stderr).__module__.startswith("ipykernel"):
         return TerminalBar(total, run.iteration)
     from IPython.display import DisplayHandle  # noqa: PLC0415 - only a kernel has it
@@ -207,7 +207,7 @@ class IterationPace:
             self._seen.append((at_s, iteration))
 
     def left_s(self, total: int | None) -> float | None:
-        """Seconds until `total` iterations are done; `None` where that cannot be said."""
+        """Return seconds until `total` iterations are done; `None` where that cannot be said."""
         if total is None or self.each_s is None:
             return None
         return max(0.0, (total - self._seen[-1][1]) * self.each_s)
@@ -222,7 +222,7 @@ class IterationPace:
 
 
 def words(run: FollowableRun, total: int | None, pace: IterationPace) -> str:
-    """How far a run is, in one line."""
+    """Return how far a run is, in one line."""
     parts = [_done(run, total), run.phase]
     if run.phase != "over":
         each_s, left_s = pace.each_s, pace.left_s(total)
@@ -258,7 +258,7 @@ class TracebackFilter:
         self._said: set[str] = set()
 
     def new(self, line: str) -> list[str]:
-        """What to show now that there is this line, too."""
+        """Return the lines to show after this one has come."""
         if line.startswith("Traceback (most recent call last)"):
             before, self._held = self._held, [line]
             return before
@@ -277,7 +277,7 @@ class TracebackFilter:
         return whole
 
     def rest(self) -> list[str]:
-        """What is left of a traceback that came to no end."""
+        """Return the lines that are left of a traceback that came to no end."""
         held, self._held = self._held, []
         return held
 
@@ -354,7 +354,7 @@ _OfNumbers = (
 
 
 def _of_numbers(told: _OfNumbers) -> str | None:
-    """A line on numbers that are not what they should be, or are again; of all ranks, one says."""
+    """Return a line on numbers that are not as they should be, or are again; one rank says it."""
     match told:
         case events.Diverged():
             likely = textwrap.wrap(f"likely: {told.cause}", 94)
@@ -383,7 +383,7 @@ def _of_ranks(told: events.RanksApart | events.CodeSeen) -> str | None:
 
 
 def _of_leaving(told: events.NodeLeaving | events.DrainWaiting | events.NodeDrained) -> str:
-    """A line on a node whose machine is to go."""
+    """Return a line on a node whose machine is to go."""
     match told:
         case events.NodeLeaving(name=name):
             return f"    {name} is to go: its ranks move as soon as they can"
@@ -404,7 +404,7 @@ _OfSeats = (
 
 
 def _of_seats(told: _OfSeats) -> str:
-    """A line on how many nodes train, or on who keeps what."""
+    """Return a line on how many nodes train, or on who keeps what."""
     match told:
         case events.ResizeWanted(nodes=nodes):
             return f"    the run is to have {nodes} nodes"
@@ -419,7 +419,7 @@ def _of_seats(told: _OfSeats) -> str:
 
 
 def _of_recovery(told: events.OfRecovery) -> str | None:
-    """A line on how a recovery goes."""
+    """Return a line on how a recovery goes."""
     match told:
         case events.RecoveryStarted(cause=events.DRAIN, lost=lost):
             return f"    the ranks of {', '.join(lost)} move"
@@ -443,7 +443,7 @@ def _of_recovery(told: events.OfRecovery) -> str | None:
 
 
 def _of_a_worker(entry: Entry, gone: events.WorkerExited) -> str | None:
-    """Lines on a worker that ended early; `None` where nothing is known beside that."""
+    """Return lines on a worker that ended early; `None` if no more is known than that."""
     who = f"    rank {gone.rank} on {entry.node}"
     if gone.signal is not None:
         return f"{who} was killed ({gone.signal})"
@@ -457,7 +457,7 @@ def _of_a_worker(entry: Entry, gone: events.WorkerExited) -> str | None:
 
 
 def describe(entry: Entry) -> str | None:
-    """A line for people on an entry that they want to hear of, or some; `None` for the others."""
+    """Return lines for a user on an entry, if it is one that users want to see."""
     match entry.event:
         case events.Injected(failure=failure):
             return f"    injected: {failure.replace('_', ' ')} on {entry.node}"

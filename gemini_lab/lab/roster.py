@@ -1,4 +1,4 @@
-"""Who of a lab's nodes is there, by what the root agent says: without any I/O."""
+"""The presence of a lab's nodes, by the root agent's events: without any I/O."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -15,7 +15,7 @@ from gemini_lab.seats import listed
 
 
 class Roster:
-    """What is known of the nodes.
+    """The state of a lab's nodes.
 
     Attributes:
         root: The node with the root agent.
@@ -32,14 +32,14 @@ class Roster:
         self._remarked: set[str] = set()  # on these, in the run under way
 
     def is_heard(self, term: int | None) -> bool:
-        """Whether what was said in this term is not a deposed root's word, which came too late."""
+        """Return whether this term is not a deposed root's, whose word came too late."""
         if term is not None and term < self._term:
             return False
         self._term = max(self._term, term or 0)
         return True
 
     def follow(self, event: AnyEvent) -> None:
-        """Something happened."""
+        """Take in an event."""
         match event:
             case RootElected(name=name):
                 self.root = name
@@ -53,11 +53,11 @@ class Roster:
                 self.silent.discard(name)
 
     def begin_run(self) -> None:
-        """A run starts: it has heard no remark yet."""
+        """Forget the remarks of the last run."""
         self._remarked.clear()
 
     def remarks(self) -> Iterator[str]:
-        """What is likely wrong with the nodes' networks, each once a run."""
+        """Yield what is likely wrong with the nodes' networks, each once a run."""
         for text in remarks_on(dict(self._networks)):
             if text not in self._remarked:
                 self._remarked.add(text)
@@ -67,7 +67,7 @@ class Roster:
 def why_not_ready(
     living: Sequence[str], ready: Collection[str], wanted: int, *, waited_s: float
 ) -> str:
-    """What a lab's nodes lack, in words, and what can be done.
+    """Return in words what a lab's nodes lack, and what to do.
 
     Args:
         living: Those whose agents live.

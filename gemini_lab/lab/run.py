@@ -45,7 +45,7 @@ from gemini_lab.seats import Seats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrigin:
-    """What a run is from its start.
+    """A run's identity from its start.
 
     Attributes:
         folder: Where it keeps its log; it is there, and empty.
@@ -141,12 +141,12 @@ class Run(FollowedRun, Requestable):
         return given
 
     def events(self, *kinds: str) -> list[Entry]:
-        """What the log says so far, in order of arrival: all of it, or only these kinds."""
+        """Return the log's entries so far, in order of arrival: all, or only these kinds."""
         said = read_log(self.log)
         return [entry for entry in said if not kinds or entry.kind in kinds]
 
     def report(self) -> RunReport:
-        """What the run did so far, from its log."""
+        """Return the report on the run so far, from its log."""
         return load_report(self.folder)
 
     def save(self, path: str | Path, *, window: tuple[float, float] | None = None) -> Path:
@@ -165,7 +165,7 @@ class Run(FollowedRun, Requestable):
         return pages.save_log(self.log, path, window=window)
 
     def controls(self) -> pages.Controls:
-        """Buttons that make the run fail, or end it.
+        """Return buttons that make the run fail, or end it.
 
         Raises:
             ConfigError: ipywidgets is not installed.
@@ -215,7 +215,7 @@ class Run(FollowedRun, Requestable):
         self.hear(said.rank, said.lines)
 
     def describe(self) -> RunDescribed:
-        """How it is now, in short."""
+        """Return how it is now, in short."""
         return RunDescribed(
             phase=self.phase,
             recoveries=self.recoveries,
@@ -224,14 +224,14 @@ class Run(FollowedRun, Requestable):
         )
 
     def recall(self) -> None:
-        """Know what a log that was taken over tells; failures that were due are not due again."""
+        """Read a log that was taken over, so that failures which were due are not due again."""
         for entry in read_log(self.log):
             self._recoveries.takes(entry.event)
             self.follow(self._placed.brief(entry))
         self._scenario = self._scenario.due(iteration=self.iteration, elapsed_s=0.0)[1]
 
     def give_up(self, reason: str, cause: FailureCause) -> None:
-        """Have it be over: its nodes are about to go."""
+        """End it in the log, because its nodes are about to go."""
         ending = RunFailed(reason=reason, cause=cause)
         self.take(Entry(at_s=time.time(), node="lab", event=ending))
 
@@ -375,7 +375,7 @@ class RecoveriesOnce:
         self._newest: dict[type[AnyEvent], int] = {}
 
     def takes(self, event: AnyEvent) -> bool:
-        """Whether it is to be taken: it was not said before."""
+        """Return whether it is to be taken: it was not said before."""
         if not isinstance(event, RecoveryStarted | RecoveryFinished):
             return True
         is_new = event.recovery > self._newest.get(type(event), 0)
@@ -397,7 +397,7 @@ class Placed:
         self._is_told: dict[int, bool] = {}  # by epoch: what is said again is told as it was
 
     def brief(self, entry: Entry) -> Entry:
-        """The entry as the log is to tell it; one of the log itself stays as it is."""
+        """Return the entry as the log is to tell it; one of the log itself stays as it is."""
         match entry.event:
             case RecoveryPlanned(epoch=epoch, members=members) if epoch >= self._epoch:
                 self._epoch = epoch

@@ -35,7 +35,7 @@ RUN_KEY: Final = "run"
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What opens a detached run.
+    """The key to a detached run.
 
     Attributes:
         name: The lab's name in the store.
@@ -55,7 +55,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return SealedStore(self.etcd, prefix, token=self.token, identity=identity)
 
     def way(self) -> OwnerAddress:
-        """Where the owner listens now.
+        """Return the owner's address now.
 
         Raises:
             RunGoneError: The run is over.
@@ -83,7 +83,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def access_in(folder: Path) -> Access | None:
-    """What opens the detached run under way in `folder`; `None` if there is none."""
+    """Return the key to the detached run under way in `folder`; `None` if there is none."""
     try:
         return msgspec.json.decode(read_bytes(folder / ACCESS_FILE), type=Access)
     except OSError:
@@ -106,7 +106,7 @@ class Finder:
 
     @classmethod
     def of(cls, run: str, *, below: Path, store: str | None, token_file: Path | None) -> "Finder":
-        """The finder of a run.
+        """Return the finder of a run.
 
         Args:
             run: Its name, its folder, or `"latest"`.
@@ -126,11 +126,11 @@ class Finder:
 
     @property
     def opens(self) -> Access | None:
-        """What opens the run, if it is detached."""
+        """The key to the run, if it is detached."""
         return self.access or (None if self.folder is None else access_in(self.folder))
 
     def way(self) -> OwnerAddress:
-        """Where its owner listens now.
+        """Return the owner's address now.
 
         Raises:
             RunGoneError: The run is over.
@@ -178,7 +178,7 @@ class ListedLab:
 
 
 def labs_in(address: EtcdAddress) -> list[ListedLab]:
-    """The labs in a store, by name, as whoever writes there has it: no token proves them.
+    """Return the labs in a store, by name, as whoever writes there has it: no token proves them.
 
     Raises:
         StoreUnavailableError: It does not answer.

@@ -45,25 +45,25 @@ class Runs:
         return None if self.newest is None or self.newest.is_over else self.newest
 
     def next_number(self) -> int:
-        """The number of a run that is about to begin."""
+        """Return the number of a run that is about to begin."""
         return next(self._numbers)
 
     def begin(self, run: Run) -> None:
-        """From now on, `run` is the newest."""
+        """Make `run` the newest."""
         self.newest = run
 
     def take(self, entry: Entry) -> None:
-        """Something happened on a node."""
+        """Pass an event on to the run under way."""
         if self.newest is not None:
             self.newest.take(entry)
 
     def take_output(self, said: OutputSaid, *, node: str) -> None:
-        """A worker on `node` printed something."""
+        """Pass lines that a worker on `node` printed on to the run under way."""
         if self.newest is not None:
             self.newest.take_output(said, node=node)
 
     def take_note(self, text: str) -> None:
-        """Something is worth a line in the log."""
+        """Add a text to the log of the run under way."""
         if self.newest is not None:
             self.newest.take(said(Note(text=text)))
 
@@ -73,7 +73,7 @@ class Runs:
             self.newest.settle()
 
     def take_end(self, reason: str) -> None:
-        """Nothing will come of the run under way any more."""
+        """End the run under way: nothing more will come of it."""
         self.give_up(reason)
 
     def strike(self) -> None:
@@ -101,24 +101,24 @@ class Runs:
             run.give_up(reason, cause)
 
     def close(self) -> None:
-        """The lab is closed: so are its runs' logs."""
+        """Close the logs of all runs."""
         if self.newest is not None:
             self.newest.take(said(LabClosed()))
             self.newest.close()
 
 
 def told(given: Sequence[Order]) -> str:
-    """In words, which node was told to do what to itself."""
+    """Return in words which node was told to do what to itself."""
     return ", ".join(f"{order.action.kind} on {order.node}" for order in given)
 
 
 def said(event: AnyEvent) -> Entry:
-    """What the lab itself says, now."""
+    """Return an entry of the lab's own, now."""
     return Entry(at_s=time.time(), node="lab", event=event)
 
 
 def lab_started(config: LabConfig, cluster: NodeCluster) -> Entry:
-    """That the lab's nodes are up, for the head of a run's log."""
+    """Return the entry that the lab's nodes are up, for the head of a run's log."""
     return said(
         LabStarted(
             nodes=config.nodes,
@@ -131,7 +131,7 @@ def lab_started(config: LabConfig, cluster: NodeCluster) -> Entry:
 
 
 def run_started(order: JobOrder) -> Entry:
-    """That a job was submitted."""
+    """Return the entry that a job was submitted."""
     job, seats = order.job, order.seats
     racks = tuple(seats.rack_of.values())[: seats.nodes]
     return said(
@@ -165,7 +165,7 @@ def require_folder(folder: Path) -> None:
 
 
 def fresh_folder(folder: Path) -> Path:
-    """`folder`, made for its owner alone; or with a number where it exists already.
+    """Make `folder` for its user alone, with a number if it exists; return its path.
 
     Raises:
         ConfigError: It cannot be made.
@@ -186,7 +186,7 @@ def fresh_folder(folder: Path) -> Path:
 
 @contextmanager
 def begun(folder: Path) -> Iterator[None]:
-    """A block that writes a run's first files; where the disk takes them not, its folder goes.
+    """Give a block that writes a run's first files; where the disk takes them not, its folder goes.
 
     Raises:
         ConfigError: It does not take them.

@@ -1,4 +1,4 @@
-"""What a lab starts for itself where it was not given it: etcd, and agents."""
+"""The start of what a lab was not given: etcd, and agents."""
 
 import os
 import secrets
@@ -69,7 +69,7 @@ def start_cluster(config: LabConfig, loop: LoopThread, audience: Audience) -> "A
 
 
 def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Members:
-    """An etcd on loopback; for other machines, on the first three of them, or on this one.
+    """Return an etcd on loopback; for other machines, on the first three of them, or on this one.
 
     Args:
         hosts: The lab's machines; none: this one.
@@ -95,12 +95,12 @@ def embedded_etcd(hosts: Hosts, prefix: str, undo: ExitStack) -> Embedded | Memb
 
 
 def is_local(config: LabConfig) -> bool:
-    """Whether all of a lab's machines are this one."""
+    """Return whether all of a lab's machines are this one."""
     return not config.hosts.names and config.join is None
 
 
 def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
-    """What a lab says of itself in the store."""
+    """Return a lab's record for the store."""
     seats = config.seats
     return LabRecord(
         identity=secrets.token_hex(8),
@@ -120,7 +120,7 @@ def own_operator(
     token: str,
     members: Members | None = None,
 ) -> JoinOperator | MpiOperator:
-    """What brings a lab's machines.
+    """Return the operator that brings a lab's machines.
 
     Args:
         config: The lab.

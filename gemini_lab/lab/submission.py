@@ -1,4 +1,4 @@
-"""What a person wants to run, checked before anything is made or started for it."""
+"""A job that a user wants to run, checked before anything is made or started for it."""
 
 import contextlib
 import os
@@ -81,7 +81,7 @@ class Submission:
         settings: Mapping[str, SettingValue],
         writes: bool = True,
     ) -> "Submission":
-        """A submission that can run on such a lab.
+        """Return a submission that can run on such a lab.
 
         Args:
             config: The lab.
@@ -140,7 +140,7 @@ class Submission:
         )
 
     def order(self, *, number: int, shared: Path | None) -> JobOrder:
-        """What the root agent is told.
+        """Return the order to the root agent.
 
         Args:
             number: Counts the lab's runs.
@@ -169,7 +169,7 @@ class Submission:
 
 
 def default_name(job: Job) -> str:
-    """What a run is called of which nobody says it."""
+    """Return the name of a run to which its user gives none."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{job.word}".rstrip("-")
 
 
@@ -196,7 +196,7 @@ def _check_name(name: str | None) -> None:
 
 
 def _placed(placement: object, nodes: int, settings: Mapping[str, SettingValue]) -> Placement:
-    """The placement that is meant, be it one or a function that plans it."""
+    """Return the placement that is meant, be it one or a function that plans it."""
     if isinstance(placement, Placement):
         return placement
     if not callable(placement):
@@ -245,7 +245,7 @@ HEAD: Final = 32  # entries of a log, among which its job is told
 
 
 def earlier_tier(folder: Path, job: Job) -> Path | None:
-    """The persistent tier of the newest run of `job` below `folder` that has a version there.
+    """Return the persistent tier of the newest run of `job` below `folder` with a version in it.
 
     One that has none any more that counts is taken, too: the run that goes on asks what to do.
     """
@@ -257,7 +257,7 @@ def earlier_tier(folder: Path, job: Job) -> Path | None:
 
 
 def _has_begun(url: str) -> bool:
-    """Whether a persistent tier has a version, or had one that training went back behind.
+    """Return whether a persistent tier has a version, or had one that training went back behind.
 
     One that cannot be read has: an earlier run's must not be taken for the newest.
     """
@@ -269,7 +269,7 @@ def _has_begun(url: str) -> bool:
 
 
 def _told(run: Path) -> Iterator[RunStarted]:
-    """What the log says of the run's job; nothing if it cannot be read."""
+    """Yield the log's entry on the run's job; nothing if it cannot be read."""
     try:
         head = LogFeed(run).poll(limit=HEAD)
     except (GeminiError, OSError):
@@ -286,12 +286,12 @@ def _is_of(told: RunStarted, job: Job) -> bool:
 
 
 def split_runs(text: str) -> list[str]:
-    """The runs that the setting `risk_from` names, with commas between."""
+    """Return the runs that the setting `risk_from` names, with commas between."""
     return [name for part in text.split(",") if (name := part.strip())]
 
 
 def learn_from(runs: Sequence[str]) -> Risk:
-    """What the logs of these runs tell together.
+    """Return the risk that the logs of these runs show together.
 
     Args:
         runs: Their folders, or as `find_log` takes them.
@@ -307,7 +307,7 @@ def learn_from(runs: Sequence[str]) -> Risk:
 
 
 def _lines_of_machines(path: Path) -> Iterator[Entry]:
-    """The entries that tell of machines, and the last one, which tells how long it was."""
+    """Yield the entries that tell of machines, and the last one, which tells how long it was."""
     kinds = tuple(f'"kind":"{kind.__struct_config__.tag}"'.encode() for kind in READ)
     last = b""
     with path.open("rb") as lines:
@@ -374,7 +374,7 @@ def limit(seconds: float) -> Iterator[None]:
 
 
 def _is_leaving(frame: FrameType | None, user: FrameType) -> bool:
-    """Whether the block may be on its way out already, to who limits it."""
+    """Return whether the block may be on its way out already, to who limits it."""
     while frame is not None and frame.f_code.co_filename in {contextlib.__file__, __file__}:
         if frame is user:
             return True

@@ -1,4 +1,4 @@
-"""What `mpiexec` runs on every node: start an agent that outlives MPI, introduce it, and return.
+"""The program that `mpiexec` runs on every node: it starts an agent that outlives MPI.
 
 MPI knows how to reach the nodes (ssh, Slurm and other schedulers) and lets them find one another.
 But a launcher ends the whole job when a machine dies, so the agents, whose memory must survive
@@ -90,7 +90,7 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
 
 
 def _answer(said: IO[bytes]) -> AgentUp | None:
-    """What an agent answers; libraries that greet on standard output do so before."""
+    """Return an agent's answer; libraries may greet on standard output before."""
     for line in said:
         with suppress(msgspec.MsgspecError):
             return msgspec.json.decode(line, type=AgentUp)
@@ -98,7 +98,7 @@ def _answer(said: IO[bytes]) -> AgentUp | None:
 
 
 def _said_in(log: Path, begin: int) -> str:
-    """What stands in an agent's log from a place on: its last lines, and where more are."""
+    """Return the last lines of an agent's log from a place on, and where more are."""
     try:
         lines = read_end(log, begin).splitlines()
     except OSError as error:
@@ -108,7 +108,7 @@ def _said_in(log: Path, begin: int) -> str:
 
 
 def agent_environment(threads: int | None) -> dict[str, str]:
-    """This environment without the launcher's own variables, which would lead workers astray.
+    """Return this environment without the launcher's variables, which would mislead workers.
 
     Args:
         threads: For each worker's computations, unless the user has set OMP_NUM_THREADS.
@@ -173,7 +173,7 @@ class Ranks:
 
 @contextmanager
 def mpi_world() -> Iterator[Ranks]:
-    """All ranks, until the block ends; what those of a machine share goes with them."""
+    """Give all ranks, until the block ends; what those of a machine share goes with them."""
     files = LockedTempdir(MPI_FILES)  # one that is killed leaves its own to the next
     try:
         if folder := files.make():
@@ -206,7 +206,7 @@ def wait_asleep(look: Callable[[], Any]) -> Any:
 
 
 def hand_out(world: Ranks, parts: Callable[[list[str]], Sequence[bytes]] | None) -> bytes:
-    """Have every rank's own part reach it, and nobody else; returns this rank's.
+    """Send each rank its own part, sealed for it alone; return this rank's.
 
     Args:
         world: All ranks.
@@ -224,7 +224,7 @@ def hand_out(world: Ranks, parts: Callable[[list[str]], Sequence[bytes]] | None)
 
 
 def parts_of(order: BootOrder, shared: SharedMachine | None = None) -> list[bytes]:
-    """Each rank's part of the order: its own configuration, or nothing to start."""
+    """Return each rank's part of the order: its own configuration, or nothing to start."""
     return [
         msgspec.json.encode(
             BootOrder(agents=[] if shared else [config], log_folder=order.log_folder)
@@ -236,7 +236,7 @@ def parts_of(order: BootOrder, shared: SharedMachine | None = None) -> list[byte
 def shared_machine(
     hosts: Sequence[str], machines: Sequence[str], taken: Mapping[str, str]
 ) -> SharedMachine | None:
-    """Hosts that are one machine under several names, if any are.
+    """Return hosts that are one machine under several names, if any are.
 
     Args:
         hosts: The host of each rank, as it was called.

@@ -41,7 +41,7 @@ DATA_BYTES: Final = 2 * SEGMENT_BYTES
 
 
 def find_etcd() -> str:
-    """The `etcd` beside this Python, else the one on the PATH.
+    """Return the `etcd` beside this Python, else the one on the PATH.
 
     Raises:
         MissingError: There is none.
@@ -55,7 +55,7 @@ def find_etcd() -> str:
 
 @contextlib.contextmanager
 def held_port(host: str) -> Iterator[int]:
-    """A port of `host` that is free, and is given to nobody in the block who does not ask for it.
+    """Give a free port of `host`; the system gives it to no other program in the block.
 
     A program takes a while until it listens; on Linux it may do so beside whoever holds its port.
     """
@@ -69,7 +69,7 @@ def held_port(host: str) -> Iterator[int]:
 
 
 def free_port(host: str) -> int:
-    """A port of `host` that nobody uses now."""
+    """Return a port of `host` that nobody uses now."""
     with held_port(host) as port:
         return port
 
@@ -163,13 +163,13 @@ class Embedded:
     _keeper: subprocess.Popen[bytes]
 
     def stay(self) -> None:
-        """Let it outlive this process: it ends with its lab, which is there now."""
+        """Leave it running after this process: it ends with its lab, which is there now."""
         leave_keeper(self._keeper, Stay(self.address, has_begun=True))
 
 
 @contextlib.contextmanager
 def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
-    """A one-member etcd whose data lives as long as the `with` block, or its lab if it is to stay.
+    """Give a one-member etcd that lives as long as the block, or as its lab if it is to stay.
 
     It lets nobody in who has no certificate of its authority, from its first moment on, be it at
     the port for clients or at the one for peers, of which it has none.
@@ -221,7 +221,7 @@ def _wait_for(member: MemberProcess, address: EtcdAddress, keeper: subprocess.Po
 
 
 def _trouble_of(keeper: subprocess.Popen[bytes], member: MemberProcess) -> str:
-    """What a member's keeper and program printed beside a log, and how the keeper ended."""
+    """Return what a member's keeper and program printed beside a log, and how the keeper ended."""
     printed: list[str] = []
     for name in (KEEPER_LOG, LOG):
         with contextlib.suppress(OSError):

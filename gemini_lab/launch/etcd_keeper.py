@@ -217,7 +217,7 @@ def start_keeper(member: MemberProcess, prefix: str, held: int) -> subprocess.Po
 
 
 def leave_keeper(keeper: "subprocess.Popen[bytes]", stay: Stay) -> None:
-    """Let a keeper outlive this process, for as long as its lab lasts."""
+    """Leave a keeper running after this process, for as long as its lab lasts."""
     assert keeper.stdin is not None
     keeper.stdin.write(msgspec.json.encode(stay))
     keeper.stdin.close()

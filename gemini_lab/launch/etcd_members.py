@@ -47,7 +47,7 @@ END_S: Final = DEAF_S + 30.0  # for all members to be gone, at the lab's end
 
 
 class MemberOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What this program is told on each machine.
+    """An order to this program on each machine.
 
     Attributes:
         reach: `host:port` towards which members listen on the same network.
@@ -74,7 +74,7 @@ class MemberPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @classmethod
     @contextmanager
     def towards(cls, reach: str) -> "Iterator[MemberPlace]":
-        """A free place of this machine, on its network towards `reach`; held within the block.
+        """Give a free place of this machine, on its network towards `reach`; held within the block.
 
         All machines wait there for each other, and a replaced member for the others' agreement.
         """
@@ -129,7 +129,7 @@ class Members:
     run: Run = run_with_mpi
 
     def mend(self, hosts: Sequence[str]) -> None:
-        """Have a new machine each take the place of a member that is lost, if one is.
+        """Replace each lost member by one on a new machine.
 
         Raises:
             LaunchError: That could not be done.
@@ -175,7 +175,7 @@ class Members:
         return replace(self.address, endpoints=(endpoint,), is_followed=False)
 
     def _answers(self, endpoint: str) -> bool:
-        """Whether a member does; one that only starts anew, or is slow, is waited for."""
+        """Return whether a member does; one that only starts anew, or is slow, is waited for."""
         store = EtcdStore(self._alone(endpoint), self.prefix)
         give_up_s, refusals = time.monotonic() + DEAD_S, 0
         while time.monotonic() < give_up_s and refusals < REFUSALS:
@@ -198,7 +198,7 @@ def start_members(
     reach: str,
     run: Run = run_with_mpi,
 ) -> Members:
-    """An etcd with a member on each of these hosts; it ends when the lab's key is gone.
+    """Return an etcd with a member on each of these hosts; it ends when the lab's key is gone.
 
     Args:
         hosts: Three machines.
@@ -216,7 +216,7 @@ def start_members(
 
 
 def obstacle(endpoint: str) -> OSError | None:
-    """What stands against a connection to it; `None`: somebody listens there."""
+    """Return why a connection to it fails; `None` if a program listens there."""
     host, _, port = endpoint.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()

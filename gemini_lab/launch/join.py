@@ -49,7 +49,7 @@ PLACES: Final = "places/"
 
 
 class NamePlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who took a node's name.
+    """The machine that took a node's name.
 
     Attributes:
         host: The machine's name, for people.
@@ -63,7 +63,7 @@ class NamePlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def prefix_of(lab: str) -> str:
-    """Where a lab's keys lie in the store."""
+    """Return the prefix of a lab's keys in the store."""
     return f"gemini_lab/{lab}"
 
 
@@ -80,7 +80,7 @@ def check_name(lab: str) -> None:
 
 
 def find_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> str:
-    """The lab's token, from a file that its owner alone can read or from the environment.
+    """Return the lab's token, from a file that its owner alone can read or from the environment.
 
     Raises:
         ConfigError: There is none, it is too short, or others can read the file.
@@ -116,7 +116,7 @@ def say(text: str) -> None:
 def find_lab(
     store: EtcdStore, lab: str, *, wait_s: float, tell: Callable[[str], None]
 ) -> LabRecord:
-    """What the lab says of itself; a lab or a store that is not there yet is waited for.
+    """Return a lab's record; wait for a lab or a store that is not there yet.
 
     Raises:
         ConfigError: The lab has another token.
@@ -153,7 +153,7 @@ def find_lab(
 
 
 def take_name(store: EtcdStore, host: str, *, machine: str = "", first: int = 0) -> str:
-    """A name that no node of the lab has had; it is this host's from now on.
+    """Return a name that no node of the lab has had; it is this host's from now on.
 
     Args:
         store: The lab's.
@@ -180,7 +180,7 @@ def _is_place(key: str) -> bool:
 
 
 def places(items: Mapping[str, str]) -> dict[str, NamePlace]:
-    """Who took each name, be it registered or not."""
+    """Return the machine that took each name, be it registered or not."""
     return {
         key.removeprefix(PLACES): msgspec.json.decode(claim, type=NamePlace)
         for key, claim in items.items()
@@ -213,7 +213,7 @@ class JoinOperator:
     _is_closed: bool = False
 
     def bring(self, count: int) -> list[AgentUp]:
-        """Have `count` agents more join, and wait until they have.
+        """Wait until `count` more agents have joined.
 
         Raises:
             CapacityError: They did not come in time, or the supply has no more.
@@ -245,7 +245,7 @@ class JoinOperator:
             time.sleep(LOOK_S)
 
     def know(self, names: Collection[str]) -> None:
-        """These nodes have joined before, under another owner of the lab."""
+        """Note nodes that have joined before, under another owner of the lab."""
         self._met.update(names)
 
     def clear(self) -> None:
@@ -271,7 +271,7 @@ class JoinOperator:
 
 
 def told(items: Mapping[str, str], count: int, met: set[str]) -> str:
-    """In words: how many of `count` newcomers are there, and who of them, and who is not."""
+    """Return in words how many of `count` newcomers are there, and who is not."""
     here = in_order(node_addresses(items).keys() - met)
     taken = {name: place.host for name, place in places(items).items()}
     slow = in_order(taken.keys() - met - set(here))

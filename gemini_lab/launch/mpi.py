@@ -35,7 +35,7 @@ UNKNOWN_HOST: Final = re.compile("Could not resolve hostname .*: (Name|No addres
 
 
 def find_mpiexec() -> str:
-    """The `mpiexec` beside this Python, else the one on the PATH.
+    """Return the `mpiexec` beside this Python, else the one on the PATH.
 
     Raises:
         MissingError: There is none.
@@ -61,7 +61,7 @@ class Hosts:
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Hosts":
-        """The hosts in a hostfile of MPI or DeepSpeed: `host`, `host slots=8` or `host:8` a line.
+        """Return the hosts in a hostfile: `host`, `host slots=8` or `host:8` a line.
 
         A line is a machine, and gets one agent. Its slots are processors or GPUs: room for workers,
         not for replicas.
@@ -85,7 +85,7 @@ class Hosts:
 
     @classmethod
     def read(cls, lines: Sequence[str], *, said_in: str = "hosts=") -> "Hosts":
-        """The same of lines, or of names, that stand elsewhere.
+        """Return the same of lines, or of names, that stand elsewhere.
 
         Args:
             lines: As in a hostfile.
@@ -116,14 +116,14 @@ class Hosts:
         return cls(names=tuple(names), slots=room)
 
     def without_room(self, workers: int) -> list[str]:
-        """Hosts that are said to have fewer slots than their agents would start workers."""
+        """Return hosts that are said to have fewer slots than their agents would start workers."""
         return [
             name for name, slots in self.slots.items() if self.names.count(name) * workers > slots
         ]
 
 
 def mpi_environment(folder: str = "") -> dict[str, str]:
-    """What Open MPI wants to hear to start several agents on a small machine, also as root.
+    """Return Open MPI's settings for several agents on a small machine, also as root.
 
     Args:
         folder: For `mpiexec`'s own files on this machine; by default they are in /tmp.
@@ -145,7 +145,7 @@ def mpi_environment(folder: str = "") -> dict[str, str]:
 
 
 def _home() -> str:
-    """The folder of this user, as the system knows it; empty where it does not know the user."""
+    """Return this user's folder; empty if the system does not know the user."""
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
@@ -153,7 +153,7 @@ def _home() -> str:
 
 
 def mpi_command(program: str, count: int, hosts: Sequence[str]) -> list[str]:
-    """The command that runs a module in `count` places, on `hosts` if there are any."""
+    """Return the command that runs a module in `count` places, on `hosts` if there are any."""
     where: list[str] = []
     if hosts:
         where = ["--host", ",".join(f"{h}:{hosts.count(h)}" for h in dict.fromkeys(hosts))]
@@ -161,7 +161,7 @@ def mpi_command(program: str, count: int, hosts: Sequence[str]) -> list[str]:
 
 
 def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> str:
-    """The line, a list in JSON, that rank 0 of a module of ours prints when it was told `order`.
+    """Return the line, a list in JSON, that rank 0 of a module of ours prints for an `order`.
 
     Raises:
         MissingError: There is no `mpiexec`, or ssh does not know one of the hosts.
@@ -235,7 +235,7 @@ def launch_agents(
 
 
 def find_program(name: str, way_out: str) -> str:
-    """The program `name` beside this Python, else the one on the PATH.
+    """Return the program `name` beside this Python, else the one on the PATH.
 
     Raises:
         MissingError: There is none; `way_out` says what to do then.

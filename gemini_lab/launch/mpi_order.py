@@ -32,7 +32,7 @@ TIDY_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiAnswer:
-    """What came of an MPI program.
+    """An MPI program's answer and end.
 
     Attributes:
         answer: Rank 0's line of JSON, a list; `None` if it gave none.
@@ -48,14 +48,14 @@ class MpiAnswer:
 
 
 def parts_of(order: str) -> Iterator[str]:
-    """The lines in which an order travels, an empty one at its end."""
+    """Yield the lines in which an order travels, an empty one at its end."""
     for start in range(0, len(order), PART_CHARACTERS):
         yield order[start : start + PART_CHARACTERS]
     yield ""
 
 
 def take_order(within_s: float = ORDER_S) -> str:
-    """The order, on rank 0.
+    """Return the order, on rank 0.
 
     Args:
         within_s: For each part to come. Open MPI does not always pass on that whoever started this
@@ -133,7 +133,7 @@ def run_with_order(
 
 @contextmanager
 def _pipe() -> Iterator[int]:
-    """The reading end of a pipe whose other end this process alone has."""
+    """Give the reading end of a pipe whose other end this process alone has."""
     reading, writing = os.pipe()
     try:
         yield reading

@@ -22,7 +22,7 @@ from gemini_lab.seats import node_name, node_number
 
 
 class Operator(Protocol):
-    """Where machines come from: `mpiexec`, or a lab's name in the store, where they join.
+    """A source of machines: `mpiexec`, or a lab's name in the store, under which they join.
 
     Attributes:
         token: The secret with which its agents were started.
@@ -44,7 +44,7 @@ class Operator(Protocol):
         """
 
     def clear(self) -> None:
-        """The lab is closed: end whatever is left of its agents."""
+        """End what is left of its agents, because the lab is closed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,14 +109,14 @@ class MpiOperator:
         return agents
 
     def _mend(self, members: Members, hosts: Sequence[str]) -> None:
-        """Let new machines have the members of lost ones; agents on them are up in any case."""
+        """Put the members of lost machines on new ones; agents on them are up in any case."""
         try:
             members.mend(hosts)
         except GeminiError as error:
             say(f"etcd has a member less than it should: {error}")
 
     def know(self, names: Collection[str]) -> None:
-        """These nodes were brought before, by another owner of the lab."""
+        """Note nodes that were brought before, by another owner of the lab."""
         with self._lock:
             self._started = max([self._started, *(node_number(name) + 1 for name in names)])
 
@@ -144,7 +144,7 @@ class MpiOperator:
 
 
 def _has_its_number(agent: psutil.Process) -> bool:
-    """Whether a process's number, and that of its session, is still its own.
+    """Return whether a process's number, and that of its session, is still its own.
 
     It is given to no other one while anything is left in that session.
     """

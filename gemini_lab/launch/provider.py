@@ -1,4 +1,4 @@
-"""What a batch system or a cloud has to offer to bring machines: two verbs and a question.
+"""The contract of a batch system or a cloud that brings machines: two verbs and a question.
 
 A provider has `gemini-lab node` run on machines that it asks for. How many it is to ask for is
 decided here, from what it has and from who has joined. `Slurm` and `AutoScaling`, at the end, come
@@ -24,7 +24,7 @@ TOKEN_VARIABLE: Final = "GEMINI_LAB_TOKEN"  # noqa: S105 (where one is, not one)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """What a machine has to know to join a lab.
+    """The data that a machine needs to join a lab.
 
     Attributes:
         lab: The lab's name in the store.
@@ -40,11 +40,11 @@ class Invitation:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What is to run on the machine, after `gemini-lab`; no secret is in it."""
+        """The arguments of `gemini-lab` on the machine; no secret is in them."""
         return ("node", "--lab", self.lab, "--etcd", ",".join(self.etcd.endpoints))
 
     def environment(self) -> dict[str, str]:
-        """The variables that the command reads, secrets too, beside those of this process."""
+        """Return the command's variables, secrets too, beside those of this process."""
         etcd = self.etcd
         told = {
             TOKEN_VARIABLE: self.token,
@@ -59,7 +59,7 @@ class Invitation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What a provider has for a lab at one moment.
+    """A provider's machines for a lab at one moment.
 
     Attributes:
         running: The ids of machines that run; a node says its own when it joins (`--machine`).
@@ -80,22 +80,22 @@ class Provider(Protocol):
     """
 
     def fleet(self, lab: Invitation) -> Fleet:
-        """What it has for this lab now."""
+        """Return its machines for this lab now."""
 
     def ask(self, lab: Invitation, count: int) -> None:
-        """Have `count` more machines join the lab; it does not wait for them.
+        """Ask for `count` more machines for the lab; do not wait for them.
 
         Raises:
             CapacityError: It cannot have so many.
         """
 
     def give_back(self, lab: Invitation) -> None:
-        """The lab has ended: let go of all its machines, and of those that are still to come."""
+        """Give back all machines of a lab that has ended, and those still to come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedNodes:
-    """Who has joined a lab, by the names of nodes.
+    """The nodes that have joined a lab, by their names.
 
     Attributes:
         machine_of: The machine that took each name, be it up, not yet, or no more.
@@ -115,7 +115,7 @@ class JoinedNodes:
 
 
 def missing(count: int, fleet: Fleet, joined: JoinedNodes) -> int:
-    """How many machines to ask for, so that `count` new nodes come: those on their way count.
+    """Return how many machines to ask for, beside those on their way, for `count` new nodes.
 
     A machine whose node is lost is not given back before the lab ends: it may only be silent, and
     have the last copy of a version in its memory.
@@ -194,7 +194,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="slurm"
                 )
 
     def fleet(self, lab: Invitation) -> Fleet:
-        """The lab's jobs: those that run, by their ids, and how many wait."""
+        """Return the lab's jobs: those that run, by their ids, and how many wait."""
         listed = ["squeue", "--me", f"--name={_job(lab)}", "--noheader", "--array"]
         lines = [line.split() for line in _answer([*listed, "--format=%T %A"]).splitlines()]
         return Fleet(
@@ -228,7 +228,7 @@ def _job(lab: Invitation) -> str:
 def _answer(
     command: list[str], *, given: str = "", environment: Mapping[str, str] | None = None
 ) -> str:
-    """What one of Slurm's programs prints.
+    """Return what one of Slurm's programs prints.
 
     Raises:
         LaunchError: It is not there, did not answer, or refused.
@@ -276,7 +276,7 @@ class AutoScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     region: str | None = None
 
     def fleet(self, lab: Invitation) -> Fleet:
-        """The group's healthy instances, and what its desired capacity still lacks."""
+        """Return the group's healthy instances, and what its desired capacity still lacks."""
         del lab
         found = self._look()
         there = [one for one in found["Instances"] if one["LifecycleState"].startswith(STAYS)]
@@ -346,7 +346,7 @@ class AutoScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 def parse_provider(text: str) -> Slurm | AutoScaling:
-    """The provider that words such as `slurm --partition=gpu` name.
+    """Return the provider that words such as `slurm --partition=gpu` name.
 
     Raises:
         ConfigError: They name none, or one that cannot be.

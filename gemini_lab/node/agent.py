@@ -161,7 +161,7 @@ class Agent:
         self._tasks.begin(self._watch_workers())
 
     def _heed_notice(self) -> None:
-        """The machine is to go: have the workers' ranks move, for as long as that may take."""
+        """Ask the root agent to move this node's ranks: the machine is to go within the notice."""
         within_s = self.config.notice_s
         if within_s > 0:
             self.supervisor.say_leaving(within_s)
@@ -206,7 +206,7 @@ class Agent:
                     await self.supervisor.end_workers()
 
     async def _rejoin(self) -> None:
-        """The lease ran out: take another, and end workers whose place was given away meanwhile."""
+        """Take another lease, and end workers whose place was given away meanwhile."""
         await self.membership.register()
         self.lab.note(f"{self.name} lost its lease and took another")
         items = (await self.membership.watch.read(whole=False)).items
@@ -247,7 +247,7 @@ class Agent:
                 self._say_failure(error)
 
     def _note_store_away(self) -> None:
-        """What was read counts no more, until the store answers again."""
+        """Forget what was read: it does not count until the store answers again."""
         self._is_store_away, self._reading = True, None
         self._ring()
 
@@ -299,7 +299,7 @@ class Agent:
             self._end_with_lab(is_known=has_key_gone or is_killed)
 
     def _lab_grace_s(self) -> float:
-        """How long a lab may be away, by what is known of it.
+        """Return how long a lab may be away, by what is known of it.
 
         What is read of its key is up to some seconds old; a connection that ended is known, and a
         detached lab's key stands before its first agent starts.
@@ -320,7 +320,7 @@ class Agent:
         self._stop.set()
 
     def _ring(self) -> None:
-        """The store is to be read: a root agent follows all keys, others only some."""
+        """Schedule a reading of the store: a root agent follows all keys, others only some."""
         self.membership.watch.ring()
 
     # -- connections ---------------------------------------------------------------------------
@@ -373,7 +373,7 @@ class Agent:
             await self._root_is_silent(hello.name)
 
     async def _root_is_silent(self, name: str) -> None:
-        """The root's connection closed: if its process is dead, elect another one at once."""
+        """Elect another root agent at once if the one whose connection closed is dead."""
         record = self._root_record
         if record is None or record.name != name or self._stop.is_set():
             return
@@ -383,7 +383,7 @@ class Agent:
                 await self._read_store()
 
     async def _is_dead(self, address: str) -> bool:
-        """Whether nothing listens at `address` any more; silence proves nothing."""
+        """Return whether nothing listens at `address` any more; silence proves nothing."""
         hello = ProbeHello(name=self.name)
         for _ in range(PROBES):
             try:
@@ -400,7 +400,7 @@ class Agent:
 
 
 def address_towards(endpoint: str) -> str:
-    """The address of this machine on the way to `endpoint` (`host:port`); nothing is sent."""
+    """Return this machine's address on the way to `endpoint` (`host:port`); nothing is sent."""
     host, _, port = endpoint.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))
@@ -415,7 +415,7 @@ def say_up(answer: AgentUp) -> None:
 
 
 async def run_agent(config: AgentConfig, announce: Callable[[AgentUp], None] = say_up) -> bool:
-    """One agent's life; see `Agent.run`."""
+    """Run one agent for its life; see `Agent.run`."""
     return await Agent(config, announce).run()
 
 

@@ -70,7 +70,7 @@ class AgentLinks:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each agent that is looked after listens, or listened."""
+        """The address of each agent that is followed, or was."""
         return {node: keeper.address for node, keeper in self._keepers.items()}
 
     def look_for(self, addresses: Mapping[str, str]) -> None:
@@ -153,7 +153,7 @@ class AgentLinks:
     async def _stay_connected(
         self, node: str, keeper: "_Keeper", first: "asyncio.Future[AgentJoined | None] | None"
     ) -> None:
-        """One agent's connection, for as long as it may be there."""
+        """Keep one agent's connection, for as long as the agent may be there."""
         joined = await self._link(node, keeper)
         if first is not None:
             first.set_result(joined)
@@ -188,7 +188,7 @@ class AgentLinks:
             self.hang_up(node)
 
     async def _relink(self, node: str, keeper: "_Keeper") -> AgentJoined | None:
-        """The connection broke: was it the link or the agent?"""
+        """Return the connection broke: was it the link or the agent?"""
         noticed_s = self._clock()
         joined = await self._link(node, keeper)
         if joined is not None:
@@ -240,7 +240,7 @@ class AgentLinks:
 
 @dataclass(slots=True)
 class _Keeper:
-    """What is known of one agent.
+    """The state of the connection to one agent.
 
     Attributes:
         address: Where it listens.
@@ -262,12 +262,12 @@ class _Keeper:
         return self.is_refused and not self.is_registered
 
     def note_lease(self) -> None:
-        """Its lease stands."""
+        """Note that its lease stands."""
         if not self.is_registered:
             self.is_registered = True
             self.has_news.set()
 
     def note_lease_lost(self) -> None:
-        """Its lease ran out: a refusal before that counts no more, and it is asked again."""
+        """Note that its lease ran out: an earlier refusal does not count, and it is asked again."""
         self.is_registered = self.is_refused = False
         self.has_news.set()

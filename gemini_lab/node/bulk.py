@@ -53,7 +53,7 @@ class BulkProcesses:
         self._ended: set[asyncio.Task[int]] = set()  # killed, and not gone yet
 
     async def warm_up(self) -> None:
-        """Have one ready before the first question."""
+        """Start one before the first question."""
         process = await self._start()
         await process.ready()
         self._idle.append(process)
@@ -61,7 +61,7 @@ class BulkProcesses:
     async def ask(
         self, request: BulkRequest, kind: type[Answer], give: Callable[[], list[int]] = list
     ) -> tuple[Answer, list[int]]:
-        """Have a process do something, and wait for its answer, of this kind.
+        """Send a process a question, and wait for its answer, of this kind.
 
         Cancelling the wait kills the process: nobody else can end a call into a store that hangs.
 
@@ -147,7 +147,7 @@ class _BulkProcess:
 
     @classmethod
     async def start(cls, idle_s: float) -> "_BulkProcess":
-        """A new process; it dies with this one.
+        """Return a new process; it dies with this one.
 
         Raises:
             OSError: No process can be started, or no descriptor is free.
@@ -174,7 +174,7 @@ class _BulkProcess:
             self._is_ready = True
 
     def send(self, request: BulkRequest, fds: tuple[int, ...]) -> None:
-        """Ask; that it is gone is told by `receive`."""
+        """Send a question; `receive` raises if the process is gone."""
         self._channel.send(request, fds)
 
     async def receive(self, request: BulkRequest) -> tuple[Message, list[int]]:
@@ -214,7 +214,7 @@ class _BulkProcess:
     async def _hear(
         self, purpose: str, *, idle_s: float | None
     ) -> tuple[Message, list[int]] | None:
-        """The next thing it says, for as long as it works."""
+        """Return the next thing it says, for as long as it works."""
         idleness = Idleness(self._process.pid)
         look_s = min(LOOK_S, idle_s or LOOK_S)
         while True:

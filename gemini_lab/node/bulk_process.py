@@ -78,7 +78,7 @@ def answer_to(request: Message, slabs: list[Slab]) -> tuple[Message, tuple[int, 
 
 
 def lay_out(request: LayOutSlab, old: list[Slab]) -> Slab:
-    """A new slab in the place of an old one, if there is one, with the copies that fit in both."""
+    """Return a new slab in the place of an old one, with the copies that fit in both."""
     specs = tuple(SlotSpec(slot.shard, slot.payload_bytes) for slot in request.slots)
     found = [copy for slab in old for copy in _copies_that_fit(slab, specs, request.chunk_bytes)]
     kept = sorted(found, key=lambda copy: copy[0].version)  # where there is less room, the newest
@@ -94,7 +94,7 @@ def lay_out(request: LayOutSlab, old: list[Slab]) -> Slab:
 def _copies_that_fit(
     slab: Slab, specs: Sequence[SlotSpec], chunk_bytes: int
 ) -> list[tuple[CopyInfo, bytearray]]:
-    """The whole copies of `slab` whose shards have room in a slab of this form."""
+    """Return the whole copies of `slab` whose shards have room in a slab of this form."""
     room = {spec.shard: spec.payload_bytes for spec in specs}
     found = []
     for info in slab.copies() if slab.chunk_bytes == chunk_bytes else ():
@@ -106,7 +106,7 @@ def _copies_that_fit(
 
 
 def inspect(run: int, slabs: Sequence[Slab], *, ranks: int) -> SlabsInspected:
-    """Which of a run's copies are whole, and which differ from their checksums; all are read."""
+    """Read all copies of a run; return which are whole, and which differ from their checksums."""
     copies, damaged = [], []
     for slab in slabs:
         for copy in slab.copies():
@@ -182,7 +182,7 @@ def write_left(order: Disown) -> Disowned:
 
 @contextmanager
 def full_store(*, is_full: bool) -> Iterator[None]:
-    """While it lasts no file of this process can grow: the kernel refuses, as on a full disk."""
+    """Limit the files of this process in the block: the kernel refuses to grow any, as if full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if is_full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))

@@ -1,4 +1,4 @@
-"""What an agent is told at its start, and what it answers."""
+"""The messages between an agent and its starter."""
 
 import socket
 from contextlib import suppress
@@ -26,7 +26,7 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an agent is told at its start, as one line of JSON.
+    """An agent's configuration, sent to it as one line of JSON.
 
     Attributes:
         name: The node's.
@@ -55,7 +55,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a lab says of itself in the store, under the key `lab`: it stands as long as the lab.
+    """A lab's description in the store, under the key `lab`, which stands as long as the lab.
 
     Agents that join by themselves read there what others are told at their start. No secret is in
     it.
@@ -86,7 +86,7 @@ LAB_FILE: Final = "lab-identity"
 
 
 def why_blind(detached: Detached | None) -> str | None:
-    """Why this machine cannot keep the log of a detached lab; `None` if it can."""
+    """Return why this machine cannot keep the log of a detached lab; `None` if it can."""
     if detached is None:
         return None
     with suppress(OSError):
@@ -108,7 +108,7 @@ class AgentUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class AgentDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="down"):
-    """What a starter says of an agent that did not come up."""
+    """A starter's report on an agent that did not come up."""
 
     error: str
 
@@ -122,7 +122,7 @@ class SharedMachine(
 
 
 class BootOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the start-up program is told: an agent for each of its ranks.
+    """An order to the start-up program: an agent for each of its ranks.
 
     Attributes:
         agents: Their configurations; none where nothing is to be started.
@@ -138,7 +138,7 @@ class BootOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class OwnerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an owner is told at its start, as one line of JSON on its standard input.
+    """An owner's configuration, sent to it as one line of JSON on its standard input.
 
     It owns the lab for as long as that stays open, and as `root` is the root agent's record.
     """

@@ -59,7 +59,7 @@ class EtcdAddress:
 
     @classmethod
     def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> "EtcdAddress":
-        """The address in `text` (`host:port,...`), with the variables that etcdctl reads too.
+        """Return the address in `text` (`host:port,...`), with the variables of etcdctl.
 
         `ETCDCTL_USER` (`name:password`, or with `ETCDCTL_PASSWORD`), `ETCDCTL_CACERT`,
         `ETCDCTL_CERT` and `ETCDCTL_KEY` keep secrets off the command line.
@@ -150,7 +150,7 @@ def tls_credentials(address: EtcdAddress) -> Any:
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Of a member, as etcd's client wants them.
+    """Return a member's host and port, as etcd's client takes them.
 
     Raises:
         ConfigError: `endpoint` cannot be read as such.

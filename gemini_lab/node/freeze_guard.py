@@ -78,7 +78,7 @@ def _end_node(agent: psutil.Process) -> None:
 
 
 def _stops(agent: psutil.Process) -> bool:
-    """Whether the agent is stopped at last: it says what struck it before."""
+    """Return whether the agent is stopped at last: it says what struck it before."""
     began_s = time.monotonic()
     while agent.is_running() and time.monotonic() < began_s + STOP_S:
         if is_process_stopped(agent.pid):
@@ -88,7 +88,7 @@ def _stops(agent: psutil.Process) -> bool:
 
 
 def _outlives_its_lab(agent: psutil.Process, store: EtcdStore) -> bool:
-    """Whether the lab ends before the agent goes on, or is gone."""
+    """Return whether the lab ends before the agent goes on, or is gone."""
     seen_s = time.monotonic()
     while agent.is_running() and is_process_stopped(agent.pid):
         with suppress(StoreUnavailableError):

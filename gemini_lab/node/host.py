@@ -177,7 +177,7 @@ class WorkerHost:
         self._take_next_parent()
 
     def preload(self, order: Preload) -> None:
-        """Have another warm parent import these, for the workers after the next fence.
+        """Start another warm parent that imports these, for the workers after the next fence.
 
         One that has been told to, also one that must not be forked, is not asked again.
         """
@@ -195,7 +195,7 @@ class WorkerHost:
             )
 
     def _follow_seed(self, start: WorkerStart) -> None:
-        """Have later workers forked from a parent with the job's hash seed.
+        """Start a warm parent with the job's hash seed, from which later workers are forked.
 
         Until there is one, the parent of now has each worker begin as a new interpreter.
         """
@@ -259,7 +259,7 @@ class WorkerHost:
         return worker.pid
 
     def lives(self, rank: int) -> bool:
-        """Whether a worker is well: it has not ended, nor said that it is about to."""
+        """Return whether a worker is well: it has not ended, nor said that it is about to."""
         worker = self.workers[rank]
         self._read_worker(worker)
         return worker.error is None and (worker.pid is None or _runs(worker.pid))
@@ -306,7 +306,7 @@ class WorkerHost:
             self._no_parent = ""
 
     def _take_next_parent(self) -> None:
-        """From here on workers are forked from the next parent, if it is ready."""
+        """Fork workers from the next parent from now on, if it is ready."""
         if self._next is None or not self._next.is_ready or self.workers or self._no_parent:
             return
         asyncio.get_running_loop().remove_reader(self._parent)
@@ -320,7 +320,7 @@ class WorkerHost:
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
     async def _ask(self, question: Message, waiting: deque[asyncio.Future[Answer]]) -> Answer:
-        """What the warm parent answers; one that does not is ended, and another started."""
+        """Return the warm parent's answer; end one that does not answer, and start another."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         with suppress(TimeoutError):
             async with asyncio.timeout(IMPORTS_S):
@@ -374,7 +374,7 @@ class WorkerHost:
                 _answer(self._killed[message.epoch], message)
 
     def _replace_parent(self) -> None:
-        """The warm parent died: so did its workers. Start another one."""
+        """Start another warm parent, because this one died and its workers with it."""
         self._close_parent()
         reap(self._process)
         end_orphans(is_workers)  # those of workers whose warm parent could not do it
@@ -394,7 +394,7 @@ class WorkerHost:
                 _refuse(asking)
 
     def _lose_imports(self, parent: "subprocess.Popen[bytes]") -> None:
-        """A parent ended while it imported: where memory is too short the next one would, too."""
+        """Count parents that died while they imported; after some, import nothing ahead."""
         self._lost_imports += 1
         if self._warm and self._lost_imports == MOST_LOST_IMPORTS:
             self._warm = False
@@ -412,7 +412,7 @@ class WorkerHost:
             self._parent.close()
 
     def _end_unstarted(self, worker: Worker, reason: str) -> None:
-        """A worker's process never began: the machine lacks something, not the script."""
+        """Report a worker whose process never began, for something that the machine lacks."""
         worker.output.append(reason)
         worker.error = ScriptError(error=CapacityError.__name__, text=reason)
         self._end(worker, 1)
@@ -465,7 +465,7 @@ class WorkerHost:
 
 
 def _as_shown(line: bytes) -> bytes:
-    """What a terminal shows of a line that was written over: a progress bar may never end one."""
+    """Return the part of a line that a terminal shows, because a progress bar may never end one."""
     return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
@@ -476,7 +476,7 @@ def _answer(waiting: deque[asyncio.Future[Answer]], answer: Answer) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process is there and not only its exit status."""
+    """Return whether a process is there and not only its exit status."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -82,7 +82,7 @@ class LabLink:
         return self._channel is not None and not self._channel.is_closed
 
     def open(self, channel: Channel, hello: LabHello) -> None:
-        """The lab is here: say what has waited, and follow its clock from now on."""
+        """Send what has waited to the lab that has connected, and follow its clock from now on."""
         self.close()
         if self._pump is not None:
             self._pump.cancel()  # who was here before may never take the rest
@@ -102,7 +102,7 @@ class LabLink:
         self._push()
 
     def heard(self, count: int) -> None:
-        """The owner needs the first `count` messages that it was sent no more."""
+        """Forget the first `count` messages that were sent to the owner: they are on its disk."""
         while self._first < count and self._unheard:
             self._forget_first()
         if self._dropped_lines and self._printed_bytes < PRINTED_BYTES // 2:
@@ -220,7 +220,7 @@ def _printed_bytes(said: OutputSaid) -> int:
 
 
 def _offset_s(ahead_s: float, *, age_s: float) -> float:
-    """By how much another clock differs, of which an older reading was `ahead_s` of this one.
+    """Return the difference of another clock, of which an older reading was `ahead_s` of this one.
 
     Clocks that may be the same are taken to be: a busy machine answers late.
     """
@@ -248,7 +248,7 @@ class RootLink:
         return self._channel is not None
 
     def open(self, channel: Channel) -> None:
-        """A root agent is here, instead of the last one."""
+        """Use this connection to a root agent instead of the last one."""
         self.cut()
         self._channel = channel
 

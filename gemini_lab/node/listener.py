@@ -1,4 +1,4 @@
-"""What a node's workers say: passed on to the log and the root agent, or answered from memory."""
+"""The receiver of what a node's workers send: for the log and the root agent, or for an answer."""
 
 import time
 from collections import defaultdict, deque
@@ -90,7 +90,7 @@ class WorkerListener:
         self._memory, self._writer, self._kept = memory, writer, kept
 
     def hear(self, worker: Worker, message: Message, fds: list[int]) -> None:
-        """A worker says something."""
+        """Handle a message of a worker."""
         del fds  # workers send none
         match message:
             case EventSaid():
@@ -112,7 +112,7 @@ class WorkerListener:
                 self._root.send(message)
 
     def hear_output(self, worker: Worker, lines: list[str]) -> None:
-        """A worker prints something."""
+        """Send the lines that a worker printed to the log."""
         self._lab.say(OutputSaid(rank=worker.rank, epoch=worker.epoch, lines=lines))
 
     def _pass_on(self, entry: Entry) -> None:
@@ -147,7 +147,7 @@ class WorkerListener:
 
 
 def told_of(entry: Entry, *, is_placed: bool) -> tuple[Entry, EventSaid | None]:
-    """What the log is told of a worker's event, and what the root agent.
+    """Return what of a worker's event goes to the log, and what to the root agent.
 
     The root agent hears what it decides on. A placement grows with the nodes, so that not every
     one of thousands of ranks repeats it: the log has it from rank 0.
@@ -186,7 +186,7 @@ Word = Entry | EndReached | ScriptFinished
 
 
 class WorkerHistory:
-    """What workers of one node said.
+    """The newest words of one node's workers.
 
     Attributes:
         protected: What the last one that is protected said of it.
@@ -206,7 +206,7 @@ class WorkerHistory:
         )
 
     def begin(self, run: int) -> None:
-        """Workers of a run start; what those of another one said is nobody's any more."""
+        """Prepare for workers of a run; forget what those of another one said."""
         if run != self._run:
             self._said.clear()
             self._run, self.left, self.protected, self._code = run, (), None, {}
@@ -227,11 +227,11 @@ class WorkerHistory:
         return self._code if run == self._run else {}
 
     def iterations(self, run: int) -> list[IterationBegun | Iteration]:
-        """What a run's workers said of their newest iterations, rank by rank."""
+        """Return a run's newest iterations, rank by rank."""
         return [one for said in self._said.values() for one in said] if run == self._run else []
 
     def take(self, entry: Entry) -> None:
-        """A worker said something."""
+        """Keep what counts of a worker's event."""
         event = entry.event
         if isinstance(event, CodeSeen):  # a rank that imports while it trains says several
             self._code |= {name: (event.epoch, one) for name, one in event.files.items()}
@@ -255,7 +255,7 @@ class WorkerHistory:
                     self._go_back(event, left_by(event, run=self._run or 0))
 
     def _go_back(self, event: Rewound | WrongSums, left: VersionId) -> None:
-        """A worker goes back to a version: what it did after that counts no more."""
+        """Forget what a worker did after the version to which it goes back."""
         kept = [one for one in self._said[event.rank] if one.iteration <= event.version]
         self._said[event.rank] = deque(kept, maxlen=REMEMBERED)
         self._forget(event.rank, EndReached, IterationBegun)
@@ -314,13 +314,13 @@ class WorkerWatch:
         self._seen: dict[tuple[int, int], _Seen] = {}  # by rank and epoch
 
     def hear(self, pulse: WorkerPulse) -> None:
-        """A worker lives."""
+        """Note that a worker lives."""
         seen = self._seen.get((pulse.rank, pulse.epoch))
         if seen is not None:
             seen.pulse, seen.is_new = pulse, True
 
     def look(self, workers: Iterable[Worker]) -> list[WorkerPulse]:
-        """What the root is to be told now; called about once a second.
+        """Return the pulses that the root agent is to get now; called about once a second.
 
         Args:
             workers: Those that run.
@@ -346,12 +346,12 @@ class WorkerWatch:
         return [one.pulse.lock for one in self._seen.values() if one.pulse.compiles]
 
     def forget_told(self) -> None:
-        """Another root asks: it is told all of it, at the next look."""
+        """Send all pulses again at the next look: another root agent asks."""
         for seen in self._seen.values():
             seen.told = NOTHING
 
     def _picture(self, seen: _Seen, pid: int | None) -> WorkerPulse:
-        """A worker as the root is to see it now."""
+        """Return a worker as the root is to see it now."""
         pulse, silent_s = seen.pulse, seen.silent_s
         if silent_s < STILL_S:
             return pulse
@@ -365,13 +365,13 @@ class WorkerWatch:
 
 
 def _first(who: tuple[int, int]) -> WorkerPulse:
-    """Of a worker that has not spoken yet."""
+    """Return the pulse of a worker that has not sent one yet."""
     rank, epoch = who
     return WorkerPulse(rank=rank, epoch=epoch)
 
 
 def _without_times(pulse: WorkerPulse) -> object:
-    """What makes a pulse news: nothing does as long as its worker gets on."""
+    """Return what makes a pulse news: nothing does as long as its worker makes progress."""
     is_paused, is_silent = pulse.doing in {"paused", "held"}, pulse.silent_s > 0
     if pulse.still_s < STILL_S and not is_paused:
         return None

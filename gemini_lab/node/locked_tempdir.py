@@ -33,7 +33,7 @@ class LockedTempdir:
         self._held: tuple[Path, int] | None = None
 
     def make(self) -> str:
-        """A folder in it; empty where none can be made."""
+        """Return a folder in it; empty where none can be made."""
         try:
             if self._held is None:
                 remove_left(self._prefix, self._below)
@@ -53,7 +53,7 @@ class LockedTempdir:
 
 
 def hold(prefix: str, below: Path | None = None) -> tuple[Path, int]:
-    """A new folder of a kind, and the descriptor that holds it, as long as anybody has it open."""
+    """Return a new folder of a kind, and the descriptor that holds it while it is open anywhere."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=below))
         with suppress(FileNotFoundError):  # another one found it before it was held

@@ -20,7 +20,7 @@ _STATE, _STARTED = 0, 19  # places in /proc/PID/stat, after the program's name
 
 
 def machine_identity() -> str:
-    """The same for processes of one machine, and another one on any other, until it starts again.
+    """Return what names this machine until it starts again: the same for all its processes.
 
     Containers with a network of their own have one each: they are hosts to all the others, and who
     starts several on one machine knows.
@@ -56,12 +56,12 @@ def has_ended(identity: str) -> bool:
 
 
 def _place() -> str:
-    """This machine, and in it the numbers that its processes have here."""
+    """Return a name for this machine and its process numbers: each container has its own."""
     return f"{machine_identity()} {_PIDS.readlink()}"
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process, from its state on: its name may have any letters."""
+    """Return the kernel's words on a process, from its state on: its name may have any letters."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -70,7 +70,7 @@ MEGA: Final = 10**6
 
 
 def network_of(host: str) -> Network:
-    """What carries the traffic of this machine's address `host`."""
+    """Return the interface that has this machine's address `host`, and faster ones."""
     addresses = psutil.net_if_addrs()
     speeds = {
         name: seen.speed * MEGA / BITS
@@ -86,7 +86,7 @@ def network_of(host: str) -> Network:
 
 
 def remarks_on(networks: Mapping[str, Network]) -> Iterator[str]:
-    """What is likely wrong with the networks of these nodes, for people, with the way out."""
+    """Yield what is likely wrong with the networks of these nodes, with the way out."""
     hosts = {network.address for network in networks.values()}
     for node, network in networks.items():
         if len(hosts) > 1 and _is_loopback(network.address):

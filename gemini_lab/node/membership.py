@@ -84,7 +84,7 @@ class StoreWatch:
         self._last: Reading | None = None
 
     def is_due(self, *, is_urgent: bool = True) -> bool:
-        """Whether to read now.
+        """Return whether to read now.
 
         Args:
             is_urgent: Whether a change is to be seen at once. Thousands that all looked at the

@@ -69,7 +69,7 @@ class MemoryManager:
         self._turn = asyncio.Lock()
 
     def turn_to(self, ranks: int) -> None:
-        """Workers of so many ranks start: slabs of another number are set aside for them."""
+        """Set slabs of another number of ranks aside, because workers of so many start."""
         if ranks == self._ranks:
             return
         if self._slabs:
@@ -78,12 +78,12 @@ class MemoryManager:
         self._ranks, self._slabs, self.layouts = ranks, back.slabs, back.layouts
 
     def set_aside(self, ranks: int) -> tuple[list[Slab], list[ShardLayout]]:
-        """The slabs of another number of ranks, and what lies where in the shards in them."""
+        """Return the slabs of another number of ranks, and the layouts of the shards in them."""
         aside = self._aside.get(ranks, _Aside({}, {}))
         return [*aside.slabs.values()], [*aside.layouts.values()]
 
     async def settle(self, ranks: int) -> None:
-        """Let go of all slabs that are not of so many ranks."""
+        """Free all slabs that are not of so many ranks."""
         async with self._turn:
             gone = [aside for number, aside in self._aside.items() if number != ranks]
             self._aside = {n: aside for n, aside in self._aside.items() if n == ranks}
@@ -93,7 +93,7 @@ class MemoryManager:
             await self._let_go([slab for aside in gone for slab in aside.slabs.values()])
 
     async def slab(self, local_rank: int, wanted: SlabRequest) -> Slab:
-        """The slab of a place: the one that is there, or a new one of the same form.
+        """Return the slab of a place: the one that is there, or a new one of the same form.
 
         One that was made for another position is laid out anew: whatever of it counts was asked
         for in the inventory before, and what its new place keeps too comes along.
@@ -115,7 +115,7 @@ class MemoryManager:
             return slab
 
     async def inventory(self, run: int) -> SlabsInspected:
-        """Which of a run's copies are whole here, and which differ from their checksums.
+        """Return which of a run's copies are whole here, and which differ from their checksums.
 
         All are read. Copies of other runs are nobody's any more, and not mentioned.
 
@@ -131,7 +131,7 @@ class MemoryManager:
             return found
 
     async def _inspect(self, run: int, ranks: int, slabs: Sequence[Slab]) -> SlabsInspected:
-        """What is in slabs of so many ranks; a standby that has none is not to be waited for."""
+        """Return what is in slabs of so many ranks; a standby without any answers at once."""
         if not slabs:
             return SlabsInspected(copies=[], damaged=[])
         order = InspectSlabs(run=run, ranks=ranks)
@@ -146,17 +146,17 @@ class MemoryManager:
         return sum(slab.memory.nbytes for slab in self._all())
 
     def own_shards(self) -> list[int]:
-        """The shards whose owners are this node's workers."""
+        """Return the shards whose owners are this node's workers."""
         return sorted(slab.slots[0].shard for slab in self._slabs.values())
 
     def has(self, order: Persist) -> bool:
-        """Whether the shards that are to be written are complete here."""
+        """Return whether the shards that are to be written are complete here."""
         copies = [copy for slab in self._slabs.values() for copy in slab.copies()]
         found = {copy.shard for copy in copies if copy.version == order.version}
         return bool(found) and found >= set(order.shards or self.own_shards())
 
     def has_passed(self, version: int) -> bool:
-        """Whether a newer version than this is complete here: this one does not come any more."""
+        """Return whether a newer version is complete here: this one does not come any more."""
         own = set(self.own_shards())
         copies = [copy for slab in self._slabs.values() for copy in slab.copies()]
         return any(copy.shard in own and copy.version > version for copy in copies)
@@ -190,7 +190,7 @@ class MemoryManager:
             await self._let_go(slabs)
 
     def close(self) -> None:
-        """Let all slabs go, at the agent's end."""
+        """Close all slabs, at the agent's end."""
         for slab in self._all():
             slab.close()
         self._forget()
@@ -221,7 +221,7 @@ class MemoryManager:
         return answer
 
     async def _lay_out(self, local_rank: int, wanted: SlabRequest) -> Slab:
-        """A new slab in the place of an old one, which goes with what is not kept of it."""
+        """Return a new slab in the place of an old one, which goes with what is not kept of it."""
         order = LayOutSlab(
             slots=wanted.slots, chunk_bytes=wanted.chunk_bytes, buffers=wanted.buffers
         )
@@ -330,7 +330,7 @@ class ShardWriter:
         self.begin_if_whole()
 
     def begin_if_whole(self) -> None:
-        """A version may have become whole: if it is the one that is waited for, write it.
+        """Write the version that is waited for, if it has become whole.
 
         An order that comes after its version was overwritten fails: nobody is to wait for it.
         """

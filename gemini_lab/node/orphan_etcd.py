@@ -40,7 +40,7 @@ GONE_S: Final = 3.0
 
 
 def lack_of_room(endpoints: Sequence[str]) -> str:
-    """Says that an etcd at one of these endpoints has no room here; empty if none is known to.
+    """Return that an etcd at one of these endpoints has no room here; empty if none is known.
 
     It dies of that, and what it says itself finds no room either.
     """
@@ -59,7 +59,7 @@ def lack_of_room(endpoints: Sequence[str]) -> str:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address is one of this machine's: another one may have the same port."""
+    """Return whether an address is one of this machine's: another one may have the same port."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.bind((host, 0))
         return True
@@ -101,14 +101,14 @@ def end_left_stores(wait_s: float = 0.0, over: str = "") -> None:
 
 
 def _stores() -> Iterator[psutil.Process]:
-    """This user's etcds of labs."""
+    """Yield this user's etcds of labs."""
     for process in psutil.process_iter():
         if _folder_of(process) is not None:
             yield process
 
 
 def _folder_of(process: psutil.Process) -> Path | None:
-    """The lab's folder on whose data an etcd of this user runs; `None` if a process is none."""
+    """Return the lab's folder on whose data this process runs an etcd; `None` if it runs none."""
     with suppress(psutil.Error):  # it may have ended
         for place in (Path(word) for word in process.cmdline() if word.endswith(f"/{DATA}")):
             is_labs = place.parent.name.startswith(FOLDER)
@@ -118,7 +118,7 @@ def _folder_of(process: psutil.Process) -> Path | None:
 
 
 def _is_kept(store: psutil.Process) -> bool:
-    """Whether its keeper lives, which is its parent then."""
+    """Return whether its keeper lives, which is its parent then."""
     with suppress(psutil.Error):
         parent = store.parent()
         return parent is not None and STORE_KEEPER in parent.cmdline()
@@ -126,7 +126,7 @@ def _is_kept(store: psutil.Process) -> bool:
 
 
 def _has_agent(store: psutil.Process, over: str) -> bool:
-    """Whether an agent of its lab is here; those of a lab that is over do not count."""
+    """Return whether an agent of its lab is here; those of a lab that is over do not count."""
     folder = _folder_of(store)
     with suppress(OSError):
         prefix = (folder / LAB).read_text(encoding="utf-8") if folder is not None else over
@@ -136,7 +136,7 @@ def _has_agent(store: psutil.Process, over: str) -> bool:
 
 
 def _has_client(store: psutil.Process, none: Collection[Address]) -> bool:
-    """Whether anybody else is connected to it, but for those from the addresses in `none`."""
+    """Return whether any other client is connected to it than those at the addresses in `none`."""
     try:
         links, words = _links(store), store.cmdline()
     except psutil.NoSuchProcess:
@@ -150,14 +150,14 @@ def _has_client(store: psutil.Process, none: Collection[Address]) -> bool:
 
 
 def _of(module: str, lab: str | None = None) -> Iterator[Address]:
-    """Where the connections begin of those here that run a module, for one lab or for any."""
+    """Yield the own ends of the connections of those that run a module, for one lab or any."""
     for process in processes_of(module, lab):
         with suppress(psutil.AccessDenied):
             yield from (here for here, _ in _links(process))
 
 
 def _links(process: psutil.Process) -> list[tuple[Address, Address]]:
-    """From where to where a process has connections; one that has ended has none."""
+    """Return both ends of each connection of a process; one that has ended has none."""
     with suppress(psutil.NoSuchProcess):
         links = process.net_connections("tcp")
         open_ones = [link for link in links if link.status == psutil.CONN_ESTABLISHED]
@@ -166,7 +166,7 @@ def _links(process: psutil.Process) -> list[tuple[Address, Address]]:
 
 
 def _plain(address: Address) -> Address:
-    """An address of IPv4 as such, also where a socket of IPv6 has it."""
+    """Return an address of IPv4 as such, also where a socket of IPv6 has it."""
     host, port = address
     return host.removeprefix("::ffff:"), port
 

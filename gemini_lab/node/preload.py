@@ -51,7 +51,7 @@ def preload(order: Preload) -> Preloaded:
 
 
 def _import_all(names: Sequence[str]) -> None:
-    """In their order; one that does not import here is left to the script."""
+    """Import them in their order; one that does not import here is left to the script."""
     for name in names:
         with suppress(Exception, SystemExit):
             importlib.import_module(name)
@@ -59,7 +59,7 @@ def _import_all(names: Sequence[str]) -> None:
 
 @contextmanager
 def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """These variables inside the block, and exactly those of before after it."""
+    """Set these variables in the block, and exactly those of before after it."""
     before = dict(os.environ)
     os.environ.update(wanted)
     try:
@@ -70,7 +70,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def _threads() -> int:
-    """Those that a fork would lose."""
+    """Return the number of threads that a fork would lose."""
     if not _TASKS.exists():
         return threading.active_count()
     found = 0
@@ -81,7 +81,7 @@ def _threads() -> int:
 
 
 def _state() -> dict[str, object]:
-    """What must be as it was, in words of an error."""
+    """Return what imports must leave as it was, by its name in an error."""
     found: dict[str, object] = {
         "the number of threads": _threads(),
         "Python's random state": random.getstate(),
@@ -154,7 +154,7 @@ class NextParent:
         asyncio.get_running_loop().add_reader(self.channel, self._read)
 
     def hand_over(self) -> tuple["subprocess.Popen[bytes]", LocalChannel]:
-        """It is the present one from now on: who calls this reads its channel."""
+        """Return it as the present parent; the caller reads its channel from now on."""
         asyncio.get_running_loop().remove_reader(self.channel)
         return self.process, self.channel
 

@@ -24,7 +24,7 @@ WORKER: Final = "GEMINI_LAB_WORKER"
 
 
 def processes_of(module: str, lab: str | None) -> Iterator[psutil.Process]:
-    """Those that run a module, with the prefix of a lab's keys or its identity as an argument.
+    """Yield the processes that run a module, with a lab's prefix or identity as an argument.
 
     Args:
         module: Its name.
@@ -38,7 +38,7 @@ def processes_of(module: str, lab: str | None) -> Iterator[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; one that has ended and that nobody has waited for does not."""
+    """Return whether it runs; one that has ended and that nobody has waited for does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -129,12 +129,12 @@ _FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps them
 
 
 def semaphore_prefix(run: int, pid: int) -> str:
-    """How the semaphores of a run's worker begin, and of nobody else."""
+    """Return how the semaphores of a run's worker begin, and of nobody else."""
     return f"gemini-{run:08x}-{pid}"
 
 
 def name_semaphores(prefix: str) -> None:
-    """Have those of this process, and of all that it starts, begin so."""
+    """Begin the names of semaphores of this process, and of all that it starts, with `prefix`."""
     # Python has no other way in than this.
     multiprocessing.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]  # noqa: SLF001
 

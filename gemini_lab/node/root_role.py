@@ -55,7 +55,7 @@ class RootRole:
         self._on_change()
 
     def resign(self) -> None:
-        """Be root agent no more."""
+        """Resign as root agent."""
         if self._shell_task is not None:
             self._shell_task.cancel()
         self.shell = self._shell_task = None

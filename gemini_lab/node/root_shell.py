@@ -210,7 +210,7 @@ class RootShell:
             return False
 
     def _note_lack(self, error: OSError) -> None:
-        """This machine cannot connect to anybody: who seems lost to it may train well."""
+        """Note that this machine cannot open connections: nodes that seem lost may train well."""
         self._lacks = str(error)
 
     async def _stand_down_if_cut_off(self) -> None:
@@ -300,7 +300,7 @@ class RootShell:
 
 
 def _of_those_that_count(addresses: Mapping[str, str], state: RootState) -> dict[str, str]:
-    """The addresses of the nodes that have a position, or may come back with what they had."""
+    """Return the addresses of nodes with a position, or that may come back with their memory."""
     nodes = [node for node in (*state.members, *state.nodes.silent) if node is not None]
     return {node: addresses[node] for node in nodes if node in addresses}
 
@@ -394,7 +394,7 @@ class CutOff:
     def is_certain(
         self, now_s: float, *, others: AbstractSet[str], connected: AbstractSet[str]
     ) -> bool:
-        """Whether one of the others is to be root agent.
+        """Return whether one of the others is to be root agent.
 
         Args:
             now_s: The moment; this is asked a few times a second, while the store is reached.
@@ -407,7 +407,7 @@ class CutOff:
 
 
 async def reaches_others(addresses: Mapping[str, str]) -> bool:
-    """Whether the machine of any other agent answers this one.
+    """Return whether the machine of any other agent answers this one.
 
     Args:
         addresses: Of the other agents that are registered; with fewer than `FEWEST` nobody knows.

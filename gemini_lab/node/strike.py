@@ -22,7 +22,7 @@ from gemini_lab.recovery.messages import Cut, Flawed
 
 
 class Victim(Protocol):
-    """What of a node can be struck; an agent's supervisor is one."""
+    """The part of a node that can be struck; an agent's supervisor is one."""
 
     name: str
     lab: LabLink
@@ -33,7 +33,7 @@ class Victim(Protocol):
     root: RootLink
 
     def flaw(self, order: Flawed) -> list[int]:
-        """Have its workers compute wrong; gives their ranks."""
+        """Make its workers compute wrong; return their ranks."""
 
 
 async def strike(node: Victim, action: Action, config: AgentConfig) -> None:

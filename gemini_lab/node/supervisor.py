@@ -1,4 +1,4 @@
-"""What an agent does on its node, as the root agent orders it.
+"""The execution of the root agent's orders on one node.
 
 It starts and ends the workers, has the memory read and versions saved, and says when a worker ends.
 """
@@ -124,7 +124,7 @@ class Supervisor:
         self._leaves_at_s: float | None = None  # when this node's machine goes, if it was told so
 
     def joined(self) -> Joined:
-        """What another root agent is told first; it hears all of the workers' pulses anew.
+        """Return the greeting to another root agent, which gets all pulses again.
 
         It does not know of processes that were started ahead: they end.
         """
@@ -192,7 +192,7 @@ class Supervisor:
         await self.host.kill_all(epoch=self.epoch)
 
     def note_epoch(self, epoch: int) -> None:
-        """The store says that an epoch has begun: older workers end if the root agent is not heard.
+        """End older workers if the store has a newer epoch, unless the root agent fences first.
 
         The root agent's own fence comes at about the same time, and may let them go on.
         """
@@ -205,7 +205,7 @@ class Supervisor:
         await self.end_workers(before=epoch)
 
     def flaw(self, order: Flawed) -> list[int]:
-        """Have this node's workers compute wrong: those that there are, and later ones if it lasts.
+        """Make this node's workers compute wrong, and later ones if that lasts; return their ranks.
 
         Returns:
             The ranks of those that there are.
@@ -271,14 +271,14 @@ class Supervisor:
                 await self._release()
 
     async def _fence(self, order: Fence) -> None:
-        """A new epoch: workers of older ones end, but for those that stand still and are kept."""
+        """End workers of older epochs, but for those that stand still and are kept."""
         self._give_up_work()
         kept = await self._kept.stand(self.host, order)
         await self.host.kill_all(epoch=self.epoch, spare=kept)
         self.root.send(Fenced(epoch=order.epoch, kept=kept))
 
     async def _release(self) -> None:
-        """The run is over: nothing of it is needed any more."""
+        """Free all that was kept of a run that is over."""
         self._give_up_work()
         self.writer.is_full = False
         await self.host.kill_all(epoch=self.epoch)
@@ -293,7 +293,7 @@ class Supervisor:
             self.root.send(AllLive(epoch=order.epoch))
 
     async def _hold_port(self, order: HoldPort) -> None:
-        """Beside other orders: a warm parent that still imports must not delay the next fence."""
+        """Hold a port beside other orders: a warm parent that imports must not delay a fence."""
         host = self._ip
         port = await self._kept.serve(self.host, order, ip=host)
         if port is None:
@@ -301,7 +301,7 @@ class Supervisor:
         self.root.send(PortHeld(epoch=order.epoch, address=f"{host}:{port}"))
 
     def _give_up_work(self) -> None:
-        """Nobody waits any more for what is being saved or read."""
+        """Cancel what is being saved or read."""
         self.writer.cancel()
         if self._inventory is not None:
             self._inventory.cancel()
@@ -410,7 +410,7 @@ STORAGE_S: Final = 30.0  # for the persistent tier to say which versions it has
 async def take_inventory(
     order: TakeInventory, *, memory: MemoryManager, bulk: BulkProcesses, history: WorkerHistory
 ) -> Inventory:
-    """What this node has of the run that `order` names.
+    """Return what this node has of the run that `order` names.
 
     Args:
         order: The root agent's.
@@ -443,7 +443,7 @@ async def take_inventory(
 
 
 async def _stored_versions(bulk: BulkProcesses, url: str) -> tuple[VersionsListed, str]:
-    """What the persistent tier has, or why it cannot be read: that is not the same as empty."""
+    """Return the persistent tier's versions, or why it cannot be read, which is not empty."""
     try:
         async with asyncio.timeout(STORAGE_S):
             answer, _ = await bulk.ask(ListVersions(url=url), VersionsListed)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 
 
 class Tasks:
-    """What runs in the background; it ends with its owner.
+    """The background work of a process; it ends with its owner.
 
     Args:
         on_failure: Hears of each that failed.

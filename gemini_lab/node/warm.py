@@ -289,7 +289,7 @@ class CpuFacts:
         )
 
     def remember(self) -> None:
-        """Have py-cpuinfo know the answer from now on, in this process and those forked from it.
+        """Give py-cpuinfo the answer, in this process and those forked from it.
 
         Without an answer it asks each time, as it does.
         """

@@ -51,7 +51,7 @@ _LOCAL_RANK: Final = re.compile(r"""["'](--local[_-]rank)["']""")
 
 
 def distributed_environment(start: WorkerStart) -> dict[str, str]:
-    """The variables by which a script and its libraries learn of the job: all that torchrun sets.
+    """Return the variables that torchrun sets for a script and its libraries.
 
     Lightning looks for the run's id to tell that it was launched so, and for the group's rank;
     without them each node would take itself for the first.
@@ -80,7 +80,7 @@ def distributed_environment(start: WorkerStart) -> dict[str, str]:
 
 
 def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
-    """The job's store: the worker that was given its port serves it, the others connect."""
+    """Return the job's store: the worker that was given its port serves it, the others connect."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
     from torch.torch_version import __version__  # noqa: PLC0415
 
@@ -98,7 +98,7 @@ def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
 
 
 def keep_sockets_in(folder: str) -> None:
-    """Have multiprocessing, a DataLoader's workers among it, put its sockets here.
+    """Put the sockets of multiprocessing here, a DataLoader's workers among them.
 
     It would make a folder of its own, in this process or in one that it starts, and remove it at
     the process's end; but not where that is killed. Python has no other way in than this.
@@ -125,7 +125,7 @@ def settle_imports() -> None:
 
 
 def give_way_soon() -> None:
-    """Have threads take turns in Python more often than every 5 ms, as they do by themselves.
+    """Make Python's threads take turns more often than every 5 ms, which is its default.
 
     Training's thread comes back from every collective and waits for its turn, and threads that send
     checkpoints have one now and then.
@@ -147,7 +147,7 @@ def run_script(job: Job, *, local_rank: int) -> None:
 
 
 def local_rank_option(job: Job) -> str | None:
-    """The option for the local rank that the script's own source asks for, if it does.
+    """Return the option for the local rank that the script's own source asks for, if it does.
 
     `deepspeed` and torch.distributed's older launchers give one, and scripts that were written for
     them would all take the first GPU without it.
@@ -166,7 +166,7 @@ def local_rank_option(job: Job) -> str | None:
 
 @contextmanager
 def exits_noticed(leave: Callable[[int], None]) -> Iterator[None]:
-    """Have `os._exit`, with which scripts skip what Python does at its end, call `leave` first.
+    """Call `leave` before `os._exit`, by which scripts skip the end of Python.
 
     A process that the script has forked, and another thread, end as ever.
     """
@@ -188,7 +188,7 @@ def exits_noticed(leave: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def forks_apart() -> Iterator[None]:
-    """Have a process that the script has forked end where the script does: it speaks for nobody."""
+    """Exit a forked child where the script ends; only the worker reports."""
     worker, status = os.getpid(), 0
     try:
         yield
@@ -201,7 +201,7 @@ def forks_apart() -> Iterator[None]:
 
 
 def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
-    """The worker's life; returns its exit status."""
+    """Return the worker's life; returns its exit status."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
     settle_in(start)
@@ -247,7 +247,7 @@ def run_to_its_end(start: WorkerStart, channel: LocalChannel) -> None:
 
 
 def settle_in(start: WorkerStart) -> None:
-    """Have this process be where the job's script is to run, with the environment it expects."""
+    """Move this process to the job's folder, with the environment that the script expects."""
     job = start.order.job
     os.environ.update(distributed_environment(start))
     if start.interface is not None:
@@ -270,7 +270,7 @@ def settle_in(start: WorkerStart) -> None:
 def open_session(
     start: WorkerStart, channel: LocalChannel, store: "TCPStore", pulse: Heartbeat
 ) -> session.WorkerSession:
-    """What `gemini_lab.protect` finds of the job in the script that runs next."""
+    """Return the session that `gemini_lab.protect` finds in the script."""
     kept = kept_process(start, store)
     return session.WorkerSession(start=start, channel=channel, store=store, pulse=pulse, kept=kept)
 
@@ -303,13 +303,13 @@ def say_left(leave: SystemExit, channel: LocalChannel) -> None:
 
 
 def lost_with_a_rank(error: BaseException) -> bool:
-    """Whether a script's error is that of an iteration that a lost rank has made worthless."""
+    """Return whether a script failed only because a rank of its iteration was lost."""
     is_broken = session.current is not None and session.current.kept.is_broken
     return is_broken or isinstance(error, CannotGoOnError)
 
 
 def status_of(error: BaseException) -> int:
-    """The exit status of a process that ends with this; what Python prints of it is printed."""
+    """Return the exit status of a process that ends with this error; print what Python prints."""
     if not isinstance(error, SystemExit):
         print_error(error)
         return 1
@@ -317,7 +317,7 @@ def status_of(error: BaseException) -> int:
 
 
 def said_status(leave: SystemExit) -> int:
-    """The exit status that a script asks for; a text is printed, as Python does, and means 1."""
+    """Return the exit status that a script asks for; print a text, as Python does: it means 1."""
     if isinstance(leave.code, int):
         return leave.code
     print(shortened(str(leave.code), PRINTED), file=sys.stderr)  # noqa: T201
@@ -334,7 +334,7 @@ def print_error(error: BaseException) -> None:
 
 
 def leave_early(start: WorkerStart, channel: LocalChannel, status: int) -> None:
-    """The script ends itself with `os._exit`: let it end as one that runs out, or fails, does."""
+    """End a script that calls `os._exit` as one that runs out, or fails, ends."""
     if status:
         say_left(SystemExit(status), channel)
         return
@@ -354,7 +354,7 @@ def say_finished(start: WorkerStart, channel: LocalChannel) -> None:
 
 
 def finish() -> None:
-    """The script has ended: let the last version become whole."""
+    """Wait until the last version is whole, because the script has ended."""
     if session.current is not None:
         session.current.pulse.enter("finishing")
         session.current.finish()
@@ -365,7 +365,7 @@ LIMIT_S: Final = 60.0
 
 
 def keep_parents_things() -> None:
-    """What the warm parent is to tidy up at its own end is not this process's to tidy up."""
+    """Leave the warm parent's exit handlers to the warm parent."""
     registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]  # noqa: SLF001
     for info in registry.values():
         info.atexit = False
