@@ -92,11 +92,7 @@ def command(arguments: Sequence[str]) -> int:
         token=token,
         etcd=address,
         prefix=prefix_of(options.lab),
-        lease_s=record.lease_s,
-        warm=record.warm,
-        threads=record.threads,
-        detached=record.detached,
-        identity=record.identity,
+        lab=record,
         notice_s=options.notice,
     )
     _adopt_environment(record.threads)

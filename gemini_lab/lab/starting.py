@@ -140,12 +140,8 @@ def own_operator(
     return MpiOperator(
         etcd=members or store.address,
         prefix=store.prefix.rstrip("/"),
-        lease_s=record.lease_s,
-        warm=record.warm,
+        lab=record,
         hosts=config.hosts,
-        threads=record.threads,
         log_folder=config.folder / "agents",
-        detached=record.detached,
         token=token,
-        identity=record.identity,
     )

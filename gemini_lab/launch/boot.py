@@ -50,7 +50,7 @@ MESSAGE_S: Final = 2 * READY_S  # for another rank to say something; its agent m
 
 def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
     """Start one agent; returns its answer."""
-    if (reason := why_blind(config.detached)) is not None:
+    if (reason := why_blind(config.lab.detached)) is not None:
         return AgentDown(error=reason)
     log = Path(log_folder) / f"{config.name}.log"
     try:
@@ -59,13 +59,13 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
         begin = output.tell()
     except OSError:
         output, begin = subprocess.DEVNULL, 0  # a node that does not see the lab's folder
-    lab = [config.prefix, *([config.detached.identity] if config.detached else [])]
+    lab = [config.prefix, *([config.lab.detached.identity] if config.lab.detached else [])]
     agent = subprocess.Popen(
         python_command(AGENT, *lab),  # the lab, for whoever looks for its processes
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=output,
-        env=agent_environment(config.threads),
+        env=agent_environment(config.lab.threads),
         start_new_session=True,
     )
     assert agent.stdin is not None

@@ -15,7 +15,7 @@ from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.launch.etcd_members import Members
 from gemini_lab.launch.join import say
 from gemini_lab.launch.mpi import Hosts, launch_agents
-from gemini_lab.node.config import AgentConfig, AgentUp, Detached
+from gemini_lab.node.config import AgentConfig, AgentUp, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.processes import AGENT, processes_of
 from gemini_lab.seats import node_name, node_number
@@ -59,12 +59,8 @@ class MpiOperator:
 
     etcd: EtcdAddress | Members
     prefix: str
-    lease_s: float
-    warm: bool
-    threads: int | None
+    lab: LabRecord
     log_folder: Path
-    detached: Detached | None = None
-    identity: str = ""
     hosts: Hosts = field(default_factory=Hosts)
     token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     _started: int = 0
@@ -88,11 +84,7 @@ class MpiOperator:
                 token=self.token,
                 etcd=self.etcd.address if isinstance(self.etcd, Members) else self.etcd,
                 prefix=self.prefix,
-                lease_s=self.lease_s,
-                warm=self.warm,
-                threads=self.threads,
-                detached=self.detached,
-                identity=self.identity,
+                lab=self.lab,
             )
             for number in range(first, first + count)
         ]
@@ -134,8 +126,8 @@ class MpiOperator:
         if not self.is_local:
             return
         sessions = {agent.pid for agent in self._local_agents if _has_its_number(agent)}
-        if self.detached is not None:  # other owners may have brought some
-            sessions |= {agent.pid for agent in processes_of(AGENT, self.detached.identity)}
+        if self.lab.detached is not None:  # other owners may have brought some
+            sessions |= {agent.pid for agent in processes_of(AGENT, self.lab.detached.identity)}
         sessions -= {os.getsid(0)}
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):

@@ -89,7 +89,7 @@ class Agent:
         self.supervisor = Supervisor(
             name=config.name,
             ip=self._ip,
-            warm=config.warm,
+            warm=config.lab.warm,
             lab=self.lab,
             root=self.root,
             tasks=self._tasks,
@@ -120,13 +120,13 @@ class Agent:
         server, port = await serve(self._ip, self.config.token, self._welcome)
         self.address = f"{self._ip}:{port}"
         etcd, prefix = self.config.etcd, self.config.prefix
-        sealed = Sealed(etcd, prefix, token=self.config.token, identity=self.config.identity)
+        sealed = Sealed(etcd, prefix, token=self.config.token, identity=self.config.lab.identity)
         self.membership = Membership(
             store=EtcdClient(etcd, prefix, values=sealed),
-            streams=EtcdClient(etcd, prefix, timeout_s=max(1.0, self.config.lease_s / 2)),
+            streams=EtcdClient(etcd, prefix, timeout_s=max(1.0, self.config.lab.lease_s / 2)),
             name=self.config.name,
             address=self.address,
-            lease_s=self.config.lease_s,
+            lease_s=self.config.lab.lease_s,
         )
         try:
             await self._join()
@@ -193,7 +193,7 @@ class Agent:
     async def _keep_lease(self) -> None:
         while True:
             # A little uneven: thousands that beat together would all log in anew together, too.
-            await asyncio.sleep(self.config.lease_s * random.uniform(0.2, 0.25))
+            await asyncio.sleep(self.config.lab.lease_s * random.uniform(0.2, 0.25))
             try:
                 if not await self.membership.renew():
                     await self._rejoin()
@@ -202,7 +202,7 @@ class Agent:
                 # An outage of the store alone stops nothing; a node cut off from root and store
                 # alike has been replaced by now, or will be.
                 cut_off = not self.root.is_open and self._root_role.shell is None
-                if cut_off and self.membership.silent_s > self.config.lease_s:
+                if cut_off and self.membership.silent_s > self.config.lab.lease_s:
                     await self.supervisor.end_workers()
 
     async def _rejoin(self) -> None:
@@ -225,7 +225,7 @@ class Agent:
             await asyncio.sleep(self.membership.poll_s)
             # Who hears the root agent itself need not hear of it from the store at once.
             is_urgent = not self.root.is_open or self._root_role.shell is not None
-            if self.membership.silent_s > self.config.lease_s:
+            if self.membership.silent_s > self.config.lab.lease_s:
                 self.membership.watch.ring()  # who was frozen may not be what it was
             if self.membership.watch.is_due(is_urgent=is_urgent):
                 await self._read_store()
@@ -237,7 +237,7 @@ class Agent:
         try:
             reading = await self.membership.watch.read(whole=self._root_role.shell is not None)
             if self._is_store_away:
-                self._settled_s = time.monotonic() + 2 * self.config.lease_s
+                self._settled_s = time.monotonic() + 2 * self.config.lab.lease_s
             self._is_store_away, self._reading, self._forged = False, reading, ""
             await self._obey_store(reading)
         except StoreUnavailableError as error:
@@ -288,7 +288,7 @@ class Agent:
         are slow to come takes its time before it connects, while its store is there. A detached one
         lives as long as its key, or, while the store is away, as its workers.
         """
-        reading, is_detached = self._reading, self.config.detached is not None
+        reading, is_detached = self._reading, self.config.lab.detached is not None
         works = bool(self.supervisor.host.workers) if is_detached else self.lab.is_open
         if LAB_KEY in reading.items if reading is not None else works:
             self._lab_seen_s = time.monotonic()
@@ -304,7 +304,7 @@ class Agent:
         What is read of its key is up to some seconds old; a connection that ended is known, and a
         detached lab's key stands before its first agent starts.
         """
-        is_detached = self.config.detached is not None
+        is_detached = self.config.lab.detached is not None
         if self._reading is None:
             return ALONE_S if is_detached else UNHEARD_S
         may_come = not self.lab.was_opened and not is_detached

@@ -25,48 +25,19 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     identity: str
 
 
-class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An agent's configuration, sent to it as one line of JSON.
-
-    Attributes:
-        name: The node's.
-        token: The lab's secret, by which its processes know one another.
-        etcd: Where the lab's store is.
-        prefix: Of all the lab's keys there.
-        identity: The lab's, as in its `LabRecord`.
-        lease_s: A node that gives no sign of life for this long counts as lost.
-        warm: Whether workers are forked from a parent that has imported everything.
-        threads: For each worker's computations; `None` leaves it to the environment.
-        detached: How the lab lives without an owner elsewhere; `None`: it ends with its owner.
-        notice_s: How long the agent stays after SIGTERM, unless its ranks have moved or the lab
-            ends before.
-    """
-
-    name: str
-    token: str
-    etcd: EtcdAddress
-    prefix: str
-    lease_s: float
-    warm: bool
-    threads: int | None
-    detached: Detached | None = None
-    notice_s: float = 0.0
-    identity: str = ""
-
-
 class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A lab's description in the store, under the key `lab`, which stands as long as the lab.
 
-    Agents that join by themselves read there what others are told at their start. No secret is in
-    it.
+    Agents that join by themselves read it there; others get it with their configuration. No secret
+    is in it.
 
     Attributes:
         identity: Random: by it an owner knows its own record, and what is stored is of this lab.
         machines: Nodes and standbys that the lab begins with.
-        lease_s: As in `AgentConfig`.
-        warm: As in `AgentConfig`.
-        threads: As in `AgentConfig`.
-        detached: As in `AgentConfig`.
+        lease_s: A node that gives no sign of life for this long counts as lost.
+        warm: Whether workers are forked from a parent that has imported everything.
+        threads: For each worker's computations; `None` leaves it to the environment.
+        detached: How the lab lives without an owner elsewhere; `None`: it ends with its owner.
     """
 
     identity: str
@@ -75,6 +46,27 @@ class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     warm: bool
     threads: int | None
     detached: Detached | None = None
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An agent's configuration, sent to it as one line of JSON.
+
+    Attributes:
+        name: The node's.
+        token: The lab's secret, by which its processes know one another.
+        etcd: Where the lab's store is.
+        prefix: Of all the lab's keys there.
+        lab: The lab's description.
+        notice_s: How long the agent stays after SIGTERM, unless its ranks have moved or the lab
+            ends before.
+    """
+
+    name: str
+    token: str
+    etcd: EtcdAddress
+    prefix: str
+    lab: LabRecord
+    notice_s: float = 0.0
 
 
 LAB_KEY: Final = "lab"

@@ -84,18 +84,18 @@ async def run_owner(config: AgentConfig, root: RootRecord, note: Callable[[str],
 
     Cancelled, it ends the owner at once: it writes nothing more.
     """
-    assert config.detached is not None
+    assert config.lab.detached is not None
     start = OwnerStart(
         token=config.token,
         etcd=config.etcd,
         prefix=config.prefix,
-        identity=config.identity,
+        identity=config.lab.identity,
         root=root.to_text(),
     )
     pause_s = FIRST_PAUSE_S
     while True:
         process = await asyncio.create_subprocess_exec(
-            *python_command(config.detached.owner),
+            *python_command(config.lab.detached.owner),
             stdin=asyncio.subprocess.PIPE,
             stdout=sys.stderr,
         )

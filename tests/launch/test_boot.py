@@ -28,6 +28,7 @@ from gemini_lab.node.config import (
     AgentUp,
     BootOrder,
     Detached,
+    LabRecord,
     SharedMachine,
 )
 from gemini_lab.node.control_store import PATIENCE_S
@@ -58,9 +59,7 @@ def config(number):
         token="the token",
         etcd=EtcdAddress(endpoints=("host:1",), user="root", password="the password"),
         prefix="lab",
-        lease_s=2.0,
-        warm=True,
-        threads=None,
+        lab=LabRecord(identity="", machines=1, lease_s=2.0, warm=True, threads=None),
     )
 
 
@@ -176,7 +175,8 @@ def test_a_machine_that_comes_when_its_detached_run_is_over_leaves_at_once(etcd,
     """It was on its way when the run ended, which nobody could tell it."""
     detached = Detached(owner="none", folder=str(tmp_path), identity="the run's")
     (tmp_path / LAB_FILE).write_text(detached.identity, encoding="utf-8")
-    late = structs.replace(config(0), etcd=etcd, detached=detached)
+    lab = structs.replace(config(0).lab, detached=detached)
+    late = structs.replace(config(0), etcd=etcd, lab=lab)
     up = start_agent(late, str(tmp_path))
     assert isinstance(up, AgentUp)
     ends_soon(up)

@@ -21,7 +21,7 @@ from gemini_lab.job import python_command
 from gemini_lab.launch.etcd import Authority, find_etcd, own_address
 from gemini_lab.launch.etcd_keeper import LEAVE_S, MemberProcess
 from gemini_lab.launch.etcd_members import MemberPlace, join_cluster, start_members
-from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
+from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp, LabRecord
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.orphan_etcd import end_left_stores
@@ -227,9 +227,7 @@ def real_agent(etcd, prefix) -> subprocess.Popen[bytes]:
         token=TOKEN,
         etcd=etcd,
         prefix=prefix,
-        lease_s=2.0,
-        warm=False,
-        threads=None,
+        lab=LabRecord(identity="", machines=1, lease_s=2.0, warm=False, threads=None),
     )
     agent = subprocess.Popen(
         python_command(AGENT, prefix), stdin=subprocess.PIPE, stdout=subprocess.PIPE

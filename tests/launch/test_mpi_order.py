@@ -148,11 +148,12 @@ BOOTS = """
 import tempfile, threading, time
 from pathlib import Path
 from gemini_lab.launch.mpi import launch_agents
-from gemini_lab.node.config import AgentConfig
+from gemini_lab.node.config import AgentConfig, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 
 nowhere = EtcdAddress(endpoints=("127.0.0.1:1",))
-told = {"token": "t", "etcd": nowhere, "prefix": "x", "lease_s": 2.0, "warm": False, "threads": 1}
+lab = LabRecord(identity="", machines=2, lease_s=2.0, warm=False, threads=1)
+told = {"token": "t", "etcd": nowhere, "prefix": "x", "lab": lab}
 configs = [AgentConfig(name=f"node-{n}", **told) for n in range(2)]
 here = Path(tempfile.gettempdir())
 known = {"hosts": [], "taken": {}, "log_folder": here}

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from gemini_lab.launch.operator import MpiOperator
+from gemini_lab.node.config import LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 
 LEADS = "sleep 600 & echo $!; wait"
@@ -33,9 +34,7 @@ def operator(*agents):
     return MpiOperator(
         etcd=EtcdAddress(endpoints=("127.0.0.1:1",)),
         prefix="test",
-        lease_s=2.0,
-        warm=True,
-        threads=1,
+        lab=LabRecord(identity="", machines=1, lease_s=2.0, warm=True, threads=1),
         log_folder=Path("nowhere"),
         _local_agents=[*agents],
     )

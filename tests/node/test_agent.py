@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gemini_lab.node.agent import UNHEARD_S, Agent
-from gemini_lab.node.config import LAB_KEY, AgentConfig
+from gemini_lab.node.config import LAB_KEY, AgentConfig, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.membership import Reading
 from gemini_lab.recovery.messages import RootHello, WorkerEnded
@@ -54,9 +54,7 @@ def agent_of_a_lab():
         token="secret",
         etcd=EtcdAddress(endpoints=("127.0.0.1:1",)),
         prefix="lab",
-        lease_s=1.0,
-        warm=False,
-        threads=None,
+        lab=LabRecord(identity="", machines=1, lease_s=1.0, warm=False, threads=None),
     )
     return Agent(config, lambda _: None, host=FullHost, bulk=Memory())
 

@@ -22,7 +22,7 @@ from gemini_lab.job import Job, python_command
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log import events
 from gemini_lab.log.entry import encode_entry
-from gemini_lab.node.config import AgentConfig, AgentUp
+from gemini_lab.node.config import AgentConfig, AgentUp, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.sealed_store import SealedStore
 from gemini_lab.recovery.messages import EventSaid, JobOrder, LabHello
@@ -289,17 +289,17 @@ async def open_lab(
         store = SealedStore(address, f"gemini_lab/{secrets.token_hex(6)}", token=token)
         undo.callback(store.close)
         store.put("lab", "here")
+        machines = size + standbys
+        record = LabRecord(identity="", machines=machines, lease_s=lease_s, warm=False, threads=1)
         configs = [
             AgentConfig(
                 name=node_name(number),
                 token=token,
                 etcd=address,
                 prefix=store.prefix.rstrip("/"),
-                lease_s=lease_s,
-                warm=False,
-                threads=1,
+                lab=record,
             )
-            for number in range(size + standbys)
+            for number in range(machines)
         ]
         listening: set[asyncio.Task[None]] = set()
 
