@@ -55,6 +55,21 @@ class Finding:
     remedy: str = ""
 
 
+def ok(name: str, found: str) -> Finding:
+    """Return a finding with nothing to do about it."""
+    return Finding(name=name, state="ok", found=found)
+
+
+def note(name: str, found: str, remedy: str) -> Finding:
+    """Return a finding that something optional is absent or small."""
+    return Finding(name=name, state="note", found=found, remedy=remedy)
+
+
+def missing(name: str, found: str, remedy: str) -> Finding:
+    """Return a finding for which the main job cannot run."""
+    return Finding(name=name, state="missing", found=found, remedy=remedy)
+
+
 def examine() -> list[Finding]:
     """Look at everything; takes some seconds, most of them torch's."""
     checks: list[Callable[[], Finding]] = [
@@ -62,7 +77,7 @@ def examine() -> list[Finding]:
         torch,
         deepspeed,
         kept_processes,
-        lambda: package("mpi4py", module="mpi4py"),
+        lambda: package("mpi4py"),
         mpi,
         etcd,
         cores,
@@ -81,21 +96,19 @@ def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
     """Look at the interpreter."""
     found = f"{'.'.join(map(str, version))} at {sys.executable}"
     if version >= NEEDED_PYTHON:
-        return Finding(name="python", state="ok", found=found)
-    return Finding(
-        name="python", state="missing", found=found, remedy="use Python 3.11 or a later one"
-    )
+        return ok("python", found)
+    return missing("python", found, "use Python 3.11 or a later one")
 
 
-def package(name: str, *, module: str | None = None) -> Finding:
-    """Look at a package that is needed, by its name in the package index."""
+def package(name: str) -> Finding:
+    """Look for a package that is needed, by its name in the package index and as a module."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         version = ""
-    if version and importlib.util.find_spec(module or name) is not None:
-        return Finding(name=name, state="ok", found=version)
-    return Finding(name=name, state="missing", found="not installed", remedy=f"pip install {name}")
+    if version and importlib.util.find_spec(name) is not None:
+        return ok(name, version)
+    return missing(name, "not installed", f"pip install {name}")
 
 
 def torch() -> Finding:
@@ -111,7 +124,7 @@ def torch() -> Finding:
     if module.cuda.is_available():
         count = module.cuda.device_count()
         device = f"{count} x {module.cuda.get_device_name(0)} (bf16, NCCL)"
-    return Finding(name="torch", state="ok", found=f"{module.__version__}, trains on {device}")
+    return ok("torch", f"{module.__version__}, trains on {device}")
 
 
 def deepspeed() -> Finding:
@@ -131,8 +144,7 @@ def deepspeed() -> Finding:
 
 
 def _not_importable(installed: Finding, error: Exception, remedy: str) -> Finding:
-    found = f"{installed.found}, and its import fails: {error}"
-    return Finding(name=installed.name, state="missing", found=found, remedy=remedy)
+    return missing(installed.name, f"{installed.found}, and its import fails: {error}", remedy)
 
 
 def _obstacle() -> str:
@@ -148,43 +160,48 @@ def kept_processes(obstacle: Callable[[], str] = _obstacle) -> Finding:
     except (ImportError, OSError) as error:
         found = f"torch cannot be imported: {error}"
     if not found:
-        return Finding(name="keep_processes", state="ok", found="this torch can")
+        return ok("keep_processes", "this torch can")
     remedy = "without that setting all goes on as ever; for it, install a newer torch"
-    return Finding(name="keep_processes", state="note", found=found, remedy=remedy)
+    return note("keep_processes", found, remedy)
 
 
 def mpi(find: Callable[[], str] = find_mpiexec) -> Finding:
     """Look at the MPI launcher, and whether it has user-level failure mitigation (ULFM)."""
-    try:
-        path = find()
-    except LaunchError:
-        return Finding(
-            name="mpi",
-            state="missing",
-            found="no mpiexec beside this Python or on the PATH",
-            remedy=f"{EMBED}, or load your site's MPI module",
-        )
-    version = first_line([path, "--version"])
-    if version is None:
-        return Finding(name="mpi", state="missing", found=f"{path} does not run", remedy=f"{EMBED}")
-    return Finding(name="mpi", state="ok", found=f"{version}, {_ulfm(path)}, at {path}")
+    return _program("mpi", "mpiexec", find, "load your site's MPI module", more=_ulfm)
 
 
 def etcd(find: Callable[[], str] = find_etcd) -> Finding:
     """Look at the etcd server that a lab starts unless it is told of another one."""
+    return _program("etcd", "etcd", find, "name a running one with --etcd host:port")
+
+
+def _program(
+    name: str,
+    command: str,
+    find: Callable[[], str],
+    otherwise: str,
+    *,
+    more: Callable[[str], str] = lambda _: "",
+) -> Finding:
+    """Look at a program that the `embedded` extra brings.
+
+    Args:
+        name: Of the finding.
+        command: The program's own name.
+        find: Returns its path.
+        otherwise: What to do if not installing the extra.
+        more: Returns what else is to be said of the one at a path.
+    """
     try:
         path = find()
     except LaunchError:
-        return Finding(
-            name="etcd",
-            state="missing",
-            found="no etcd beside this Python or on the PATH",
-            remedy=f"{EMBED}, or name a running one with --etcd host:port",
-        )
-    version = first_line([path, "--version"])
-    if version is None:
-        return Finding(name="etcd", state="missing", found=f"{path} does not run", remedy=EMBED)
-    return Finding(name="etcd", state="ok", found=f"{version}, at {path}")
+        found = f"no {command} beside this Python or on the PATH"
+        return missing(name, found, f"{EMBED}, or {otherwise}")
+    printed = _printed([path, "--version"])
+    if printed is None:
+        return missing(name, f"{path} does not run", EMBED)
+    version = (printed.strip().splitlines() or [""])[0]
+    return ok(name, f"{version}, {more(path)}at {path}")
 
 
 def cores(count: int | None = None) -> Finding:
@@ -192,14 +209,11 @@ def cores(count: int | None = None) -> Finding:
     if count is None:
         usable = getattr(os, "sched_getaffinity", None)
         count = len(usable(0)) if usable else os.cpu_count() or 1
+    found = f"{count} on {platform.machine()}"
     if count >= 2:
-        return Finding(name="cores", state="ok", found=f"{count} on {platform.machine()}")
-    return Finding(
-        name="cores",
-        state="note",
-        found=f"{count} on {platform.machine()}",
-        remedy="everything runs, but a failure may be noticed late: use 2 cores or more",
-    )
+        return ok("cores", found)
+    remedy = "everything runs, but a failure may be noticed late: use 2 cores or more"
+    return note("cores", found, remedy)
 
 
 def memory(free_bytes: int | None = None, bound_by: str = "") -> Finding:
@@ -209,34 +223,27 @@ def memory(free_bytes: int | None = None, bound_by: str = "") -> Finding:
         free_bytes, bound_by = free.size_bytes, free.bound_by
     found = f"{format_bytes(free_bytes)} free" + (f", bounded by {bound_by}" if bound_by else "")
     if free_bytes >= NEEDED_BYTES:
-        return Finding(name="memory", state="ok", found=found)
-    return Finding(
-        name="memory",
-        state="missing",
-        found=found,
-        remedy=f"the main job takes up to {format_bytes(NEEDED_BYTES)}: end other programs or "
-        "raise the container's limit",
+        return ok("memory", found)
+    return missing(
+        "memory",
+        found,
+        f"the main job takes up to {format_bytes(NEEDED_BYTES)}: end other programs or raise the "
+        "container's limit",
     )
 
 
 def slabs() -> Finding:
     """Look whether memory can be had that belongs to a process and is open to others."""
-    if hasattr(os, "memfd_create"):
-        return Finding(name="slabs", state="ok", found="memfd")
-    return Finding(name="slabs", state="ok", found="unlinked shared-memory files (no memfd here)")
+    has_memfd = hasattr(os, "memfd_create")
+    return ok("slabs", "memfd" if has_memfd else "unlinked shared-memory files (no memfd here)")
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - looked at, not used
-    """Return whether /dev/shm can be used; replicas do not need it where there is memfd."""
+    """Look whether /dev/shm can be used; replicas do not need it where there is memfd."""
     if path.is_dir() and os.access(path, os.W_OK):
-        free_bytes = shutil.disk_usage(path).free
-        return Finding(name=str(path), state="ok", found=f"{format_bytes(free_bytes)} free")
-    return Finding(
-        name=str(path),
-        state="note",
-        found="absent or not writable",
-        remedy="replicas do not need it; torch data loaders with worker processes may",
-    )
+        return ok(str(path), f"{format_bytes(shutil.disk_usage(path).free)} free")
+    remedy = "replicas do not need it; torch data loaders with worker processes may"
+    return note(str(path), "absent or not writable", remedy)
 
 
 def ports(wanted: int = 16) -> Finding:
@@ -246,61 +253,43 @@ def ports(wanted: int = 16) -> Finding:
         for _ in range(wanted):
             held.append(socket.create_server(("127.0.0.1", 0)))  # noqa: PERF401 - closed below
     except OSError as error:
-        return Finding(
-            name="ports",
-            state="missing",
-            found=f"cannot listen on 127.0.0.1: {error}",
-            remedy="allow this user to open ports on the loopback interface",
-        )
+        remedy = "allow this user to open ports on the loopback interface"
+        return missing("ports", f"cannot listen on 127.0.0.1: {error}", remedy)
     finally:
         for server in held:
             server.close()
-    return Finding(name="ports", state="ok", found=f"{wanted} opened on 127.0.0.1")
+    return ok("ports", f"{wanted} opened on 127.0.0.1")
 
 
 def folder(path: Path | None = None) -> Finding:
     """Look whether runs can keep their logs here."""
     path = path or Path.cwd()
     if os.access(path, os.W_OK):
-        free_bytes = shutil.disk_usage(path).free
-        return Finding(name="folder", state="ok", found=f"{path}, {format_bytes(free_bytes)} free")
-    return Finding(
-        name="folder",
-        state="missing",
-        found=f"{path} is not writable",
-        remedy=f"change to a folder of your own: a run's log is kept in ./{RUNS_FOLDER}",
-    )
+        return ok("folder", f"{path}, {format_bytes(shutil.disk_usage(path).free)} free")
+    remedy = f"change to a folder of your own: a run's log is kept in ./{RUNS_FOLDER}"
+    return missing("folder", f"{path} is not writable", remedy)
 
 
 def ssh() -> Finding:
     """Look for `ssh`, which a lab on several machines needs, unless Slurm starts it."""
     if path := shutil.which("ssh"):
-        return Finding(name="ssh", state="ok", found=path)
-    return Finding(
-        name="ssh",
-        state="note",
-        found="not installed",
-        remedy="only for several machines without Slurm: install an OpenSSH client",
-    )
+        return ok("ssh", path)
+    remedy = "only for several machines without Slurm: install an OpenSSH client"
+    return note("ssh", "not installed", remedy)
 
 
 def slurm(environment: Mapping[str, str] = os.environ) -> Finding:
     """Look whether this is inside an allocation of Slurm."""
     if job := environment.get("SLURM_JOB_ID"):
-        nodes = environment.get("SLURM_JOB_NUM_NODES", "?")
-        return Finding(name="slurm", state="ok", found=f"job {job} with {nodes} nodes")
+        return ok("slurm", f"job {job} with {environment.get('SLURM_JOB_NUM_NODES', '?')} nodes")
     if shutil.which("srun"):
-        return Finding(
-            name="slurm",
-            state="note",
-            found="installed, but this is no allocation",
-            remedy="only for several machines: salloc -N NODES, then start the lab in it",
-        )
-    return Finding(name="slurm", state="note", found="not here", remedy="only for its clusters")
+        remedy = "only for several machines: salloc -N NODES, then start the lab in it"
+        return note("slurm", "installed, but this is no allocation", remedy)
+    return note("slurm", "not here", "only for its clusters")
 
 
-def first_line(command: Sequence[str]) -> str | None:
-    """Return the first line that a program prints, None if it does not run."""
+def _printed(command: Sequence[str]) -> str | None:
+    """Return what a program prints; `None` if it does not run, or fails."""
     try:
         done = subprocess.run(
             command,
@@ -313,37 +302,20 @@ def first_line(command: Sequence[str]) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = done.stdout.strip().splitlines()
-    return lines[0] if lines else ""
+    return done.stdout
 
 
 def _ulfm(mpiexec: str) -> str:
-    """Return whether the MPI of this launcher mitigates failures; a lab does not need it."""
+    """Return whether this launcher's MPI mitigates failures, which a lab does not need."""
     info = Path(mpiexec).with_name("ompi_info")
-    if not info.exists():
-        return "ULFM unknown"
-    try:
-        done = subprocess.run(
-            [info],
-            env=mpi_environment(),
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=PROBE_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "ULFM unknown"
-    return ulfm_in(done.stdout)
-
-
-def ulfm_in(ompi_info: str) -> str:
-    """Return what `ompi_info` printed about ULFM."""
-    for line in ompi_info.splitlines():
+    printed = _printed([str(info)]) if info.exists() else None
+    if printed is None:
+        return "ULFM unknown, "
+    for line in printed.splitlines():
         subject, _, answer = line.partition(":")
         if subject.strip() == "Fault Tolerance support":
-            return "with ULFM" if answer.split()[:1] == ["yes"] else "without ULFM"
-    return "without ULFM"
+            return "with ULFM, " if answer.split()[:1] == ["yes"] else "without ULFM, "
+    return "without ULFM, "
 
 
 def render(findings: Sequence[Finding]) -> str:
@@ -356,9 +328,8 @@ def render(findings: Sequence[Finding]) -> str:
         head = f"  {mark}  {finding.name:<{width}}  "
         lines += _wrapped(finding.found, head, indent)
         lines += _wrapped(finding.remedy, f"{indent}-> ", f"{indent}   ")
-    missing = [finding.name for finding in findings if finding.state == "missing"]
-    if missing:
-        verdict = f"The main job cannot run here yet: see {', '.join(missing)} above."
+    if lacks := [finding.name for finding in findings if finding.state == "missing"]:
+        verdict = f"The main job cannot run here yet: see {', '.join(lacks)} above."
     else:
         verdict = "The main job can run here: gemini-lab quickstart"
     return "\n".join([*lines, "", verdict])
