@@ -68,7 +68,11 @@ class AttachedRun(FollowedRun, Requestable):
         self._read_bytes = 0
         self._caught_up = threading.Event()
         self._is_leaving = False
-        self._thread = threading.Thread(target=self._run, name="gemini-lab-attached", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._follow_owners()),
+            name="gemini-lab-attached",
+            daemon=True,
+        )
 
     def start(self) -> Self:
         """Follow it from now on."""
@@ -123,9 +127,6 @@ class AttachedRun(FollowedRun, Requestable):
                 time.sleep(RETRY_S)
 
     # -- following -------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        asyncio.run(self._follow_owners())
 
     async def _follow_owners(self) -> None:
         """Follow one owner after the other, until the run is over."""

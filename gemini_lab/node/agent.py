@@ -175,7 +175,8 @@ class Agent:
         self.lab.close()
         with suppress(StoreUnavailableError):
             await self.membership.leave()
-        await asyncio.sleep(0.05)  # for the readers of the closed connections to end
+        # For the readers of the closed connections to end; else asyncio prints each as destroyed.
+        await asyncio.sleep(0.05)
 
     def _say_failure(self, error: BaseException) -> None:
         text = f"{self.name}'s agent: {type(error).__name__}: {error}"

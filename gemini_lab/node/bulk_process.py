@@ -183,6 +183,7 @@ def write_left(order: Disown) -> Disowned:
 @contextmanager
 def full_store(*, is_full: bool) -> Iterator[None]:
     """Limit the files of this process in the block: the kernel refuses to grow any, as if full."""
+    # The kernel refuses as a full disk does, with an error: SIGXFSZ is ignored here.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if is_full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))

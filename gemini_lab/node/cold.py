@@ -28,6 +28,7 @@ def main() -> None:
     with os.fdopen(int(told), "rb") as file:
         file.seek(0)
         start = msgspec.json.decode(file.read(), type=WorkerStart)
+    # Not `sys.exit`: `work` has run exit handlers, with a limit; an interpreter's end has none.
     os._exit(
         work(
             start,

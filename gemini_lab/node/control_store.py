@@ -5,9 +5,13 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from gemini_lab.errors import GeminiError
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.orphan_etcd import lack_of_room
 
 Result = TypeVar("Result")
 PATIENCE_S: Final = 15.0
+QUOTA_REACHED: Final = "database space exceeded"
+"""The end of etcd's answer to a write when its database is full."""
 
 
 class StoreUnavailableError(GeminiError):
@@ -54,3 +58,35 @@ def patiently(
                 is_told = True
                 tell(f"waiting up to {patience_s:.0f} s for the store to answer")
             time.sleep(0.1)
+
+
+def no_answer(
+    address: EtcdAddress, timeout_s: float, error: BaseException
+) -> StoreUnavailableError:
+    """Return the error for an etcd that did not answer, or that takes nothing more."""
+    where, reason = ", ".join(address.endpoints), why(error)
+    if reason == QUOTA_REACHED:
+        return StoreFullError(
+            f"etcd at {where} takes nothing more: its database has reached its quota and raised "
+            "the alarm NOSPACE; compact and defragment it (etcdctl compact, etcdctl defrag), or "
+            "raise --quota-backend-bytes, and then lift it with `etcdctl alarm disarm`"
+        )
+    said = f"etcd at {where} did not answer within {timeout_s:g} s"
+    if lack := lack_of_room(address.endpoints):
+        return StoreUnavailableError(f"{said}: {lack}; free space there, and it starts again")
+    return StoreUnavailableError(
+        f"{said} ({reason}); `etcdctl --endpoints={','.join(address.endpoints)} endpoint health` "
+        "asks it by hand"
+    )
+
+
+def why(error: BaseException) -> str:
+    """Return in a few words why etcd did not answer.
+
+    gRPC's errors print a page, and the end of one of its lines has the reason.
+    """
+    details = getattr(error, "details", None)
+    if callable(details) and (text := str(details() or "").strip()):
+        return text.splitlines()[0].rpartition(": ")[2].rstrip("]")
+    told = str(error).strip()
+    return told.splitlines()[0] if told else type(error).__name__

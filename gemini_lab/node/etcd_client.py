@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gemini_lab.node.control_store import StoreFullError, StoreUnavailableError
+from gemini_lab.node.control_store import no_answer
 from gemini_lab.node.etcd_address import DIRECT, EtcdAddress, tls_credentials
-from gemini_lab.node.orphan_etcd import lack_of_room
 
 # The tables below take the place of generated stubs. Those are 2,400 lines, bound to a release of
 # protobuf's compiler, and the package that ships them collides with a namesake. Fields that are
@@ -79,8 +78,6 @@ COMPARES_CREATION: Final = 1
 COMPARES_VALUE: Final = 3
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-QUOTA_REACHED: Final = "database space exceeded"
-"""The end of etcd's answer to a write when its database is full."""
 
 
 @cache
@@ -506,35 +503,3 @@ async def _listen(stream: Any, tell: Tell) -> None:
         pass  # the connection broke or was closed; a task that raises would keep the stream
     finally:
         tell(has_ended=True)
-
-
-def no_answer(
-    address: EtcdAddress, timeout_s: float, error: BaseException
-) -> StoreUnavailableError:
-    """Return the error for an etcd that did not answer, or that takes nothing more."""
-    where, reason = ", ".join(address.endpoints), why(error)
-    if reason == QUOTA_REACHED:
-        return StoreFullError(
-            f"etcd at {where} takes nothing more: its database has reached its quota and raised "
-            "the alarm NOSPACE; compact and defragment it (etcdctl compact, etcdctl defrag), or "
-            "raise --quota-backend-bytes, and then lift it with `etcdctl alarm disarm`"
-        )
-    said = f"etcd at {where} did not answer within {timeout_s:g} s"
-    if lack := lack_of_room(address.endpoints):
-        return StoreUnavailableError(f"{said}: {lack}; free space there, and it starts again")
-    return StoreUnavailableError(
-        f"{said} ({reason}); `etcdctl --endpoints={','.join(address.endpoints)} endpoint health` "
-        "asks it by hand"
-    )
-
-
-def why(error: BaseException) -> str:
-    """Return in a few words why etcd did not answer.
-
-    gRPC's errors print a page, and the end of one of its lines has the reason.
-    """
-    details = getattr(error, "details", None)
-    if callable(details) and (text := str(details() or "").strip()):
-        return text.splitlines()[0].rpartition(": ")[2].rstrip("]")
-    told = str(error).strip()
-    return told.splitlines()[0] if told else type(error).__name__

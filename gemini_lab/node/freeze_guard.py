@@ -34,6 +34,7 @@ def stand_guard(pid: int, prefix: str, etcd: EtcdAddress) -> None:
 
     It is in no session of the agent's, and so is not stopped with it.
     """
+    # A session of its own: a launcher that clears up kills the sessions of its agents.
     guard = subprocess.Popen(
         python_command(PROGRAM, prefix, pid),
         stdin=subprocess.PIPE,

@@ -222,6 +222,7 @@ class WorkerHost:
             undo.callback(theirs.close)
             output_fd, their_output = os.pipe()
             undo.pop_all()
+        # What a worker has started may hold the pipe's other end after the worker is gone.
         os.set_blocking(output_fd, False)
         worker = Worker(
             rank=start.rank,
@@ -321,6 +322,7 @@ class WorkerHost:
 
     async def _ask(self, question: Message, waiting: deque[asyncio.Future[Answer]]) -> Answer:
         """Return the warm parent's answer; end one that does not answer, and start another."""
+        # Answers have no numbers: the parent answers in order, so the oldest question is meant.
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         with suppress(TimeoutError):
             async with asyncio.timeout(IMPORTS_S):

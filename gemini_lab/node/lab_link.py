@@ -59,7 +59,7 @@ class LabLink:
         self._name = name
         self._most = most
         self._channel: Channel | None = None
-        self._was_opened = False
+        self.was_opened = False
         self._unheard: deque[Message] = deque()  # sent
         self._waiting: deque[Message] = deque()  # to be sent, after these
         self._pump: asyncio.Task[None] | None = None
@@ -72,11 +72,6 @@ class LabLink:
         self._set_at_s = self._wall_set_at_s
 
     @property
-    def was_opened(self) -> bool:
-        """Whether the lab has ever been connected."""
-        return self._was_opened
-
-    @property
     def is_open(self) -> bool:
         """Whether the lab is connected."""
         return self._channel is not None and not self._channel.is_closed
@@ -87,7 +82,7 @@ class LabLink:
         if self._pump is not None:
             self._pump.cancel()  # who was here before may never take the rest
             self._pump = None
-        self._channel, self._was_opened = channel, True
+        self._channel, self.was_opened = channel, True
         # What the owner has taken need not be on its disk: it is not said again, but kept.
         is_known = hello.owner == self._owner
         said = max(0, hello.taken - self._first) if is_known else 0

@@ -329,7 +329,10 @@ class WorkerWatch:
         # An agent that did not run itself has heard nobody meanwhile.
         passed_s, self._looked_s = min(now - self._looked_s, 2 * BEAT_S), now
         running = {(one.rank, one.epoch): one for one in workers if one.status == "running"}
-        self._seen = {who: self._seen.get(who) or _Seen(_first(who)) for who in running}
+        self._seen = {
+            who: self._seen.get(who) or _Seen(WorkerPulse(rank=who[0], epoch=who[1]))
+            for who in running
+        }
         told = []
         for who, seen in self._seen.items():
             seen.silent_s = 0.0 if seen.is_new else seen.silent_s + passed_s
@@ -362,12 +365,6 @@ class WorkerWatch:
             silent_s=silent_s,
             is_stopped=pid is not None and self._is_stopped(pid),
         )
-
-
-def _first(who: tuple[int, int]) -> WorkerPulse:
-    """Return the pulse of a worker that has not sent one yet."""
-    rank, epoch = who
-    return WorkerPulse(rank=rank, epoch=epoch)
 
 
 def _without_times(pulse: WorkerPulse) -> object:

@@ -59,6 +59,7 @@ def hold(prefix: str, below: Path | None = None) -> tuple[Path, int]:
         with suppress(FileNotFoundError):  # another one found it before it was held
             fd = os.open(path, os.O_RDONLY)
             with suppress(OSError):  # a file system without locks: nobody removes it, either
+                # Not lockf: the kernel frees a flock with the last descriptor, also of children.
                 fcntl.flock(fd, fcntl.LOCK_EX)
             if path.exists():
                 return path, fd
@@ -73,6 +74,7 @@ def remove_left(prefix: str, below: Path | None = None) -> None:
 
 
 def _remove_unless_held(path: Path) -> None:
+    # Another user may put a link of this name into a shared /tmp.
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
     try:
         if os.fstat(fd).st_uid == os.getuid():

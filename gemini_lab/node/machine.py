@@ -34,6 +34,7 @@ def process_identity() -> str:
     """Return what names this process, for `has_ended` on its machine; empty without Linux."""
     if not _PIDS.exists():
         return ""
+    # With its start, in clock ticks since the boot: the kernel gives a number again.
     return f"{_place()} {os.getpid()} {_stat(os.getpid())[_STARTED]}"
 
 

@@ -66,6 +66,8 @@ class MemoryManager:
         self._slabs: dict[int, Slab] = {}
         self._ranks = 0  # that the slabs are of; 0 before any worker has started
         self._aside: dict[int, _Aside] = {}  # by their number of ranks
+        # Only around bulk questions. Never taken while a caller holds another lock, and never by
+        # `persist`: a store that hangs must not keep an inventory waiting.
         self._turn = asyncio.Lock()
 
     def turn_to(self, ranks: int) -> None:

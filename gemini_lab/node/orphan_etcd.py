@@ -91,7 +91,9 @@ def end_left_stores(wait_s: float = 0.0, over: str = "") -> None:
         left = [s for s in unkept if not _has_agent(s, over) and not _has_client(s, none)]
         folders = [folder for folder in map(_folder_of, left) if folder is not None]
         _end(left)
-        for folder in folders:  # also those below another job's TMPDIR
+        # Found before they were killed: a process that has ended has no command line. Some are
+        # below another job's TMPDIR, where `remove_left` does not look.
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         if time.monotonic() >= give_up_s:
             break
@@ -102,6 +104,7 @@ def end_left_stores(wait_s: float = 0.0, over: str = "") -> None:
 
 def _stores() -> Iterator[psutil.Process]:
     """Yield this user's etcds of labs."""
+    # By their command lines: no file of ours says so after its folder was removed.
     for process in psutil.process_iter():
         if _folder_of(process) is not None:
             yield process

@@ -36,6 +36,7 @@ def preload(order: Preload) -> Preloaded:
     before, known = _state(), frozenset(sys.modules)
     with _environment(order.environment):
         _import_all(order.modules)
+    # As in `warm`: what is frozen stays on pages that all workers share.
     gc.collect()
     gc.freeze()
     foreign = foreign_modules(known, sys.modules, (*installed_places(), _OURS))

@@ -97,6 +97,7 @@ def end_orphans(is_left: Callable[[psutil.Process], bool], *, within_s: float = 
     give_up_s = time.monotonic() + within_s
     while left := [one for one in psutil.Process().children() if is_left(one)]:
         for one in left:
+            # What it had started becomes this process's child only when it dies: hence the loop.
             signal_tree(one.pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 os.waitpid(one.pid, os.WNOHANG)
@@ -135,7 +136,8 @@ def semaphore_prefix(run: int, pid: int) -> str:
 
 def name_semaphores(prefix: str) -> None:
     """Begin the names of semaphores of this process, and of all that it starts, with `prefix`."""
-    # Python has no other way in than this.
+    # `SemLock` makes names with this key, and children inherit it. Without a prefix of their own
+    # the semaphores of a killed worker could not be told from those of others.
     multiprocessing.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]  # noqa: SLF001
 
 

@@ -102,6 +102,7 @@ def key_of(token: str, prefix: str) -> bytes:
 
     To find a token by a value takes 50 ms a guess, which a random one outlasts.
     """
+    # n=2**14, r=8: 16 MiB and some 50 ms, which a process spends once.
     salt = prefix.rstrip("/").encode()
     return hashlib.scrypt(token.encode(), salt=salt, n=2**14, r=8, p=1, dklen=32)
 

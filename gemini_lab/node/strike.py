@@ -69,6 +69,7 @@ async def strike(node: Victim, action: Action, config: AgentConfig) -> None:
 
 
 async def _signal_node(node: Victim, action: Action, signal_number: int) -> None:
+    # The agent comes last: it is what says so, and a stopped one sends no more signals.
     _said(node, action)
     await node.lab.drain()
     node.bulk.signal_all(signal_number)

@@ -101,6 +101,7 @@ class WarmParent:
         """Do what the agent asks until it is gone; then kill the workers."""
         adopt_orphans()
         self._own = {one.pid for one in psutil.Process().children()}
+        # A SIGCHLD between a look and `select` would be lost: Python writes each into this pipe.
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -171,6 +172,7 @@ class WarmParent:
                 Reaped(pid=0, code=1, rank=start.rank, epoch=start.epoch, reason=reason)
             )
             return
+        # Parent and child both do it: whichever comes first, `killpg` finds the group from now on.
         with suppress(OSError):
             os.setpgid(pid, pid)
         self._children[pid] = start
@@ -182,8 +184,10 @@ class WarmParent:
         status = 1
         try:
             os.setpgid(0, 0)
+            # The pipe is still the parent's: a child of the script that ends must not wake it.
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # The agent takes the channel's end for this parent's: no worker may keep it open.
             self._channel.close()
             os.dup2(output_fd, 1)
             os.dup2(output_fd, 2)
@@ -198,6 +202,7 @@ class WarmParent:
             with suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
+            # Not `sys.exit`: handlers that the parent registered are the parent's.
             os._exit(status)
 
     @staticmethod
@@ -258,6 +263,7 @@ class WarmParent:
 def main() -> None:
     """Import, freeze, serve."""
     fd, warm = int(sys.argv[1]), sys.argv[2] == "1"
+    # Ctrl-C goes to the whole foreground group; the lab ends its nodes in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = LocalChannel.adopt(fd)
     if warm:
@@ -268,6 +274,8 @@ def main() -> None:
         warm = import_heavy()
         facts.remember()
         gc.enable()
+        # A collector that looks at imported objects writes to their pages, and each worker would
+        # then have a copy of what it shares with this parent.
         gc.collect()
         gc.freeze()
         untie_from_parent()  # it ends workers first

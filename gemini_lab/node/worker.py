@@ -101,10 +101,12 @@ def keep_sockets_in(folder: str) -> None:
     """Put the sockets of multiprocessing here, a DataLoader's workers among them.
 
     It would make a folder of its own, in this process or in one that it starts, and remove it at
-    the process's end; but not where that is killed. Python has no other way in than this.
+    the process's end, but not if it is killed.
     """
     if len(os.fsencode(folder)) > SOCKETS_FOLDER_BYTES:
         return
+    # `multiprocessing.util.get_temp_dir` reads this key, and children inherit it; there is no
+    # public way to name the folder.
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
 
 
@@ -119,7 +121,8 @@ _AROUND_SCRIPTS: Final = frozenset({__file__, "<frozen runpy>"})
 
 
 def settle_imports() -> None:
-    """Take what is there, which stays for good, out of what the collector looks at from now on."""
+    """Exclude what exists now from garbage collection: it stays for good."""
+    # Else each full collection would look at all that torch and DeepSpeed have made so far.
     gc.freeze()
     gc.enable()
 
@@ -170,6 +173,7 @@ def exits_noticed(leave: Callable[[int], None]) -> Iterator[None]:
 
     A process that the script has forked, and another thread, end as ever.
     """
+    # Python calls no hook in `os._exit`, so the name in the module is replaced for the script.
     worker, end = os.getpid(), os._exit
 
     def exit_(status: int) -> NoReturn:
@@ -201,7 +205,7 @@ def forks_apart() -> Iterator[None]:
 
 
 def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
-    """Return the worker's life; returns its exit status."""
+    """Run a worker from its start to its end; return the exit status."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
     settle_in(start)
@@ -366,6 +370,8 @@ LIMIT_S: Final = 60.0
 
 def keep_parents_things() -> None:
     """Leave the warm parent's exit handlers to the warm parent."""
+    # `TemporaryDirectory` registers its removal there, which a fork inherits: the first worker that
+    # ends would remove what its parent and all others use.
     registry: dict[Any, Any] = weakref.finalize._registry  # type: ignore[attr-defined]  # noqa: SLF001
     for info in registry.values():
         info.atexit = False
