@@ -21,11 +21,11 @@ from .lab.attached import train_detached as train_detached
 from .lab.lab import Lab as Lab
 from .lab.pages import attack as attack
 from .lab.run import Run as Run
+from .launch.provider import AutoScaling as AutoScaling
 from .launch.provider import Fleet as Fleet
 from .launch.provider import Invitation as Invitation
 from .launch.provider import Provider as Provider
-from .launch.providers import AutoScaling as AutoScaling
-from .launch.providers import Slurm as Slurm
+from .launch.provider import Slurm as Slurm
 from .placement import Placement as Placement
 from .placement import plan_placement as plan_placement
 from .report import RunReport as RunReport

@@ -50,7 +50,7 @@ class RootRole:
             request_nodes=lambda wanted, reason: lab.say(NeedNodes(wanted=wanted, reason=reason)),
         )
         self._shell_task = self._tasks.begin(self._act(self.shell))
-        if self._config.detached is not None:
+        if self._config.lab.detached is not None:
             self._owner_task = self._tasks.begin(run_owner(self._config, record, note=lab.note))
         self._on_change()
 
