@@ -149,7 +149,6 @@ def _joined(columns: Iterable[Iterable[int]], count: int) -> Ints:
 
 
 def _since_began(gaps_us: Ints, before: Ints, of: Ints) -> Ints:
-    """When each call began, since its iteration did."""
     start_us = np.cumsum(gaps_us)
     return np.asarray(start_us - np.append(0, start_us)[before][of])
 
@@ -180,7 +179,7 @@ def newly_covered(rows: Rows, end_s: Floats, reached_s: Reached) -> Floats:
 
 
 def _signed(rank: int) -> int:
-    """A rank from its lowest 32 bits."""
+    """Return a rank from its lowest 32 bits."""
     return (rank & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)
 
 
@@ -199,7 +198,6 @@ class TimelineBar:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """From when to when."""
         return self.start_s, self.start_s + self.duration_s
 
 
@@ -235,7 +233,6 @@ class Bars:
         self._due: float = 0  # before row number so much there is nothing to settle or forget
 
     def __len__(self) -> int:
-        """Rows that are kept."""
         return self.end - self.first
 
     def add(
@@ -303,17 +300,15 @@ class Bars:
         self._due = min(settling, self.first + self.limit + 1)
 
     def between(self, first: int, end: int) -> Rows:
-        """A copy of the rows from number `first` to before `end`, as far as they are kept."""
+        """Return a copy of the rows from `first` to before `end`, as far as they are kept."""
         self._write()
         begin, stop = (ROW_BYTES * (max(at, self.first) - self.first) for at in (first, end))
         return np.frombuffer(bytes(self._rows[begin:stop]), ROW)
 
     def column(self, name: str) -> npt.NDArray[np.generic]:
-        """One column of the rows that are kept."""
         return self.between(self.first, self.end)[name]
 
     def rows(self, kind: Kind, *, rank: int) -> Iterator[TimelineBar]:
-        """The rows of one kind and rank that are kept, in order."""
         rows = self.between(self.first, self.end)
         rows = rows[(rows["kind"] == kind) & (rows["rank"] == rank)]
         names = ("number", "start_s", "duration_s", "size_bytes")
@@ -323,7 +318,6 @@ class Bars:
             yield TimelineBar(number, start_s, duration_s, int(size))
 
     def packed(self, first: int, end: int) -> bytes:
-        """The rows from number `first` to before `end`: column after column, little-endian."""
         return in_columns(self.between(first, end))
 
     def _write(self) -> None:

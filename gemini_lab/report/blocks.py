@@ -79,7 +79,6 @@ class FileBlocks:
         return len(self._places) - 1
 
     def get(self, number: int) -> bytes:
-        """Return the bytes that were stored under a number."""
         is_beside, at, size = self._places[number]
         file = self._beside if is_beside else self._file
         assert file is not None
@@ -131,5 +130,4 @@ class MemoryBlocks:
         return len(self._blocks) - 1
 
     def get(self, number: int) -> bytes:
-        """Return the bytes that were stored under a number."""
         return self._blocks[number]

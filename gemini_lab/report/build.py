@@ -103,7 +103,7 @@ def wasted_time(pace: IterationPace, recoveries: Sequence[Recovery]) -> WastedTi
 
 
 def _last_exits(run: RunReducer) -> tuple[WorkerExit, ...]:
-    """The workers that ended in the try because of which the run failed."""
+    """Return the workers that ended in the try because of which the run failed."""
     if run.course.outcome != "failed" or not run.course.output:
         return ()
     newest = max((one.epoch for one in run.recoveries.exits), default=0)

@@ -95,7 +95,6 @@ class LogFollower:
 
     @property
     def source(self) -> LogFeed:
-        """The rest of the log."""
         assert self.feed is not None
         return self.feed
 
@@ -110,7 +109,6 @@ class LogFollower:
 
     @property
     def bad_lines(self) -> int:
-        """Lines of the log that were no events."""
         return 0 if self.feed is None else self.feed.bad_lines
 
     @property
@@ -327,7 +325,7 @@ def _kept(log: Path, place: Path) -> LogFollower | None:
 
 
 def _kept_moments(place: Path, head: bytes) -> Moments | None:
-    """The moments that were kept with a reading; `None` where there are none of that one."""
+    """Return the moments that were saved with a reading; `None` if there are none of that one."""
     try:
         with (place / MOMENTS).open("rb") as file:
             if not _is_ours(file) or file.readline() != head:

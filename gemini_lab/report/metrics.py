@@ -226,7 +226,7 @@ def _nodes(run: RunReducer) -> Iterator[Metric]:
 
 
 def _gauge(name: str, text: str, value: float | None) -> Metric:
-    """A gauge that is left out while nothing is known."""
+    """Return a gauge; it is left out while nothing is known."""
     family = GaugeMetricFamily(f"{PREFIX}_{name}", text)
     if value is not None:
         family.add_metric([], value)
@@ -268,7 +268,6 @@ class Scalars:
         self._sums: dict[str, tuple[float, float]] = {}  # count and sum so far
 
     def of(self, metrics: Iterable[Metric]) -> dict[str, float]:
-        """The numbers of the next snapshot, by name."""
         found: dict[str, float] = {}
         for metric in metrics:
             if metric.type == "histogram":

@@ -56,14 +56,14 @@ class Moments:
     """
 
     def __init__(self, feed: LogFeed, *, name: str = "") -> None:
-        """From before the first entry of what `feed` has read nothing of yet."""
+        """Start before the first entry of a feed that has read nothing yet."""
         self.path = feed.path
         self._every = STEP
         self._known: dict[bytes, bytes] = {}
         self.copies = [self._taken(RunReducer(name=name), feed)]
 
     def note(self, run: RunReducer, feed: LogFeed) -> None:
-        """Keep a copy of a reading, unless there is one from shortly before or after."""
+        """Save the state of a reading, unless there is one from shortly before or after."""
         place = bisect_right(self.copies, run.count, key=lambda one: one.count)
         beside = self.copies[max(0, place - 1) : place + 1]
         if any(abs(run.count - one.count) < self._every for one in beside):
@@ -121,11 +121,10 @@ class MomentSearch:
         self._note = note
 
     def leads_to(self, at_s: float) -> bool:
-        """Whether another moment lies at this one or further on."""
         return at_s >= self.at_s
 
     def go(self) -> bool:
-        """Read on; whether the moment was reached."""
+        """Read on; return whether the moment was reached."""
         for _ in range(STEPS):
             entries = self.ahead or self.feed.poll(limit=STEP)
             late = next((n for n, entry in enumerate(entries) if entry.at_s > self.at_s), None)

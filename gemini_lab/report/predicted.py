@@ -90,7 +90,7 @@ def _spread(samples_s: Iterable[float]) -> Spread:
 
 
 def _recoveries(recoveries: Iterable[Recovery], iteration_s: float) -> dict[str, tuple[Steps, ...]]:
-    """The steps of each recovery that ended, by the failure that struck first."""
+    """Return the steps of each recovery that ended, by the failure that struck first."""
     found: dict[str, list[Steps]] = defaultdict(list)
     for recovery in recoveries:
         if recovery.resumed_at_s is None:
@@ -156,7 +156,7 @@ def failures_of(run: RunReducer) -> tuple[Outage, ...]:
 
 
 def _stood(run: RunReducer, at_s: float) -> float:
-    """How many iterations a run had done at a moment, the running one as a fraction."""
+    """Return how many iterations a run had done at a moment, the running one as a fraction."""
     starts_s, ends_s, _ = run.pace.spans()
     before = np.flatnonzero(ends_s <= at_s)
     if not before.size:
@@ -235,7 +235,7 @@ class Predicted:
 
     @property
     def error(self) -> float:
-        """Of the predicted total, as a share of the measured one."""
+        """Return the error of the predicted total, as a share of the measured one."""
         assert self.total.predicted is not None
         return self.total.predicted.mean / self.total.measured_s - 1
 
@@ -266,7 +266,7 @@ def predict(run: RunReducer, *, learned: RunReducer | None = None) -> Predicted:
 
 
 def _parts(run: RunReducer, times: Times) -> dict[str, float]:
-    """A run's seconds by the simulator's parts: of a warm-up, an iteration's time is training."""
+    """Return a run's seconds by the simulator's parts; a warm-up trains for an iteration."""
     starts_s, ends_s = trained_s(run)
     into = spent_within(run, starts_s, ends_s)
     iteration_s = times.iteration.mean_s + times.waited.mean_s

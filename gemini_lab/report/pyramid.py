@@ -187,7 +187,6 @@ class Covered:
 
     @property
     def to_s(self) -> float:
-        """When the last bin ends."""
         return self.from_s + self.width_s * int(self.seconds.shape[2])
 
 
@@ -294,7 +293,7 @@ class Pyramid:
     # -- what is asked -------------------------------------------------------------------------
 
     def count(self, from_s: float, to_s: float) -> int:
-        """How many bars `rows` would look at; endlessly many where they are not all there."""
+        """Return how many bars `rows` would look at; `sys.maxsize` if they are not all there."""
         if self._missing and from_s <= self._missing[1] and to_s >= self._missing[0]:
             return sys.maxsize
         return sum(block.count for block in _meeting(self._bars, from_s, to_s))
@@ -380,11 +379,10 @@ class Pyramid:
         )
 
     def _coarse(self, fresh: Rows, level: int) -> Cells:
-        """The cells of bars that were not added."""
         return cells_of(fresh, level=level, origin_s=self._origin_s)
 
     def _cells(self, level: int, first: int, end: int) -> Cells:
-        """All cells of a level in the bins from `first` to before `end`."""
+        """Return all cells of a level in the bins from `first` to before `end`."""
         blocks = _meeting(self._levels.get(level, ()), first, end - 1)
         stored = [np.frombuffer(self._blocks.get(block.number), CELL) for block in blocks]
         found = [self._heap(level), *stored]
@@ -405,7 +403,7 @@ class Pyramid:
         return self._heaped[level]
 
     def _before(self, level: int, first: int, *, most: int) -> npt.NDArray[np.float64]:
-        """How many bars of each line more began than ended before the bin `first` of a level."""
+        """Return how many more bars of each line began than ended before a bin."""
         if level >= max(self._waiting):
             return opened(self._cells(level, -FURTHEST, first), most=most)
         parent = first // FINER
@@ -416,17 +414,15 @@ class Pyramid:
 def _meeting(
     blocks: list[StoredBlock] | tuple[()], low: float, high: float
 ) -> Iterator[StoredBlock]:
-    """The blocks that may hold something between two places."""
     return (block for block in blocks if block.low <= high and block.high >= low)
 
 
 def _by_row(values: Seconds, row_of_line: Lines, rows: int) -> Seconds:
-    """The sum of what each row's lines have."""
     sums = np.bincount(row_of_line, weights=values, minlength=rows)
     return np.asarray(sums[:rows], np.float64)
 
 
 def _by_line(row_of: npt.NDArray[np.int64]) -> Lines:
-    """The row and layer of each line, as one number, from the row of each lane."""
+    """Return the row and layer of each line, as one number, from the row of each lane."""
     layer = np.arange(1 << LAYER_BITS)
     return np.asarray((row_of[:, None] * LAYERS + np.minimum(layer, LAYERS - 1)).ravel())

@@ -89,12 +89,10 @@ class Step:
 
     @property
     def label(self) -> str:
-        """The recovery's name for people."""
         return STEPS.get(self.name, self.name)
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
         return self.end_s - self.start_s
 
 
@@ -201,7 +199,7 @@ class Recovery:
 
     @property
     def what(self) -> str:
-        """What failed, or what was asked for, in words."""
+        """The failure, or what was asked for, in words."""
         if self.injections:
             several = len(self.injections)
             told = ", ".join(map(str, self.injections))
@@ -264,7 +262,6 @@ class WastedTime:
 
     @property
     def measured_mean_s(self) -> float:
-        """The mean of `measured_s`."""
         return fmean(self.measured_s)
 
 

@@ -206,7 +206,6 @@ class RunReducer:
         return parts
 
     def _listen(self, parts: list[Reducer]) -> None:
-        """Note which parts read which kinds of events."""
         self._parts = tuple(part.take for part in parts)
         self._readers = {
             kind: tuple(part.take for part in parts if type(part) in readers)
@@ -230,11 +229,9 @@ class RunReducer:
 
     @property
     def name(self) -> str:
-        """The run's name."""
         return self._name or ("" if self.course.job is None else self.course.job.name)
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Take in entries in order of arrival."""
         for entry in entries:
             self.take(entry)
 

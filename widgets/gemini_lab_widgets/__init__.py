@@ -1,1 +1,1 @@
-"""What people look at: views of a run."""
+"""Views, pictures and controls of a run, for notebooks, browsers and saved pages."""

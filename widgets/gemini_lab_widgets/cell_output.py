@@ -1,4 +1,4 @@
-"""What stands below a cell, and may become something else there.
+"""Output below a cell that may be replaced later.
 
 A saved notebook has no widgets any more, only what their cells say beside them: whatever is over
 becomes text, which stays.
@@ -30,6 +30,6 @@ class CellOutput:
         self._shown.append(handle)
 
     def put(self, data: Mapping[str, Any]) -> None:
-        """Have this stand wherever it was shown."""
+        """Put this wherever it was shown."""
         for handle in self._shown:
             handle.update(data, raw=True)

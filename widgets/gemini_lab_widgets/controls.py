@@ -48,7 +48,7 @@ BETWEEN: Final = " + "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelState:
-    """What the panel shows of a run, and what it allows.
+    """A run as the panel shows it, with the buttons that work.
 
     Attributes:
         text: The run in one line.
@@ -78,7 +78,6 @@ class Layout:
     racks: tuple[str, ...] = ()
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case RunStarted(racks=racks):
                 self.racks = tuple(dict.fromkeys(racks or ()))
@@ -87,7 +86,7 @@ class Layout:
 
 
 def layout_of(run: Run) -> Layout:
-    """What the start of a run's log says of it."""
+    """Return the groups and racks that the start of a run's log names."""
     found = Layout()
     with suppress(OSError, GeminiError):  # the log has not begun
         for entry in islice(read_log(run.log), HEAD):
@@ -96,7 +95,7 @@ def layout_of(run: Run) -> Layout:
 
 
 def places(members: Sequence[str], layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Where each kind of failure can strike; one of no place has an empty one."""
+    """Return where each kind of failure can strike; one of no place has an empty one."""
     one = (*dict.fromkeys(members), "root")
     groups = tuple(
         BETWEEN.join(members[position] for position in group)
@@ -118,7 +117,7 @@ def places(members: Sequence[str], layout: Layout) -> dict[str, tuple[str, ...]]
 def sight(
     run: Run | None, *, has_job: bool, is_closed: bool = False, layout: Layout | None = None
 ) -> PanelState:
-    """What there is to see of `run`, and whether a job could be started after it.
+    """Return what the panel shows of `run`, and whether a job could be started after it.
 
     Args:
         run: The newest run, if there has been one.
@@ -157,7 +156,7 @@ def for_notebook(
     root: Decide | None = None,
     **settings: SettingValue,
 ) -> "Controls":
-    """A panel that keeps itself fresh."""
+    """Return a panel that keeps itself fresh."""
     return Controls(target, job, total=total, scenario=scenario, root=root, **settings).follow()
 
 
@@ -206,11 +205,9 @@ class Controls:
 
     @property
     def run(self) -> Run | None:
-        """The run that the panel is about."""
         return self._run if self._lab is None else self._lab.run
 
     def start(self) -> None:
-        """Start the job on the lab."""
         run = self.run
         job = self._job or (run.job if run else None)
         if self._lab is None or job is None:
@@ -226,7 +223,6 @@ class Controls:
         )
 
     def fail(self) -> None:
-        """Make the chosen failure happen now."""
         run = self.run
         if run is None or not run.members:
             raise ConfigError("nothing can fail now: no workers run")
@@ -235,7 +231,6 @@ class Controls:
         run.inject(read_failure(kind, [word for word in words if word]))
 
     def stop(self) -> None:
-        """End the run."""
         if self.run is not None:
             self.run.stop()
 
@@ -314,7 +309,7 @@ class Controls:
         self.root = ipywidgets.VBox(lines, layout=ipywidgets.Layout(max_width="760px"))
 
     def _watch(self, run: Run | None) -> None:
-        """Hear another run from now on; what happened in the one before is not told any more."""
+        """Watch another run from now on, and forget what happened in the one before."""
         self._end_watch()
         self._watched = run
         self._said.clear()
@@ -322,13 +317,12 @@ class Controls:
         self._end_watch = run.watch(self._hear) if run is not None else lambda: None
 
     def _want_place(self) -> None:
-        """Offer the places where the chosen kind of failure can strike."""
         where = self._places.get(self.kind.value, ())
         _offer(self.place, tuple((place, place) for place in where))
         self.place.disabled = not any(where)
 
     def _try(self, act: Callable[[], None]) -> None:
-        """What a button does; an error of ours becomes a line of the panel."""
+        """Do what a button asks; an error of ours becomes a line of the panel."""
         try:
             act()
         except GeminiError as error:
@@ -345,7 +339,7 @@ class Controls:
         return "\n".join([*list(self._said), *pause]) or "nothing has happened yet"
 
     def _as_text(self) -> dict[str, str]:
-        """What stands there when nothing can be pressed any more, and in saved notebooks."""
+        """Return what a saved notebook shows in place of the panel."""
         html = f"<p>{self.status.value}</p>{self.log.value}"
         return {"text/html": html, "text/plain": f"{unescape(self.status.value)}\n{self._text()}"}
 
@@ -353,7 +347,6 @@ class Controls:
         return self._lab is not None and (self._job is not None or self._lab.run is not None)
 
     def _keep_fresh(self) -> None:
-        """Refresh until there is nothing new to expect."""
         while not self._is_closed.wait(REFRESH_S):
             self.refresh()
             is_over = self.run is None or self.run.is_over
@@ -364,7 +357,7 @@ class Controls:
 
 
 def _offer(box: ipywidgets.Dropdown, options: tuple[tuple[str, str], ...]) -> None:
-    """Offer other options; what was chosen stays so while it is among them."""
+    """Offer other options; the chosen one stays while it is among them."""
     if tuple(box.options) != options:
         kept, values = box.value, [value for _, value in options]
         box.options = options
@@ -412,7 +405,7 @@ class Asking:
             run.resize(self.count.value)
 
     def offer(self, members: Sequence[str], *, is_open: bool) -> None:
-        """Offer the nodes that there are; a chosen one stays chosen while it is there."""
+        """Offer the nodes that there are; the chosen one stays while it is among them."""
         self.button.disabled = not is_open
         nodes = tuple(dict.fromkeys(members))
         if self.node.options != nodes:
@@ -421,7 +414,6 @@ class Asking:
             self.node.value = kept if kept in nodes else next(iter(nodes), None)
 
     def _want(self) -> None:
-        """Show the node or the number, whichever is wanted; a size begins with the present one."""
         is_drain = self.what.value == DRAIN
         self.node.layout.display = None if is_drain else "none"
         self.count.layout.display = "none" if is_drain else None

@@ -142,11 +142,10 @@ class Dashboard:
 
     @property
     def link(self) -> str:
-        """Where the page is, with the password; it leaves a cookie and then the address bar."""
+        """Return the page's address with the password, which a cookie then replaces."""
         return f"{self.url}login?token={quote(self.password)}"
 
     def close(self) -> None:
-        """End the server; pages that are open keep what they show."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.add_callback(loop.stop)
@@ -207,7 +206,7 @@ class Dashboard:
         self._library.close()
 
     def _wait_until_it_listens(self) -> None:
-        """A frame that is shown before anybody listens stays empty."""
+        """Wait until the server listens: a frame that is shown before that stays empty."""
         if self._is_settled.wait(STARTED_WITHIN_S) and self._error is None:
             return
         reason = self._error or f"nothing listens after {STARTED_WITHIN_S:.0f} s"
@@ -240,14 +239,14 @@ def _check(address: str, port: int, password: str | None, visitors: int, *, publ
 
 
 def _free_port(address: str) -> int:
-    """A port that nobody listens on now; the origin check has to know it before the start."""
+    """Return a free port; the origin check has to know it before the start."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
 def link_of(address: str, port: int, template: str | None = None) -> str:
-    """Where the page of a server is, for browsers; it ends with a slash.
+    """Return the address of a server's page for browsers; it ends with a slash.
 
     Args:
         address: Where the server listens.
@@ -296,7 +295,7 @@ def origins_of(address: str, port: int) -> list[str]:
 
 
 def _own_addresses() -> list[str]:
-    """Of all interfaces that are up, but those that are this machine's alone."""
+    """Return the addresses of all interfaces that are up, without loopback."""
     up = {name for name, told in psutil.net_if_stats().items() if told.isup}
     return [
         each.address

@@ -52,17 +52,16 @@ class ShownRun:
 
     @property
     def name(self) -> str:
-        """Name of the run: that of its folder, or of its file."""
         return "" if self.log is None else name_of(self.log)
 
     @property
     def state(self) -> tuple[int, int]:
-        """The run's number and the count of its known events: it changes when there is news."""
+        """Return the run's number and its count of events: it changes with each event."""
         return self._number, self.store.count
 
     @property
     def progress(self) -> str:
-        """How far the reading of a long log is, for people."""
+        """Return how far the reading of a long log is, in words."""
         if self._reading is None:
             return ""
         feed, behind_bytes = self._reading.source, self.behind_bytes
@@ -90,7 +89,7 @@ class ShownRun:
 
     @property
     def trouble(self) -> str:
-        """Why a part of the timeline is shown coarsely, for people; empty where none is."""
+        """Return why a part of the timeline is shown coarsely; empty if none is."""
         pyramid = self.store.traffic.pyramid
         if pyramid is None or not pyramid.trouble:
             return ""
@@ -99,7 +98,6 @@ class ShownRun:
 
     @property
     def behind_bytes(self) -> int:
-        """Of the log, what was not read yet."""
         return 0 if self._reading is None else int(self._reading.source.behind_bytes)
 
     def pull(self) -> None:
@@ -121,7 +119,7 @@ class ShownRun:
         self._pulled_at_s = time.monotonic()
 
     def _read(self, reading: LogFollower) -> None:
-        """Read for a short while; a long log is kept for the next time when all of it is known."""
+        """Read for a short while; save a long log once all of it is known."""
         until_s = time.monotonic() + WHILE_S
         while reading.read(limit=SLICE):
             if time.monotonic() > until_s:
@@ -132,12 +130,11 @@ class ShownRun:
             keep(reading)
 
     def close(self) -> None:
-        """Keep what was read, so that the next one goes on from here."""
         if self._reading is not None:
             self._reading.end()
 
     def tables(self, beside: "ShownRun | None" = None) -> Tables:
-        """The tables of what was read so far, beside another run; made once for all pages."""
+        """Return the tables, beside another run; they are made once for all pages."""
         state = self.state, None if beside is None else (beside.log, beside.state)
         name = "" if beside is None else beside.name
         made = self._tables.get(name)
@@ -148,5 +145,4 @@ class ShownRun:
 
     @property
     def moments(self) -> Moments | None:
-        """The run at any moment of it; `None` while there is no run."""
         return None if self._reading is None else self._reading.moments

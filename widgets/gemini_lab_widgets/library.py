@@ -65,19 +65,18 @@ class Library:
         return {name_of(one): one for one in (*found, *([] if log in found else [log]))}
 
     def follower(self, log: Path) -> ShownRun:
-        """The run with this log; it is forgotten when no page shows it."""
+        """Return the run with this log; it is forgotten when no page shows it."""
         found = self._followers.get(log)
         if found is None:
             found = self._followers[log] = ShownRun(lambda: log)
         return found
 
     def close(self) -> None:
-        """Keep what was read of every run that is shown."""
         for one in (self.latest, *self._followers.values()):
             one.close()
 
     def partner(self, log: Path) -> Path | None:
-        """What to put a run beside unless a visitor chooses: the newest earlier run of its job."""
+        """Return the log to compare with by default: the newest earlier run of the job."""
         if self._beside is not None:
             return self._beside if self._beside != log else None
         mine = job_of(log)
@@ -91,7 +90,7 @@ class Library:
 
 
 def job_of(log: Path) -> tuple[tuple[object, ...], float] | None:
-    """What a run computes, and when it began; `None` where its log does not say so yet."""
+    """Return what a run computes, and when it began; `None` until its log says so."""
     try:
         return _job_of(log)
     except LookupError:

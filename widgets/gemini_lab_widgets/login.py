@@ -1,4 +1,4 @@
-"""Who may look: a password, a link that carries it, and a signed cookie afterwards."""
+"""Access to pages: a password, a link that carries it, and a signed cookie afterwards."""
 
 import asyncio
 import hashlib
@@ -124,7 +124,7 @@ class LoginGuard(AuthProvider):  # type: ignore[misc]
         super().__init__()
 
     def knows(self, word: str | None) -> bool:
-        """Whether `word` is the password or the ticket; takes the same time wherever it differs."""
+        """Return whether `word` is the password or the ticket, in constant time."""
         told = (word or "").encode()
         is_ticket = hmac.compare_digest(told, self.ticket.encode())
         return hmac.compare_digest(told, self._password) or is_ticket
@@ -151,7 +151,7 @@ class LoginGuard(AuthProvider):  # type: ignore[misc]
             self._tries += Counter()  # forgets addresses from which nobody tries
 
     def greet(self, handler: RequestHandler) -> None:
-        """Give the cookie, and go to the page as it was asked for."""
+        """Set the cookie, and redirect to the page as it was asked for."""
         value = create_signed_value(self.secret, self._cookie, "visitor")
         handler.set_cookie(
             self._cookie,
@@ -166,17 +166,14 @@ class LoginGuard(AuthProvider):  # type: ignore[misc]
 
     @property
     def get_user(self) -> Any:
-        """The function that Bokeh asks who comes with a request."""
         return self._visitor
 
     @property
     def login_url(self) -> str:
-        """Where those go who are not known."""
         return "/login"
 
     @property
     def login_handler(self) -> type[RequestHandler]:
-        """Answers there."""
         return _login_handler(self)
 
     def _visitor(self, handler: RequestHandler) -> str | None:
@@ -202,7 +199,6 @@ class LoginGuard(AuthProvider):  # type: ignore[misc]
         )
 
     def _has_session(self, handler: RequestHandler) -> bool:
-        """Whether a websocket shows a session token that this server signed."""
         _, _, token = handler.request.headers.get("Sec-WebSocket-Protocol", "").partition(",")
         try:
             return bool(check_token_signature(token.strip(), self.secret.encode(), signed=True))
@@ -222,7 +218,7 @@ def page_of(asked: str) -> str:
 
 
 def _login_handler(guard: LoginGuard) -> type[RequestHandler]:
-    """A handler class that knows its guard; Bokeh makes the instances."""
+    """Return a handler class that knows its guard; Bokeh makes the instances."""
 
     class LoginHandler(RequestHandler):
         async def get(self) -> None:
@@ -275,7 +271,7 @@ def headers_for(frame_ancestors: str) -> type[OutputTransform]:
 
 
 def state_folder() -> Path:
-    """Where a user's programs keep what lasts (XDG Base Directory Specification)."""
+    """Return where a user's programs keep what lasts (XDG Base Directory Specification)."""
     told = os.environ.get("XDG_STATE_HOME")
     return (Path(told) if told else Path.home() / ".local" / "state") / "gemini_lab"
 

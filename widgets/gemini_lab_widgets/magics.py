@@ -135,7 +135,7 @@ def open_lab(names: Mapping[str, object]) -> Lab | None:
 
 
 def status(lab: Lab) -> Run | Lab:
-    """The newest run, or the lab where there was none."""
+    """Return the newest run, or the lab if there was none."""
     return lab.run or lab
 
 
@@ -146,7 +146,7 @@ def fail(lab: Lab, kind: str = "", *places: str) -> str:
 
 
 def report(lab: Lab) -> RunReport:
-    """What the run did so far."""
+    """Return what the run did so far."""
     return _run_of(lab).report()
 
 

@@ -38,7 +38,7 @@ def joined(entry: Path) -> str:
 
 
 def _in_order(entry: Path) -> list[Path]:
-    """`entry` and what it needs, each after all that it imports."""
+    """Return `entry` and all that it needs, each after its own imports."""
     done: list[Path] = []
 
     def visit(path: Path, way: tuple[str, ...]) -> None:
@@ -55,13 +55,13 @@ def _in_order(entry: Path) -> list[Path]:
 
 
 def _imports(path: Path) -> list[tuple[list[str], str]]:
-    """Names and module of each import of `path`."""
+    """Return names and module of each import of `path`."""
     found = IMPORT.findall(path.read_text(encoding="utf-8"))
     return [(re.findall(r"[\w$]+", names), other) for names, other in found]
 
 
 def _bound(path: Path) -> str:
-    """The text of `path` with its imports read from the parts before it."""
+    """Return the text of `path` with its imports read from the parts before it."""
     text = path.read_text(encoding="utf-8")
     bound = IMPORT.sub(lambda match: f"const {{{match[1]}}} = ${match[2]};\n", text)
     if stray := re.search(r"^import\b.*", bound, re.MULTILINE):
@@ -70,7 +70,7 @@ def _bound(path: Path) -> str:
 
 
 def _part(path: Path, names: list[str]) -> str:
-    """A module as a value that holds what others ask of it."""
+    """Return a module as a value that holds what others import from it."""
     body = EXPORT.sub("", _bound(path))
     if stray := LEFT_OVER.search(body):
         raise ValueError(f"{path.name}: this form of export is not joined: {stray[0]}")

@@ -73,7 +73,7 @@ class NotebookEmbed:
         self._below.show(_bundle(live if ticket else saved_html(run), url))
 
     def end(self, run: ShownRun) -> None:
-        """Have a picture of the run stand wherever its page stood."""
+        """Put a picture of the run in the place of its page."""
         self._below.put(_bundle(saved_html(run), "a dashboard that has ended"))
         self._below = CellOutput()
 
@@ -109,7 +109,6 @@ def saved_html(run: ShownRun) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Text for use in a script."""
     return json.dumps(text).replace("<", "\\u003c")
 
 

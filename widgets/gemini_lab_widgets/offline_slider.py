@@ -40,7 +40,7 @@ SCRIPT: Final = ENTRY.with_name("moments.js")
 
 @dataclass(slots=True)
 class Tape:
-    """What changes in a document's models from moment to moment.
+    """The changes of a document's models from moment to moment.
 
     Attributes:
         pool: Values, each once, as JSON.
@@ -56,13 +56,12 @@ class Tape:
     _first: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def start(self, *, from_blank: bool = False) -> None:
-        """From now on what changes is news; `from_blank` where how it was before is of no use."""
+        """Record changes from now on; `from_blank` if the values before are of no use."""
         if not from_blank:
             self._first = {model.id: _values(model) for model in self.document.models}
         self.document.on_change(self._note)
 
     def stop(self) -> None:
-        """What changes now is none."""
         self.document.remove_on_change(self._note)
 
     def _note(self, event: Any) -> None:
@@ -70,7 +69,7 @@ class Tape:
             self._changed[model.id, event.attr] = model
 
     def take(self, place: int) -> None:
-        """What changed since the last moment is so from this one on."""
+        """Record that what changed since the last moment holds from this one on."""
         for (name, attribute), model in self._changed.items():
             track = self.tracks.setdefault((name, attribute), [])
             if place and not track:
@@ -92,7 +91,6 @@ class Tape:
         return self.pool.setdefault(text, len(self.pool))
 
     def told(self) -> str:
-        """All of it for the browser, without the moments."""
         ids = {name: number for number, name in enumerate(dict.fromkeys(n for n, _ in self.tracks))}
         tracks = [
             [ids[name], attribute, track]
@@ -189,7 +187,6 @@ def choose(run: RunReducer, moments: Moments, end_s: float, *, most: int) -> lis
 def _along(
     moments: Moments, chosen: Iterable[float], start_s: float
 ) -> Iterator[tuple[float, RunReducer]]:
-    """The run at each of these moments."""
     way = None
     for at_s in chosen:
         way = moments.way(start_s + at_s, after=way)
@@ -199,7 +196,7 @@ def _along(
 
 
 def _room_for(sheet: PageLayout, document: Document, tables: Tables) -> int:
-    """How many moments a page can take, by what the views hold at the end."""
+    """Return how many moments a page can take, by the size of what the views hold at the end."""
     tape = Tape(document)
     tape.start(from_blank=True)
     sheet.update(tables)
@@ -219,6 +216,5 @@ def _parts_on(document: Document) -> MomentParts:
 
 
 def _told(event: str, detail: str) -> CustomJS:
-    """A callback that tells the page's own script."""
     code = f'document.dispatchEvent(new CustomEvent("{event}", {{ detail: {detail} }}))'
     return CustomJS(code=code)

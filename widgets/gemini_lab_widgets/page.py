@@ -109,7 +109,7 @@ class Page:
     # -- what the visitor chooses; the address says it, so that a link shows the same --------
 
     def _open(self, asked: Mapping[str, str]) -> None:
-        """Show what an address asks for; a run that is not there is said not to be."""
+        """Show what an address asks for, and remember the name of a run that is not there."""
         if "run" in asked:
             self._choose_run(asked["run"])
             self._missing = "" if asked["run"] in self._library.names() else asked["run"]
@@ -153,7 +153,7 @@ class Page:
     # -- again and again -----------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Read on, and send what is new, unless the browser has yet to draw earlier news."""
+        """Read on, and send what is new unless the browser has yet to draw earlier news."""
         self._pull()
         if self._pulse.is_behind:
             self._unanswered += 1
@@ -174,7 +174,7 @@ class Page:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether nothing is to be expected but another run."""
+        """Return whether only another run can bring news."""
         is_over = self._shown.store.run.course.is_over and not self._shown.is_catching_up
         return is_over and self._state() == self._drawn
 
@@ -185,7 +185,6 @@ class Page:
 
     @property
     def _moment_s(self) -> float | None:
-        """The moment that is looked at on the log's clock; `None` for the newest."""
         if self._at_s is None:
             return None
         return self._shown.store.run.course.started_at_s + self._at_s
@@ -203,12 +202,11 @@ class Page:
 
     @property
     def _end_s(self) -> float:
-        """How far the run has come, in seconds since its start."""
         run = self._shown.store.run
         return (run.newest_s or run.course.started_at_s) - run.course.started_at_s
 
     def _state(self) -> object:
-        """What the views show, or should."""
+        """Return what the views are to show."""
         beside = None if self._beside is None else (self._beside.log, self._beside.state)
         return self._log, self._shown.state if self._at_s is None else self._at_s, beside
 
@@ -228,7 +226,7 @@ class Page:
         self._pulse.send()
 
     def _tables(self) -> Tables | None:
-        """What to draw; `None` while the moment that is looked for was not reached."""
+        """Return what to draw; `None` until the moment that is looked for is reached."""
         moment_s, moments = self._moment_s, self._shown.moments
         if moment_s is None or moments is None:
             return self._shown.tables(self._beside)
@@ -257,7 +255,7 @@ class Page:
     # -- words ---------------------------------------------------------------------------------
 
     def _line(self) -> tuple[str, str, str]:
-        """Kind, mark and words for the line at the top."""
+        """Return kind, mark and words for the line at the top."""
         kind, mark, words = self._news()
         words = "; ".join(filter(None, (words, self._shown.trouble)))
         if not self._missing:
@@ -266,7 +264,7 @@ class Page:
         return "late", "no such run", f"no run here is called {self._missing}; {instead} ({mark})"
 
     def _news(self) -> tuple[str, str, str]:
-        """The same, whatever run was asked for."""
+        """Return the same, whatever run was asked for."""
         shown, status = self._shown, self._status
         if shown.log is None:
             return "late", "waiting", "no run has begun yet"
@@ -298,14 +296,14 @@ class Page:
 
 
 def _asked(document: Document) -> dict[str, str]:
-    """What the address of a visitor's page asks for."""
+    """Return the arguments of a page's address."""
     context = document.session_context
     arguments = {} if context is None else context.request.arguments
     return {name: values[0].decode(errors="replace") for name, values in arguments.items()}
 
 
 def _without_events(shown: ShownRun) -> tuple[str, str, str]:
-    """What the line at the top says of a log in which there is no event."""
+    """Return the line at the top for a log in which there is no event."""
     if shown.store.unread:
         lines = f"none of its {shown.store.unread:,} lines could be read as events of this log"
         return "failed", "not readable", lines
@@ -313,7 +311,7 @@ def _without_events(shown: ShownRun) -> tuple[str, str, str]:
 
 
 def _delay(behind_s: float) -> str:
-    """A delay to two digits at most, so that the line does not flicker."""
+    """Return a delay to two digits at most, so that the line does not flicker."""
     return f"{max(20, round(behind_s * 1000, -1)):.0f} ms" if behind_s < 1 else f"{behind_s:.0f} s"
 
 
@@ -360,11 +358,9 @@ class Pulse(JSComponent):  # type: ignore[misc]
 
     @property
     def is_behind(self) -> bool:
-        """Whether the page has yet to draw what it was sent."""
         return bool(self.beat - self.seen > AHEAD)
 
     def send(self) -> None:
-        """Beat; called after an update was sent."""
         self._sent_at_s[self.beat + 1] = time.monotonic()
         self.beat += 1
 

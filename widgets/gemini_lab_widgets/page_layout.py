@@ -72,16 +72,14 @@ class PageLayout:
 
     @property
     def slots(self) -> list[str]:
-        """Names of the views below the timeline, in order."""
         return [slot for slot in self.views if slot != "status"]
 
     def update(self, tables: Tables) -> None:
-        """Draw a snapshot in every view."""
         for view in self.views.values():
             view.update(tables)
 
     def say(self, kind: str, mark: str, text: str) -> None:
-        """Tell what state the page is in: live, late, over or failed; then words about it."""
+        """Show what state the page is in: live, late, over or failed, and words about it."""
         line = f'<b class="{esc(kind)}">{esc(mark)}</b>' + (f" · {esc(text)}" if text else "")
         if self.state.text != line:
             self.state.text = line

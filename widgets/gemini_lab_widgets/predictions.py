@@ -57,12 +57,10 @@ class Prediction:
 
     @property
     def stands(self) -> bool:
-        """Whether there is one, and it has come out."""
         return bool(self._known.get("predicted")) and "came_out" in self._known
 
     @property
     def words(self) -> str:
-        """What was predicted, and what became of it."""
         predicted, came_out = self._known.get("predicted"), self._known.get("came_out")
         late = f" (entered {self._known[LATE]})" if LATE in self._known else ""
         told = f"predicted: {predicted or 'nothing'}{late}"
@@ -71,7 +69,7 @@ class Prediction:
         return f"{told}; {CHANGE}" if predicted else told
 
     def came_out(self, seen: object) -> None:
-        """Say what was predicted beside what was seen; from now on the prediction stands."""
+        """Say what was predicted beside what was seen; the prediction cannot change afterwards."""
         predicted = str(self.box.value).strip()
         say(f"predicted: {predicted or 'nothing'}; came out: {seen}")
         self._write(came_out=str(seen))

@@ -82,7 +82,6 @@ def _loaded(log: Path) -> EventStore:
 
 
 def _store(entries: Iterable[Entry], log: Path) -> EventStore:
-    """The store of entries, which are written to `log`: its moments are read from there."""
     entries = list(entries)
     with log.open("wb") as file:
         file.writelines(encode_entry(entry) + b"\n" for entry in entries)

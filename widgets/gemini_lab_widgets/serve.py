@@ -98,12 +98,12 @@ def command(arguments: Sequence[str]) -> int:
 
 
 def address_of(options: argparse.Namespace) -> str:
-    """Where to listen: for this machine alone, unless something else was asked for."""
+    """Return where to listen: on this machine alone, unless something else was asked for."""
     return str(options.address or (EVERYWHERE if options.public else LOOPBACK))
 
 
 def log_of(run: str, *, below: Path = RUNS_FOLDER) -> Callable[[], Path | None]:
-    """What gives the log to show for `run`: a folder, a file, a name below `below`, or `"latest"`.
+    """Return a function that gives the log of `run`: a folder, file, name or `"latest"`.
 
     For `"latest"` it gives None while there is no run yet.
 
@@ -117,7 +117,7 @@ def log_of(run: str, *, below: Path = RUNS_FOLDER) -> Callable[[], Path | None]:
 
 
 def _newest_of(below: Path) -> Callable[[], Path | None]:
-    """Gives the log of the newest run below a folder; looks there only now and then."""
+    """Return a function that gives the newest log below a folder, looked up now and then."""
     seen_s = float("-inf")
     seen: Path | None = None
 
@@ -133,14 +133,14 @@ def _newest_of(below: Path) -> Callable[[], Path | None]:
 
 
 def _ask() -> str:
-    """A password from the terminal, unseen, or from standard input: never from the arguments."""
+    """Return a password from the terminal, unseen, or from standard input, never from arguments."""
     if sys.stdin.isatty():
         return getpass.getpass("Password for visitors: ")
     return sys.stdin.readline().rstrip("\n")
 
 
 def _welcome(dashboard: Dashboard, log: Path | None, options: argparse.Namespace) -> str:
-    """What the terminal says; never a password that somebody chose."""
+    """Return what the terminal says; never a password that the user chose."""
     port, chosen = dashboard.port, options.password
     what = f"serving {log}" if log else f"waiting for a first run in {options.folder.absolute()}"
     lines = [

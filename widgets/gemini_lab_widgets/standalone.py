@@ -106,7 +106,7 @@ def _window(
 
 
 def _bins(traffic: TrafficBars) -> tuple[dict[str, Any] | None, str]:
-    """How much of each bin of the whole run each lane was covered."""
+    """Return how much of each bin of the whole run each lane was covered."""
     pyramid, bars = traffic.pyramid, traffic.bars
     if pyramid is None:
         return None, ""

@@ -94,7 +94,6 @@ class EventStore:
         self.run.unread += bad_lines
 
     def losses(self) -> Losses:
-        """Recoveries and wasted time so far."""
         every = 1 if self.run.course.is_over else REFRESH_EVENTS
         state = self.run.recoveries.changes, self.count // every
         if self._losses is None or self._losses[0] != state:
@@ -102,7 +101,6 @@ class EventStore:
         return self._losses[1]
 
     def tables(self, *, now_s: float | None = None) -> Tables:
-        """A snapshot for the views; see `gemini_lab.report.tables.tables_of`."""
         earlier = [(store.run, store.losses()) for store in self.earlier]
         return tables_of(self.run, losses=self.losses(), earlier=earlier, now_s=now_s)
 

@@ -61,7 +61,7 @@ class Pump:
         """From when what was drawn last was known until it was drawn."""
 
     def hear(self, message: object) -> None:
-        """Take in what the viewer says, and send on if there is more."""
+        """Take in a message of the viewer, and send on if there is more."""
         if not isinstance(message, Mapping):
             return
         if message.get("ready"):
@@ -76,7 +76,7 @@ class Pump:
         self._flow()
 
     def _show(self, said: object) -> None:
-        """Answer a look, unless it makes no sense or comes before there is a run."""
+        """Answer a query, unless it makes no sense or comes before there is a run."""
         traffic = self._traffic
         if traffic is None or not self._is_ready or self._is_fresh:
             return
@@ -122,7 +122,7 @@ class Pump:
             self._send({"seq": seq, **meta}, columns)
 
     def _take(self, traffic: TrafficBars) -> tuple[dict[str, Any], bytes]:
-        """What the viewer has not got yet, or as much of it as fits."""
+        """Return what the viewer lacks, or as much of it as fits a message."""
         if self._is_fresh:
             self._row = self._lanes = self._names = 0
             self._marks = -1
@@ -154,7 +154,7 @@ class Pump:
 
 
 def state(traffic: TrafficBars) -> dict[str, Any]:
-    """What every message says of a run, beside its bars and names."""
+    """Return what every message says of a run, beside its bars and names."""
     return {
         "limit": traffic.bars.limit,
         "total": traffic.bars.end,
@@ -193,11 +193,9 @@ class Timeline:
 
     @property
     def behind_s(self) -> float:
-        """From when the newest drawn bars were known until they were drawn, where that is worst."""
         return max((pump.behind_s for pump in self._pumps), default=0.0)
 
     def widget(self) -> Any:
-        """The timeline as an anywidget."""
         import anywidget  # noqa: PLC0415 - only notebooks need it
 
         class NotebookTimeline(anywidget.AnyWidget):  # type: ignore[misc]
@@ -211,7 +209,6 @@ class Timeline:
         return view
 
     def panel(self) -> Any:
-        """The timeline as a Panel component, as wide as there is room."""
         view = _panel_class()(sizing_mode="stretch_width")
         pump = self._pump(
             lambda meta, columns: view._send_msg(  # noqa: SLF001 - Panel's documented way

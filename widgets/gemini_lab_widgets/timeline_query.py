@@ -38,7 +38,7 @@ class _QueryMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class TimelineQuery:
-    """What a viewer asks for.
+    """A window of the timeline that a viewer asks for.
 
     Attributes:
         number: By which the viewer knows the answer.
@@ -58,7 +58,7 @@ class TimelineQuery:
 
     @classmethod
     def read(cls, said: object, *, lanes: int) -> Self | None:
-        """What was asked, `None` where it makes no sense.
+        """Return what was asked; `None` if it makes no sense.
 
         Args:
             said: By a viewer, so it may be anything.

@@ -1,4 +1,4 @@
-"""What a visitor can choose: which run, beside which other one, and which moment of it.
+"""Controls for visitors: the run, the run beside it, and the moment that is shown.
 
 A choice concerns this visitor's page alone, and nothing of it reaches the run.
 """
@@ -64,7 +64,7 @@ class MomentParts:
         self._buttons = (self.before, self.after, self.newest)
 
     def reach(self, end_s: float, *, at_s: float | None) -> None:
-        """Let the slider reach to `end_s`, and stand at a moment, or there for `None`."""
+        """Set the slider's end, and its place: a moment, or the end for `None`."""
         end_s = max(end_s, 0.001)
         if self.slider.end != end_s:
             self.slider.update(end=end_s, step=end_s / STEPS)
@@ -78,7 +78,7 @@ class MomentParts:
         self.newest.disabled = at_s is None
 
     def in_row(self, *others: Any) -> Any:
-        """What a page shows: `others`, and then these.
+        """Return a row of `others`, and then these.
 
         Where there is no room for all, the slider takes the buttons with it to the next line.
         """
@@ -153,7 +153,7 @@ class Tools:
         self._is_ours = False
 
     def reach(self, end_s: float, failures: Sequence[float], *, at_s: float | None) -> None:
-        """Let the slider reach to `end_s`, with failures noticed at these seconds on the way.
+        """Set the slider's end, and the seconds at which failures were noticed.
 
         Args:
             end_s: Of the run so far.
@@ -183,7 +183,7 @@ class Tools:
             self._move(found)
 
     def _next(self, direction: int) -> float | None:
-        """The moment just after the next failure, or the one before."""
+        """Return the moment just after the next failure, or the one before."""
         moments = [at_s + AFTER_S for at_s in self._failures]
         now_s = self.slider.value
         if direction < 0:

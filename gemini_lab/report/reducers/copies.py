@@ -75,12 +75,10 @@ class Copies:
 
     @property
     def positions(self) -> int:
-        """Nodes that train."""
         return self._positions
 
     @property
     def per_node(self) -> int:
-        """Ranks on each of them."""
         return 1 if self._job is None else self._job.workers_per_node
 
     @property
@@ -91,7 +89,6 @@ class Copies:
     # -- what happens ----------------------------------------------------------------------------
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         event = entry.event
         match event:
             case RunStarted() if self._job is None:
@@ -125,7 +122,6 @@ class Copies:
         self._place(job.placement or _planned_placement(job))
 
     def _resize(self, nodes: int) -> None:
-        """There are so many nodes from here on."""
         self._positions = nodes
         ranks = 1 if self.is_simulated else nodes * self.per_node
         self.complete = [NONE] * ranks
@@ -159,7 +155,7 @@ class Copies:
             self.shard_bytes[rank] = whole(event.sent_bytes) // peers
 
     def _go_back(self, rank: int, version: int) -> None:
-        """A rank discards what it had after a version; in the tier it counts no more."""
+        """Discard what a rank had after a version; in the tier it counts no more."""
         self.complete[rank], self.next_version[rank] = version, version + 1
         self._whole_at_s = {v: at_s for v, at_s in self._whole_at_s.items() if v <= version}
         self.persistent = self.persistent if self.persistent <= version else NONE
@@ -189,12 +185,12 @@ class Copies:
     # -- answers ---------------------------------------------------------------------------------
 
     def all_copies(self) -> Iterator[tuple[int, int]]:
-        """Shard and position of every copy that there should be, in order of shard, owner first."""
+        """Return shard and position of every planned copy, by shard, the owner first."""
         holders = () if self.placement is None else self.placement.holders
         return ((s, holder) for s, kept in enumerate(holders) for holder in kept)
 
     def by_position(self) -> Versions:
-        """Newest whole version on each position, shape `(positions,)`; `NONE` where none is."""
+        """Return the newest whole version on each position, shape `(positions,)`, or `NONE`."""
         if self.is_simulated:
             versions = np.full(self.positions, self.complete[0], dtype=np.int64)
         else:
@@ -204,14 +200,14 @@ class Copies:
         return versions
 
     def holders(self) -> Versions:
-        """Positions that keep each shard, shape `(shards, most copies)`; `NONE` fills up."""
+        """Return the positions that keep each shard, `(shards, most copies)`; `NONE` pads."""
         assert self.placement is not None
         most = max(map(len, self.placement.holders))
         rows = [[*kept, *[NONE] * (most - len(kept))] for kept in self.placement.holders]
         return np.array(rows, dtype=np.int64)
 
     def whole(self) -> dict[int, Whole]:
-        """For each of the newest versions which copies are whole, shape as `holders`."""
+        """Return which copies of each of the newest versions are whole, shape as `holders`."""
         if self.placement is None or not self.positions:
             return {}
         holders, versions = self.holders(), self.by_position()
@@ -223,12 +219,12 @@ class Copies:
         return {v: there & (versions[holders] >= v) for v in candidates}
 
     def newest(self) -> int | None:
-        """The newest version of which memory has every shard whole."""
+        """Return the newest version of which memory has every shard whole."""
         whole_ones = (v for v, copies in self.whole().items() if copies.any(axis=1).all())
         return max(whole_ones, default=None)
 
     def whole_at_s(self, version: int | None) -> float | None:
-        """When the last rank to complete `version` did so, if that is known."""
+        """Return when the last rank completed `version`, if that is known."""
         return None if version is None else self._whole_at_s.get(version)
 
     def survivable(self) -> tuple[int, int | None] | None:

@@ -79,7 +79,6 @@ class Course:
         self.code_changes: deque[CodeSeen] = deque(maxlen=MOST_CHANGES)
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         event = entry.event
         match event:
             case Iteration():  # the most frequent one first
@@ -126,7 +125,6 @@ class Course:
             self.phase, self.detail = "finished", ""
 
     def _follow(self, entry: Entry) -> None:
-        """Know the phase of a run that goes on."""
         match entry.event:
             case LabStarted() | RunStarted():
                 self.phase = "starting"
@@ -149,12 +147,10 @@ class Course:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the simulator wrote the log."""
         return self.job is not None and self.job.simulated is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the run finished or failed."""
         return self.ended_at_s is not None
 
     @property

@@ -98,7 +98,6 @@ class Busy:
             self.keep(self.told[-(len(self.told) // 2) :])
 
     def near(self, from_s: float, to_s: float) -> list[Interval]:
-        """All that touch a time."""
         return [
             interval
             for told in self.told
@@ -113,7 +112,6 @@ class Busy:
             self.keep(kept)
 
     def keep(self, told: list[CallTimes]) -> None:
-        """Remember these alone."""
         self.told = told
         self.count = sum(len(each.starts_us) for each in told)
 

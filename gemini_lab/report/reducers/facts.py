@@ -53,7 +53,6 @@ class Arrivals:
         self._ordered_s: deque[float] = deque(maxlen=MOST_KEPT)
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case LabStarted(names=names):
                 self._known.update(names[:MOST_KEPT])
@@ -100,7 +99,6 @@ class Sizes:
         self.waits_for = ""
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case Resized() as said:
                 whole(said.nodes)
@@ -129,7 +127,6 @@ class Rewinds:
         self._newest = (-1, -1)  # epoch, and how many there were in it
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case Rewound() as said if (whole(said.epoch), whole(said.rewinds)) > self._newest:
                 self._newest = (said.epoch, said.rewinds)
@@ -151,7 +148,6 @@ class CopiesPlaced:
         self.short = ""
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case ReplicasPlaced() as said:
                 self.found.append(said)
@@ -174,7 +170,6 @@ class Finite:
         self.found: list[NotFinite] = []
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case LossNotFinite(iteration=iteration) as noticed:
                 whole(iteration)
@@ -186,7 +181,6 @@ class Finite:
 
     @property
     def under_way(self) -> NotFinite | None:
-        """The nodes or ranks whose event has not ended yet."""
         return self.found[-1] if self.found and self.found[-1].ended is None else None
 
 
@@ -210,7 +204,6 @@ class VerifiedSums:
         self._last: tuple[int, int, str] = (-1, -1, "")
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case SumsVerified() as said:
                 self.count += 1
@@ -251,7 +244,6 @@ class Persistent:
         self.failures: deque[str] = deque(maxlen=MOST_KEPT)
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case PersistFinished() as done:
                 version, size_bytes = whole(done.version), whole(done.size_bytes)
@@ -280,7 +272,6 @@ class Sums:
         self.versions = array("q")
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case VersionComplete() as done:
                 version, sent_bytes = whole(done.version), whole(done.sent_bytes)
@@ -297,7 +288,6 @@ class Sums:
 
     @property
     def recovery_bytes(self) -> int:
-        """Shards that came from a peer in recoveries."""
         return self.restored_bytes["peer"]
 
 
@@ -308,7 +298,6 @@ class Plans:
         self._told: list[TrafficPlan] = []
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case Profiled() as plan:
                 self._told.append(
@@ -321,5 +310,4 @@ class Plans:
                 )
 
     def told(self) -> tuple[TrafficPlan, ...]:
-        """In order of time."""
         return tuple(sorted(self._told, key=lambda plan: plan.at_s))

@@ -34,7 +34,6 @@ class CountedIterations:
         self._plans: list[tuple[int, int]] = []  # epoch and version, in order of epochs
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case events.RecoveryPlanned() as plan:
                 insort(self._plans, (whole(plan.epoch), whole(plan.version or 0)))
@@ -54,7 +53,7 @@ class CountedIterations:
                 self._numbers.append(number)
 
     def _take_back(self, rank: int, version: int) -> None:
-        """A rank went back: what it did beyond a version does not count."""
+        """Discard what a rank did beyond a version that it went back to."""
         place = bisect_right(self._numbers, version)
         for number in self._numbers[place:]:
             self._kept[number].pop(rank, None)
@@ -63,7 +62,7 @@ class CountedIterations:
         self._numbers[place:] = [number for number in self._numbers[place:] if number in self._kept]
 
     def _is_lost(self, number: int, epoch: int) -> bool:
-        """Whether a later epoch than `epoch` started from before `number`."""
+        """Return whether a later epoch than `epoch` started from before `number`."""
         for later, version in reversed(self._plans):
             if later <= epoch:
                 return False
@@ -97,7 +96,7 @@ class CountedIterations:
         )
 
     def counted(self) -> tuple[Iteration, ...]:
-        """In order of number, then rank."""
+        """Return those that count, in order of number, then rank."""
         return tuple(
             ranks[rank][2]
             for ranks in map(self._kept.__getitem__, self._numbers)
@@ -124,7 +123,6 @@ class Divergences:
         self._repeats = Repeats(newest=None) if ranks else None
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case IterationBegun() | events.Iteration() as done:  # the most frequent ones first
                 self._compare(done)
@@ -168,6 +166,6 @@ class Divergences:
         return tuple(sorted(found, key=lambda one: (one.iteration, one.rank)))
 
     def compared(self, epochs: Collection[int]) -> int:
-        """How many iterations of ranks could be compared after these starts."""
+        """Return how many iterations of ranks could be compared after these starts."""
         counted = {} if self._repeats is None else self._repeats.compared
         return sum(counted.get(epoch, 0) for epoch in epochs)

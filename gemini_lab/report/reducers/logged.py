@@ -101,7 +101,6 @@ class _Column:
         self._digest.append(digest)
 
     def told(self, until: int) -> LoggedValues:
-        """All rows up to an iteration."""
         newest = [number for number in sorted(self.open) if number <= until]
         sums = [_summed(self.open[number]) for number in newest]
         means, counts, digests = zip(*sums, strict=True) if sums else ((), (), ())
@@ -114,7 +113,6 @@ class _Column:
 
 
 def _summed(row: Mapping[int, tuple[int, bool, float]]) -> tuple[float, int, int]:
-    """Mean, count and digest of what the ranks said of an iteration."""
     told = sorted((rank, value) for rank, (_, _, value) in row.items())
     said = b"".join(pack("<qd", rank, value) for rank, value in told)
     try:
@@ -141,7 +139,6 @@ class Logged:
         self._plans: list[tuple[int, int]] = []  # epoch and version, in order of epochs
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case events.RecoveryPlanned() as plan:
                 epoch, version = whole(plan.epoch), whole(plan.version or 0)
@@ -156,7 +153,7 @@ class Logged:
                     self._add(done)
 
     def _is_lost(self, done: events.Iteration) -> bool:
-        """Whether a later epoch than its own started from before it."""
+        """Return whether a later epoch than its own started from before it."""
         for epoch, version in reversed(self._plans):
             if epoch <= done.epoch:
                 return False
@@ -186,7 +183,6 @@ class Logged:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of logged values, the loss first, then in order of appearance."""
         return tuple(sorted(self._columns, key=lambda name: name != "loss"))
 
     def told(self, name: str, *, until: int) -> LoggedValues:

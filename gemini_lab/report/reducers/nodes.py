@@ -69,7 +69,6 @@ class Nodes:
         self._epoch = 0
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         event = entry.event
         match event:
             case Iteration() | Protected():  # the most frequent one first
@@ -92,7 +91,6 @@ class Nodes:
                 self._follow(entry)
 
     def _follow(self, entry: Entry) -> None:
-        """Know whom a failure took, and who came in their place."""
         event = entry.event
         match event:
             case Injected(failure="node_loss") if entry.node != LAB:
@@ -111,7 +109,7 @@ class Nodes:
                 self.failed.clear()
 
     def _leave(self, told: NodeLeaving | DrainWaiting | NodeDrained) -> None:
-        """A machine is to go: its ranks are to move, wait, stay after all, or have moved."""
+        """Note that a machine is to go, or that its ranks wait, stay after all, or have moved."""
         name = told.name
         if len(self.leaving) + len(self.drained) >= MOST:
             return
@@ -187,16 +185,14 @@ class Nodes:
     # -- answers ---------------------------------------------------------------------------------
 
     def node_of(self, rank: int) -> str | None:
-        """The node on which a rank runs; `None` while the log has not told."""
+        """Return the node on which a rank runs; `None` while the log has not told."""
         return self._seats.get(rank) or None
 
     @property
     def names(self) -> Collection[str]:
-        """All nodes there have been."""
         return self._names.keys()
 
     @property
     def standbys(self) -> list[str]:
-        """Nodes that have no position, were not lost, and neither are to go nor have gone."""
         away = {*self.members, *self.lost, *self.leaving, *self.drained, *self.left}
         return [name for name in self._names if name not in away]

@@ -41,7 +41,6 @@ class IterationPace:
         self._first: dict[int, int] = {}  # first iteration of each epoch
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case Iteration(restored=False) as done:
                 self._ended(entry.at_s, done)
@@ -77,7 +76,7 @@ class IterationPace:
         self._first[epoch] = min(number, self._first.get(epoch, number))
 
     def _sent(self, at_s: float, version: VersionComplete) -> None:
-        """A version is whole on one rank; it was sent during the next iteration."""
+        """Note that a version is whole on a rank; it was sent during the next iteration."""
         epoch, number = whole(version.epoch), whole(version.version)
         duration_s = seconds(version.duration_s)
         if version.whole_s is None:  # said by an older version of this package, or simulated
@@ -110,18 +109,18 @@ class IterationPace:
         return when
 
     def spans(self) -> tuple[Floats, Floats, Floats]:
-        """When each iteration began and ended on the slowest rank, and its wait; shape `(n,)`."""
+        """Return each iteration's begin, end and wait on its slowest rank; shape `(n,)`."""
         ended_s, durations_s = np.array(self._ended_s), np.array(self._duration_s)
         done = durations_s > 0
         ended_s, durations_s = ended_s[done], durations_s[done]
         return ended_s - durations_s, ended_s, np.array(self._waited_s)[done]
 
     def numbers(self) -> npt.NDArray[np.int64]:
-        """The number of each iteration that `spans` tells of, in the same order."""
+        """Return the number of each iteration in `spans`, in the same order."""
         return np.array(self._number)[np.array(self._duration_s) > 0]
 
     def checkpoint_times_s(self) -> Floats:
-        """How long each version took to be whole on each rank, since all ranks had made it."""
+        """Return how long each version took to be whole on a rank, once all had made it."""
         row, times_s = np.array(self._whole_row), np.array(self._whole_s)
         ended_s = np.array(self._ended_s)
         if not row.size or not ended_s.size:
@@ -132,7 +131,7 @@ class IterationPace:
         return times_s[~is_moment | (made_s > 0)]  # of version 0 nobody says when it was made
 
     def checkpoint_median_s(self) -> float | None:
-        """t_ckpt: median time until a version was whole on a rank, since all ranks had made it."""
+        """Return the median of `checkpoint_times_s`, t_ckpt."""
         times_s = self.checkpoint_times_s()
         return float(np.median(times_s)) if times_s.size else None
 
@@ -153,7 +152,7 @@ class IterationPace:
         return float(np.median(between_s if between_s.size else durations_s)) * every
 
     def _between_ends(self) -> Floats:
-        """From each iteration's end on its slowest rank to that of the next one of its epoch."""
+        """Return the times between iterations' ends, each on its slowest rank."""
         number, epoch = np.array(self._number), np.array(self._epoch)
         ended_s = np.array(self._ended_s)
         order = np.lexsort((number, epoch))
@@ -163,7 +162,7 @@ class IterationPace:
         return between_s
 
     def kinds(self) -> dict[Kind, tuple[npt.NDArray[np.int64], Floats, Floats]]:
-        """Numbers, durations and waiting times of iterations by kind, all of shape `(n,)`."""
+        """Return numbers, durations and waits of iterations by kind, each of shape `(n,)`."""
         number, epoch = np.array(self._number), np.array(self._epoch)
         durations_s, waited_s = np.array(self._duration_s), np.array(self._waited_s)
         done = durations_s > 0

@@ -49,7 +49,6 @@ class Reached:
         self._epochs: list[int] = []  # in order
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         event = entry.event
         match event:
             case RunStarted() if not self._ranks:
@@ -98,17 +97,17 @@ class Reached:
     # -- answers ---------------------------------------------------------------------------------
 
     def now(self) -> list[int]:
-        """The newest iteration of each rank, in order, after the newest start."""
+        """Return the newest iteration of each rank, in order, after the newest start."""
         newest = self._tries[self._epochs[-1]] if self._epochs else _Try(self._ranks)
         ranks = range(newest.ranks or len(newest.newest))
         return [newest.newest.get(rank, newest.base) for rank in ranks]
 
     def done(self) -> int:
-        """The newest iteration that every rank has finished."""
+        """Return the newest iteration that every rank has finished."""
         return min(self.now(), default=0)
 
     def between(self, first: int, end: int | None) -> Furthest:
-        """How far the tries from epoch `first` to before `end` came; `None` for no end."""
+        """Return how far the tries from epoch `first` to before `end` came; `None` for no end."""
         since = bisect_left(self._epochs, first)
         until = None if end is None else bisect_left(self._epochs, end)
         tries = [self._furthest(self._tries[epoch]) for epoch in self._epochs[since:until]]

@@ -74,7 +74,6 @@ class Marks:
         self._rewound = (-1, -1)  # epoch and number of the newest rewind: every rank says it
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         at_s, node, event = entry.at_s, entry.node, entry.event
         match event:
             case Injected():
@@ -153,7 +152,6 @@ class _RecoveryEvents:
 
     @property
     def plan(self) -> events.RecoveryPlanned | None:
-        """The one of the newest epoch."""
         return self.plans[max(self.plans)] if self.plans else None
 
 
@@ -196,7 +194,6 @@ class RecoveryReducer:
         self._dropped: tuple[int, int, float] = (0, 0, float("-inf"))  # number, epoch, resumed
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         event = entry.event
         match event:
             case events.Injected():
@@ -232,14 +229,13 @@ class RecoveryReducer:
             shards[event.shard] = seconds(entry.at_s), _receipt(event)
 
     def _refuse(self, event: events.ResizeRefused) -> None:
-        """The script refuses a size in the recovery under way."""
         whole(event.nodes)
         newest = self._under_way()
         if newest is not None and len(newest.refused) < MOST_STEPS:
             newest.refused.append(event)
 
     def _lose(self, name: str, at_s: float) -> None:
-        """A node goes in the recovery under way, such as a standby that has just got ranks."""
+        """Note a node that is lost in the recovery under way, such as a new member."""
         newest = self._under_way()
         if newest is None or not self._seated.had_ranks(name, at_s):
             return
@@ -247,13 +243,12 @@ class RecoveryReducer:
             newest.lost[name] = None
 
     def _make_ready(self, name: str, at_s: float, import_s: float) -> None:
-        """A node can fork workers from now on; the recovery under way may wait for that."""
+        """Note that a node can fork workers; the recovery under way may wait for that."""
         newest = self._under_way()
         if newest is not None and len(newest.ready) < MOST_STEPS:
             newest.ready[name] = at_s, import_s
 
     def _under_way(self) -> _RecoveryEvents | None:
-        """The newest recovery, if it is not over."""
         newest = self._told.get(max(self._told, default=0))
         return None if newest is None or newest.resumed_at_s is not None else newest
 
@@ -281,7 +276,7 @@ class RecoveryReducer:
                     told.rejected.append(_rejection(event))
 
     def _recovery(self, number: int, at_s: float) -> _RecoveryEvents | None:
-        """The recovery with this number; `None` if it was dropped as too old."""
+        """Return the recovery with this number; `None` if it was dropped as too old."""
         found = self._told.get(number)
         if found is None:
             if number <= self._dropped[0]:
@@ -348,14 +343,14 @@ class RecoveryReducer:
         )
 
     def _receipts_of(self, told: _RecoveryEvents) -> tuple[Receipt, ...]:
-        """The newest one of each shard, in order of shards."""
+        """Return the newest receipt of each shard, in order of shards."""
         newest: dict[int, Receipt] = {}
         for epoch in sorted(told.plans):
             newest |= {shard: one for shard, (_, one) in self._receipts.get(epoch, {}).items()}
         return tuple(newest[shard] for shard in sorted(newest))
 
     def _caused(self, recovery: Recovery, *, after_s: float) -> Recovery:
-        """The recovery with what caused it, and the detection as a first step."""
+        """Return the recovery with its causes, and the detection as a first step."""
         until_s = recovery.resumed_at_s or float("inf")
         noticed_s = recovery.failed_at_s
         # What was asked for has no cause before it.
@@ -377,7 +372,7 @@ class RecoveryReducer:
 
 
 def _importing(told: _RecoveryEvents) -> tuple[Importing, ...]:
-    """The nodes that the newest restart waited for until they could fork workers."""
+    """Return the nodes that the newest restart waited for until they could fork workers."""
     start = next((step for step in reversed(told.steps) if step.name == "start"), None)
     if told.plan is None or start is None:
         return ()

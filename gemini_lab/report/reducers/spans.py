@@ -26,7 +26,6 @@ class Seated:
         self._plans: list[tuple[float, bytes]] = []
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         event = entry.event
         if not isinstance(event, RecoveryPlanned) or len(self._plans) >= MOST_KEPT:
             return
@@ -38,7 +37,7 @@ class Seated:
         insort(self._plans, (at_s, self._sets.setdefault(packed, packed)))
 
     def had_ranks(self, node: str, at_s: float) -> bool:
-        """Whether a node had ranks then; every node may have, before the first plan."""
+        """Return whether a node had ranks then; before the first plan every node may have."""
         before = bisect_right(self._plans, at_s, key=lambda plan: plan[0])
         if before == 0:
             return True
@@ -102,7 +101,6 @@ class Spans:
         self._waits: list[tuple[int, float, float]] = []  # recovery, from when, until when
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         match entry.event:
             case events.Injected(failure=kind) if kind in STRIKES:
                 _keep(self._strikes, (seconds(entry.at_s), entry.node))
@@ -142,7 +140,7 @@ class Spans:
     # -- answers ---------------------------------------------------------------------------------
 
     def outages(self) -> tuple[Downtime, ...]:
-        """All but the start, in order; a failure's strike is the first since the one before."""
+        """Return all but the start; a failure's strike is the first since the one before."""
         found = []
         strikes = sorted(at_s for at_s, node in self._strikes if self._seated.had_ranks(node, at_s))
         after_s = -NEVER
@@ -164,7 +162,7 @@ class Spans:
         return tuple(found)
 
     def waits(self) -> Sequence[Interval]:
-        """When a recovery waited: for machines, or for versions that may come back."""
+        """Return when a recovery waited: for machines, or for versions that may come back."""
         return [(start_s, end_s) for _, start_s, end_s in self._waits]
 
 

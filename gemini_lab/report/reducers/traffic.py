@@ -130,11 +130,10 @@ class TrafficBars:
 
     @property
     def open_bytes(self) -> float:
-        """Sent, but not judged yet."""
         return sum(sending.size_bytes for rank in self.ranks.values() for sending in rank.open)
 
     def sit(self, number: int, node: str) -> Rank:
-        """The rank, on the node that speaks for it."""
+        """Return the rank; its lane is now that of the node that speaks for it."""
         lane = self.lane(node)
         rank = self.ranks.get(number)
         if rank is None:
@@ -144,25 +143,21 @@ class TrafficBars:
         return rank
 
     def lane(self, node: str) -> int:
-        """The lane of a node, a new one for a new node."""
         lane = _number(node, self._lane_of, self.lanes)
         if lane == len(self.costs_s):
             self.costs_s.append(0.0)
         return lane
 
     def name(self, name: str) -> int:
-        """The number of a collective's name, a new one for a new name."""
         return _number(name, self._name_of, self.names)
 
     def judge_by_collectives(self) -> None:
-        """Note that the log tells collectives."""
         if self.basis == "waits":
             self.basis = "collectives"
             self._changes += 1
 
     @property
     def marks(self) -> list[TimelineMark]:
-        """Failures and recoveries."""
         return self._failures.marks
 
     @property
@@ -181,12 +176,10 @@ class TrafficBars:
         return self.nodes.comings
 
     def _settle(self, rows: Rows) -> None:
-        """Put bars into the pyramid."""
         if self.pyramid is not None:
             self.pyramid.append(rows)
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
         at_s, event = seconds(entry.at_s), entry.event
         if self.origin_s is None:
             self.origin_s = at_s
@@ -207,7 +200,6 @@ class TrafficBars:
             self.newest_s = at_s
 
     def _follow(self, entry: Entry) -> None:
-        """Take in what is not told in every iteration."""
         at_s, event = entry.at_s, entry.event
         match event:
             case ShardRestored(tier="peer"):
@@ -411,7 +403,7 @@ def _end_of(event: Collectives) -> float:
 
 
 def _number(text: str, numbers: dict[str, int], texts: list[str]) -> int:
-    """The place of `text` in `texts`, where it is added if it is new."""
+    """Return the place of `text` in `texts`; it is added if it is new."""
     number = numbers.get(text)
     if number is None:
         if len(texts) >= MAX_NAMES:

@@ -102,7 +102,6 @@ class WastedRow:
 
     @property
     def total_s(self) -> float:
-        """All parts together."""
         return sum(seconds for _, seconds in self.parts)
 
 
@@ -223,7 +222,7 @@ def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Reco
 
 
 def _unique(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The rows with labels that differ: a table's axis has one line for each."""
+    """Return the rows with labels that differ: a table's axis has one line for each."""
     seen: dict[str, int] = {}
     result = []
     for row in rows:

@@ -47,7 +47,6 @@ class CopyRow:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the owner's own copy (else a peer keeps it)."""
         return self.shard == self.position
 
 
@@ -125,7 +124,6 @@ class ReplicaTable:
 
     @property
     def racks(self) -> frozenset[str]:
-        """The racks that the log names."""
         return frozenset(node.rack for node in self.nodes if node.rack)
 
     @property
@@ -159,7 +157,6 @@ class MemoryRow:
 
     @property
     def taken_bytes(self) -> int:
-        """All buffers together."""
         return self.own_bytes + self.peers_bytes + self.writing_bytes + self.free_bytes
 
 
@@ -262,7 +259,7 @@ def _state(copies: Copies, nodes: Nodes, shard: int, position: int, version: int
 
 
 def _newer(run: RunReducer) -> list[bool]:
-    """Whether a newer version is on its way into each position's second buffers."""
+    """Return whether a newer version is being written on each position."""
     copies = run.copies
     if run.course.phase != "training":
         return [False] * copies.positions
@@ -323,7 +320,7 @@ def _if_lost(
 
 
 def _sole_holders(copies: Whole, holders: Versions) -> Versions:
-    """The only position with a whole copy of each shard; -1 with more of them, -2 with none."""
+    """Return the only position with a whole copy of each shard; -1: there are more, -2: none."""
     count = copies.sum(axis=1)
     only = holders[np.arange(len(holders)), copies.argmax(axis=1)]
     return np.where(count == 1, only, np.where(count == 0, NONE - 1, NONE))
@@ -374,7 +371,7 @@ def memory(run: RunReducer) -> MemoryTable:
 
 
 def _memory_rows(run: RunReducer) -> tuple[MemoryRow, ...]:
-    """Memory by position; empty until the sizes of shards are known."""
+    """Return memory by position; nothing until the sizes of shards are known."""
     copies, nodes = run.copies, run.nodes
     if copies.placement is None or not all(copies.shard_bytes):
         return ()
@@ -402,7 +399,6 @@ def _memory_rows(run: RunReducer) -> tuple[MemoryRow, ...]:
 
 
 def _sizes(copies: Copies) -> list[int]:
-    """Bytes of each position's shard."""
     if copies.is_simulated:
         return copies.shard_bytes * copies.positions
     per_node = copies.per_node

@@ -62,11 +62,9 @@ class SpentTable:
     wall_s: float
 
     def seconds(self, *parts: Part) -> float:
-        """Of some parts together."""
         return sum(row.seconds for row in self.rows if row.part in parts)
 
     def share(self, *parts: Part) -> float:
-        """Of the wall time, from 0 to 1."""
         return self.seconds(*parts) / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
@@ -146,7 +144,7 @@ def spent_within(run: RunReducer, start_s: float, end_s: float) -> SpentTable:
 
 
 def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDArray[np.float64]]:
-    """When each part claims to have been, shape `(n, 2)` each, later ones over earlier ones."""
+    """Return the spans that each part claims, shape `(n, 2)`, later parts over earlier ones."""
     outages = run.spans.outages()
     starts_s, ends_s, waited_s = run.pace.spans()
     began_s = float(starts_s.min(initial=end_s))  # in whichever try

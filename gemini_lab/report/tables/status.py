@@ -163,7 +163,6 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
 
 
 def _went_back(run: RunReducer) -> Iterable[str]:
-    """The newest of the times that training went back to a version in memory."""
     if run.rewinds.found:
         times = f" ({run.rewinds.total} times by now)" if run.rewinds.total > 1 else ""
         newest = run.rewinds.found[-1]
@@ -171,7 +170,6 @@ def _went_back(run: RunReducer) -> Iterable[str]:
 
 
 def _sizes(run: RunReducer) -> Iterable[str]:
-    """Since when the run has another number of nodes, and why it is not the one it is to have."""
     if run.sizes.found:
         yield f"{run.sizes.found[-1]}"
     if run.sizes.waits_for:
@@ -179,7 +177,6 @@ def _sizes(run: RunReducer) -> Iterable[str]:
 
 
 def _copies_placed(run: RunReducer) -> Iterable[str]:
-    """Why copies were placed anew last, and what is missing for more."""
     if run.copies_placed.found:
         yield f"{run.copies_placed.found[-1]}"
     if run.copies_placed.short:

@@ -70,7 +70,7 @@ class Board:
         above: float = 6.0,
         below: float = 26.0,
     ) -> Axes:
-        """A panel of `height`, with room above and below it for its title and ticks."""
+        """Add a panel of `height`, with room above and below it for its title and ticks."""
         panel = self.figure.add_axes((0.0, 0.0, 1.0, 1.0), label=f"panel {len(self._panels)}")
         top = self.y + above
         self._panels.append((panel, left, right, top, height))
@@ -78,7 +78,7 @@ class Board:
         return panel
 
     def plane(self, height: float, *, above: float = 6.0) -> Axes:
-        """A panel over the whole width, in pixels from its top left, without axes."""
+        """Add a panel over the whole width, in pixels from its top left, without axes."""
         panel = self.axes(height, left=0, right=WIDTH, above=above, below=0)
         panel.set(xlim=(0, WIDTH), ylim=(height, 0))
         panel.axis("off")
@@ -94,7 +94,7 @@ class Board:
         colour: str = LIGHT.ink,
         bold: bool = False,
     ) -> None:
-        """A line of text whose base line is `y` below the current place."""
+        """Write a line whose base line is `y` below the current place."""
         self.figure.text(
             x,
             self.y + y,
@@ -106,7 +106,7 @@ class Board:
         )
 
     def notes(self, lines: Iterable[str], *, colour: str = LIGHT.dim, size: float = SMALL) -> None:
-        """Remarks, each wrapped over the whole width."""
+        """Write remarks, each wrapped over the whole width."""
         most = int((WIDTH - 2 * MARGIN) / (CHARACTER * size))
         for line in lines:
             text = textwrap.shorten(clean(line), LONGEST, placeholder="…")
@@ -115,7 +115,7 @@ class Board:
                 self.y += LINE
 
     def legend(self, entries: Sequence[tuple[str | Artist, str]], *, left: float = MARGIN) -> None:
-        """Colours or marks and what they mean, in as many columns as there is room for."""
+        """Add what colours or marks mean, in as many columns as there is room for."""
         if not entries:
             return
         meanings = [clean(meaning) for _, meaning in entries]
@@ -152,7 +152,7 @@ class Board:
         self._tips[name] = text
 
     def picture(self, *, tables: Sequence[Table], plain: str, **more: Any) -> Picture:
-        """What is on the board now."""
+        """Return the picture of all that is on the board."""
         height = self.y + 8
         self.figure.set_size_inches(WIDTH / DPI, height / DPI)
         self._below_top.translate(0, height / DPI)

@@ -1,4 +1,4 @@
-"""What IPython is told: which values have pictures, by the names of their types."""
+"""The values that IPython shows as pictures, by the names of their types."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -7,7 +7,7 @@ from gemini_lab_widgets.pictures import DRAWN, view
 
 
 def register(shell: Any, *, library: str = "matplotlib") -> None:
-    """Have cells that end in a value show its picture; nothing is imported before one does.
+    """Show the picture of a value in cells that end in it; nothing is imported before one does.
 
     Where the drawing library is missing there are no pictures, and values stay lines of text.
     """

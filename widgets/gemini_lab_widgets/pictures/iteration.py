@@ -85,7 +85,7 @@ def pixel_s(panel: Axes) -> float:
 
 
 def _busy(board: Board, panel: Axes, collectives: Sequence[Collective], row: int) -> None:
-    """Each collective as a bar that can be seen, however short it is."""
+    """Draw each collective as a bar that can be seen, however short it is."""
     bars = panel.barh(
         [row] * len(collectives),
         [max(c.duration_s, pixel_s(panel)) for c in collectives],
@@ -102,7 +102,7 @@ def _busy(board: Board, panel: Axes, collectives: Sequence[Collective], row: int
 
 
 def _idle(board: Board, panel: Axes, profile: Profile, row: int) -> None:
-    """Idle spans with their lengths; hollow where no checkpoint uses them."""
+    """Draw idle spans with their lengths; one that no checkpoint uses is hollow."""
     for number, span in enumerate(profile.idle_spans):
         hollow = not span.before_update
         bar = panel.barh(

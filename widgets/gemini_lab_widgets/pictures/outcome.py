@@ -41,7 +41,7 @@ def draw(outcome: Outcome) -> Picture:
 
 
 def _bar(board: Board, name: str, parts: Sequence[tuple[str, str, float]], *, said: str) -> None:
-    """Parts laid end to end over the whole width, and what they are."""
+    """Draw parts end to end over the whole width, and name them."""
     whole = sum(value for _, _, value in parts) or 1.0
     panel = board.axes(28, left=LEFT, right=RIGHT, above=10, below=10)
     rows(panel, [name], width=LEFT - 20)
@@ -66,7 +66,7 @@ def _bar(board: Board, name: str, parts: Sequence[tuple[str, str, float]], *, sa
 
 
 def _waste(outcome: Outcome) -> Iterator[tuple[str, str, float]]:
-    """Colour, cause and seconds of what did not count, the largest first."""
+    """Give colour, cause and seconds of each waste, the largest first."""
     causes = {"lost": outcome.lost_s, **outcome.down_s, "checkpoints": outcome.overhead_s}
     for cause, seconds in sorted(causes.items(), key=lambda pair: -pair[1]):
         if seconds > 1e-9 * outcome.wall_s:
@@ -83,7 +83,6 @@ def _table(outcome: Outcome) -> Table:
 
 
 def _span(seconds: float) -> str:
-    """A time from seconds to days."""
     for unit_s, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= unit_s:
             return f"{seconds / unit_s:.3g} {unit}"

@@ -47,7 +47,7 @@ class Theme:
     kinds: Mapping[str, str]
 
     def of(self, colour: str) -> str:
-        """What it has for an area by its name, or for a kind of thing by its colour in light."""
+        """Return an area's colour by its name, or a kind's by its colour on a light page."""
         return self.kinds.get(colour) or str(getattr(self, colour))
 
     @property

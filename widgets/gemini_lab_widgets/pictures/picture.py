@@ -1,4 +1,4 @@
-"""What is shown of a value: a drawing as SVG for light and dark pages, and its numbers."""
+"""A value as it is shown: a drawing as SVG for light and dark pages, and its numbers."""
 
 import functools
 import io
@@ -147,7 +147,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """What a notebook shows of a value.
+    """A value as a notebook shows it.
 
     Attributes:
         figure: The drawing.
@@ -170,7 +170,7 @@ class Picture:
     tips: Mapping[str, str] = field(default_factory=dict)
 
     def svg(self) -> str:
-        """The drawing alone; the same bytes for the same value."""
+        """Return the drawing alone; the same bytes for the same value."""
         return self._svg
 
     @functools.cached_property
@@ -180,13 +180,12 @@ class Picture:
             return _themed(file.getvalue(), self)
 
     def png(self, *, dpi: int = 140) -> bytes:
-        """The drawing in its light colours as the bytes of a PNG file."""
         with styled(), io.BytesIO() as file:
             self.figure.savefig(file, format="png", dpi=dpi, metadata={"Title": self.title})
             return file.getvalue()
 
     def html(self, *, is_open: bool = False) -> str:
-        """The drawing, remarks, and its numbers folded below, or not."""
+        """Return the drawing, remarks, and the numbers folded below, or not."""
         details = Element("details", {"open": ""} if is_open else {})
         SubElement(details, "summary").text = self.summary
         for table in self.tables:
@@ -204,7 +203,6 @@ class Picture:
         return f'<div class="gl-drawing {NO_FORMULAS}">{drawn}{below}</div>'
 
     def bundle(self) -> dict[str, str]:
-        """All forms by their MIME types."""
         return {
             "text/html": self.html(),
             "image/svg+xml": self.svg(),
@@ -216,7 +214,7 @@ class Picture:
 
 
 def _remark(item: Element, note: str) -> None:
-    """A remark, with what stands between backticks as code."""
+    """Fill a remark; text between backticks becomes code."""
     item.text, *rest = re.split("`([^`]+)`", note)
     for code, after in zip(rest[::2], rest[1::2], strict=True):
         element = SubElement(item, "code")
@@ -268,7 +266,7 @@ def _themed(svg: str, picture: Picture) -> str:
 def _parts(
     element: Element, names: Mapping[str, str], tips: Mapping[str, str]
 ) -> Iterator[Element]:
-    """What is left of an element: itself, or what it holds where it said nothing."""
+    """Give an element as we write it, or its children if it has no attributes."""
     tag = element.tag.rpartition("}")[2]
     if tag in {"metadata", "style"}:
         return
@@ -292,7 +290,7 @@ def _parts(
 
 
 def _attribute(name: str, value: str, names: Mapping[str, str]) -> str:
-    """An attribute as we write it; nothing where it can be left out."""
+    """Return an attribute as we write it; nothing if it can be left out."""
     if name == "id":
         return names.get(value, "")
     if name == "href":

@@ -77,7 +77,7 @@ def draw_recovery(recovery: Recovery) -> Picture:
 
 
 def _steps(board: Board, steps: Sequence[Step]) -> None:
-    """One row a step, on the recovery's own clock."""
+    """Draw one row a step, on the recovery's own clock."""
     begin_s = min(step.start_s for step in steps)
     whole_s = max(step.end_s for step in steps) - begin_s
     panel = board.axes(27 * len(steps), left=130, right=WIDTH - 110)
@@ -145,7 +145,7 @@ def _outcome(recovery: Recovery) -> str:
 
 
 def _row(board: Board, plane: Axes, source: Source, member: str | None, y: float) -> None:
-    """Where the shard is, an arrow, and the node that loads it."""
+    """Draw where the shard is, an arrow, and the node that loads it."""
     colour, meaning = palette.TIERS[source.tier], MEANINGS[source.tier]
     holder = source.holder if source.holder is not None else meaning.partition(":")[0]
     stays = source.tier == "local" and source.holder == member
@@ -196,7 +196,6 @@ def _box(
     inset: float = 14,
     is_dashed: bool = False,
 ) -> FancyBboxPatch:
-    """A machine, by its name."""
     box = FancyBboxPatch(
         (x + 5, y + 7),
         200,
@@ -274,7 +273,6 @@ def _colour(step: str) -> str:
 
 
 def _beside(panel: Axes, row: int, text: str) -> None:
-    """What a row comes to, on its right."""
     panel.annotate(
         text,
         (1, row),

@@ -41,7 +41,7 @@ def draw(report: RunReport) -> Picture:
 
 
 def _progress(board: Board, report: RunReport) -> None:
-    """Rank 0's losses, or its iterations where it logged none, and what broke meanwhile."""
+    """Draw rank 0's losses, or its iterations if it logged none, and the failures."""
     points, name = _line(report)
     panel = board.axes(150, left=70, right=WIDTH - 34, above=26)
     panel.set_title(name)
@@ -86,7 +86,7 @@ def _progress(board: Board, report: RunReport) -> None:
 
 
 def _line(report: RunReport) -> tuple[list[tuple[float, float]], str]:
-    """Seconds since the start and a value, and what the values are."""
+    """Return seconds since the start with a value each, and what the values are."""
     mine = [iteration for iteration in report.iterations if iteration.rank == 0]
     points = [(i.ended_at_s - report.started_at_s, i.loss) for i in mine if i.loss is not None]
     name = "loss of rank 0"
@@ -100,7 +100,7 @@ def _line(report: RunReport) -> tuple[list[tuple[float, float]], str]:
 def _pieces(
     points: Sequence[tuple[float, float]], cuts_s: Sequence[float]
 ) -> Iterator[Sequence[tuple[float, float]]]:
-    """The line, cut where training stopped."""
+    """Give the line in pieces, cut at the failures."""
     for low_s, high_s in itertools.pairwise([-math.inf, *cuts_s, math.inf]):
         if piece := [point for point in points if low_s <= point[0] < high_s]:
             yield piece

@@ -44,7 +44,7 @@ def draw(schedule: ChunkSchedule, *, profile: Profile | None = None) -> Picture:
 
 
 def _in_time(board: Board, schedule: ChunkSchedule, profile: Profile) -> None:
-    """The profile's line with chunks below it; the fullest span is drawn full."""
+    """Draw the profile's line with chunks below it; the fullest span is drawn full."""
     if profile.fingerprint != schedule.fingerprint:
         raise ConfigError(
             f"the schedule was planned with profile {schedule.fingerprint}, this one is "
@@ -75,7 +75,6 @@ def _in_time(board: Board, schedule: ChunkSchedule, profile: Profile) -> None:
 
 
 def _fullest_bytes_per_s(schedule: ChunkSchedule, profile: Profile) -> float:
-    """Bytes per second of the span that is filled most."""
     rates = [
         sum(chunk.size_bytes for chunk in schedule.in_span(number)) / span.duration_s
         for number, span in enumerate(profile.idle_spans)
@@ -85,7 +84,7 @@ def _fullest_bytes_per_s(schedule: ChunkSchedule, profile: Profile) -> float:
 
 
 def _in_columns(board: Board, schedule: ChunkSchedule) -> None:
-    """A column for each span that carries chunks, and one for what is left over."""
+    """Draw a column for each span that carries chunks, and one for what is left over."""
     columns: list[int | None] = [*_spans(schedule)]
     if schedule.leftover:
         columns.append(None)
@@ -108,7 +107,6 @@ def _in_columns(board: Board, schedule: ChunkSchedule) -> None:
 
 
 def _column(board: Board, panel: Axes, x: int, chunks: Sequence[Chunk]) -> None:
-    """A span's chunks, piled up."""
     blocks = list(_blocks(chunks, most=20))
     bottom = 0
     for size_bytes, colour, tip in blocks:
@@ -126,7 +124,7 @@ def _column(board: Board, panel: Axes, x: int, chunks: Sequence[Chunk]) -> None:
 
 
 def _blocks(chunks: Sequence[Chunk], *, most: int) -> Iterator[tuple[int, str, str]]:
-    """Bytes, colour and words of each chunk; of each replica's where there are too many."""
+    """Give bytes, colour and words of each chunk, or of each replica's if there are too many."""
     if len(chunks) <= most:
         for chunk in chunks:
             yield chunk.size_bytes, _colour(chunk), _tip(chunk)
@@ -148,7 +146,7 @@ def _replica_legend(board: Board, schedule: ChunkSchedule) -> None:
 
 
 def _delay(board: Board, schedule: ChunkSchedule) -> None:
-    """An iteration without and one with a version, to scale."""
+    """Draw an iteration without and one with a version, to scale."""
     panel = board.axes(56, above=14, below=8, right=WIDTH - 240)
     rows(panel, ["iteration", "with a version"])
     plain_s = min(schedule.iteration_s, schedule.predicted_iteration_s)
@@ -184,7 +182,6 @@ def _more(schedule: ChunkSchedule) -> str:
 
 
 def _spans(schedule: ChunkSchedule) -> list[int]:
-    """The spans that carry chunks."""
     return sorted({chunk.span for chunk in schedule.chunks if chunk.span is not None})
 
 

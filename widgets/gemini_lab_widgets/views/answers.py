@@ -12,14 +12,14 @@ RACKS_NAMED: Final = 4
 
 
 def when(status: Status) -> str:
-    """When the node is thought to die: not now where that is over, or looked back at."""
+    """Return when the node is thought to die: not now if the run is over, or looked back at."""
     if status.is_past:
         return "then"
     return "at the run's end" if status.phase in ENDED else "now"
 
 
 def questions(table: ReplicaTable, when: str) -> dict[str, list[Any]]:
-    """For each position what would follow if its node died: short for hover, long for reading."""
+    """Return what each node's loss would mean, short for hover and long to read."""
     names = [shown(node.name) for node in table.nodes]
     told = [placed(node.name, node.rack) for node in table.nodes]
     answers = {answer.position: answer for answer in table.what_if}
@@ -43,12 +43,12 @@ def questions(table: ReplicaTable, when: str) -> dict[str, list[Any]]:
 
 
 def placed(name: str, rack: str) -> str:
-    """A node's name, and its rack where the log says that."""
+    """Return a node's name, and its rack if the log names it."""
     return f"{shown(name)} in {shown(rack)}" if rack else shown(name)
 
 
 def _keepers(table: ReplicaTable) -> list[str]:
-    """For each position who keeps its shard, and whose it keeps, as HTML."""
+    """Return for each position who keeps its shard, and whose it keeps, as HTML."""
     kept_by: list[list[str]] = [[] for _ in table.nodes]
     keeps: list[list[str]] = [[] for _ in table.nodes]
     for copy in table.copies:
@@ -67,7 +67,7 @@ def _node(table: ReplicaTable, position: int) -> str:
 
 
 def answer_of(answer: LossOutcome, table: ReplicaTable) -> tuple[str, str, str]:
-    """What goes, what memory would lack, and from where the node's own shard would come."""
+    """Return what goes, what memory would lack, and from where the node's own shard would come."""
     node = table.nodes[answer.position]
     if node.health == "lost":
         return "it is lost already", "see the map", _origin(answer, table)
@@ -108,7 +108,7 @@ def _list(shards: Iterable[int]) -> str:
 
 
 def describe(table: ReplicaTable) -> str:
-    """The map in one or two sentences."""
+    """Return the map in one or two sentences."""
     if not table.copies:
         return "The log has no placement yet."
     whole = sum(copy.state == "whole" for copy in table.copies)
@@ -135,7 +135,7 @@ def describe(table: ReplicaTable) -> str:
 
 
 def _in_racks(table: ReplicaTable) -> str:
-    """What the loss of a rack would take; empty where the log names none."""
+    """Return what the loss of a rack would take; empty if the log names none."""
     if not table.racks:
         return ""
     count = f" The nodes are in {len(table.racks):,} rack{'s'[: len(table.racks) > 1]}"
@@ -147,7 +147,7 @@ def _in_racks(table: ReplicaTable) -> str:
 
 
 def chances(table: ReplicaTable) -> str:
-    """A small table of chances, as HTML."""
+    """Return a small table of chances, as HTML."""
     if not table.survival:
         return ""
     rows = "".join(
@@ -161,7 +161,7 @@ def chances(table: ReplicaTable) -> str:
 
 
 def key(*, is_round: bool) -> str:
-    """What shapes and colours mean, as HTML."""
+    """Return what shapes and colours mean, as HTML."""
     own, peer = _coloured("■", BLUE), _coloured("■", SKY)
     missing = _whole(f"{_coloured('⇢', ORANGE)} not there yet")
     if not is_round:
@@ -184,7 +184,6 @@ def key(*, is_round: bool) -> str:
 
 
 def _whole(meaning: str) -> str:
-    """A mark and what it means, on one line."""
     return f"<span style='white-space:nowrap'>{meaning}</span>"
 
 

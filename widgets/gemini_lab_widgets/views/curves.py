@@ -1,4 +1,4 @@
-"""What the script logged, such as its loss: with the failures, and earlier runs beneath it."""
+"""Values that the script logged, such as its loss, with failures and earlier runs."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
@@ -125,7 +125,6 @@ class CurvesView(View):
         return plot
 
     def update(self, tables: Tables) -> None:
-        """Draw a snapshot's values."""
         table = tables.curves
         # Earlier runs first: what is drawn later lies above.
         found = [*(one for one in table.curves if one.run), *(c for c in table.curves if not c.run)]
@@ -154,7 +153,7 @@ class CurvesView(View):
         self._say(describe(table), notes=table.notes, brief=_brief(table))
 
     def _choose(self, names: Sequence[str]) -> None:
-        """Offer the names; the first is looked at until somebody chooses."""
+        """Offer the names; the first is shown until the user chooses."""
         if self.select.options != list(names):
             self.select.options = list(names)
         if self.select.value not in names:
@@ -207,7 +206,7 @@ def _colour(curve: Curve, found: Sequence[Curve]) -> str:
 
 
 def _bounds(found: Sequence[Curve]) -> tuple[float, float]:
-    """Lower and upper edge for some curves, with a margin."""
+    """Return the lower and upper edge for some curves, with a margin."""
     values = [mean for one in found for mean in one.means]
     low, high = min(values, default=0.0), max(values, default=1.0)
     margin = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
@@ -229,7 +228,7 @@ def said(match: Match) -> str:
 
 
 def _brief(table: CurveTable) -> str:
-    """What is drawn, for those who see it."""
+    """Return what is drawn, for a reader who sees it."""
     if not table.curves:
         return ""
     over = f", the mean over {table.ranks:,} ranks" if table.ranks > 1 else ""

@@ -120,7 +120,6 @@ class IterationsView(View):
         return plot
 
     def update(self, tables: Tables) -> None:
-        """Draw a snapshot's iteration times."""
         table = tables.iterations
         series = _chosen(table)
         top = _top(series)
@@ -181,7 +180,6 @@ class IterationsView(View):
 
 
 def _chosen(table: IterationTable) -> list[IterationSeries]:
-    """This run's series, and a few of other runs."""
     return list(table.series[: 3 + LABELS])
 
 
@@ -190,13 +188,12 @@ def _name(series: IterationSeries) -> str:
 
 
 def _stacked(series: IterationSeries) -> str:
-    """The name beside an axis, where another run's stands above what is measured of it."""
     run, _, kind = series.name.partition(": ")
     return f"{shown(run, longest=24)}\n{shown(kind, longest=30)}" if kind else _name(series)
 
 
 def _top(series: Sequence[IterationSeries]) -> float:
-    """The upper edge: all points, but for those that would press the others flat."""
+    """Return the upper edge: all points, but for those that would press the others flat."""
     largest = max((value for one in series for value in one.durations_s), default=1.0)
     medians = [one.median_s for one in series if one.median_s is not None and one.kind != "first"]
     edge = OUTLIER * max(medians) if medians else largest
@@ -219,7 +216,7 @@ def _points(series: Sequence[IterationSeries], top: float) -> dict[str, list[Any
 
 
 def _cost(cost: Overhead) -> str:
-    """What checkpoints cost: against iterations without, or else what was waited for them."""
+    """Return what checkpoints cost, beside iterations without, or else the time waited for them."""
     if cost.low is None:
         return f"updates waited for checkpoints, {cost.share:.1%} of the iterations' other time"
     between = f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"

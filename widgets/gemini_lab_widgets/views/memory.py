@@ -82,7 +82,6 @@ class MemoryView(View):
         return (self._legend(), self.plot)
 
     def update(self, tables: Tables) -> None:
-        """Draw a snapshot's memory."""
         table = tables.memory
         rows, left_out = fold(table)
         most = max((row.taken_bytes for row in rows), default=0)
@@ -151,7 +150,7 @@ def fold(table: MemoryTable) -> tuple[list[MemoryRow], int]:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Names for an axis, which may have none twice."""
+    """Return the names for an axis, which may have none twice."""
     seen: Counter[str] = Counter()
     result = []
     for name in map(shown, names):
@@ -161,5 +160,5 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _unit(size_bytes: int) -> tuple[str, int]:
-    """The unit in which a size is a number of at most four digits."""
+    """Return the unit in which a size is a number of at most four digits."""
     return next((unit for unit in UNITS if size_bytes < 1024 * unit[1]), UNITS[-1])

@@ -44,7 +44,6 @@ class RecoveryView(BarsView):
         return (self._legend(), self._bars(), self.errors)
 
     def update(self, tables: Tables) -> None:
-        """Draw a snapshot's recoveries."""
         table = tables.recoveries
         is_over = tables.status.phase in ENDED
         ends = [max((step.end_s for step in row.steps), default=0.0) for row in table.rows]

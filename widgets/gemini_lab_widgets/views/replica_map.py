@@ -401,7 +401,6 @@ class ReplicasView(View):
     # -- drawing -------------------------------------------------------------------------------
 
     def update(self, tables: Tables) -> None:
-        """Draw a snapshot's placement and copies."""
         table = tables.replicas
         count = len(table.nodes)
         is_round = count <= layout.RING_NODES

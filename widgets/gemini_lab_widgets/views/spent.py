@@ -91,7 +91,6 @@ class SpentView(View):
         return (self.plot, self.table)
 
     def update(self, tables: Tables) -> None:
-        """Draw a snapshot's seconds."""
         table = tables.spent
         unit, unit_s = _unit(table.wall_s)
         self.plot.xaxis.axis_label = f"{unit}, by what they went into"
@@ -121,7 +120,7 @@ class SpentView(View):
 
 
 def _unit(wall_s: float) -> tuple[str, float]:
-    """In what to count so that an axis has short numbers, and how many seconds it is."""
+    """Return the unit that gives an axis short numbers, and its seconds."""
     return next((one for one in UNITS if wall_s >= AT_LEAST * one[1]), UNITS[-1])
 
 
@@ -164,7 +163,7 @@ def percent(share: float) -> str:
 
 
 def causes(table: SpentTable) -> str:
-    """What the overhead went into, in words."""
+    """Return what the overhead went into, in words."""
     groups = (
         ("checkpoints", table.share("exposed")),
         ("failures", table.share(*FAILURES)),

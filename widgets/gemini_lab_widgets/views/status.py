@@ -100,7 +100,6 @@ class StatusView(View):
         return (self.strip,)
 
     def update(self, tables: Tables) -> None:
-        """Show a snapshot's status."""
         status = tables.status
         is_empty = status.phase == "waiting for events" and not status.is_past
         self.root.css_classes = ["nothing"] if is_empty else []  # a page shows nothing else then
@@ -136,7 +135,7 @@ def _without_events(status: Status) -> str:
 
 
 def _waiting(status: Status, words: str) -> str:
-    """What stands there while nothing is known of a run."""
+    """Return what stands there while nothing is known of a run."""
     name = shown(status.run, longest=80) or "No run yet"
     return f"<h2>{esc(name)}</h2><p class=wait>{esc(words)}</p>{_paragraphs(status)}"
 
@@ -146,7 +145,7 @@ def _paragraphs(status: Status) -> str:
 
 
 def _failure(status: Status) -> str:
-    """Why the run failed, and what its worker printed last."""
+    """Return why the run failed, and the last lines of its worker."""
     why = (
         f"<p class=error>{esc(f'failed: {status.detail}')}</p>" if status.phase == "failed" else ""
     )
@@ -154,7 +153,6 @@ def _failure(status: Status) -> str:
 
 
 def _diverged(status: Status) -> str:
-    """That the numbers are not those of a run that never failed."""
     return "".join(f"<p class=error>{esc(line)}</p>" for line in status.diverged[:1]) + "".join(
         f"<p>{esc(line)}</p>" for line in status.diverged[1:]
     )
@@ -174,7 +172,7 @@ def _tile(name: str, value: str, note: str, colour: str) -> str:
 
 
 def _tiles(status: Status, spent: SpentTable) -> list[tuple[str, str, str, str]]:
-    """Name, value, note and colour of each tile."""
+    """Return name, value, note and colour of each tile."""
     colours = {"training": GREEN, "finished": BLUE, "stopped": BLUE, "failed": RED}
     busy = colours.get(status.phase, ORANGE)
     return [
@@ -195,7 +193,7 @@ def _moment(status: Status) -> str:
 
 
 def _is_long(status: Status) -> bool:
-    """Whether the phase's detail needs a line of its own."""
+    """Return whether the phase's detail needs a line of its own."""
     return len(status.detail) > DETAIL or status.phase == "failed"
 
 
@@ -209,7 +207,7 @@ def _whole(status: Status) -> tuple[str, str]:
 
 
 def _when(status: Status) -> str:
-    """When a tile holds: what is over, or looked back at, has no "now"."""
+    """Return when a tile holds: a run that is over, or looked back at, has no "now"."""
     if status.is_past:
         return "then"
     return "at its end" if status.phase in ENDED else "now"
@@ -241,7 +239,7 @@ def _overhead(spent: SpentTable) -> tuple[str, str]:
 
 
 def _wasted(status: Status) -> tuple[str, str]:
-    """What recoveries cost; of one that is not over nobody knows it."""
+    """Return what recoveries cost; the cost of one that is not over is not known."""
     over = status.recoveries - status.is_open
     times = f"in {over} recover{'y' if over == 1 else 'ies'}"
     if not status.is_open:
@@ -279,7 +277,7 @@ def _node(node: NodeRow) -> str:
 
 
 def _lines(status: Status) -> list[str]:
-    """What stands beneath the tiles."""
+    """Return what stands beneath the tiles."""
     lines = [status.detail] if _is_long(status) and status.phase != "failed" else []
     if status.conditions:
         lines.append("; ".join(status.conditions))

@@ -1,4 +1,4 @@
-"""What all views share: a heading, figures that follow the theme, and a description in words."""
+"""The parts that views share: a heading, figures that follow the theme, and words."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -129,7 +129,7 @@ def hatched(colour: str, hatch: str) -> str:
 
 
 def count_iterations(plot: Any) -> None:
-    """Have a figure's x axis be of iterations."""
+    """Show iterations on a figure's x axis."""
     plot.xaxis.axis_label = "iteration"
     plot.xaxis.formatter = CustomJSTickFormatter(code=COUNT)
 
@@ -176,12 +176,11 @@ class View:
         raise NotImplementedError
 
     def join(self, document: Document) -> None:
-        """Called when the view has come to stand on a page of its own, with an address."""
+        """Connect the view with a page of its own, which has an address."""
 
     # -- light and dark ------------------------------------------------------------------------
 
     def recolour(self, *, dark: bool) -> None:
-        """Draw light on dark from now on, or dark on light."""
         self._dark = dark
         for model, name, light, night in self._follows:
             setattr(model, name, night if dark else light)
@@ -202,13 +201,13 @@ class View:
         setattr(model, name, night if self._dark else light)
 
     def _kind(self, column: str) -> Any:
-        """The colours in a column, each of a kind of thing as it is in light, in the theme's."""
+        """Return a column of kinds' colours on a light page, in the theme's."""
         return field(column, self._kinds)
 
     # -- parts ---------------------------------------------------------------------------------
 
     def _figure(self, *, height: int, x: Any = None, y: Any = None, **options: Any) -> Any:
-        """An empty figure in the view's style, with ranges that stand still."""
+        """Return an empty figure in the view's style, with ranges that stand still."""
         plot = figure(
             height=height,
             sizing_mode="stretch_width",
@@ -236,14 +235,14 @@ class View:
         return plot
 
     def _growing(self, least: int, **options: Any) -> Any:
-        """A figure of `least` pixels in height that takes what room its card has beyond that."""
+        """Return a figure of at least `least` pixels that fills the rest of its card."""
         plot = self._figure(height=least, **options)
         plot.sizing_mode, plot.height, plot.min_height = "stretch_both", None, least
         self._is_growing = True
         return plot
 
     def _grow(self, part: Any) -> Any:
-        """Let a table or a row take what room its card has beyond its own size; gives it."""
+        """Fill the rest of its card with a table or a row; returns it."""
         part.styles = {**part.styles, "flex": "1 0 auto"}
         self._is_growing = True
         return part
@@ -251,7 +250,7 @@ class View:
     def _text(
         self, plot: Any, x: str, y: str | float, data: Any, *, colour: str = "", **options: Any
     ) -> Any:
-        """Write the column `text` in a colour of the theme, or as `options` say; gives the text."""
+        """Write the column `text` in a colour of the theme, or as `options` say."""
         style = {"text_font": value(FONT), "text_font_size": value("13px"), "text": "text"}
         glyphs = plot.text(x=x, y=y, source=data, **(style | options))
         glyphs.nonselection_glyph = glyphs.selection_glyph = None
@@ -260,14 +259,14 @@ class View:
         return glyphs
 
     def _legend(self) -> Any:
-        """Where `_tell` says what the marks of the figures mean."""
+        """Return the place in which `_tell` explains the marks of the figures."""
         self._keys = Div(
             stylesheets=[LEGEND_CSS], sizing_mode="stretch_width", disable_math=True, visible=False
         )
         return self._keys
 
     def _tell(self, keys: Iterable[LegendKey]) -> None:
-        """Say what marks mean that can be seen now."""
+        """Explain the marks that can be seen now."""
         self.keys = tuple(keys)
         text = legend_html(self.keys)
         if self._keys.text != text:
@@ -402,14 +401,14 @@ def switch(views: Sequence[View]) -> CustomJS:
 
 
 def output_html(error: str, output: Sequence[str]) -> str:
-    """What a worker raised, and its last lines beneath; empty where it said nothing."""
+    """Return a worker's error, and its last lines beneath; empty if it printed nothing."""
     lines = "\n".join(esc(line) for line in last_lines(output))
     said = f"<p class=error>{esc(error)}</p>" if error else ""
     return said + (f"<pre class=output>{lines}</pre>" if lines else "")
 
 
 def failure_columns(marks: Sequence[FailureMark]) -> dict[str, list[Any]]:
-    """What is drawn of them, by column: red for failures, grey for what was asked for."""
+    """Return the columns of failures: red for failures, grey for what was asked for."""
     fade = min(1.0, max(_PALEST, _FEW / max(1, len(marks))))
     return {
         "x": [mark.iteration for mark in marks],

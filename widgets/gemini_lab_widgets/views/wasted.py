@@ -33,7 +33,6 @@ class WastedView(BarsView):
         return (self._legend(), plot)
 
     def update(self, tables: Tables) -> None:
-        """Draw a snapshot's wasted time."""
         table = tables.wasted
         names = [_name(row) for row in table.rows]
         each = table.each_s if names else ()
