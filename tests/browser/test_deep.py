@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("panel", reason="panel is not installed")
 
-from gemini_lab_widgets.standalone import standalone_html
+from gemini_lab_widgets.save import standalone_html
 
 from gemini_lab.report.bars import BATCH, Kind
 from gemini_lab.report.blocks import MemoryBlocks

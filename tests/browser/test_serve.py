@@ -23,8 +23,7 @@ pytest.importorskip("panel", reason="panel is not installed")
 
 from bokeh.protocol import Protocol
 from bokeh.util.token import generate_jwt_token, generate_session_id, get_token_payload
-from gemini_lab_widgets.dashboard import Dashboard
-from gemini_lab_widgets.notebook_embed import live_html
+from gemini_lab_widgets.dashboard import Dashboard, live_html
 from gemini_lab_widgets.page import IDLE_MS
 from gemini_lab_widgets.serve import log_of
 from logs_of_runs import PASSWORD, lines_of_a_run, write

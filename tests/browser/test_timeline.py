@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from gemini_lab_widgets.modules import joined
-from gemini_lab_widgets.standalone import standalone_html
+from gemini_lab_widgets.save import standalone_html
 from gemini_lab_widgets.timeline import ENTRY, Pump, Timeline
 
 from gemini_lab.log import events

@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("panel", reason="panel is not installed")
 
-from gemini_lab_widgets.follow import ShownRun
-from gemini_lab_widgets.notebook_embed import live_html, saved_html
+from gemini_lab_widgets.dashboard import live_html, saved_html
+from gemini_lab_widgets.library import ShownRun
 
 from gemini_lab.log.entry import encode_entry
 from gemini_lab.simulator import Outage, paper_workload, simulate

@@ -12,8 +12,8 @@ pytest.importorskip("bokeh")
 
 from bokeh.document import Document
 from bokeh.models import ColumnDataSource, Div
-from gemini_lab_widgets.offline_slider import FEWEST, Tape, choose, plain, script_of
 from gemini_lab_widgets.page_layout import PageLayout, looking_back
+from gemini_lab_widgets.save import FEWEST, Tape, choose, plain, script_of
 from gemini_lab_widgets.store import EventStore, tables_at
 from told_runs import with_one_loss
 

@@ -1,6 +1,6 @@
 """What a viewer of the timeline is sent, and when."""
 
-from gemini_lab_widgets.standalone import standalone_html
+from gemini_lab_widgets.save import standalone_html
 from gemini_lab_widgets.timeline import MAX_ROWS, MAX_UNDRAWN, Pump, Timeline
 
 from gemini_lab.log.entry import Entry

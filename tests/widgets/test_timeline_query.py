@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from gemini_lab_widgets.standalone import standalone_html
-from gemini_lab_widgets.timeline import Pump
-from gemini_lab_widgets.timeline_query import MOST_BARS, TimelineQuery, seen
+from gemini_lab_widgets.save import standalone_html
+from gemini_lab_widgets.timeline import MOST_BARS, Pump, TimelineQuery, seen
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.report.bars import BATCH, LAYERS, ROW_BYTES, Kind

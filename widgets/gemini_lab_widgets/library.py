@@ -1,7 +1,8 @@
-"""The runs that a page offers: the one it shows, and those beside which it can be put."""
+"""The runs that pages show: each read once for all visitors, and those that can be chosen."""
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,146 @@ from weakref import WeakValueDictionary
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import RunStarted
 from gemini_lab.log.file import LOG_FILE, name_of, read_log
-from gemini_lab_widgets.follow import ShownRun
+from gemini_lab.report.follower import LONG, SLICE, LogFollower, cache_folder, keep, reopened, room
+from gemini_lab.report.moments import Moments
+from gemini_lab.report.tables import Tables
+from gemini_lab.units import format_bytes
+from gemini_lab_widgets.store import EventStore
+
+PULL_S: Final = 0.1
+"""Between two looks at the log, however many visitors ask."""
+SURE_S: Final = 3.0
+"""So long a log is read before it is said how long the rest takes."""
+MUCH_BYTES: Final = 1 << 30
+"""On disk that is said beforehand."""
+WHILE_S: Final = 0.3
+"""How long a long log is read before pages are answered again."""
+
+
+class ShownRun:
+    """Feeds one `EventStore` from the log of the newest run.
+
+    Every page calls `pull` and then draws from `store`; where nobody looks, nothing is read. All
+    calls come from one thread, the server's.
+
+    Args:
+        newest: Gives the log to show, or None while there is none. When it gives another one, a new
+            store begins.
+
+    Attributes:
+        store: What was read so far.
+        log: The file it came from.
+        is_catching_up: Whether the log has more than was taken at once.
+    """
+
+    def __init__(self, newest: Callable[[], Path | None]) -> None:
+        self.store = EventStore()
+        self.log: Path | None = None
+        self._number = 0
+        self.is_catching_up = False
+        self._newest = newest
+        self._reading: LogFollower | None = None
+        self._since_s, self._from_bytes, self._room = 0.0, 0, ""
+        self._pulled_at_s = float("-inf")
+        self._tables: dict[str, tuple[object, Tables]] = {}
+
+    @property
+    def name(self) -> str:
+        return "" if self.log is None else name_of(self.log)
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """Return the run's number and its count of events: it changes with each event."""
+        return self._number, self.store.count
+
+    @property
+    def progress(self) -> str:
+        """Return how far the reading of a long log is, in words."""
+        if self._reading is None:
+            return ""
+        feed, behind_bytes = self._reading.source, self.behind_bytes
+        done_bytes = feed.read_bytes - self._from_bytes
+        took_s = time.monotonic() - self._since_s
+        words = [
+            f"{feed.read_bytes / (feed.read_bytes + behind_bytes):.0%} is shown",
+            f"{format_bytes(behind_bytes)} to go",
+        ]
+        if done_bytes > 0 and took_s > SURE_S:
+            left_s = behind_bytes * took_s / done_bytes
+            words.append(f"about {left_s / 60:.0f} min" if left_s > 90 else f"about {left_s:.0f} s")
+        return ", ".join(words) + ("" if self.trouble else self._room)
+
+    def _room_of(self, log: Path) -> str:
+        """Return a notice about the disk space that a long log needs; empty if it needs little."""
+        with suppress(OSError):
+            kept_bytes, free_bytes = room(log)
+            if kept_bytes > free_bytes:
+                free = f"{format_bytes(free_bytes)} is free in {cache_folder()}"
+                return f"; {free}, so that some of it will be shown coarsely"
+            if kept_bytes > MUCH_BYTES:
+                return f"; about {format_bytes(kept_bytes)} is kept in {cache_folder()}"
+        return ""
+
+    @property
+    def trouble(self) -> str:
+        """Return why a part of the timeline is shown coarsely; empty if none is."""
+        pyramid = self.store.traffic.pyramid
+        if pyramid is None or not pyramid.trouble:
+            return ""
+        why = f"{cache_folder()} takes no more ({pyramid.trouble})"
+        return f"a part of the timeline is coarse: {why}; make room and open the page anew"
+
+    @property
+    def behind_bytes(self) -> int:
+        return 0 if self._reading is None else int(self._reading.source.behind_bytes)
+
+    def pull(self) -> None:
+        """Read what is new, at most a slice, and not more often than every `PULL_S`."""
+        now_s = time.monotonic()
+        if now_s - self._pulled_at_s < PULL_S:
+            return
+        log = self._newest()
+        if log is not None and log != self.log:
+            self.log = log
+            self._reading = reopened(log, name=self.name)
+            self._since_s, self._from_bytes = now_s, self._reading.source.read_bytes
+            self._room = self._room_of(log)
+            self.store = EventStore(run=self._reading.run)
+            self._number += 1
+            self._tables.clear()
+        if self._reading is not None:
+            self._read(self._reading)
+        self._pulled_at_s = time.monotonic()
+
+    def _read(self, reading: LogFollower) -> None:
+        """Read for a short while; save a long log once all of it is known."""
+        until_s = time.monotonic() + WHILE_S
+        while reading.read(limit=SLICE):
+            if time.monotonic() > until_s:
+                self.is_catching_up = True
+                return
+        self.is_catching_up = False
+        if reading.news >= max(LONG, reading.kept // 4):
+            keep(reading)
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.end()
+
+    def tables(self, beside: "ShownRun | None" = None) -> Tables:
+        """Return the tables, beside another run; they are made once for all pages."""
+        state = self.state, None if beside is None else (beside.log, beside.state)
+        name = "" if beside is None else beside.name
+        made = self._tables.get(name)
+        if made is None or made[0] != state:
+            self.store.earlier = () if beside is None else (beside.store,)
+            made = self._tables[name] = state, self.store.tables()
+        return made[1]
+
+    @property
+    def moments(self) -> Moments | None:
+        return None if self._reading is None else self._reading.moments
+
 
 NEWEST: Final = 50
 """Runs of a folder that are offered."""

@@ -16,8 +16,7 @@ from panel.io.resources import LOCAL_DIST
 from gemini_lab.report.moments import Moments, MomentSearch
 from gemini_lab.report.tables import Tables
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.follow import ShownRun
-from gemini_lab_widgets.library import Library
+from gemini_lab_widgets.library import Library, ShownRun
 from gemini_lab_widgets.modules import joined
 from gemini_lab_widgets.page_layout import PageLayout, looking_back
 from gemini_lab_widgets.pictures.palette import FONT

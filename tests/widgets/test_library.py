@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gemini_lab_widgets import follow
-from gemini_lab_widgets.follow import SLICE, ShownRun
+from gemini_lab_widgets import library
+from gemini_lab_widgets.library import SLICE, ShownRun
 
 from gemini_lab.report import follower as log_follower
 from gemini_lab_bench.benches import long_run
@@ -33,7 +33,7 @@ def test_nothing_is_shown_before_there_is_a_run() -> None:
 @pytest.mark.timeout(60)
 def test_a_long_log_is_taken_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        follow, "WHILE_S", 0.0
+        library, "WHILE_S", 0.0
     )  # else a pull takes more than one, if they are quick
     log = tmp_path / "long" / "events.jsonl"
     log.parent.mkdir()
@@ -83,9 +83,9 @@ def test_a_page_says_how_far_a_first_reading_is_and_the_next_one_goes_on(
 ) -> None:
     """As when a server is ended while it reads: what it has read is not read again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(follow, "WHILE_S", 0.0)
-    monkeypatch.setattr(follow, "SURE_S", 0.0)
-    monkeypatch.setattr(follow, "MUCH_BYTES", 1)
+    monkeypatch.setattr(library, "WHILE_S", 0.0)
+    monkeypatch.setattr(library, "SURE_S", 0.0)
+    monkeypatch.setattr(library, "MUCH_BYTES", 1)
     monkeypatch.setattr(log_follower, "LONG", SLICE // 2)
     log = tmp_path / "long" / "events.jsonl"
     long_run.write(log, lines=3 * SLICE, calls=1)
