@@ -1,7 +1,6 @@
-"""Bad input is refused before anything starts; bad luck loses nothing and leaves nothing."""
+"""Scripts of all kinds are trained or refused; bad luck loses nothing and leaves nothing."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,10 +12,9 @@ import psutil
 import pytest
 
 from gemini_lab import Job, Lab
-from gemini_lab.errors import ConfigError, LaunchError, RunFailedError
+from gemini_lab.errors import RunFailedError
 from gemini_lab.injector.failures import NodeLoss, NodesLoss, StoreFull, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.processes import STORE_KEEPER
 from gemini_lab.training.quickstart import gpt_job
 
@@ -55,60 +53,6 @@ def tiny_script(**values) -> str:
     for name, value in {**defaults, **values}.items():
         text = text.replace(name, repr(value))
     return text
-
-
-# -- bad input ---------------------------------------------------------------------------------
-
-
-def test_more_replicas_than_nodes_are_refused_before_anything_starts(lab):
-    with pytest.raises(ConfigError, match=r"replicas=5.*4"):
-        lab.train(gpt_job(size="tiny"), replicas=5)
-
-
-def test_a_script_that_is_not_there_is_refused(lab):
-    with pytest.raises(ConfigError, match=r"no script 'nowhere\.py'"):
-        lab.train(Job(script="nowhere.py"))
-
-
-def test_an_unknown_setting_is_refused_with_those_there_are(lab):
-    with pytest.raises(ConfigError, match=r"replica_count.*replicas"):
-        lab.train(gpt_job(size="tiny"), replica_count=2)
-
-
-def test_a_persistent_tier_that_cannot_be_written_is_refused(lab, tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    with pytest.raises(ConfigError, match="a part of that path is a file"):
-        lab.train(gpt_job(size="tiny"), persistent_url=str(blocked / "below"))
-
-
-def test_an_unknown_host_is_reported_with_what_mpi_said(tmp_path):
-    with pytest.raises(LaunchError, match="no-such-host"):
-        Lab(1, 0, hosts=["no-such-host.invalid"], folder=tmp_path)
-
-
-def test_an_etcd_that_does_not_answer_is_reported(tmp_path):
-    with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1 did not answer"):
-        Lab(1, 0, etcd="127.0.0.1:1", folder=tmp_path)
-
-
-def test_a_missing_mpiexec_is_reported_with_the_way_out(tmp_path):
-    code = "from gemini_lab import Lab; Lab(1, 0, folder='runs')"
-    hidden = textwrap.dedent(f"""
-        import sys, shutil
-        sys.executable = "/nowhere/python"
-        shutil.which = lambda name: None
-        {code}
-    """)
-    done = subprocess.run(
-        [sys.executable, "-c", hidden],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-        env={**os.environ, "PATH": "/nowhere"},
-    )
-    assert "pip install 'gemini-lab[embedded]'" in done.stderr
 
 
 # -- scripts of all kinds ------------------------------------------------------------------------
@@ -150,12 +94,6 @@ def test_a_script_that_never_calls_protect_runs_and_says_so(lab, script):
 def test_a_script_with_an_error_fails_the_run_with_its_traceback(lab, script):
     path = script("raise ValueError('no such layer')")
     with pytest.raises(RunFailedError, match="no such layer"):
-        lab.train(Job(script=str(path)), persistent_url=None).wait(100)
-
-
-def test_zero_stage_0_is_refused_in_the_script_with_the_way_out(lab, script):
-    path = script(tiny_script(STAGE=0))
-    with pytest.raises(RunFailedError, match="stage"):
         lab.train(Job(script=str(path)), persistent_url=None).wait(100)
 
 

@@ -103,9 +103,9 @@ def _failure(
     job: JobForm = "usual",
 ) -> Kind:
     """Return the kind that the injector has too, by the same name and in the same words."""
-    return Kind(
-        text=meaning(kind), place=place, begins_recovery=begins_recovery, costs_s=costs_s, job=job
-    )
+    words = meaning(kind).rstrip(".")
+    text = words if words.startswith("SIG") else words[0].lower() + words[1:]
+    return Kind(text=text, place=place, begins_recovery=begins_recovery, costs_s=costs_s, job=job)
 
 
 def _store(text: str, *, beside: tuple[str, ...] = ("pair_kill",)) -> Kind:
