@@ -56,7 +56,7 @@ def replay(
 ) -> Replay:
     """Play failures on a workload that was learned from a log.
 
-    For each new run the laws of its times are drawn anew (`Spread.law`), for neither mean nor
+    For each new run the laws of its times are drawn again (`Spread.law`), for neither mean nor
     spread is known: few measurements give wide intervals. A time that was measured once is taken
     as it is.
 

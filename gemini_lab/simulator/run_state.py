@@ -29,7 +29,7 @@ class Word(Enum):
 
     MACHINE = "a machine came for an empty position"
     DONE = "all iterations are done"
-    PACE = "machines became slower or faster: look at the clock anew"
+    PACE = "machines became slower or faster: look at the clock again"
 
 
 class RunState:

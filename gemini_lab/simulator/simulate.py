@@ -46,7 +46,7 @@ def simulate(
     """Run one policy through a history of failures.
 
     Machines fail at once, or are slow, or compute wrong (`Outage`). A failure during a recovery
-    starts that recovery anew. A write to the store that a failure interrupts is lost. Waiting
+    starts that recovery again. A write to the store that a failure interrupts is lost. Waiting
     standbys do not fail. Without a standby, a machine is ordered after serialisation, as in the
     paper's Fig. 14. A new machine's own shard is there after retrieval, and so are the copies it
     keeps for others: they take a link seconds, and the paper does not count them.

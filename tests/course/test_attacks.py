@@ -227,7 +227,7 @@ WRONG = [
     ("recovery", loads_only, "2 nodes, 2 replicas, no node lost", "is sent no copy"),
     ("recovery", waits, "1 node, 1 replica, node-0 lost, 1 standby", "stays empty although"),
     ("recovery", from_storage, "1 node", "although a newer one is whole"),
-    ("recovery", changed(version=None), "1 node", "training starts anew although"),
+    ("recovery", changed(version=None), "1 node", "training starts over although"),
     ("recovery", changed(sources=()), "1 node", "needs one source"),
     ("recovery", changed(transfers=(), tier="peer"), "1 node", "not in the tier"),
     ("recovery", seats_the_dead, "1 node, 1 replica, node-0, node-1 lost", "is not alive"),

@@ -191,7 +191,7 @@ WRONG = [
         "lab_05",
         3,
         f"{ANEW}\nplanner = start_anew",
-        "1 node, 1 replica, no node lost: training starts anew",
+        "1 node, 1 replica, no node lost: training starts over",
     ),
     ("lab_05", 3, "def planner(**_): return 7", "has to be a RecoveryPlan, and it is an int"),
     ("lab_06", 1, "iterations = 1", "over a point more can be had"),

@@ -118,7 +118,7 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
 def ratio_of_means(name: str, above: Arm, below: Arm) -> Row:
     """Return what a failure wastes in one arm by what it wastes in the other, on average.
 
-    Its interval is that of such ratios with failures drawn anew (bootstrap); with fewer than two
+    Its interval is that of such ratios with failures drawn again (bootstrap); with fewer than two
     failures there is none.
     """
     one, other = ([each.wasted_s for each in arm.failures] for arm in (above, below))

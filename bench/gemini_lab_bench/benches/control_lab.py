@@ -239,14 +239,14 @@ class ControlLab:
         return (_cpu_s(self.root) - before_s) / self.size / ITERATIONS
 
     async def kill(self, victim: psutil.Process) -> Answered:
-        """Kill an agent, and wait until the others have started anew."""
+        """Kill an agent, and wait until the others have started again."""
         epoch, killed_s = self.owner.epoch, time.time()
         others = [one for one in (*self.victims.values(), *self.crowds) if one != victim]
         others = [one for one in others if one.is_running()]
         root_s, agents_s = _cpu_s(self.root), sum(map(_cpu_s, others))
         victim.kill()
         await self.until(lambda: self.owner.epoch > epoch, "another plan")
-        await self.until(lambda: len(self.owner.protected) == self.size, "all ranks to start anew")
+        await self.until(lambda: len(self.owner.protected) == self.size, "all ranks to start over")
         return Answered(
             planned_s=self.owner.planned_s - killed_s,
             reached_s=max(self.owner.protected.values()) - killed_s,

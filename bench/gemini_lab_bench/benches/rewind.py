@@ -58,7 +58,7 @@ def rows_of(
         Row(name="an iteration, guarded", values=_steady(guarded)),
         Row(name="an iteration, unguarded", values=_steady(unguarded)),
         single(
-            "processes that were started anew, in all", sum(len(one.recoveries) for one in guarded)
+            "processes that were started again, in all", sum(len(one.recoveries) for one in guarded)
         ),
     ]
 

@@ -1,12 +1,12 @@
 """What verifying sums costs, and who is named when bits turn in what a machine computes.
 
-1. Real ranks of small jobs, which begin anew for each strike (`verify_ranks`): many of them, and
+1. Real ranks of small jobs, which start over for each strike (`verify_ranks`): many of them, and
    many undisturbed iterations.
 2. Runs of a lab's nodes of which some iterations are verified take turns with runs of which none
    is. What a verified one takes longer is told by those around it.
 3. A run of a lab's nodes that verifies every iteration is struck again and again: one bit turns,
    once, in a gradient, an activation or an optimizer's result, of one node after the other, in a
-   weight or layer that is drawn anew. It trains on, so that the next one can come.
+   weight or layer that is drawn again. It trains on, so that the next one can come.
 """
 
 import argparse

@@ -70,7 +70,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One job: it begins anew, and every iteration is verified.
+    """One job: it starts over, and every iteration is verified.
 
     Attributes:
         engine: How its ranks share the model.

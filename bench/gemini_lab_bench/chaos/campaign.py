@@ -99,7 +99,7 @@ def campaign(
     Args:
         plan: What to do.
         schedules: Instead of those that the plan draws.
-        record: Where the result is written, anew after every run.
+        record: Where the result is written, again after every run.
 
     Raises:
         GeminiError: The job does not run here at all, or the result cannot be written.

@@ -99,7 +99,7 @@ NOTES: Final = (
     (
         "The paper's lines are a formula: F failures a day cost 9, 26 or 112 minutes each, "
         "whenever they come. In the simulation failures are random, can strike during a recovery, "
-        "which then starts anew, and roll back at most to the last checkpoint that is there."
+        "which then starts over, and roll back at most to the last checkpoint that is there."
     ),
     (
         "So the two differ where failures are frequent: a Strawman that fails every two hours "

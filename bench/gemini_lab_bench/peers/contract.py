@@ -148,7 +148,7 @@ class Peer(ABC):
         return ()
 
     def start_over(self) -> None:
-        """Be ready to save again after a refusal, as a worker is that was started anew."""
+        """Be ready to save again after a refusal, as a worker is that was started again."""
         return
 
     def close(self) -> None:

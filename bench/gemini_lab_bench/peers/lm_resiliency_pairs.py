@@ -56,7 +56,7 @@ class LmResiliencyPairs(Peer):
     def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
         """Write all memory to files and read one of them, as its restart does."""
         self._manager.flush_for_restart()
-        files = self._manager._disk  # noqa: SLF001 - a started worker would find it anew
+        files = self._manager._disk  # noqa: SLF001 - a started worker would find it again
         steps = [step for step in files.find_steps_on_disk() if files.has_rank(step, lost)]
         if not steps:
             return None

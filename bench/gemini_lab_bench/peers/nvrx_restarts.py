@@ -1,7 +1,7 @@
 """How long a killed worker stops training under NVRx's restart within the process.
 
 Four ranks train the lab's tiny GPT in plain PyTorch, and a fifth waits in reserve. One is killed:
-the others break off, meet again without it, the fifth takes its place, and all begin anew in their
+the others break off, meet again without it, the fifth takes its place, and all start over in their
 processes. Nothing is loaded: the model is what it was in each process, and a new one in the fifth.
 """
 

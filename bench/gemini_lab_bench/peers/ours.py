@@ -71,7 +71,7 @@ class Ours(Peer):
         return self._views(self._verified(self._slab.read(lost, max(versions))))
 
     def measure_more(self) -> None:
-        """Restore as a new worker does, which maps the slab anew and thus touches every page."""
+        """Restore as a new worker does, which maps the slab again and thus touches every page."""
         started_s = time.perf_counter()
         slab = Slab.attach(self._slab.fd)
         bad = self._newest(slab).bad_chunks()

@@ -50,7 +50,7 @@ class ReplicationStager(Peer):
         return restored
 
     def expected(self) -> dict[str, torch.Tensor]:
-        """Return the partner's state: made anew, and changed as often."""
+        """Return the partner's state: made again, and changed as often."""
         state = make_state(self._partner, self.task.size_bytes)
         for _ in range(self._updates):
             for tensor in state.values():

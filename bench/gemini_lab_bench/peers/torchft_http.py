@@ -71,7 +71,7 @@ class TorchftHttp(Peer):
         return restored
 
     def expected(self) -> dict[str, torch.Tensor]:
-        """Return the state of the rank before: made anew, and changed as often."""
+        """Return the state of the rank before: made again, and changed as often."""
         state = make_state(self.task.rank - 1, self.task.size_bytes)
         for _ in range(self._updates):
             for tensor in state.values():

@@ -245,7 +245,7 @@ def _wrong_version(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
     if plan.version == newest:
         return None
     if plan.version is None:
-        return _fault(case, "training starts anew although a whole version is left")
+        return _fault(case, "training starts over although a whole version is left")
     if plan.version not in at_hand and plan.version not in case.stored:
         shards = tuple(
             shard for shard in range(case.placement.nodes) if not case.holders(plan.version, shard)

@@ -191,7 +191,7 @@ def in_words(broken: str) -> str:
     if broken.startswith("the run does not end"):
         return NEVER
     if " epochs without a fault" in broken:
-        return "it begins anew again and again, although nothing fails any more"
+        return "it starts over again and again, although nothing fails any more"
     if thrown := THROWN.match(broken):
         origin = "the start" if thrown[1] in {"None", "0"} else f"version {thrown[1]}"
         return (
@@ -204,7 +204,7 @@ def in_words(broken: str) -> str:
 
 
 def of_function(text: str) -> MakeRoot:
-    """Root agents of a packed function: each has it anew, with nothing left of earlier calls."""
+    """Return a maker of root agents that each load a packed function of their own."""
     return lambda state, at_s: GuidedRoot(state=state, at_s=at_s, decide=_limited(loaded(text)))
 
 

@@ -46,7 +46,7 @@ FOLLOWING: Final[dict[str, SettingValue]] = {
     "survival_target": 0.99999,
     "adapt_pause_s": 2.0,
 }
-"""Settings with which one failure of a node is reason enough to have copies placed anew."""
+"""Settings with which one failure of a node is reason enough to have copies placed again."""
 RACKS: Final = {f"node-{number}": "ab"[number // 2 % 2] for number in range(40)}
 
 
@@ -123,7 +123,7 @@ class JudgedWorld:
         self.flips = 0
         self.has_given_up = self.is_cancelled = False
         self.worker_kills = 0
-        self.replaced = 0  # how often copies were placed anew
+        self.replaced = 0  # how often copies were placed again
         self._halfway = 0  # the epoch in which `go_halfway` came there last
         self._fuses: dict[str, tuple[int, str]] = {}
         given = _given(self.shape)
@@ -191,7 +191,7 @@ class JudgedWorld:
         alive = all(m is not None and self.nodes[m].is_alive for m in members)
         is_newest = all(job.order.epoch >= epoch for epoch, _ in self.jobs)
         is_good = all(copy.is_good for copy in self.memory() if copy.version == version)
-        if alive and is_newest and is_good and version > 0:  # version 0 is made anew at no cost
+        if alive and is_newest and is_good and version > 0:  # version 0 is made again at no cost
             self.safety.note_full(members, seats.holders.holders)
         self.check_safety()
 

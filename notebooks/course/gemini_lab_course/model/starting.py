@@ -154,7 +154,7 @@ class StartingNode(AgentNode):
                 return self._reject(worker, cut.shard, version, name)
             states.add(copy.state)
         if len(states) > 1:
-            raise BrokenError(f"shards of the states {states} are cut anew together")
+            raise BrokenError(f"shards of the states {states} are cut again together")
         assert self.slab is not None
         lineage = Lineage(run=job.order.order.run, epoch=worker.epoch)
         held = self.slab.begin(worker.rank, version, lineage, states.pop())

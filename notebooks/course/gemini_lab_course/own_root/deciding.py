@@ -70,7 +70,7 @@ Event = Failed | Joined | Fenced | Told | Changed
 
 
 class Fence(msgspec.Struct, frozen=True, tag=True):
-    """Begin anew, with the next epoch: every living node ends its workers, and says `Fenced`."""
+    """Begin again, with the next epoch: every living node ends its workers, and says `Fenced`."""
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -78,7 +78,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Start workers on every position; they load this version, or start anew with `None`."""
+    """Start workers on every position; they load this version, or start over with `None`."""
 
     version: int | None
 
