@@ -100,7 +100,7 @@ def timed(work: Callable[[], object], *, repeats: int, warm_ups: int = 1) -> tup
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the median: medians of samples drawn again from `values`, always the same."""
+    """Return the 95 % interval of the median by bootstrap, always the same for the same values."""
     if not values:
         raise ConfigError("there is nothing to measure in 0 values; use at least 1 repeat")
     draw = random.Random(0)

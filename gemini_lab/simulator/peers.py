@@ -321,7 +321,7 @@ def gemini_lab_auto(
     return replace(
         fixed,
         name="gemini_lab, auto",
-        assumptions=f"{fixed.assumptions}; copies are placed again at restarts that come anyway, as "
+        assumptions=f"{fixed.assumptions}; copies move at restarts that come anyway, as "
         "by the real root agent; iterations are taken to be as slow all the time as with three "
         "copies of each shard; a machine that fails is mended and comes back to its position",
         slowdown_s=gemini_lab(workload, replicas=3).slowdown_s,

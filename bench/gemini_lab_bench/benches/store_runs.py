@@ -192,7 +192,7 @@ class StoreRun:
         return self.said()
 
     def kill(self) -> float:
-        """SIGKILL to all ranks, also to those that only start; start them again, and return when."""
+        """Kill all ranks, also those that only start; start them again, and return when."""
         ranks = psutil.Process(self._torchrun.pid).children(recursive=True)
         killed_s = time.monotonic()
         for rank in ranks:
