@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine import session as sessions
 from gemini_lab.engine.arguments import as_sources
-from gemini_lab.engine.contract import Keepable, Protected, Source, ZeroEngine
+from gemini_lab.engine.contract import Keepable, Protected, Source, StateDict, ZeroEngine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.made_objects import made_objects
 from gemini_lab.engine.private_names import require
@@ -112,10 +112,10 @@ def look_into(
 
 
 def trained_by(
-    accelerator: Any,
+    accelerator: Accelerator,
     *,
     model: nn.Module | None = None,
-    optimizer: Any = None,
+    optimizer: torch.optim.Optimizer | AcceleratedOptimizer | None = None,
     settings: Mapping[str, SettingValue] | None = None,
     step: int = 0,
 ) -> ZeroEngine | TorchEngine:
@@ -167,7 +167,7 @@ def _as_called(model: nn.Module) -> nn.Module:
     return model
 
 
-def _inside(wrapper: Any) -> object:
+def _inside(wrapper: object) -> object:
     """What it wraps; nothing where it could not be made, and an error's traceback still has it."""
     return getattr(wrapper, "_orig_mod", None) or getattr(wrapper, "module", None)
 
@@ -177,7 +177,7 @@ def _wraps(kind: type) -> bool:
     return issubclass(kind, DistributedDataParallel) or kind.__name__ == "OptimizedModule"
 
 
-def require_data_parallel(accelerator: Any) -> None:
+def require_data_parallel(accelerator: Accelerator) -> None:
     """Refuse ranks that share more than data, or hold gradients scaled in two ways.
 
     Raises:
@@ -193,7 +193,7 @@ def require_data_parallel(accelerator: Any) -> None:
             )
 
 
-def left_out(accelerator: Any, environment: Mapping[str, str]) -> Iterator[str]:
+def left_out(accelerator: Accelerator, environment: Mapping[str, str]) -> Iterator[str]:
     """Return settings of an Accelerator that have no effect, as sentences for users: FSDP on CPUs.
 
     Args:
@@ -213,13 +213,13 @@ def left_out(accelerator: Any, environment: Mapping[str, str]) -> Iterator[str]:
 class _Count:
     """Micro-batches that `accumulate` has counted, and checkpoints that were named."""
 
-    def __init__(self, accelerator: Any) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
 
     def state_dict(self) -> dict[str, object]:
         return {"step": self._accelerator.step, "saved": self._accelerator.save_iteration}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on from there; a checkpoint after the version keeps its folder, and its number."""
         self._accelerator.step = state["step"]
         configuration = self._accelerator.project_configuration
@@ -232,9 +232,9 @@ class _Count:
         configuration.iteration = broadcast_object_list(number)[0]
 
 
-def _found(accelerator: Any, engine: Any) -> dict[str, Any]:
+def _found(accelerator: Accelerator, engine: TorchEngine | ZeroEngine) -> StateDict:
     """What the Accelerator has that changes with training, by names that a restart finds again."""
-    found: dict[str, Any] = {"the Accelerator's count": _Count(accelerator)}
+    found: StateDict = {"the Accelerator's count": _Count(accelerator)}
     if accelerator.scaler is not None:
         found["the Accelerator's gradient scaler"] = accelerator.scaler
     for number, schedule in enumerate(accelerator._schedulers):  # noqa: SLF001

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.state.data_values import digest
 from gemini_lab.engine.state.user_state import Keepsake, keepsakes
 from gemini_lab.errors import UnsupportedError
@@ -62,16 +63,16 @@ class CallbackParts:
         self._named: set[tuple[str, str, str]] = set()
         self._seen: dict[tuple[str, str], tuple[object, Keepsake | None]] = {}
         self._early: set[str] | None = None  # copies that there were when training began
-        self._awaited: dict[str, Any] = {}  # of a version, for callbacks that make theirs later
+        self._awaited: StateDict = {}  # of a version, for callbacks that make theirs later
         self._late: set[str] = set()  # others, which were named
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the copies that callbacks have held since before training, by name."""
         early = self._early
         there = {name: one for name, one in self._copies() if early is None or name in early}
         return {**self._awaited, **{name: one.read() for name, one in there.items()}}
 
-    def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+    def load_state_dict(self, kept: StateView) -> None:
         """Put back what `state_dict` gave; a copy that its callback makes later is put back then.
 
         Raises:
@@ -155,13 +156,13 @@ class CallbackParts:
                     yield (one.name, type(one.callback).__name__, attribute), _digest(value)
 
 
-def _digest(value: Any) -> int | None:
+def _digest(value: object) -> int | None:
     """Return a checksum of a plain value, or of those of an object of the script's own."""
     is_plain = not hasattr(value, "__dict__") or isinstance(value, (nn.Module, torch.Tensor))
     return digest(value if is_plain else dict(vars(value)))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, nn.Module):
         yield from value.parameters()
         yield from value.buffers()
@@ -171,7 +172,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from found
 
 
-def _inside(said: Any) -> Iterator[torch.Tensor]:
+def _inside(said: object) -> Iterator[torch.Tensor]:
     if isinstance(said, torch.Tensor):
         yield said
     elif isinstance(said, (Mapping, list, tuple)):

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, Trainer
 
 from gemini_lab.adapters.lightning_state import LightningState, is_librarys
 from gemini_lab.engine import session as sessions
-from gemini_lab.engine.contract import Keepable
+from gemini_lab.engine.contract import Keepable, StateDict
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
@@ -141,7 +141,7 @@ class LightningHooks(Callback):
         _stand_around(loop.epoch_loop.val_loop, "run", self._validate)
         trainer.callbacks.insert(0, self)
 
-    def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
+    def setup(self, trainer: Any, *_: object, **__: object) -> None:
         """Look again: the module and a Tuner may have brought callbacks of their own by now."""
         require_callbacks(trainer)
 
@@ -170,7 +170,7 @@ class LightningHooks(Callback):
         self._protection.end_iterations_at_fetch()
         self._done = self._engine.global_steps
 
-    def _kept(self) -> dict[str, Any]:
+    def _kept(self) -> StateDict:
         """What comes along beside the model, its optimizer and the data."""
         schedules = {
             f"Lightning's schedule {number}": config.scheduler
@@ -178,11 +178,13 @@ class LightningHooks(Callback):
         }
         return {"Lightning": self._state, **schedules, **self._also}
 
-    def _on_epoch(self, begin: Callable[[Any], None], fetcher: Any) -> None:
+    def _on_epoch(self, begin: Callable[[object], None], fetcher: object) -> None:
         begin(fetcher)
         self._state.begin()
 
-    def on_train_batch_end(self, _trainer: Any, _module: Any, outputs: Any, *_: Any) -> None:
+    def on_train_batch_end(
+        self, _trainer: object, _module: object, outputs: Any, *_: object
+    ) -> None:
         """Log the loss, once an optimizer step."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor):
@@ -202,20 +204,20 @@ class LightningHooks(Callback):
             self._protected.log(loss=torch.stack(self._losses).mean().item())
             self._losses.clear()
 
-    def on_train_epoch_end(self, *_: Any) -> None:
+    def on_train_epoch_end(self, *_: object) -> None:
         """Say what callbacks have changed in their epoch."""
         self._state.parts.say_changes()
         if sessions.current is not None and sessions.current.witness is not None:
             sessions.current.witness.reach("batches over")
 
-    def _validate(self, run: Callable[[], Any]) -> Any:
+    def _validate(self, run: Callable[[], object]) -> object:
         """However long that takes, it is no hang."""
         if self._protection is None:  # Lightning looks whether it runs, before it trains
             return run()
         with self._protection.pause("validation"):
             return run()
 
-    def on_train_end(self, *_: Any) -> None:
+    def on_train_end(self, *_: object) -> None:
         """Make the last version before other callbacks load the best weights over it."""
         self._protected.reach_top()
         self._protected.finish()
@@ -292,7 +294,7 @@ def _obstacles_of_fit(trainer: Any) -> Iterator[tuple[str, str]]:
             )
 
 
-def _stand_around(thing: Any, name: str, around: Callable[..., Any]) -> None:
+def _stand_around(thing: object, name: str, around: Callable[..., Any]) -> None:
     """Wrap a method of one object in `around`, which gets the method first."""
     setattr(thing, name, functools.partial(around, getattr(thing, name)))
 
@@ -312,7 +314,7 @@ def _compute_before_the_step(optimizer: torch.optim.Optimizer) -> None:
         with torch.enable_grad():
             computed = [closure()]
 
-        def compute() -> Any:
+        def compute() -> object:
             return computed.pop() if computed else closure()
 
         return step(closure=compute, **more)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from gemini_lab.adapters.callback_parts import CallbackParts, Listed
+from gemini_lab.engine.contract import StateDict
 from gemini_lab.engine.state.rehearsal import named
 from gemini_lab.engine.state.user_state import (
     is_metric,
@@ -54,12 +55,12 @@ class LightningState:
         self.parts = CallbackParts(self._listed, lambda: trainer.lightning_module, remark)
         self._first_set = {name: getattr(trainer, name) for name in _SET}
         self._is_under_way = False
-        self._averages: dict[str, Any] = {}  # of a version, by the names that they are logged by
+        self._averages: StateDict = {}  # of a version, by the names that they are logged by
         self._results = trainer.fit_loop.epoch_loop._results  # noqa: SLF001 - nothing else has them
         self._update = self._results.update_metrics
         self._results.update_metrics = self._update_metrics
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         averages = {name: one for name, one in self._read_averages() if one}
         return {
             "loops": self._loops(),
@@ -73,7 +74,7 @@ class LightningState:
             "metrics": {name: read_metric(one) for name, one in self._metrics()},
         }
 
-    def load_state_dict(self, kept: dict[str, Any]) -> None:
+    def load_state_dict(self, kept: StateDict) -> None:
         """Put back what `state_dict` gave; the loops only before they run."""
         if not self._is_under_way and kept["loops"] != self._loops():
             self._trainer.fit_loop.load_state_dict(kept["loops"])
@@ -93,7 +94,7 @@ class LightningState:
         for name, metric in self._metrics():
             put_attributes(metric, kept["metrics"].get(name, {}))
 
-    def _put(self, callback: Any, state: dict[str, Any]) -> None:
+    def _put(self, callback: Any, state: StateDict) -> None:
         kinds = _kinds_of(callback)
         if "Timer" in kinds and self._is_under_way:
             return  # its clock runs on, and would count the same time twice
@@ -103,12 +104,12 @@ class LightningState:
         with named(f"the callback {type(callback).__name__}"):
             callback.load_state_dict(state)
 
-    def _changed(self) -> dict[str, Any]:
+    def _changed(self) -> StateDict:
         """Return what was set in the Trainer since the script made it."""
         now = {name: getattr(self._trainer, name) for name in _SET}
         return {name: value for name, value in now.items() if value != self._first_set[name]}
 
-    def _loops(self) -> dict[str, Any]:
+    def _loops(self) -> StateDict:
         """What they count; positions in the data are kept elsewhere."""
         return {**self._trainer.fit_loop.state_dict(), "state_dict": {}}
 
@@ -154,7 +155,7 @@ class LightningState:
             if type(callback).state_dict is not base.__dict__["state_dict"]:
                 yield name, callback
 
-    def _read_averages(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _read_averages(self) -> Iterator[tuple[str, StateDict]]:
         """Return what Lightning itself has summed up for the log of the epoch under way."""
         for name, metric in self._results.items():
             if metric.is_tensor and not metric.has_reset:
@@ -186,10 +187,10 @@ def is_librarys(kind: type) -> bool:
     return kind.__module__.startswith("lightning.")
 
 
-def _fields(metric: Any) -> dict[str, Any]:
+def _fields(metric: Any) -> StateDict:
     names = _MEAN if metric.meta.is_mean_reduction else _KEPT
     return {name: getattr(metric, name) for name in names}
 
 
-def _state_of(datamodule: Any) -> dict[str, Any]:
+def _state_of(datamodule: Any) -> StateDict:
     return {} if datamodule is None else dict(datamodule.state_dict())

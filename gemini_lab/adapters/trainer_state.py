@@ -10,10 +10,11 @@ from types import CodeType
 from typing import Any, Final
 
 import torch
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from gemini_lab.adapters.callback_parts import CallbackParts, Listed
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.private_names import require_known
 from gemini_lab.engine.state.rehearsal import named
 from gemini_lab.shard.codec import encode
@@ -37,14 +38,14 @@ class OwnCounts:
         remark: Told once what is too large to be kept.
     """
 
-    def __init__(self, trainer: Any, remark: Callable[[str], None]) -> None:
+    def __init__(self, trainer: Trainer, remark: Callable[[str], None]) -> None:
         self._trainer = trainer
         self._remark = remark
         self._too_large: set[str] = set()
         self._librarys = frozenset(assigned_by(Trainer))
         self._first = dict(self._plain_ones())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the changed ones by name, the smallest first, as far as they fit in the room."""
         changed = {
             name: value
@@ -67,12 +68,12 @@ class OwnCounts:
                 )
         return kept
 
-    def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+    def load_state_dict(self, kept: StateView) -> None:
         """Put back what `state_dict` gave, into the lists and dicts that are there."""
         for name, value in kept.items():
             setattr(self._trainer, name, _put_count(getattr(self._trainer, name, None), value))
 
-    def _plain_ones(self) -> Iterator[tuple[str, Any]]:
+    def _plain_ones(self) -> Iterator[tuple[str, object]]:
         """Yield attributes that are not the library's, as copies."""
         for name, value in vars(self._trainer).items():
             if name not in self._librarys and _is_plain(value):
@@ -91,7 +92,7 @@ def _is_plain(value: object) -> bool:
     return kind in _VALUES
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     """Return the same in lists and dicts of its own, which is what a version can hold."""
     if isinstance(value, dict):
         return {key: _copied(one) for key, one in value.items()}
@@ -209,13 +210,13 @@ class TrainerState:
         parts: What callbacks hold, beside what they say.
     """
 
-    def __init__(self, trainer: Any, remark: Callable[[str], None]) -> None:
+    def __init__(self, trainer: Trainer, remark: Callable[[str], None]) -> None:
         self._trainer = trainer
         self.parts = CallbackParts(self._listed, lambda: trainer.model, remark)
         self._counts = OwnCounts(trainer, remark)
         self._history = LogHistory()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         state = self._trainer.state
         return {
             "state": {name: getattr(state, name) for name in _STATE},
@@ -226,7 +227,7 @@ class TrainerState:
             "parts": self.parts.state_dict(),
         }
 
-    def load_state_dict(self, kept: dict[str, Any]) -> None:
+    def load_state_dict(self, kept: StateDict) -> None:
         for name, value in kept["state"].items():
             setattr(self._trainer.state, name, value)
         for name, value in kept["trainer"].items():
@@ -253,26 +254,26 @@ class TrainerState:
                 is_known=module.startswith(("transformers.", "gemini_lab.")),
             )
 
-    def _callbacks(self) -> Iterator[tuple[str, Any]]:
+    def _callbacks(self) -> Iterator[tuple[str, object]]:
         """Yield each with a name that is the same in every start of the script."""
         for number, callback in enumerate(self._trainer.callback_handler.callbacks):
             yield f"{number} {type(callback).__name__}", callback
 
 
-def _is_stateful(callback: Any) -> bool:
+def _is_stateful(callback: TrainerCallback) -> bool:
     return hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
 
 
-def _is_kept(callback: Any) -> bool:
+def _is_kept(callback: TrainerCallback) -> bool:
     """Return whether it says what its state is: as torch's objects do, or as an ExportableState."""
     return _is_stateful(callback) or isinstance(callback, ExportableState)
 
 
-def _read(callback: Any) -> Any:
+def _read(callback: TrainerCallback) -> Any:
     return callback.state_dict() if _is_stateful(callback) else callback.state()["attributes"]
 
 
-def _put(callback: Any, kept: Any) -> None:
+def _put(callback: TrainerCallback, kept: Any) -> None:
     if _is_stateful(callback):
         callback.load_state_dict(kept)
         return

@@ -11,7 +11,7 @@ it is done again.
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback
 from gemini_lab.adapters.accelerate import left_out, require_own_reading, trained_by
 from gemini_lab.adapters.trainer_state import TrainerState, require_known_sums
 from gemini_lab.engine import session as sessions
-from gemini_lab.engine.contract import Keepable, ZeroEngine
+from gemini_lab.engine.contract import Keepable, StateDict, StateView, ZeroEngine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.protection import NOT_IN_A_LAB, remarks, start_protection
@@ -62,7 +62,7 @@ _GENERATED: Final = "_buffered_inputs"
 """The attribute in which those of them that others write keep it, too."""
 
 
-def require_trainer(trainer: Any) -> None:
+def require_trainer(trainer: Trainer) -> None:
     """Refuse a Trainer whose state would not come back.
 
     Raises:
@@ -72,7 +72,7 @@ def require_trainer(trainer: Any) -> None:
         raise UnsupportedError(f"this Trainer cannot be protected: it {found}; {way_out}")
 
 
-def _obstacles(trainer: Any) -> Iterator[tuple[str, str]]:
+def _obstacles(trainer: Trainer) -> Iterator[tuple[str, str]]:
     """Return why `trainer` cannot be protected: what it does, and the way out."""
     names = {kind.__name__ for kind in type(trainer).__mro__}
     missing = [name for name in STAGES if not hasattr(trainer, name)]
@@ -102,7 +102,7 @@ def _obstacles(trainer: Any) -> Iterator[tuple[str, str]]:
             yield found, way_out
 
 
-def require_length(loader: Any) -> None:
+def require_length(loader: object) -> None:
     """Refuse a loader whose place in an epoch cannot be told from a count of steps.
 
     Raises:
@@ -167,7 +167,7 @@ def protect_trainer(
 class _WithoutLab(TrainerCallback):  # type: ignore[misc]
     """Lets a check look at what trains under plain torchrun."""
 
-    def __init__(self, trainer: Any, also: Mapping[str, Keepable] | None) -> None:
+    def __init__(self, trainer: Trainer, also: Mapping[str, Keepable] | None) -> None:
         self._trainer, self._also = trainer, also
 
     def on_train_begin(self, *_: object, **__: object) -> None:
@@ -192,7 +192,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: Trainer,
         *,
         start: Callable[..., LiveProtection],
         version: int | None,
@@ -227,8 +227,8 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     # -- where training begins -------------------------------------------------------------------
 
     def around_inner_training_loop(
-        self, loop: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+        self, loop: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """Leave out a checkpoint of the Trainer's if there is a version to go on from."""
         if self._protection is not None:
             raise ConfigError(
@@ -266,8 +266,8 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         return self._begins_at
 
     def around_prepare_for_training(
-        self, prepare: Callable[..., tuple[Any, Any]], *args: Any, **kwargs: Any
-    ) -> tuple[Any, Any]:
+        self, prepare: Callable[..., tuple[object, Sized]], *args: object, **kwargs: object
+    ) -> tuple[object, Sized]:
         """Protect the engine, which is there now, or put the version back into it."""
         model, loader = prepare(*args, **kwargs)
         require_own_reading(loader)
@@ -275,7 +275,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer
         for text in left_out(trainer.accelerator, os.environ):
             self._remark(text)
-        also: dict[str, Any] = {"the Trainer": self._state, **self._also}
+        also: StateDict = {"the Trainer": self._state, **self._also}
         self._engine = trained_by(
             trainer.accelerator,
             model=trainer.model_wrapped,
@@ -321,7 +321,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         self,
         done: int,
         *,
-        train_dataloader: Any,
+        train_dataloader: object,
         epoch: int,
         resume_from_checkpoint: str,
         **_: object,
@@ -335,7 +335,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         watch(train_dataloader).skip(done * int(self._trainer.args.gradient_accumulation_steps))
         self._trainer._load_rng_state(resume_from_checkpoint)  # noqa: SLF001
 
-    def _rest_of_epoch(self, done: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _rest_of_epoch(self, done: int, kwargs: StateView) -> StateDict:
         """What `_run_epoch` is called with for an epoch of which some updates are done."""
         steps, updates = kwargs["steps_in_epoch"], kwargs["num_update_steps_per_epoch"]
         accumulate = int(self._trainer.args.gradient_accumulation_steps)
@@ -356,20 +356,20 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
     # -- during training -------------------------------------------------------------------------
 
     def around_training_step(
-        self, step: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
+        self, step: Callable[..., torch.Tensor], *args: object, **kwargs: object
     ) -> torch.Tensor:
         """Add a micro-batch's part of the loss."""
         loss = step(*args, **kwargs)
         self._losses.append(loss)
         return loss
 
-    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+    def on_epoch_begin(self, *_: object, **__: object) -> None:
         """Compare callbacks from here on: they have done what they do in `on_train_begin`."""
         if not self._has_begun:
             self._has_begun = True
             self._state.parts.begin()
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         """Log the loss: the Trainer has counted the step."""
         state = self._trainer.state
         if self._epoch_at is not None:
@@ -386,7 +386,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         self._state.parts.say_changes(done)
         self._protected.log(loss=loss.item())
 
-    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+    def on_epoch_end(self, *_: object, **__: object) -> None:
         """Refuse an epoch that a callback ended early: counting does not find it again."""
         self._state.parts.say_changes()
         if sessions.current is not None and sessions.current.witness is not None:
@@ -397,16 +397,22 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
                 "find the place in the epochs after it; let epochs end by themselves"
             )
 
-    def around_evaluate(self, evaluate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def around_evaluate(
+        self, evaluate: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """However long that takes, it is no hang."""
         with self._protected.pause("evaluation"):
             return evaluate(*args, **kwargs)
 
-    def around_save_checkpoint(self, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def around_save_checkpoint(
+        self, save: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         with self._protected.pause("saving a checkpoint"):
             return save(*args, **kwargs)
 
-    def around_finalize_training(self, end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def around_finalize_training(
+        self, end: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """Make the last version before the best model may be loaded over it."""
         self._protected.reach_top()
         self._protected.finish()

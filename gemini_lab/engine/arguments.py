@@ -7,7 +7,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
-from gemini_lab.engine.contract import Engine, Keepable, Stateful, ZeroEngine
+from gemini_lab.engine.contract import Engine, Keepable, Source, StateDict, Stateful, ZeroEngine
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.errors import ConfigError, kind_of, shown
 from gemini_lab.limits import require_text
@@ -163,7 +163,7 @@ def require_rewind(steps: object, skip: object) -> None:
         raise ConfigError(f"skip= is {kind_of(skip)}; give True or False")
 
 
-def numbers_of(values: dict[str, Any]) -> dict[str, float]:
+def numbers_of(values: StateDict) -> dict[str, float]:
     """Return what a script logs as plain numbers.
 
     Raises:
@@ -199,7 +199,7 @@ def _logged(name: str, value: Any) -> float:
     )
 
 
-def as_sources(data: Any) -> list[Any]:
+def as_sources(data: Any) -> list[Source]:
     """`data=` as a list: one source, or a list or tuple of them."""
     if data is None:
         return []

@@ -11,6 +11,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+StateDict = dict[str, Any]
+"""State by name, as `state_dict` methods give it: plain values, tensors, containers of these."""
+StateView = Mapping[str, Any]
+"""The same, only read."""
+
 
 class Engine(Protocol):
     """A model that is trained, whoever drives it."""
@@ -26,6 +31,17 @@ class Engine(Protocol):
 
     @property
     def global_steps(self) -> int: ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    @property
+    def lr_scheduler(self) -> object | None:
+        """The schedule that the engine steps itself."""
+
+    @property
+    def training_dataloader(self) -> object | None:
+        """The loader that the engine made itself."""
 
 
 class ZeroEngine(Engine, Protocol):
@@ -45,7 +61,7 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Mapping[str, object]: ...
 
-    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
+    def load_state_dict(self, state: StateDict, /) -> object: ...
 
 
 @runtime_checkable
@@ -53,8 +69,8 @@ class Resharding(Protocol):
     """A data source that can give its position for another world size."""
 
     def reshard_state_dict(
-        self, states: Sequence[Mapping[str, Any]], *, rank: int, world_size: int
-    ) -> Mapping[str, Any]:
+        self, states: Sequence[StateView], *, rank: int, world_size: int
+    ) -> StateView:
         """Return the argument of `load_state_dict` for one rank of a world size.
 
         Args:

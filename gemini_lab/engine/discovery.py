@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gemini_lab.engine.arguments import as_sources
-from gemini_lab.engine.contract import Keepable, Source
+from gemini_lab.engine.contract import Engine, Keepable, Source, StateDict
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.made_objects import made_objects
@@ -50,18 +50,18 @@ class Surroundings:
     """
 
     loaders: Sequence[Any]
-    schedules: Sequence[Any]
+    schedules: Sequence[LRScheduler]
     all_schedules: Sequence[LRScheduler]
     scalers: Sequence[GradScaler]
-    engines: Sequence[Any]
+    engines: Sequence[DeepSpeedEngine]
     replicated: Sequence[DistributedDataParallel]
 
 
 def gather(
-    engine: Any,
+    engine: Engine,
     *,
     data: Source | Sequence[Source] | None,
-    client_state: dict[str, Any] | None,
+    client_state: StateDict | None,
     also: Mapping[str, Keepable] | None,
     remark: Callable[[str], None],
     made: Callable[[], Sequence[object]] = made_objects,
@@ -120,7 +120,9 @@ def _is_read_already(source: Any, made: Sequence[object]) -> bool:
     )
 
 
-def _left(schedules: Sequence[Any], around: Surroundings, sources: Sequence[Any]) -> Iterator[str]:
+def _left(
+    schedules: Sequence[object], around: Surroundings, sources: Sequence[object]
+) -> Iterator[str]:
     """Return what will not come back after a failure, as sentences for the user."""
     if len(schedules) > 1:
         yield _several_schedules(schedules, "of the optimizer")
@@ -143,18 +145,18 @@ def _left(schedules: Sequence[Any], around: Surroundings, sources: Sequence[Any]
         )
 
 
-def _unnamed(found: Iterable[Any], named: Mapping[str, object]) -> list[Any]:
+def _unnamed(found: Iterable[Kind], named: Mapping[str, object]) -> list[Kind]:
     return [one for one in found if all(one is not thing for thing in named.values())]
 
 
-def _several_schedules(schedules: Sequence[Any], whose: str) -> str:
+def _several_schedules(schedules: Sequence[object], whose: str) -> str:
     return (
         f"{len(schedules)} schedules {whose} are there ({_listed(schedules)}) and are "
         'not kept; name them: protect(..., also={"warm-up": one, "decay": other})'
     )
 
 
-def look_around(engine: Any, made: Iterable[object]) -> Surroundings:
+def look_around(engine: Engine, made: Iterable[object]) -> Surroundings:
     """Return what exists now; later objects are not seen."""
     own = engine.training_dataloader
     adapters = _loader_adapters()
@@ -184,7 +186,7 @@ def look_around(engine: Any, made: Iterable[object]) -> Surroundings:
 
 
 def _replicated(
-    found: Sequence[DistributedDataParallel], engine: Any
+    found: Sequence[DistributedDataParallel], engine: Engine
 ) -> list[DistributedDataParallel]:
     """Return those beside the engine's, in the same order on every rank and in every start."""
     own = {id(part) for part in engine.module.modules()}
@@ -197,7 +199,7 @@ def _adds_up_anew(ddp: DistributedDataParallel) -> bool:
     return bool(ddp.static_graph) and dist.get_world_size(ddp.process_group) > 2
 
 
-def _schedules(found: Sequence[Any], optimizer: Any) -> list[Any]:
+def _schedules(found: Sequence[LRScheduler], optimizer: object) -> list[LRScheduler]:
     """Return those of an optimizer that no other schedule steps."""
     optimizers = _with_wrapped(optimizer)
     stepped = {id(part) for one in found for part in getattr(one, "_schedulers", ())}
@@ -208,7 +210,7 @@ def _schedules(found: Sequence[Any], optimizer: Any) -> list[Any]:
     ]
 
 
-def _with_wrapped(optimizer: Any) -> set[int]:
+def _with_wrapped(optimizer: object) -> set[int]:
     inner = getattr(optimizer, "optimizer", None)
     return {id(optimizer)} if inner is None else {id(optimizer), id(inner)}
 

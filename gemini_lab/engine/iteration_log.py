@@ -20,7 +20,7 @@ import xxhash
 from deepspeed.accelerator import get_accelerator
 
 from gemini_lab.engine.arguments import numbers_of, require_few
-from gemini_lab.engine.contract import Engine
+from gemini_lab.engine.contract import Engine, StateDict
 from gemini_lab.engine.frameworks.tensors import as_it_reads, bytes_in, tensor_sum
 from gemini_lab.engine.rank_agreement import rank_and_world_size
 from gemini_lab.log.events import AnyEvent, Inputs, Iteration, IterationBegun, VersionComplete
@@ -163,7 +163,7 @@ class IterationLog:
             self._is_begin_said = True
             self._emit(IterationBegun(iteration=iteration, inputs=inputs.read()))
 
-    def add(self, values: dict[str, Any]) -> None:
+    def add(self, values: StateDict) -> None:
         """Attach values to the iteration that is computed, or else to the newest.
 
         Raises:
@@ -307,20 +307,20 @@ def random_checksums() -> dict[str, str]:
     return {name: xxhash.xxh3_64_hexdigest(state) for name, state in states.items()}
 
 
-def learning_rate(engine: Any) -> float | None:
+def learning_rate(engine: object) -> float | None:
     """Return that of the optimizer's first group, if it is a plain number or lies in CPU memory."""
     groups = getattr(getattr(engine, "optimizer", None), "param_groups", None) or [{}]
     rate = groups[0].get("lr")
     return None if rate is None or _is_elsewhere(rate) else float(rate)
 
 
-def gradient_norm(engine: Any) -> dict[str, float]:
+def gradient_norm(engine: object) -> dict[str, float]:
     """`"grad_norm"` of the last update, over all ranks, where reading it waits for nothing."""
     norm = getattr(engine, "_global_grad_norm", None)
     return {} if norm is None or _is_elsewhere(norm) else {"grad_norm": float(norm)}
 
 
-def _feed(digest: Any, value: object, depth: int) -> Iterator[torch.Tensor]:
+def _feed(digest: xxhash.xxh3_64, value: object, depth: int) -> Iterator[torch.Tensor]:
     """Add `value` to the digest; gives the sums of tensors that do not lie in CPU memory."""
     digest.update(f"<{type(value).__name__}".encode())
     if isinstance(value, torch.Tensor):
@@ -338,7 +338,7 @@ def _feed(digest: Any, value: object, depth: int) -> Iterator[torch.Tensor]:
     digest.update(b">")
 
 
-def _feed_tensor(digest: Any, tensor: Any) -> Iterator[torch.Tensor]:
+def _feed_tensor(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if (parts := _made_of(tensor)) is not None:
         for part in parts:
             yield from _feed_tensor(digest, part)
@@ -353,7 +353,7 @@ def _feed_tensor(digest: Any, tensor: Any) -> Iterator[torch.Tensor]:
         digest.update(bytes_in(read))
 
 
-def _made_of(tensor: Any) -> Sequence[torch.Tensor] | None:
+def _made_of(tensor: torch.Tensor) -> Sequence[torch.Tensor] | None:
     """Return the tensors that one without own memory is made of, as a DTensor of its shard."""
     if tensor.is_nested:
         found: Sequence[torch.Tensor] = tensor.detach().unbind()
@@ -365,7 +365,7 @@ def _made_of(tensor: Any) -> Sequence[torch.Tensor] | None:
     return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
-def _parts(value: Any) -> Iterator[object]:
+def _parts(value: object) -> Iterator[object]:
     if isinstance(value, Mapping):
         for key in value:
             yield key

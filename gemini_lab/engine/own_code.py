@@ -23,16 +23,20 @@ from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 import xxhash
 
+from gemini_lab.engine.contract import StateView
 from gemini_lab.errors import CannotGoOnError, ConfigError
 from gemini_lab.job import Job
 from gemini_lab.log.events import AnyEvent, CodeSeen, Note
 from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.settings import Settings
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 MOST_FILES: Final = 1000
 """More are not told of: what tells goes to each worker with the order to start."""
@@ -227,17 +231,17 @@ class SameCode:
         self._process = os.getpid()
         self._start: WorkerStart
         self._folders: tuple[str, ...] = ()
-        self._store: Any = None
+        self._store: Store
         self._known: dict[str, str] = {}  # of any rank
         self._own: dict[str, str] = {}  # what nobody tells before this rank
         self._stops = False
 
-    def tell(self, start: WorkerStart, store: Any) -> None:
+    def tell(self, start: WorkerStart, store: "Store") -> None:
         """Leave for the other ranks what this one has executed by now; before all meet."""
         self._start, self._store = start, store
         self._folders = _folders(start.order.job)
         ours = self._executed.files(is_own_file, folders=self._folders)
-        told = msgspec.json.encode(CodeReport(rank=start.rank, files=ours))
+        told = msgspec.json.encode(CodeReport(rank=start.rank, files=ours)).decode()
         same = _sum(ours)
         store.set(f"{_KEY}/of/{start.rank}", same)
         if store.add(f"{_KEY}/same/{same}", 1) == 1:
@@ -363,8 +367,7 @@ class SameCode:
 
     def _first_to_import(self, name: str, digest: str) -> str:
         """Return the digest of the rank that was the first to import a file."""
-        found: bytes = self._store.compare_set(f"{_KEY}/late/{name}", "", digest)
-        return found.decode()
+        return self._store.compare_set(f"{_KEY}/late/{name}", "", digest).decode()
 
 
 def _sum(files: Mapping[str, str]) -> str:
@@ -380,7 +383,7 @@ def _folders(job: Job) -> tuple[str, ...]:
 
 
 def say_if_resumed_otherwise(
-    meta: Mapping[str, Any], code: Mapping[str, str], remark: Callable[[str], None]
+    meta: StateView, code: Mapping[str, str], remark: Callable[[str], None]
 ) -> None:
     """Tell once that a version of another run was made by other code, as a person may want."""
     before = meta.get("code")

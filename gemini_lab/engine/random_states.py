@@ -1,12 +1,12 @@
 """The random number generators that all code shares: Python's, numpy's, torch's, the device's."""
 
 import random
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
+
+from gemini_lab.engine.contract import StateDict, StateView
 
 _has_device = True
 
@@ -17,7 +17,7 @@ def forget_device() -> None:
     _has_device = False
 
 
-def random_states() -> dict[str, Any]:
+def random_states() -> StateDict:
     """Return their states as they are now, for the codec."""
     device = get_accelerator()
     is_left_out = not _has_device or device.device_name() == "cpu"
@@ -29,7 +29,7 @@ def random_states() -> dict[str, Any]:
     }
 
 
-def seeded_random_states(seed: int) -> dict[str, Any]:
+def seeded_random_states(seed: int) -> StateDict:
     """Seed the generators with a number, and return their states."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -37,7 +37,7 @@ def seeded_random_states(seed: int) -> dict[str, Any]:
     return random_states()
 
 
-def restore_random_states(states: Mapping[str, Any]) -> None:
+def restore_random_states(states: StateView) -> None:
     """Put back what `random_states` gave."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])  # noqa: NPY002

@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from gemini_lab.recovery.plan import Cut, PlanPart
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, framed
 from gemini_lab.shard.recut import Move
-from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.group import CheckpointGroup, TransferHandle
 from gemini_lab.units import MIB
 
 MESSAGE_BYTES: Final = 16 * MIB
@@ -205,7 +205,7 @@ class OldShards:
             send.wait()
         return asked
 
-    def _send(self, batch: Sequence[Range], to: int) -> list[Any]:
+    def _send(self, batch: Sequence[Range], to: int) -> list[TransferHandle]:
         data = b"".join(self._read(one.shard, one.start, one.size) for one in batch)
         digest = np.array([chunk_digest(data)], np.uint64).view(np.int64)
         packed = torch.frombuffer(bytearray(data), dtype=torch.uint8)

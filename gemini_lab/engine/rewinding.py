@@ -8,10 +8,11 @@ says so, by which every agent knows: see `recovery.discarded_versions`.
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.script_loops import LoopPlace, place_in
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.errors import ConfigError, GeminiError, UnsupportedError
@@ -63,7 +64,7 @@ class WentBack:
     """
 
     lineage: Lineage
-    extra: dict[str, Any]
+    extra: StateDict
 
 
 class Rewinder:
@@ -210,9 +211,9 @@ class Rewinder:
                 yield info.version, _signed(info.lineage.word)
 
 
-def guard_in(small: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def guard_in(small: StateView) -> StateView | None:
     """Return the guard's knowledge in a version's extras; `None` if there was no guard."""
-    found: Mapping[str, Any] | None = small.get(GUARD)
+    found: StateView | None = small.get(GUARD)
     return found
 
 

@@ -37,12 +37,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import torch.distributed as dist
 
+from gemini_lab.engine.contract import StateView
 from gemini_lab.errors import ConfigError
 from gemini_lab.recovery.messages import End, EndReached, Message, WorkerStart
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 Kind = Literal["steps", "epochs"]
 LoopPlace = tuple["Pass", ...]
@@ -309,7 +313,7 @@ def place_to_small(place: LoopPlace) -> dict[str, object]:
     }
 
 
-def place_in(small: Mapping[str, Any]) -> LoopPlace:
+def place_in(small: StateView) -> LoopPlace:
     """Return the place of a version; one of an older release knows the number of an epoch alone."""
     if _LOOPS in small:
         return tuple(_pass_of(numbers) for numbers in small[_LOOPS])
@@ -337,7 +341,7 @@ class ReportingWorker(Protocol):
     """The part of a worker's session that ends are reported to."""
 
     start: WorkerStart
-    store: Any
+    store: "Store"
 
     def say(self, message: Message) -> None: ...
 

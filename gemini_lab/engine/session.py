@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 from torch.distributed import DistStoreError
@@ -42,6 +42,9 @@ from gemini_lab.shard.layout import ShardLayout
 from gemini_lab.transfer.group import rendezvous_client
 from gemini_lab.transfer.sockets import own_ends, shut_those_to
 from gemini_lab.wire.local import LocalChannel
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 OTHER_S: Final = 10.0
 """For the other worker to say where its connections end."""
@@ -107,7 +110,7 @@ class WorkerSession:
         *,
         start: WorkerStart,
         channel: LocalChannel,
-        store: Any,
+        store: "Store",
         pulse: Heartbeat,
         kept: KeptProcess | None = None,
     ) -> None:

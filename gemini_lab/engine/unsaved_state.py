@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from gemini_lab.engine.contract import Engine, StateView
 from gemini_lab.engine.frameworks.tensors import is_dtensor
 from gemini_lab.engine.made_objects import made_objects
 from gemini_lab.engine.own_code import is_own_type
@@ -47,7 +48,7 @@ class Bystanders:
     values of each are read now, and again whenever they are asked for.
     """
 
-    def __init__(self, made: Sequence[object], engine: Any, kept: Sequence[object] = ()) -> None:
+    def __init__(self, made: Sequence[object], engine: Engine, kept: Sequence[object] = ()) -> None:
         own = {id(part) for part in engine.module.modules()}
         weights = [*engine.module.parameters()]
         state = getattr(engine.optimizer, "state", {})
@@ -142,7 +143,7 @@ def _stepped(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _others(
-    made: Iterable[Any], engine: Any, kept: Sequence[object]
+    made: Iterable[Any], engine: Engine, kept: Sequence[object]
 ) -> Iterator[torch.optim.Optimizer]:
     """Yield optimizers that are neither the engine's nor handed over, nor wrap these."""
     known = {id(one) for one in (*kept, engine.optimizer)}
@@ -179,7 +180,7 @@ def _roots(modules: Sequence[nn.Module], own: set[int]) -> Iterator[nn.Module]:
     return (one for one in modules if id(one) not in parts)
 
 
-def _tensors(things: Iterable[Any], depth: int = 0) -> Iterator[torch.Tensor]:
+def _tensors(things: Iterable[object], depth: int = 0) -> Iterator[torch.Tensor]:
     """Yield the tensors in modules, containers, and objects with a state."""
     for thing in things:
         if isinstance(thing, torch.Tensor):
@@ -265,7 +266,7 @@ class StrayLoaders:
         return sorted({_loader_name(one) for one, taken in alive if _taken_amid(one) > taken})
 
 
-def _samplers(reads: Any) -> list[object]:
+def _samplers(reads: object) -> list[object]:
     """Return what identifies a loader and its iterators: its batches' indices and samplers."""
     names = ("_index_sampler", "batch_sampler", "sampler", "data_sampler")
     found = [getattr(reads, name, None) for name in names]
@@ -392,7 +393,7 @@ class ScriptWatch:
         if self._sealed in _GLANCES and (changes := self._script.data_changes()):
             self.remark_once(DATA_CHANGE.format(", ".join(changes)))
 
-    def _look(self, drawn: Mapping[str, Any], *, at_top: bool) -> None:
+    def _look(self, drawn: StateView, *, at_top: bool) -> None:
         self._looks -= 1
         positions = encode([_without_counts(one) for one in drawn["data"]])
         if drawn["data"] and positions == self._positions:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.profiler.profile import CollectiveRecord
+from gemini_lab.transfer.group import TransferHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,15 @@ class Operation:
     group: int = 2
     per_rank: bool = False
 
-    def group_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def group_of(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> dist.ProcessGroup | None:
         """Return the process group of a call; `None` is the world."""
-        return kwargs.get("group", args[self.group] if len(args) > self.group else None)
+        found: Any = kwargs.get("group", args[self.group] if len(args) > self.group else None)
+        group: dist.ProcessGroup | None = found
+        return group
 
-    def size_bytes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    def size_bytes(self, args: Sequence[object], kwargs: Mapping[str, object]) -> int:
         """Return bytes of the full tensor: of the gathered, the reduced, the broadcast one."""
         if not self.sized:
             return 0
@@ -68,7 +73,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
 in pickled form, outside the iteration, are not counted."""
 
 
-def _bytes_of(value: Any) -> int:
+def _bytes_of(value: object) -> int:
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if isinstance(value, (list, tuple)):
@@ -76,12 +81,16 @@ def _bytes_of(value: Any) -> int:
     return _bytes_of(value.tensor) if hasattr(value, "tensor") else 0
 
 
+Stamp = Any
+"""A mark of a moment, that only its clock can read: a number, or a CUDA event."""
+
+
 class Clock(Protocol):
     """Gives stamps, whatever they are, and says later how far they are apart."""
 
-    def stamp(self) -> Any: ...
+    def stamp(self) -> Stamp: ...
 
-    def between_s(self, start: Any, end: Any) -> float: ...
+    def between_s(self, start: Stamp, end: Stamp) -> float: ...
 
 
 class WallClock:
@@ -97,13 +106,13 @@ class WallClock:
 class DeviceClock:
     """Stamps of a CUDA backend: events on the current stream, read when the iteration is over."""
 
-    def stamp(self) -> Any:
+    def stamp(self) -> Stamp:
         """Return an event, recorded on the current stream."""
         event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def between_s(self, start: Any, end: Any) -> float:
+    def between_s(self, start: Stamp, end: Stamp) -> float:
         """Return the seconds between two events; wait until the device reaches the second."""
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000.0
@@ -115,15 +124,15 @@ class CollectiveCall:
 
     name: str
     size_bytes: int
-    start: Any
+    start: Stamp
     iteration: int
-    end: Any = None
+    end: Stamp | None = None
 
 
 class FollowedWork:
     """A handle whose `wait` also waits for the emulated link, and tells the hook."""
 
-    def __init__(self, work: Any, release_s: float, done: Callable[[], None]) -> None:
+    def __init__(self, work: dist.Work, release_s: float, done: Callable[[], None]) -> None:
         self._work = work
         self._release_s = release_s
         self._done = done
@@ -142,7 +151,7 @@ class FollowedWork:
         return getattr(self._work, name)
 
 
-def handle_of(result: Any) -> Any:
+def handle_of(result: object) -> TransferHandle | None:
     """Return the handle in what a collective returned, or `None`."""
     last = result[-1] if isinstance(result, list) and result else result
     return last if hasattr(last, "wait") else None
@@ -155,7 +164,7 @@ def sleep_until(at_s: float) -> None:
 
 
 def iteration_record(
-    clock: Clock, *, start: Any, update: Any, end: Any, calls: Sequence[CollectiveCall]
+    clock: Clock, *, start: Stamp, update: Stamp | None, end: Stamp, calls: Sequence[CollectiveCall]
 ) -> IterationRecord:
     """Return an iteration of these calls."""
     since = clock.between_s

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, Self
 
+import torch.distributed as dist
+
 from gemini_lab.errors import ConfigError
 from gemini_lab.profiler.observe import IterationRecord
 from gemini_lab.profiler.profile import Profile, first_difference
@@ -22,13 +24,15 @@ from gemini_lab.transfer.collective_calls import (
     DeviceClock,
     FollowedWork,
     Operation,
+    Stamp,
     WallClock,
     handle_of,
     iteration_record,
     sleep_until,
 )
+from gemini_lab.transfer.group import TransferHandle
 
-Pace = Callable[[str, int, Any], float]
+Pace = Callable[[str, int, dist.ProcessGroup | None], float]
 """From name, bytes and process group of a collective to the time (`time.monotonic`) at which the
 emulated link has carried it."""
 _MARK: Final = "_gemini_lab_seam"
@@ -41,7 +45,7 @@ class Gate(Protocol):
 
     def before_call(self) -> None: ...
 
-    def after_call(self, calls: int, work: Any) -> None:
+    def after_call(self, calls: int, work: TransferHandle | None) -> None:
         """Collective number `calls` of the iteration was called; `work` is its handle or `None`."""
 
     def before_update(self) -> None: ...
@@ -90,8 +94,8 @@ class CommHook:
         self._busy_until_s = 0.0
         self._moved_s = time.monotonic()  # when a collective last began or ended
         self._wakes_at = sys.maxsize  # collectives after which the first who waits may send
-        self._start: Any = None
-        self._update: Any = None
+        self._start: Stamp | None = None
+        self._update: Stamp | None = None
         self._records: list[CollectiveCall] = []
         self._profile: Profile | None = None
         self._expected: list[tuple[str, int]] = []
@@ -243,8 +247,10 @@ class CommHook:
 
     # -- every collective --------------------------------------------------------------------------
 
-    def _wrapped(self, name: str, operation: Operation, method: Callable[..., Any]) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def _wrapped(
+        self, name: str, operation: Operation, method: Callable[..., object]
+    ) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
             if self._gate is not None:
                 self._gate.before_call()
             size_bytes = operation.size_bytes(args, kwargs)
@@ -313,7 +319,7 @@ class CommHook:
             if not self._in_flight and (self.calls >= self._wakes_at or self.deviation):
                 self._wake()
 
-    def _stamp(self) -> Any:
+    def _stamp(self) -> Stamp | None:
         return self._clock.stamp() if self._recording else None
 
 

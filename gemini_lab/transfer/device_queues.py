@@ -7,16 +7,19 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from gemini_lab.errors import CapacityError, ConfigError, UnsupportedError
+from gemini_lab.memory.slab_form import Bytes
+from gemini_lab.transfer.group import TransferHandle
 from gemini_lab.units import format_bytes
 
 Lane = Literal["training", "wire", "bus", "local"]
 """training: where the caller's work goes. wire: chunks between devices. bus: received chunks to the
 slab. local: the rank's own shard to its slab."""
+Mark = Any
+"""A place in a lane's work: a CUDA event, or what another kind of lanes waits by."""
 Message = tuple[torch.Tensor, int]
 """What to send or to fill, and the other rank."""
 
@@ -42,16 +45,16 @@ class Lanes(Protocol):
     def swap(self, lane: Lane, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         """Send and receive all of these at once, when the lane comes to it."""
 
-    def mark(self, lane: Lane) -> Any:
+    def mark(self, lane: Lane) -> Mark:
         """Return a mark of all work that the lane was given until now."""
 
-    def follow(self, lane: Lane, mark: Any) -> None:
+    def follow(self, lane: Lane, mark: Mark) -> None:
         """Hold the lane's later work until the mark."""
 
-    def join(self, lane: Lane, work: Any) -> None:
+    def join(self, lane: Lane, work: TransferHandle | None) -> None:
         """Hold it until a collective's handle is done; `None`: the training lane waits for it."""
 
-    def finish(self, mark: Any) -> None:
+    def finish(self, mark: Mark) -> None:
         """Hold the calling thread until the mark is reached."""
 
 
@@ -65,10 +68,10 @@ class CudaQueues:
             `None` where nothing is sent.
     """
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
         self._device = torch.device("cuda", torch.cuda.current_device())
-        self._streams: dict[str, Any] = {
+        self._streams: dict[str, torch.cuda.Stream] = {
             lane: torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             for lane in ("wire", "bus", "local")
         }
@@ -88,7 +91,7 @@ class CudaQueues:
         """Refuse tensors on another GPU, where nobody would wait for a copy."""
         require_one_device(tensors, self._device)
 
-    def _stream(self, lane: Lane) -> Any:
+    def _stream(self, lane: Lane) -> torch.cuda.Stream:
         if lane == "training":
             return torch.cuda.current_stream(self._device)
         return self._streams[lane]
@@ -114,16 +117,16 @@ class CudaQueues:
             for work in dist.batch_isend_irecv(operations):
                 work.wait()  # holds up the stream, not this thread
 
-    def mark(self, lane: Lane) -> Any:
+    def mark(self, lane: Lane) -> Mark:
         """Return an event on the lane's stream."""
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream(lane))
         return event
 
-    def follow(self, lane: Lane, mark: Any) -> None:
+    def follow(self, lane: Lane, mark: Mark) -> None:
         self._stream(lane).wait_event(mark)
 
-    def join(self, lane: Lane, work: Any) -> None:
+    def join(self, lane: Lane, work: TransferHandle | None) -> None:
         """Hold the lane's stream until the collective is done.
 
         With that the handle lets go of the collective's tensors; whoever called it must keep them
@@ -135,12 +138,11 @@ class CudaQueues:
         with self._on(lane):
             work.wait()
 
-    def finish(self, mark: Any) -> None:
+    def finish(self, mark: Mark) -> None:
         mark.synchronize()
 
-    def _on(self, lane: Lane) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = torch.cuda.stream(self._stream(lane))
-        return context
+    def _on(self, lane: Lane) -> AbstractContextManager[None]:
+        return torch.cuda.stream(self._stream(lane))
 
 
 def require_current(device: torch.device, current: int) -> None:
@@ -172,7 +174,7 @@ def require_one_device(tensors: Iterable[torch.Tensor], device: torch.device) ->
         )
 
 
-def pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+def pin(memory: Bytes) -> None:
     """Lock mapped memory, such as a slab's, so that the GPU copies into it by itself.
 
     It stays so until this process ends.

@@ -29,12 +29,13 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
-from gemini_lab.transfer.device_queues import Lanes, Message
+from gemini_lab.transfer.device_queues import Lanes, Mark, Message
+from gemini_lab.transfer.group import TransferHandle
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,
@@ -125,8 +126,8 @@ class DeviceRoute:
         self._out = lanes.room(max(out, default=0))
         self._rooms = [lanes.room(max(into, default=0)) for _ in range(parts)]
         self._left: deque[Round] = deque()
-        self._last: Any = None
-        self._copied: dict[int, Any] = {}  # by sub-buffer: reached when it is free again
+        self._last: Mark | None = None
+        self._copied: dict[int, Mark] = {}  # by sub-buffer: reached when it is free again
         self._taken = 0
         self._handed_over = threading.Event()
 
@@ -150,7 +151,7 @@ class DeviceRoute:
         if self._last is not None:
             self._lanes.follow("training", self._last)
 
-    def after_call(self, calls: int, work: Any) -> None:
+    def after_call(self, calls: int, work: TransferHandle | None) -> None:
         """Hand over the chunks of the span that follows collective number `calls`.
 
         Args:

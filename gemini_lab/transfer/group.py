@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,9 +13,17 @@ import torch.distributed as dist
 from gemini_lab.transfer.sockets import OwnConnections, can_be_found
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 MEET_LOOK_S: Final = 0.05
+
+
+class TransferHandle(Protocol):
+    """A send or receive under way."""
+
+    def wait(self) -> object:
+        """Return when it is done."""
 
 
 class CheckpointGroup:
@@ -31,7 +39,9 @@ class CheckpointGroup:
         messages: How many this rank has begun to send and to receive.
     """
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, timeout_s: float = 1800) -> None:
+    def __init__(
+        self, store: "Store", *, rank: int, world_size: int, timeout_s: float = 1800
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.messages = 0
@@ -82,7 +92,7 @@ class CheckpointGroup:
             self._note(thread, is_at_work=was_at_work)
         self.require_whole()
 
-    def finish(self, works: Sequence[Any]) -> None:
+    def finish(self, works: Sequence["TransferHandle"]) -> None:
         """Wait for all of these sends and receives.
 
         Raises:
@@ -143,17 +153,19 @@ class CheckpointGroup:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def isend(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> Any:
+    def isend(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> "TransferHandle":
         """Begin to send; `finish` waits for it. Messages of a tag between two ranks keep order."""
         group = self._whole()
         self.messages += 1
-        return group.send([tensor], to, tag)
+        work: TransferHandle = group.send([tensor], to, tag)
+        return work
 
-    def irecv(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> Any:
+    def irecv(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> "TransferHandle":
         """Begin to receive into `tensor`."""
         group = self._whole()
         self.messages += 1
-        return group.recv([tensor], source, tag)
+        work: TransferHandle = group.recv([tensor], source, tag)
+        return work
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         self.finish([self.isend(tensor, to)])

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import torch.distributed as dist
 
@@ -164,16 +164,16 @@ class LinkPacer:
         self._shares = shares
         self.bucket = bucket
         self._node_of = node_of
-        self._shapes: dict[Any, tuple[int, int]] = {}
+        self._shapes: dict[dist.ProcessGroup | None, tuple[int, int]] = {}
 
-    def __call__(self, name: str, size_bytes: int, group: Any) -> float:
+    def __call__(self, name: str, size_bytes: int, group: dist.ProcessGroup | None) -> float:
         """Reserve the link for one collective; when it will be done, by `time.monotonic`."""
         nodes, here = self._shape(group)
         return self.bucket.reserve(
             wire_bytes(name, size_bytes, nodes=nodes, shares=self._shares) / here
         )
 
-    def _shape(self, group: Any) -> tuple[int, int]:
+    def _shape(self, group: dist.ProcessGroup | None) -> tuple[int, int]:
         """Return how many nodes the group spans, and how many of its ranks share this one."""
         if group not in self._shapes:
             ranks = dist.get_process_group_ranks(group or dist.group.WORLD)

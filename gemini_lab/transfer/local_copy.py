@@ -5,13 +5,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from gemini_lab.memory.slab import WriteBuffer, chunk_digest
 from gemini_lab.memory.slab_form import Bytes, ChunkDigest
-from gemini_lab.transfer.device_queues import Lanes
+from gemini_lab.transfer.device_queues import Lanes, Mark
 from gemini_lab.transfer.version import OutgoingVersion
 
 CACHED_BYTES: Final = 2**20
@@ -49,7 +49,7 @@ class LocalCopy:
         self._chunk_bytes = own.chunk(0).nbytes
         self._lanes = lanes
         self._may_go_on = may_go_on
-        self._filled: deque[tuple[Bytes, Any]] = deque()  # chunks, each with its lane's mark
+        self._filled: deque[tuple[Bytes, Mark]] = deque()  # chunks, each with its lane's mark
         self._next_piece = 0
         self._done = 0
 
@@ -96,7 +96,7 @@ class LocalCopy:
     def _seal(self, number: int, chunk: Bytes) -> None:
         self._own.seal_chunk(number, chunk_digest(chunk))
 
-    def _begin(self, number: int) -> tuple[Bytes, Any]:
+    def _begin(self, number: int) -> tuple[Bytes, Mark]:
         """Queue the copy of a chunk in a lane; the returned mark says when it is done."""
         assert self._lanes is not None
         start = number * self._chunk_bytes

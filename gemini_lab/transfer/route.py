@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from gemini_lab.errors import IntegrityError
 from gemini_lab.memory.slab import ReadBuffer, Slab, chunk_digest
 from gemini_lab.memory.slab_form import Bytes
 from gemini_lab.shard.lineage import Lineage
-from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.group import CheckpointGroup, TransferHandle
 from gemini_lab.transfer.version import (
     Chunks,
     OutgoingVersion,
@@ -85,7 +85,7 @@ class BackgroundRoute:
         counts = [
             buffer.chunk_count(sizes_bytes[rank]) for rank, buffer in buffers.incoming.items()
         ]
-        under_way: deque[list[Any]] = deque()
+        under_way: deque[list[TransferHandle]] = deque()
         for index in range(max([own_count, *counts])):
             # Receiving is posted first: a peer's send then finds its room, and nobody waits.
             works = self._receive(index, buffers, sizes_bytes)
@@ -105,7 +105,7 @@ class BackgroundRoute:
 
     def _receive(
         self, index: int, buffers: VersionBuffers[Chunks], sizes_bytes: Mapping[int, int]
-    ) -> list[Any]:
+    ) -> list[TransferHandle]:
         works = []
         for rank, buffer in buffers.incoming.items():
             if index < buffer.chunk_count(sizes_bytes[rank]):
@@ -113,7 +113,7 @@ class BackgroundRoute:
                 works.append(self._group.irecv(room, rank))
         return works
 
-    def _send(self, index: int, local: PayloadSource, own: Chunks) -> list[Any]:
+    def _send(self, index: int, local: PayloadSource, own: Chunks) -> list[TransferHandle]:
         """Begin to send chunk number `index`, once it is copied and the link has carried it."""
         chunk = trimmed_chunk(own, index, local.payload_bytes)
         local.up_to(index * own.chunk(0).nbytes + chunk.nbytes)

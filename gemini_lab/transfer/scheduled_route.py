@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
+from gemini_lab.transfer.group import TransferHandle
 from gemini_lab.transfer.own_thread import OwnThread
 from gemini_lab.transfer.version import (
     Chunks,
@@ -104,8 +105,8 @@ class ScheduledRoute:
         return sent
 
     def _send(self, local: PayloadSource, payload: torch.Tensor) -> tuple[SentBytes, ...]:
-        freed: dict[int, deque[Any]] = {peer: deque() for peer in self._peers.sends_to}
-        works: list[Any] = []
+        freed: dict[int, deque[TransferHandle]] = {peer: deque() for peer in self._peers.sends_to}
+        works: list[TransferHandle] = []
         sent: list[SentBytes] = []
         for chunk in self._schedule.chunks:
             peer = self._peers.sends_to[chunk.replica - 1]
@@ -143,8 +144,8 @@ class ScheduledRoute:
         )  # the last first: so the thread is woken once, not each time
 
     def _receive_through_rooms(self, incoming: Mapping[int, Chunks]) -> None:
-        under_way: deque[tuple[IncomingChunk, torch.Tensor, Any]] = deque()
-        freed: list[Any] = []
+        under_way: deque[tuple[IncomingChunk, torch.Tensor, TransferHandle]] = deque()
+        freed: list[TransferHandle] = []
         for number, one in enumerate(self._incoming):
             if len(under_way) >= len(self._rooms):
                 freed.append(self._take(*under_way.popleft(), incoming))
@@ -155,8 +156,12 @@ class ScheduledRoute:
         self._group.finish(freed)
 
     def _take(
-        self, one: IncomingChunk, room: torch.Tensor, work: Any, incoming: Mapping[int, Chunks]
-    ) -> Any:
+        self,
+        one: IncomingChunk,
+        room: torch.Tensor,
+        work: TransferHandle,
+        incoming: Mapping[int, Chunks],
+    ) -> TransferHandle:
         """Wait for a chunk, empty its sub-buffer, and begin to say that it is free."""
         assert self._empty is not None
         self._group.finish([work])

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 _KEPT: Final = Path("/proc/self/fdinfo")
 _EPOLL: Final = "anon_inode:[eventpoll]"
@@ -134,7 +134,7 @@ def _over_ip() -> Iterator[tuple[str, str, tuple[int, str]]]:
                 yield _address(ours.getsockname()), _address(ours.getpeername()), (fd, name)
 
 
-def _address(name: tuple[Any, ...]) -> str:
+def _address(name: tuple[object, ...]) -> str:
     """Host and port; a host is written alike where IPv6 carries IPv4, and where it does not."""
     host = str(name[0]).removeprefix("::ffff:")
     return f"{host} {name[1]}"

@@ -11,12 +11,13 @@ A script may compute gradients before `protect`, as a warm-up does. DDP has laid
 then, in the order of those gradients, and each start of the script has it do so again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from gemini_lab.engine.private_names import require
 
@@ -58,7 +59,7 @@ class BucketOrder:
         require(ddp, *_READ, package="torch")
         self._weights = [w for w in self._ddp._module_parameters if w.requires_grad]  # noqa: SLF001
         self._coming: list[int] = []
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         # It does the same where it computes next, if gradients have come.
         if self._ddp.reducer._rebuild_buckets():  # noqa: SLF001
             self._ddp._has_rebuilt_buckets = True  # noqa: SLF001
@@ -134,7 +135,7 @@ class BucketOrder:
                 note = self._noting(index)
                 self._handles.append(weight.register_post_accumulate_grad_hook(note))
 
-    def _noting(self, index: int) -> Any:
+    def _noting(self, index: int) -> Callable[[torch.Tensor], None]:
         def note(_: torch.Tensor) -> None:
             if self._ddp.require_backward_grad_sync:
                 self._coming.append(index)

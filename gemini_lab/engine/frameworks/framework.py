@@ -6,14 +6,13 @@ All else is the same for every framework. `zero_framework` fulfils this for Deep
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
-from gemini_lab.engine.contract import Engine
+from gemini_lab.engine.contract import Engine, StateDict, StateView
 from gemini_lab.engine.frameworks.payload_blocks import FlatRun
-from gemini_lab.engine.frameworks.resize_state import Heir, Small
+from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.stepping import StepHook
 from gemini_lab.engine.rank_agreement import rank_and_world_size
 from gemini_lab.settings import SettingValue
@@ -155,18 +154,18 @@ class Framework(ABC):
         """
 
     @abstractmethod
-    def capture(self) -> dict[str, Any]:
+    def capture(self) -> StateDict:
         """Return the framework's own small state by name, for the codec."""
 
     @abstractmethod
-    def restore(self, small: Mapping[str, Any]) -> None:
+    def restore(self, small: StateView) -> None:
         """Put back what `capture` gave; the tensors were put back before."""
 
-    def put_order(self, small: Mapping[str, Any]) -> None:  # noqa: B027 - most have none
+    def put_order(self, small: StateView) -> None:  # noqa: B027 - most have none
         """Put back in what order gradients are added up, as `capture` gave it; all together."""
 
     @abstractmethod
-    def require_fit(self, small: Mapping[str, Any]) -> None:
+    def require_fit(self, small: StateView) -> None:
         """Refuse a small state that this script's objects have no place for.
 
         Raises:
@@ -174,7 +173,7 @@ class Framework(ABC):
         """
 
     @abstractmethod
-    def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
+    def recast(self, smalls: Sequence[StateView], heir: Heir) -> StateDict:
         """Return what `capture` would have given here, from the captures of another world size.
 
         Args:

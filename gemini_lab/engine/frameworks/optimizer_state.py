@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, Kept
 from gemini_lab.engine.frameworks.tensors import is_dtensor, place_of, require_apart
 from gemini_lab.engine.own_code import is_own_type
@@ -29,7 +30,7 @@ _HOOKS: Final = "_optimizer_"
 """How the names of torch's own attributes for hooks begin."""
 
 
-def beside(current: Any, value: Any) -> Any:
+def beside(current: object, value: object) -> object:
     """`value`, on the device of the tensor that it replaces; or that, if it is the same."""
     if not (isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor)):
         return value
@@ -38,7 +39,7 @@ def beside(current: Any, value: Any) -> Any:
     return current if is_same else value
 
 
-def in_place(current: Any, value: Any) -> Any:
+def in_place(current: object, value: object) -> object:
     """`value`, in the tensor that it replaces, which others may hold; on its device otherwise."""
     if not (isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor)):
         return value
@@ -48,7 +49,7 @@ def in_place(current: Any, value: Any) -> Any:
         return current.copy_(value)
 
 
-def group_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def group_options(optimizer: torch.optim.Optimizer) -> list[StateDict]:
     """Return the options of an optimizer's parameter groups."""
     return [
         {key: value for key, value in group.items() if key != "params"}
@@ -56,9 +57,7 @@ def group_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def put_group_options(
-    optimizer: torch.optim.Optimizer, options: Sequence[Mapping[str, Any]]
-) -> None:
+def put_group_options(optimizer: torch.optim.Optimizer, options: Sequence[StateView]) -> None:
     """Put back what `group_options` gave; a script may hold the tensor of a learning rate."""
     for group, values in zip(optimizer.param_groups, options, strict=True):
         for key, value in values.items():
@@ -76,7 +75,7 @@ def require_both(what: str, *, stored: object, current: object) -> None:
         raise ConfigError(f"{where[0]} has {what}, {where[1]} has none; start the script as it was")
 
 
-def own_values(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def own_values(optimizer: torch.optim.Optimizer) -> StateDict:
     """Return attributes of an optimizer: numbers, texts, and copies of containers of these."""
     return {
         name: copied(value)
@@ -126,7 +125,7 @@ def _leaves(value: Any) -> Iterator[object]:
         yield from _leaves(one)
 
 
-def numbers(thing: Any) -> dict[str, Any] | None:
+def numbers(thing: object) -> StateDict | None:
     """Return the numbers among an object's attributes: all that a loss scaler changes are such."""
     if thing is None:
         return None
@@ -135,8 +134,8 @@ def numbers(thing: Any) -> dict[str, Any] | None:
 
 
 def state_for(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], weight: torch.Tensor
-) -> dict[str, Any]:
+    optimizer: torch.optim.Optimizer, group: StateView, weight: torch.Tensor
+) -> StateDict:
     """Return the state that `optimizer` makes for a weight of that group at its first step.
 
     Raises:
@@ -224,7 +223,7 @@ class OptimizerState:
         weight = self.weights[parameter]
         if name == WEIGHT:
             return weight
-        state: Mapping[str, Any] = self._optimizer.state.get(weight, {})
+        state: StateView = self._optimizer.state.get(weight, {})
         return state.get(name)
 
     def make(self, wanted: Sequence[Kept]) -> None:
@@ -259,7 +258,7 @@ class OptimizerState:
 
     # -- the small part --------------------------------------------------------------------------
 
-    def capture(self, large: Sequence[Kept]) -> dict[str, Any]:
+    def capture(self, large: Sequence[Kept]) -> StateDict:
         """Return what there is beside large tensors, for the codec.
 
         Raises:
@@ -269,7 +268,7 @@ class OptimizerState:
         alike: dict[tuple[str, str, str], list[tuple[int, torch.Tensor]]] = {}
         plain, stateful = [], []
         for number, weight in enumerate(self.weights):
-            state: Mapping[str, Any] = self._optimizer.state.get(weight, {})
+            state: StateView = self._optimizer.state.get(weight, {})
             stateful.append(bool(state))
             for name, value in state.items():
                 if (number, name) in known:
@@ -293,7 +292,7 @@ class OptimizerState:
             ],
         }
 
-    def restore(self, small: Mapping[str, Any]) -> None:
+    def restore(self, small: StateView) -> None:
         """Put back what `capture` gave; large tensors are there already."""
         put_group_options(self._optimizer, small["groups"])
         put_beside_weights(self._optimizer, small.get("beside", []))
@@ -316,7 +315,7 @@ class OptimizerState:
 
     # -- what kind a value is of -----------------------------------------------------------------
 
-    def _foreseen(self, number: int) -> dict[str, Any]:
+    def _foreseen(self, number: int) -> StateDict:
         return state_for(self._optimizer, self._groups[number], self.weights[number])
 
     def _form(self, number: int, name: str, tensor: torch.Tensor) -> TensorForm:
@@ -432,9 +431,9 @@ def called(optimizer: torch.optim.Optimizer) -> str:
     return f"the optimizer {type(optimizer).__name__}"
 
 
-def _by_parameter(small: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+def _by_parameter(small: StateView) -> dict[int, StateDict]:
     """Return the small values that were captured, by their parameter's number and by name."""
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, StateDict] = {}
     for name, members, stack in small["tensors"]:
         for number, value in zip(members, stack.unbind(), strict=True):
             found.setdefault(number, {})[name] = value.clone()

@@ -4,19 +4,18 @@ What all ranks had alike, every rank has. Of what differs, a rank has its own if
 its number; else what is drawn is drawn anew, and anything else is refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import xxhash
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.random_states import seeded_random_states
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import encode
 from gemini_lab.shard.layout import ShardLayout
-
-Small = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,7 @@ class Heir:
         seed = encode([values[self.rank % self.ranks_then], self.rank])
         return renew(xxhash.xxh3_64_intdigest(seed) >> 1)
 
-    def random(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def random(self, states: Sequence[StateView]) -> StateDict:
         """Return the states of the generators that all code shares."""
 
         def seeded(name: str, seed: int) -> Any:

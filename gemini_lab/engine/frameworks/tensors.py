@@ -8,18 +8,41 @@ import ctypes
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
 
 import torch
+import torch.distributed as dist
 import xxhash
 from torch import nn
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.rank_agreement import gather, rank_and_world_size
 from gemini_lab.errors import CannotGoOnError, ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
     from torch.distributed.tensor import DTensor
+
+
+class ZeroParameter(Protocol):
+    """A weight that ZeRO 3 has cut into parts."""
+
+    data: torch.Tensor
+    ds_tensor: torch.Tensor
+    ds_secondary_tensor: torch.Tensor | None
+    ds_numel: int
+    ds_shape: torch.Size
+    ds_process_group: dist.ProcessGroup
+    ds_status: object
+
+    def partition_numel(self) -> int: ...
+
+
+def is_partitioned(weight: object) -> "TypeGuard[ZeroParameter]":
+    """Return whether ZeRO 3 has cut this weight."""
+    return hasattr(weight, "ds_tensor")
 
 
 def is_dtensor(value: object) -> "TypeGuard[DTensor]":
@@ -27,13 +50,13 @@ def is_dtensor(value: object) -> "TypeGuard[DTensor]":
     return _is_a(value, "torch.distributed.tensor", "DTensor")
 
 
-def to_shards(state: dict[str, Any]) -> dict[str, Any]:
+def to_shards(state: StateDict) -> StateDict:
     """Return a state with this rank's shard in the place of each DTensor."""
     found = {name: value.to_local() for name, value in state.items() if is_dtensor(value)}
     return {**state, **found} if found else state
 
 
-def to_dtensors(state: dict[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+def to_dtensors(state: StateDict, like: StateView) -> StateDict:
     """Return what `to_shards` gave, with DTensors again where `like` has one of the same name.
 
     Raises:
@@ -76,10 +99,10 @@ def whole_weights(model: nn.Module) -> Iterator[nn.Parameter]:
                         yield one._unsharded_param  # noqa: SLF001
 
 
-def _groups_of(state: Any) -> Sequence[Any]:
+def _groups_of(state: "FSDPState") -> "Sequence[FSDPParamGroup]":
     """Return the groups of weights that a module puts together at once; one in older torches."""
     if hasattr(state, "_fsdp_param_groups"):
-        groups: Sequence[Any] = state._fsdp_param_groups  # noqa: SLF001
+        groups: Sequence[FSDPParamGroup] = state._fsdp_param_groups  # noqa: SLF001
         return groups
     group = state._fsdp_param_group  # noqa: SLF001
     return () if group is None else (group,)
@@ -192,16 +215,15 @@ def digest_over_ranks(weights: Sequence[torch.Tensor]) -> str:
 
 def own_part(weight: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a weight, without padding; all if it is not sharded."""
-    part: Any = weight.detach()
+    part = weight.detach()
     if is_dtensor(part):
         part = part.to_local()
-    elif hasattr(weight, "ds_tensor"):
+    elif is_partitioned(weight):
         part = weight.ds_tensor[: held_of(weight)[1]]
-    found: torch.Tensor = part
-    return found
+    return part
 
 
-def held_of(weight: Any) -> tuple[int, int]:
+def held_of(weight: "ZeroParameter") -> tuple[int, int]:
     """Return the first element and the number that this rank holds of a weight under ZeRO 3."""
     size: int = weight.partition_numel()
     start = torch.distributed.get_rank(weight.ds_process_group) * size
@@ -305,13 +327,13 @@ def cut_sum(part: torch.Tensor, *, first: int) -> int:
     return total % _SUMS
 
 
-def _place(weight: Any) -> int | None:
-    return held_of(weight)[0] if hasattr(weight, "ds_tensor") else place_of(weight)
+def _place(weight: torch.Tensor) -> int | None:
+    return held_of(weight)[0] if is_partitioned(weight) else place_of(weight)
 
 
-def _share(weight: Any) -> tuple[int, int]:
+def _share(weight: torch.Tensor) -> tuple[int, int]:
     """Return which of how many shares of its part this rank counts: others have the same."""
-    if hasattr(weight, "ds_tensor"):
+    if is_partitioned(weight):
         return 0, 1
     if not is_dtensor(weight):
         return rank_and_world_size()

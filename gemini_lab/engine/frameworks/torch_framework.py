@@ -8,6 +8,7 @@ import torch.distributed as dist
 import xxhash
 from torch import nn
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
 from gemini_lab.engine.frameworks.optimizer_state import OptimizerState, flat_part, local_part
@@ -19,7 +20,7 @@ from gemini_lab.engine.frameworks.payload_blocks import (
     TensorSegment,
     lay_blocks,
 )
-from gemini_lab.engine.frameworks.resize_state import Heir, Small
+from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.stepping import StepHook
 from gemini_lab.engine.frameworks.tensors import feed, require_apart, whole_weights
 from gemini_lab.engine.frameworks.torch_engine import (
@@ -290,7 +291,7 @@ class TorchFramework(Framework):
                 "version is made by all of them; give every rank as many batches"
             )
 
-    def capture(self) -> dict[str, Any]:
+    def capture(self) -> StateDict:
         return {
             "counters": {"global_steps": self._engine.global_steps},
             "optimizer": self._state.capture(self._kept),
@@ -298,20 +299,20 @@ class TorchFramework(Framework):
             "syncs_buffers": self._order is None or self._order.syncs_buffers,
         }
 
-    def restore(self, small: Mapping[str, Any]) -> None:
+    def restore(self, small: StateView) -> None:
         self._engine.global_steps = small["counters"]["global_steps"]
         self._state.restore(small["optimizer"])
         if self._order is not None:
             self._order.syncs_buffers = small.get("syncs_buffers", True)
 
-    def put_order(self, small: Mapping[str, Any]) -> None:
+    def put_order(self, small: StateView) -> None:
         if self._order is not None:
             self._order.rehearse(small["gradients"])
 
-    def require_fit(self, small: Mapping[str, Any]) -> None:
+    def require_fit(self, small: StateView) -> None:
         """Nothing of it is optional."""
 
-    def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
+    def recast(self, smalls: Sequence[StateView], heir: Heir) -> StateDict:
         names = ("counters", "optimizer", "gradients", "present")
         syncs = {"syncs_buffers": all(one.get("syncs_buffers", True) for one in smalls)}
         return syncs | {

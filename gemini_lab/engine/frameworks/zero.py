@@ -11,24 +11,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, groupby
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 import torch.distributed as dist
 import xxhash
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero.offload_config import (
+    DeepSpeedZeroOffloadOptimizerConfig,
+    DeepSpeedZeroOffloadParamConfig,
+    OffloadDeviceEnum,
+)
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.optimizer_state import (
     require_none_beside,
     require_plain,
     state_for,
 )
-from gemini_lab.engine.frameworks.tensors import held_of
+from gemini_lab.engine.frameworks.tensors import ZeroParameter, held_of
 from gemini_lab.engine.private_names import require
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.shard.layout import WeightPiece
@@ -51,7 +59,7 @@ class StateForm:
 
 
 def state_form(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], master: torch.Tensor
+    optimizer: torch.optim.Optimizer, group: StateView, master: torch.Tensor
 ) -> StateForm:
     """Return the form of the state that `optimizer` keeps, or will keep, for a partition.
 
@@ -79,13 +87,13 @@ def state_form(
 
 def scalars_of(
     optimizer: torch.optim.Optimizer, master: torch.Tensor, form: StateForm
-) -> dict[str, Any]:
+) -> StateDict:
     """Return a partition's state beside its large tensors, such as a step count.
 
     Raises:
         UnsupportedError: There is a large tensor that was not foreseen.
     """
-    state: Mapping[str, Any] = optimizer.state.get(master, {})
+    state: StateView = optimizer.state.get(master, {})
     scalars = {name: value for name, value in state.items() if name not in form.large}
     for name, value in scalars.items():
         if isinstance(value, torch.Tensor) and value.numel() > 1:
@@ -101,7 +109,7 @@ def put_scalars(
     optimizer: torch.optim.Optimizer,
     master: torch.Tensor,
     form: StateForm,
-    scalars: Mapping[str, Any],
+    scalars: StateView,
 ) -> None:
     """Put back what `scalars_of` gave, and nothing else beside the large tensors."""
     before = optimizer.state.pop(master, {})
@@ -127,7 +135,7 @@ def _of_another_shape(
 _MODULES: Final = "_PartitionedParameterCoordinator__submodule_order"
 
 
-def order_checksum(coordinator: Any) -> int:
+def order_checksum(coordinator: PartitionedParameterCoordinator) -> int:
     """Return the order's checksum of 63 bits; 0 before it is learned, or if DeepSpeed hides it."""
     modules = getattr(coordinator, _MODULES, ())
     if not modules or not coordinator.is_complete_trace():
@@ -136,13 +144,13 @@ def order_checksum(coordinator: Any) -> int:
     return xxhash.xxh3_64_intdigest(seen) >> 1 or 1
 
 
-def forget_order(coordinator: Any) -> None:
+def forget_order(coordinator: PartitionedParameterCoordinator) -> None:
     """Discard the order, so that it is learned again as by a new engine."""
     if not coordinator.is_invalid_trace():
         coordinator._invalidate_trace()  # noqa: SLF001 - as it does itself
 
 
-def gather_together(weights: Sequence[Any]) -> list[Any]:
+def gather_together(weights: Sequence[ZeroParameter]) -> list[ZeroParameter]:
     """Gather weights of which every rank has a part; all ranks call it together.
 
     Args:
@@ -157,7 +165,7 @@ def gather_together(weights: Sequence[Any]) -> list[Any]:
     return [weight for weight in weights if not _is_plain(weight)]
 
 
-def _gather_alike(weights: Sequence[Any], group: dist.ProcessGroup) -> None:
+def _gather_alike(weights: Sequence[ZeroParameter], group: dist.ProcessGroup) -> None:
     device = get_accelerator().current_device_name()
     parts = [weight.ds_tensor.detach().to(device).reshape(-1) for weight in weights]
     ours = torch.cat(parts)
@@ -170,7 +178,7 @@ def _gather_alike(weights: Sequence[Any], group: dist.ProcessGroup) -> None:
         weight.ds_status = ZeroParamStatus.AVAILABLE
 
 
-def _is_plain(weight: Any) -> bool:
+def _is_plain(weight: ZeroParameter) -> bool:
     """Return whether its part is sent as it is: not quantized, without a second copy on a node."""
     return not hasattr(weight.ds_tensor, "ds_quant_scale") and weight.ds_secondary_tensor is None
 
@@ -194,7 +202,7 @@ class Partitions(ABC):
         "torch_autocast_gradscaler",
     )
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: DeepSpeedEngine) -> None:
         self.zero = engine.optimizer
         self.base: torch.optim.Optimizer = engine.optimizer.optimizer
         self.names: dict[int, str] = {
@@ -250,7 +258,7 @@ class Partitions(ABC):
         dtype: torch.dtype = getattr(self.zero, "gradient_accumulation_dtype", torch.float32)
         return torch.float32 if self.is_offloaded else dtype
 
-    def group_of(self, partition: int) -> dict[str, Any]:
+    def group_of(self, partition: int) -> StateDict:
         return self.base.param_groups[partition]
 
 
@@ -310,7 +318,7 @@ class Stage3(Partitions):
     MASTERS = "fp32_partitioned_groups_flat"  # one a sub-group
     WEIGHTS = "fp16_groups"
 
-    def group_of(self, partition: int) -> dict[str, Any]:
+    def group_of(self, partition: int) -> StateDict:
         """Return the parameter group that a sub-group was cut from."""
         group: int = self.zero.sub_group_to_group_id[partition]
         return self.base.param_groups[group]
@@ -357,7 +365,7 @@ _VIEWS: Final[dict[type, type[Partitions]]] = {
 }
 
 
-def partitions_of(engine: Any) -> Partitions:
+def partitions_of(engine: DeepSpeedEngine) -> Partitions:
     """Return the view of `engine`'s ZeRO optimizer.
 
     Raises:
@@ -393,7 +401,7 @@ _COMPRESSED: Final = ("Onebit", "OneBit", "ZeroOne")
 """How the names of optimizers begin that send a gradient's signs, and keep what that left out."""
 
 
-def obstacles(engine: Any) -> Iterator[Obstacle]:
+def obstacles(engine: DeepSpeedEngine) -> Iterator[Obstacle]:
     """Yield all that stands against protecting `engine`; nothing in most cases."""
     yield from of_release(
         version("deepspeed"), stage=engine.zero_optimization_stage(), device=engine.device.type
@@ -428,7 +436,7 @@ def of_release(release: str, *, stage: int, device: str) -> Iterator[Obstacle]:
         )
 
 
-def of_blocks(config: Mapping[str, Any]) -> Iterator[Obstacle]:
+def of_blocks(config: StateView) -> Iterator[Obstacle]:
     """Yield blocks of a configuration by which the engine counts steps that no version has."""
     for name, is_on in _OWN_COUNTS.items():
         block = config.get(name)
@@ -436,7 +444,7 @@ def of_blocks(config: Mapping[str, Any]) -> Iterator[Obstacle]:
             yield f"{name!r}, which counts for itself what it has done", f"leave {name!r} out"
 
 
-def _of_parallelism(engine: Any) -> Iterator[Obstacle]:
+def _of_parallelism(engine: DeepSpeedEngine) -> Iterator[Obstacle]:
     """Yield ranks that hold other weights, or other parts of them, than ZeRO's own cut says."""
     if engine.pipeline_parallelism:
         yield (
@@ -457,7 +465,7 @@ def _of_parallelism(engine: Any) -> Iterator[Obstacle]:
         yield "sequence parallelism", "shard with ZeRO alone"
 
 
-def _of_placement(engine: Any) -> Iterator[Obstacle]:
+def _of_placement(engine: DeepSpeedEngine) -> Iterator[Obstacle]:
     """Yield state that lies where a version does not reach it."""
     if any(map(_is_on_nvme, (engine.zero_offload_optimizer(), engine.zero_offload_param()))):
         yield (
@@ -476,7 +484,7 @@ def _of_placement(engine: Any) -> Iterator[Obstacle]:
         )
 
 
-def _of_optimizer(wrapper: Any) -> Iterator[Obstacle]:
+def _of_optimizer(wrapper: ZeROOptimizer) -> Iterator[Obstacle]:
     """Yield an optimizer whose state is not kept as ZeRO's partitions."""
     base = getattr(wrapper, "optimizer", None)
     if base is None:
@@ -499,5 +507,7 @@ def _of_optimizer(wrapper: Any) -> Iterator[Obstacle]:
         )
 
 
-def _is_on_nvme(offload: Any) -> bool:
+def _is_on_nvme(
+    offload: DeepSpeedZeroOffloadOptimizerConfig | DeepSpeedZeroOffloadParamConfig | None,
+) -> bool:
     return offload is not None and offload.device == OffloadDeviceEnum.nvme

@@ -6,8 +6,11 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch import nn
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
 from gemini_lab.engine.frameworks.optimizer_state import (
     beside_weights,
@@ -20,7 +23,7 @@ from gemini_lab.engine.frameworks.optimizer_state import (
     require_memory,
 )
 from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, FlatRun
-from gemini_lab.engine.frameworks.resize_state import Heir, Small
+from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
 from gemini_lab.engine.frameworks.zero import (
     forget_order,
@@ -61,7 +64,7 @@ class ZeroFramework(Framework):
         UnsupportedError: The engine has state that would not be kept; says what to change.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: DeepSpeedEngine) -> None:
         super().__init__(engine)
         self._engine = engine  # DeepSpeed's own: far more of it is read than it declares
         self._partitions = partitions_of(engine)
@@ -199,7 +202,7 @@ class ZeroFramework(Framework):
         if name == _GRADIENT:
             return self._partitions.leftovers()[partition]
         master = self._partitions.masters()[partition]
-        state: Mapping[str, Any] = self._partitions.base.state.get(master, {})
+        state: StateView = self._partitions.base.state.get(master, {})
         return master if name == _MASTER else state.get(name)
 
     def _checked(self, index: int, spec: TensorSpec) -> torch.Tensor:
@@ -240,7 +243,7 @@ class ZeroFramework(Framework):
                 "both of its sizes divide)"
             )
 
-    def capture(self) -> dict[str, Any]:
+    def capture(self) -> StateDict:
         scheduler = self._engine.lr_scheduler
         return {
             "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
@@ -249,7 +252,7 @@ class ZeroFramework(Framework):
             "scheduler": None if scheduler is None else dict(scheduler.state_dict()),
         }
 
-    def restore(self, small: Mapping[str, Any]) -> None:
+    def restore(self, small: StateView) -> None:
         self._restore_optimizer(small["optimizer"])
         if self._engine.lr_scheduler is not None:
             self._engine.lr_scheduler.load_state_dict(small["scheduler"])
@@ -259,14 +262,14 @@ class ZeroFramework(Framework):
         for name, size in {**self._first_sizes, **small.get("sizes", {})}.items():
             setattr(self._engine._config, name, size)  # noqa: SLF001 - as its own methods do
 
-    def require_fit(self, small: Mapping[str, Any]) -> None:
+    def require_fit(self, small: StateView) -> None:
         require_both(
             "a learning rate scheduler",
             stored=small["scheduler"],
             current=self._engine.lr_scheduler,
         )
 
-    def recast(self, smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
+    def recast(self, smalls: Sequence[StateView], heir: Heir) -> StateDict:
         """Return the same; state of partitions is looked up again, as their number may differ."""
         before = [self._partitions_then(number, heir) for number in range(len(self._state_forms))]
         optimizers = [one["optimizer"] for one in smalls]
@@ -330,7 +333,7 @@ class ZeroFramework(Framework):
             return dict(counters)
         return {**counters, "micro_steps": counters["global_steps"] * micro_batches}
 
-    def _capture_optimizer(self) -> dict[str, Any]:
+    def _capture_optimizer(self) -> StateDict:
         zero, base = self._partitions.zero, self._partitions.base
         autocast_scaler = getattr(zero, "torch_autocast_gradscaler", None)
         masters = zip(self._partitions.masters(), self._state_forms, strict=True)
@@ -346,7 +349,7 @@ class ZeroFramework(Framework):
             "autocast_scaler": None if autocast_scaler is None else autocast_scaler.state_dict(),
         }
 
-    def _restore_optimizer(self, saved: Mapping[str, Any]) -> None:
+    def _restore_optimizer(self, saved: StateView) -> None:
         zero, base = self._partitions.zero, self._partitions.base
         put_group_options(base, saved["groups"])
         masters = zip(self._partitions.masters(), self._state_forms, saved["scalars"], strict=True)
@@ -379,7 +382,7 @@ class ZeroFramework(Framework):
         if self.stage == 3:
             forget_order(self._coordinator())
 
-    def _coordinator(self) -> Any:
+    def _coordinator(self) -> PartitionedParameterCoordinator:
         return self._partitions.zero.parameter_offload.get_param_coordinator()
 
     # -- the boundaries --------------------------------------------------------------------------

@@ -15,6 +15,9 @@ from typing import Any, Final, Protocol
 
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from deepspeed.runtime.base_optimizer import ZeROOptimizer
+
+from gemini_lab.engine.contract import StateView
 
 
 def narrowed(gradient: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor | None:
@@ -41,20 +44,20 @@ class ScaleWatch:
         scale: Of the gradients that were unscaled last.
     """
 
-    def __init__(self, zero: Any) -> None:
+    def __init__(self, zero: ZeROOptimizer) -> None:
         self.scale = 1.0
         self._zero = zero
         self._inner = zero.unscale_and_clip_grads
         zero.unscale_and_clip_grads = self._unscale
 
-    def _unscale(self, gradients: Any, total_norm: Any) -> None:
+    def _unscale(self, gradients: list[torch.Tensor] | int, total_norm: torch.Tensor) -> None:
         try:
             self.scale = self._of_one(gradients, total_norm)
         except (AttributeError, TypeError):  # another version of DeepSpeed's
             self.scale = nan
         self._inner(gradients, total_norm)
 
-    def _of_one(self, gradients: Any, total_norm: Any) -> float:
+    def _of_one(self, gradients: list[torch.Tensor] | int, total_norm: torch.Tensor) -> float:
         zero, one = self._zero, torch.ones(1)
         stand_in = SimpleNamespace(
             loss_scale=zero.loss_scale, clip_grad=zero.clip_grad, device=one.device
@@ -69,7 +72,7 @@ class ScaleWatch:
 
 _LOST_BITS: Final = 30
 """A power below 2 to the minus this is lost where it is taken from a float of 1."""
-Update = Callable[[int, Mapping[str, Any]], object]
+Update = Callable[[int, StateView], object]
 """Has the library take a step of this number with a group's options."""
 
 
@@ -80,7 +83,7 @@ class SteppedTensors(Protocol):
 
     def masters(self) -> Sequence[torch.Tensor]: ...
 
-    def group_of(self, partition: int) -> Mapping[str, Any]: ...
+    def group_of(self, partition: int) -> StateView: ...
 
 
 class BetaPowers:
@@ -119,7 +122,7 @@ class BetaPowers:
                 halfway = tuple((1 + beta) / 2 for beta in group["betas"])
                 self._update(1, {**group, "betas": halfway})
 
-    def _groups(self) -> Iterator[Mapping[str, Any]]:
+    def _groups(self) -> Iterator[StateView]:
         return map(self._partitions.group_of, range(len(self._partitions.masters())))
 
     def _all_betas(self) -> list[tuple[float, float]]:
@@ -127,7 +130,7 @@ class BetaPowers:
 
     def _steps(self) -> int:
         """Return steps that the optimizer counts; it leaves out those that overflow."""
-        states: Mapping[torch.Tensor, Mapping[str, Any]] = self._partitions.base.state
+        states: Mapping[torch.Tensor, StateView] = self._partitions.base.state
         return max(
             (int(states.get(one, {}).get("step", 0)) for one in self._partitions.masters()),
             default=0,
@@ -152,7 +155,7 @@ def _update_of(partitions: SteppedTensors) -> Update | None:
     return partial(_fused_adam, base) if isinstance(base, FusedAdam) and on_cpu else None
 
 
-def _cpu_adam(base: Any, step: int, group: Mapping[str, Any]) -> None:
+def _cpu_adam(base: DeepSpeedCPUAdam, step: int, group: StateView) -> None:
     base.ds_opt_adam.adam_update(
         base.opt_id,
         step,
@@ -165,7 +168,7 @@ def _cpu_adam(base: Any, step: int, group: Mapping[str, Any]) -> None:
     )
 
 
-def _fused_adam(base: Any, step: int, group: Mapping[str, Any]) -> None:
+def _fused_adam(base: FusedAdam, step: int, group: StateView) -> None:
     base.multi_tensor_adam(
         1,
         base._dummy_overflow_buf,  # noqa: SLF001 - its own first argument

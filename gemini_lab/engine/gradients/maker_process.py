@@ -10,13 +10,14 @@ import mmap
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from gemini_lab.engine.contract import StateView
 from gemini_lab.engine.frameworks.payload_blocks import WEIGHT
 from gemini_lab.engine.frameworks.zero_updates import widened
 from gemini_lab.engine.gradients.update_recorder import (
@@ -130,7 +131,7 @@ class _StandIns:
     def masters(self) -> Sequence[torch.Tensor]:
         return self._tensors
 
-    def group_of(self, partition: int) -> Mapping[str, Any]:
+    def group_of(self, partition: int) -> StateView:
         return self._options[partition]
 
 

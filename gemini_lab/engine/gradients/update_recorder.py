@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import torch
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, FlatRun
@@ -44,8 +45,8 @@ class Update:
     tensors: Mapping[str, FlatRun]
     present: tuple[str, ...]
     gradient: FlatRun
-    scalars: Mapping[str, Any]
-    options: Mapping[str, Any]
+    scalars: StateView
+    options: StateView
     scale: float = 1.0
 
 
@@ -63,7 +64,7 @@ class RecordedStep:
     """
 
     kind: str
-    modes: Mapping[str, Any]
+    modes: StateView
     threads: int
     updates: Sequence[Update]
     powers_since: int
@@ -85,12 +86,12 @@ class RecordedStep:
         return cls(**values | {"updates": [_update(one) for one in values["updates"]]})
 
 
-def _update(values: Mapping[str, Any]) -> Update:
+def _update(values: StateView) -> Update:
     tensors = {name: FlatRun(**run) for name, run in values["tensors"].items()}
     return Update(**{**values, "tensors": tensors, "gradient": FlatRun(**values["gradient"])})
 
 
-def modes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def modes_of(optimizer: torch.optim.Optimizer) -> StateDict:
     """Return the optimizer's arguments that are no options of its groups."""
     return {name: getattr(optimizer, name) for name in _MODES if hasattr(optimizer, name)}
 
@@ -219,7 +220,7 @@ class UpdateRecorder:
                     self._record(optimizer, parameter, options)
 
     def _record(
-        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, options: Mapping[str, Any]
+        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, options: StateView
     ) -> None:
         number = self._by_id.get(id(parameter))
         if number is None or parameter.grad is None or number in self._updates:
@@ -234,7 +235,7 @@ class UpdateRecorder:
         if sent is None:
             self._is_whole = False
             return
-        state: Mapping[str, Any] = optimizer.state.get(parameter, {})
+        state: StateView = optimizer.state.get(parameter, {})
         one.gradient.of(self.room.data).copy_(sent)
         self._updates[number] = Update(
             tensors=one.tensors,
@@ -246,7 +247,7 @@ class UpdateRecorder:
         )
 
 
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+def _copied(values: StateView) -> StateDict:
     """Return the values as they are now: a step, or a schedule, writes to tensors among them."""
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
 

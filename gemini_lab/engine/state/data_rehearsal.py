@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from gemini_lab.engine.contract import StateDict
 from gemini_lab.engine.iteration_log import BatchChecksum
 from gemini_lab.engine.process_exit import die_with_parent
 from gemini_lab.engine.random_states import forget_device, restore_random_states
@@ -116,19 +117,19 @@ class _Flaw:
     is_failure: bool
 
 
-def _name(thing: Any) -> str:
+def _name(thing: object) -> str:
     data = getattr(thing, "dataset", None)
     return type(thing).__name__ + ("" if data is None else f" of a {type(data).__name__}")
 
 
-def _is_exact_read_again(loader: Any) -> bool:
+def _is_exact_read_again(loader: object) -> bool:
     return _first_flaw(loader, time.monotonic() + LIMIT_S, is_watched=True) is None
 
 
-def _first_flaw(thing: Any, give_up_s: float, *, is_watched: bool = False) -> _Flaw | None:
+def _first_flaw(thing: object, give_up_s: float, *, is_watched: bool = False) -> _Flaw | None:
     """Return the first position that does not come back; `None` also if that is not known."""
 
-    def ask(work: Callable[["_Reading"], dict[str, Any]]) -> dict[str, Any] | None:
+    def ask(work: Callable[["_Reading"], StateDict]) -> StateDict | None:
         answer = _in_fork(lambda: encode(_tried(thing, work, is_watched=is_watched)), give_up_s)
         return None if answer is None else dict(decode(answer))
 
@@ -153,8 +154,8 @@ def _first_flaw(thing: Any, give_up_s: float, *, is_watched: bool = False) -> _F
 
 
 def _tried(
-    thing: Any, work: Callable[["_Reading"], dict[str, Any]], *, is_watched: bool
-) -> dict[str, Any]:
+    thing: object, work: Callable[["_Reading"], StateDict], *, is_watched: bool
+) -> StateDict:
     try:
         return work(_Reading(thing, is_watched=is_watched))
     except Exception as error:  # noqa: BLE001 - whatever the script's data lead to
@@ -173,7 +174,7 @@ class _Reading:
         self._batches: Iterator[Any] | None = None
         self.epoch = 0  # of which it reads, counted from its first
 
-    def read_through(self) -> dict[str, Any]:
+    def read_through(self) -> StateDict:
         """Read into the second epoch, if that comes soon; return places on the way."""
         began_s = time.monotonic()
         sums: list[str] = []
@@ -202,7 +203,7 @@ class _Reading:
             ],
         }
 
-    def read_from(self, position: bytes, batches: int) -> dict[str, Any]:
+    def read_from(self, position: bytes, batches: int) -> StateDict:
         """Put a position back, and read on."""
         small = decode(position)
         self._state.put_data(small["data"], seeds=small["seeds"])

@@ -13,7 +13,7 @@ of a loader draw from their copies begins anew with each epoch, and these here s
 import io
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,7 @@ import xxhash
 from torch import nn
 from torch.utils.data import Sampler
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.own_code import is_own_type, variables_around
 from gemini_lab.engine.state.user_state import GENERATORS, keepsakes
 from gemini_lab.errors import UnsupportedError
@@ -37,12 +38,12 @@ _OF_DATA: Final = ("torch.utils.data", "torchdata.nodes")
 _MOST_ELEMENTS: Final = 64  # elements of a container, which are data where they are more
 
 
-def read_generators(parts: Iterable[object]) -> dict[str, Any]:
+def read_generators(parts: Iterable[object]) -> StateDict:
     """Return their states, each by where it was found."""
     return {where: one.read() for where, one in keepsakes(_found(parts)).items()}
 
 
-def put_generators(parts: Iterable[object], states: Mapping[str, Any]) -> None:
+def put_generators(parts: Iterable[object], states: StateView) -> None:
     """Put back what `read_generators` gave; one that is made later is left to be made."""
     for where, one in keepsakes(_found(parts)).items():
         if where in states:
@@ -54,7 +55,7 @@ def own_generators(parts: Iterable[object]) -> list[object]:
     return [*_found(parts).values()]
 
 
-def reached(parts: Iterable[object]) -> Iterator[tuple[str, Any]]:
+def reached(parts: Iterable[object]) -> Iterator[tuple[str, object]]:
     """Yield the script's own parts of these, and torch's for data, each by where it is."""
     seen = set[int]()
     for number, part in enumerate(parts):
@@ -65,7 +66,7 @@ def _found(parts: Iterable[object]) -> dict[str, object]:
     return {where: one for where, one in reached(parts) if isinstance(one, GENERATORS)}
 
 
-def _inside(thing: Any, where: str, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+def _inside(thing: object, where: str, seen: set[int], depth: int) -> Iterator[tuple[str, object]]:
     if id(thing) in seen or depth > _DEEPEST_PART:
         return
     seen.add(id(thing))
@@ -96,7 +97,7 @@ def _parts_in(thing: Any) -> Iterator[tuple[object, object]]:
         yield from enumerate(thing)
 
 
-Values = dict[str, Any]
+Values = StateDict
 """Plain values, each by where it was found."""
 _EPOCHS: Final = frozenset({"epoch", "_epoch"})
 """What is read of data sets that others wrote and that are told an epoch."""
@@ -206,9 +207,9 @@ class _Attribute:
     """A value, who has it, by what name, and where that was found; a plain one as bytes, too."""
 
     where: str
-    thing: Any
+    thing: object
     name: str
-    value: Any
+    value: object
     encoded: bytes = b""
 
     def __str__(self) -> str:
@@ -291,11 +292,11 @@ def digest(value: object) -> int | None:
         return None
 
 
-def _ends(parts: list[Any]) -> list[Any]:
+def _ends(parts: list[object]) -> list[object]:
     return parts[:_ENDS] + parts[-_ENDS:]
 
 
-def _chosen_of_set(parts: list[Any]) -> list[Any]:
+def _chosen_of_set(parts: list[object]) -> list[object]:
     """Sets that are equal may give their elements in any order, and so have no ends."""
     return parts if len(parts) <= _MOST_OF_SET else []
 

@@ -9,12 +9,11 @@ and so may be of either iteration, can be captured before.
 
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from gemini_lab.engine.contract import Engine, WorldChange
+from gemini_lab.engine.contract import Engine, StateDict, StateView, WorldChange
 from gemini_lab.engine.frameworks.framework import Framework, Pieces
 from gemini_lab.engine.frameworks.optimizer_state import require_both
 from gemini_lab.engine.frameworks.resize_state import Heir
@@ -84,7 +83,7 @@ class EngineState:
 
     def capture_small(
         self,
-        extra: Mapping[str, Any] | None = None,
+        extra: StateView | None = None,
         *,
         drawn: bytes | None = None,
         at_top: bool = False,
@@ -123,7 +122,7 @@ class EngineState:
             )
         return encoded
 
-    def load(self, payload: Payload, *, in_place: bool = False) -> dict[str, Any]:
+    def load(self, payload: Payload, *, in_place: bool = False) -> StateDict:
         """Put a version back, so that the numbers that follow are those of a run that went on.
 
         All ranks call it together, each with its own shard of one version. Nothing is changed on
@@ -141,7 +140,7 @@ class EngineState:
             ConfigError: The model, its optimizer or the script changed since, here or elsewhere.
             IntegrityError: The payload cannot be read.
         """
-        verdict, small = JointOutcome(), dict[str, Any]()
+        verdict, small = JointOutcome(), StateDict()
         with verdict.withheld():
             small = small_state.unfold(decode_framed(payload))
             self._require_fit(small, len(payload))
@@ -177,7 +176,7 @@ class EngineState:
     def _put_back(
         self,
         payload: Payload,
-        small: Mapping[str, Any],
+        small: StateView,
         *,
         with_data: bool = True,
         in_place: bool = False,
@@ -239,7 +238,7 @@ class EngineState:
         self.world_changed = WorldChange(ranks_then=heir.ranks_then, ranks_now=heir.ranks)
         return self._within_room(encode_framed(small)), heir.remarks
 
-    def take_back(self, payload: Payload, *, with_data: bool) -> dict[str, Any]:
+    def take_back(self, payload: Payload, *, with_data: bool) -> StateDict:
         """Put a version of this very process back, at the top of the script's loop.
 
         All ranks call it together, each with its own shard of one version that was sealed there.
@@ -252,7 +251,7 @@ class EngineState:
         self._restored = None
         return dict(small["extra"])
 
-    def peek(self, payload: Payload) -> dict[str, Any] | None:
+    def peek(self, payload: Payload) -> StateDict | None:
         """Return the small state in a version; `None` where it cannot be read."""
         try:
             return small_state.unfold(decode_framed(payload))
@@ -323,7 +322,7 @@ class EngineState:
             unplaced=tuple(framework.unplaced()),
         )
 
-    def _require_fit(self, small: Mapping[str, Any], size_bytes: int) -> None:
+    def _require_fit(self, small: StateView, size_bytes: int) -> None:
         """Refuse a version that does not fit this engine and this script."""
         require_same(decode(zlib.decompress(small["identity"])), self.layout.identity)
         if size_bytes != self.layout.payload_bytes:

@@ -20,6 +20,7 @@ import torch
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.random_states import random_states, restore_random_states
 from gemini_lab.engine.state.data_values import DataValues, put_generators, reached, read_generators
 from gemini_lab.errors import ConfigError
@@ -56,9 +57,9 @@ class LoaderWatch:
         self.on_return: Callable[[], None] = lambda: None
         self.replay_s = 0.0
         self.replayed = 0
-        self._began: dict[str, Any] = {}
+        self._began: StateDict = {}
         self._reads_ahead = reads_ahead(loader)
-        self._asked: dict[str, Any] = {}  # if so, the random states at the latest fetch
+        self._asked: StateDict = {}  # if so, the random states at the latest fetch
         self._latest: Callable[[], _Batches | None] = lambda: None
         self._prepared: _Batches | None = None
         self._made = 0  # iterators
@@ -79,7 +80,7 @@ class LoaderWatch:
         batches, self._prepared = self._prepared, None
         return self._begin_epoch() if batches is None else batches
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the position: the random states at the iterator's making, and batches taken."""
         latest = self._latest()
         is_under_way = latest is not None and not latest.is_over
@@ -129,7 +130,7 @@ class LoaderWatch:
             return None
         return int(size) * int(sampler.num_replicas)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateView) -> None:
         """Go to a position; the random states that all share are left as that makes them.
 
         Raises:
@@ -144,7 +145,7 @@ class LoaderWatch:
         self._put_values(state)
         self._made_when_put, self._begun_then = self._made, state.get("begun", 1)
 
-    def load_again(self, state: Mapping[str, Any]) -> None:
+    def load_again(self, state: StateView) -> None:
         """Go to a position once more, if the script has read the loader since `load_state_dict`.
 
         The newest iterator goes there if the script asks it now, had made it before its loop then,
@@ -160,13 +161,13 @@ class LoaderWatch:
         else:
             self.move_back(state)
 
-    def can_move_back(self, state: Mapping[str, Any]) -> bool:
+    def can_move_back(self, state: StateView) -> bool:
         """Return whether the script's own iterator can go to a position of its epoch."""
         if self.is_over:
             return state["began"] is None
         return state["began"] is not None and encode(state["began"]) == encode(self._began)
 
-    def move_back(self, state: Mapping[str, Any]) -> None:
+    def move_back(self, state: StateView) -> None:
         """Go to a position with the iterator that the script has, too."""
         latest = self._latest()
         self.load_state_dict(state)
@@ -174,11 +175,11 @@ class LoaderWatch:
             latest.take_over(self._prepared)
             self._latest, self._prepared = weakref.ref(latest), None
 
-    def counts(self) -> list[dict[str, Any]]:
+    def counts(self) -> list[StateDict]:
         """With what the loader's samplers seed an epoch's order, such as the epoch's number."""
         return [counts_of(part) for part in _parts(self.loader)]
 
-    def put_counts(self, counts: Sequence[Mapping[str, Any]]) -> None:
+    def put_counts(self, counts: Sequence[StateView]) -> None:
         for part, kept in zip(_parts(self.loader), counts, strict=True):
             put_counts(part, kept)
 
@@ -196,9 +197,7 @@ class LoaderWatch:
         if self._reads_ahead:
             self._asked = random_states()
 
-    def _replay(
-        self, began: Mapping[str, Any], taken: int, *, asked: Mapping[str, Any] | None
-    ) -> None:
+    def _replay(self, began: StateView, taken: int, *, asked: StateView | None) -> None:
         started_s = time.perf_counter()
         restore_random_states(began["random"])
         self._put_draws(began["draws"])
@@ -210,9 +209,7 @@ class LoaderWatch:
         self.replayed, self.replay_s = taken, time.perf_counter() - started_s
 
     @staticmethod
-    def _give_away(
-        prepared: "_Batches", batches: int, *, asked: Mapping[str, Any] | None = None
-    ) -> None:
+    def _give_away(prepared: "_Batches", batches: int, *, asked: StateView | None = None) -> None:
         for number in range(batches):
             if asked and number == batches - 1:
                 restore_random_states(asked)
@@ -235,12 +232,12 @@ class LoaderWatch:
         self._made = batches.number
         return batches
 
-    def _put_values(self, state: Mapping[str, Any]) -> None:
+    def _put_values(self, state: StateView) -> None:
         """Put back what the data had changed; an older version has nothing of it."""
         if "counts" in state:
             self.values.put(state["counts"])
 
-    def _draws(self) -> list[dict[str, Any]]:
+    def _draws(self) -> list[StateDict]:
         """What an epoch's order is drawn from beside the random states that all share."""
         return [
             {
@@ -252,7 +249,7 @@ class LoaderWatch:
             for part, counts in zip(_parts(self.loader), self.counts(), strict=True)
         ]
 
-    def _put_draws(self, draws: list[dict[str, Any]]) -> None:
+    def _put_draws(self, draws: list[StateDict]) -> None:
         for part, drawn in zip(_parts(self.loader), draws, strict=True):
             if drawn["generator"] is not None:
                 if part.generator is None:  # some are made when they are first needed
@@ -334,12 +331,12 @@ def is_watchs(position: object) -> bool:
     return isinstance(position, Mapping) and {"began", "taken"} <= position.keys()
 
 
-def counts_of(part: object) -> dict[str, Any]:
+def counts_of(part: object) -> StateDict:
     """With what a sampler seeds an epoch's order, such as the epoch's number."""
     return {name: getattr(part, name, None) for name in _COUNTS}
 
 
-def put_counts(part: object, counts: Mapping[str, Any]) -> None:
+def put_counts(part: object, counts: StateView) -> None:
     """Put back what `counts_of` gave."""
     for name in _COUNTS:
         if counts.get(name) is not None:

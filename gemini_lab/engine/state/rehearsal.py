@@ -7,7 +7,7 @@ one. Whatever is another one then is refused by its name.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -94,7 +94,7 @@ def _at(layout: ShardLayout, offset_bytes: int) -> str:
 
 
 def differences(
-    then: Any, now: Any, where: str = "", *, is_scripts: bool = False
+    then: object, now: object, where: str = "", *, is_scripts: bool = False
 ) -> dict[str, str]:
     """Return where two states differ, bit by bit, and in what.
 
@@ -118,13 +118,13 @@ def differences(
     return found
 
 
-def _place(where: str, key: Any) -> str:
+def _place(where: str, key: object) -> str:
     if where in _SCRIPTS:
         return f"also={{{key!r}: ...}}"
     return f"{where}[{key!r}]" if where else str(key)
 
 
-def _said(value: Any, other: Any = None) -> str:
+def _said(value: object, other: object = None) -> str:
     """Return a value in a few words; what it has in common with another one is left out."""
     if not isinstance(value, _ARRAYS):
         return f"{value!r:.60}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler
 
-from gemini_lab.engine.contract import Stateful
+from gemini_lab.engine.contract import StateDict, Stateful, StateView
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
 from gemini_lab.engine.private_names import require
 from gemini_lab.engine.random_states import random_states
@@ -53,7 +53,7 @@ class ScriptState:
         self,
         *,
         data: Sequence[object] = (),
-        client_state: dict[str, Any] | None = None,
+        client_state: StateDict | None = None,
         also: Mapping[str, object] | None = None,
     ) -> None:
         self.late_schedules: Callable[[], Sequence[str]] = tuple
@@ -131,7 +131,7 @@ class ScriptState:
         """Return whether a version has what such a part of the data says of itself."""
         return id(thing) in self._named or (by_itself and hasattr(thing, "state_dict"))
 
-    def drawn(self) -> dict[str, Any]:
+    def drawn(self) -> StateDict:
         """Return what changes at any time, so that only the loop's top assigns it to an iteration.
 
         Positions in the data, random states, and the script's own dicts and generators.
@@ -144,7 +144,7 @@ class ScriptState:
         ]
         return {"data": positions, "seeds": seeds, **self.others()}
 
-    def others(self) -> dict[str, Any]:
+    def others(self) -> StateDict:
         """Return the same without positions in the data: to ask for it changes nothing."""
         return {
             "client": self.client_state,
@@ -153,11 +153,11 @@ class ScriptState:
             "random": random_states(),
         }
 
-    def made(self) -> dict[str, Any]:
+    def made(self) -> StateDict:
         """Return what updates make: schedules, averaged weights."""
         return {name: one.read() for name, one in self.keepsakes.items() if one.is_made}
 
-    def require_fit(self, small: Mapping[str, Any]) -> None:
+    def require_fit(self, small: StateView) -> None:
         """Refuse a version whose script handed over other things.
 
         Raises:
@@ -231,7 +231,7 @@ class ScriptState:
         for order, indices in zip(self.orders, orders, strict=False):
             order.rehearse(indices)
 
-    def put(self, small: Mapping[str, Any]) -> None:
+    def put(self, small: StateView) -> None:
         """Put back everything else, but for the random states that all share."""
         if self.client_state is not None:
             refill(self.client_state, small["client"])

@@ -12,9 +12,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gemini_lab.engine.contract import Resharding
+from gemini_lab.engine.contract import Resharding, StateDict, StateView
 from gemini_lab.engine.frameworks.framework import Framework
-from gemini_lab.engine.frameworks.resize_state import Heir, Small
+from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.tensors import is_dtensor, require_apart
 from gemini_lab.engine.random_states import restore_random_states
 from gemini_lab.engine.state.loaders import LoaderWatch
@@ -110,7 +110,7 @@ _SYNCS: Final = "syncs"  # whether these take over buffers in their next forward
 _DRAWN: Final = "drawn"  # bytes of their own: captured at another moment than the rest
 
 
-def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str, Any]:
+def capture(framework: Framework, script: ScriptState, drawn: bytes) -> StateDict:
     """Return the small state as it is now: plain values and small tensors, for the codec."""
     buffers = dict(persistent_buffers(framework.module))
     for name, buffer in buffers.items():
@@ -126,18 +126,18 @@ def capture(framework: Framework, script: ScriptState, drawn: bytes) -> dict[str
     }
 
 
-def folded(*, buffers: Mapping[str, Any], made: Mapping[str, Any], drawn: bytes) -> dict[str, Any]:
+def folded(*, buffers: StateView, made: StateView, drawn: bytes) -> StateDict:
     """Return the parts that no framework has, as `unfold` finds them."""
     return {"buffers": dict(buffers), "made": dict(made), _DRAWN: drawn}
 
 
-def unfold(small: dict[str, Any]) -> dict[str, Any]:
+def unfold(small: StateDict) -> StateDict:
     """Return a decoded small state with its parts side by side, as in versions of 0.1.0."""
     return {"made": {}, "also": {}, **small, **decode(small.get(_DRAWN, encode({})))}
 
 
 def restore(
-    small: Mapping[str, Any],
+    small: StateView,
     framework: Framework,
     script: ScriptState,
     *,
@@ -179,20 +179,20 @@ def restore(
     restore_random_states(small["random"])
 
 
-def put_orders(small: Mapping[str, Any], framework: Framework, script: ScriptState) -> None:
+def put_orders(small: StateView, framework: Framework, script: ScriptState) -> None:
     """Put back in what order gradients are added up; all ranks together, before the rest."""
     framework.put_order(small)
     script.put_orders(small.get(_ORDERS, []))
 
 
-def require_put_back(small: Mapping[str, Any], framework: Framework, script: ScriptState) -> None:
+def require_put_back(small: StateView, framework: Framework, script: ScriptState) -> None:
     """Refuse a small state that is not what `restore` was to put back; nothing is drawn.
 
     Raises:
         UnsupportedError: Something is not the same; says what.
     """
 
-    def read() -> dict[str, Any]:
+    def read() -> StateDict:
         now = unfold(capture(framework, script, encode(script.others())))
         return {name: now[name] for name in _COMPARED if name in small and name in now}
 
@@ -279,7 +279,7 @@ def reshard_positions(
     return found
 
 
-def _is_dealt(watch: LoaderWatch, states: Sequence[Mapping[str, Any]]) -> bool:
+def _is_dealt(watch: LoaderWatch, states: Sequence[StateView]) -> bool:
     return watch.dealt is not None and all(one.get("dealt") is not None for one in states)
 
 
@@ -296,11 +296,9 @@ def _begin_anew(source: object, heir: Heir, *, may_restart: bool) -> None:
     heir.remark(f"the {name} of data= reads from its beginning: its position cannot be told")
 
 
-def _loader_position(
-    watch: LoaderWatch, states: Sequence[Mapping[str, Any]], heir: Heir
-) -> dict[str, Any]:
+def _loader_position(watch: LoaderWatch, states: Sequence[StateView], heir: Heir) -> StateDict:
     """After as many samples of the epoch as all ranks together had read, or a few less."""
-    state: dict[str, Any] = {
+    state: StateDict = {
         "now": _draws([one["now"] for one in states], heir),
         "dealt": watch.dealt,
         "own": heir.own([one.get("own", {}) for one in states], "what the data draw from"),
@@ -331,7 +329,7 @@ def _loader_position(
     }
 
 
-def _draws(states: Sequence[Sequence[Mapping[str, Any]]], heir: Heir) -> list[dict[str, Any]]:
+def _draws(states: Sequence[Sequence[StateView]], heir: Heir) -> list[StateDict]:
     """What an epoch's order is drawn from, of the loader and each of its samplers."""
     return [
         {
@@ -353,13 +351,13 @@ _EVERYWHERE: Final = ("epoch", "loops")
 
 
 def recast(
-    smalls: Sequence[Small],
+    smalls: Sequence[StateView],
     heir: Heir,
     framework: Framework,
     script: ScriptState,
     *,
     may_restart: bool,
-) -> dict[str, Any]:
+) -> StateDict:
     """Return what `capture` would have given here, with its surroundings.
 
     Raises:
@@ -397,7 +395,7 @@ def recast(
     }
 
 
-def _keepsake(name: str, smalls: Sequence[Small], heir: Heir, script: ScriptState) -> Any:
+def _keepsake(name: str, smalls: Sequence[StateView], heir: Heir, script: ScriptState) -> Any:
     keepsake, what = script.keepsakes[name], f"also={{{name!r}: ...}}"
     place = "made" if name in smalls[0]["made"] else "also"
     values = [one[place][name] for one in smalls]
@@ -410,7 +408,7 @@ def _keepsake(name: str, smalls: Sequence[Small], heir: Heir, script: ScriptStat
     return heir.own(values, what)
 
 
-def _extra(smalls: Sequence[Small], heir: Heir) -> dict[str, Any]:
+def _extra(smalls: Sequence[StateView], heir: Heir) -> StateDict:
     """What the rank of this number had said of its newest iteration; a new one has said nothing."""
     if heir.rank < heir.ranks_then:
         return dict(smalls[heir.rank]["extra"])

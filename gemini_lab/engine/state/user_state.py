@@ -17,12 +17,12 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 
-from gemini_lab.engine.contract import Stateful
+from gemini_lab.engine.contract import StateDict, Stateful, StateView
 from gemini_lab.engine.frameworks.tensors import to_dtensors, to_shards
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.shard.codec import encode
 
-Unsaid = dict[str, dict[str, Any]]
+Unsaid = dict[str, StateDict]
 """For each part of a module that has something, by its name: attributes and their values."""
 
 _OF_METRICS: Final = ("_computed", "_forward_cache", "_cache")
@@ -43,7 +43,7 @@ def read_unsaid(module: nn.Module) -> Unsaid:
     return {name: kept for name, kept in found.items() if kept}
 
 
-def put_unsaid(module: nn.Module, unsaid: Mapping[str, Mapping[str, Any]]) -> None:
+def put_unsaid(module: nn.Module, unsaid: Mapping[str, StateView]) -> None:
     """Put back what `read_unsaid` gave.
 
     Raises:
@@ -123,7 +123,7 @@ def is_metric(part: nn.Module) -> bool:
     return isinstance(part, _kinds("Metric"))
 
 
-def read_metric(metric: Any) -> dict[str, Any]:
+def read_metric(metric: Any) -> StateDict:
     """Return a metric's sums and counts."""
     # torchmetrics lists a metric's states only in `_defaults`.
     states = {name: getattr(metric, name) for name in metric._defaults}  # noqa: SLF001
@@ -136,7 +136,7 @@ def read_metric(metric: Any) -> dict[str, Any]:
     return {**tensors, **states, **counts}
 
 
-def put_attributes(part: Any, kept: Mapping[str, Any]) -> None:
+def put_attributes(part: Any, kept: StateView) -> None:
     """Put these attributes back; of a metric what was worked out of others goes."""
     for name, value in kept.items():
         before = getattr(part, name, None)
@@ -202,7 +202,7 @@ def keepsakes(also: Mapping[str, object]) -> dict[str, Keepsake]:
     return {name: _keepsake(name, thing) for name, thing in also.items()}
 
 
-def _keepsake(name: str, thing: Any) -> Keepsake:
+def _keepsake(name: str, thing: object) -> Keepsake:
     if (found := _generator(thing)) is not None:
         return found
     if isinstance(thing, dict):
@@ -227,7 +227,7 @@ def _keepsake(name: str, thing: Any) -> Keepsake:
     return _stateful(thing)
 
 
-def _generator(thing: Any) -> Keepsake | None:
+def _generator(thing: object) -> Keepsake | None:
     """Return one of `GENERATORS`: torch's, numpy's or Python's."""
     match thing:
         case torch.Generator():
@@ -264,11 +264,11 @@ def _module(thing: torch.nn.Module) -> Keepsake:
     """Return how to keep a module that has more than its `state_dict` says."""
     numbers = Numbers(thing)
 
-    def read() -> dict[str, Any]:
+    def read() -> StateDict:
         said = _read(thing)
         return {"said": said, "unsaid": read_unsaid(thing), "numbers": numbers.changed()}
 
-    def put(kept: Mapping[str, Any]) -> None:
+    def put(kept: StateView) -> None:
         if not {"said", "unsaid"} <= kept.keys():
             raise ConfigError(
                 f"the version has only the state_dict of a {type(thing).__name__} of `also`, which "
@@ -301,12 +301,12 @@ def _read(thing: Stateful) -> Mapping[str, object]:
     return to_shards(plain) if isinstance(thing, torch.nn.Module) else plain
 
 
-def _put(thing: Stateful, state: dict[str, Any]) -> None:
+def _put(thing: Stateful, state: StateDict) -> None:
     is_module = isinstance(thing, torch.nn.Module)
     thing.load_state_dict(to_dtensors(state, thing.state_dict()) if is_module else state)
 
 
-def refill(kept: dict[str, Any], values: Mapping[str, Any]) -> None:
+def refill(kept: StateDict, values: StateView) -> None:
     """Refill a dict in place; equal values stay, because others may hold them."""
     with suppress(UnsupportedError):  # it has what no version could have
         if encode(kept) == encode(dict(values)):
@@ -315,7 +315,7 @@ def refill(kept: dict[str, Any], values: Mapping[str, Any]) -> None:
     kept.update(values)
 
 
-def _tensor_bytes(state: Any) -> int:
+def _tensor_bytes(state: object) -> int:
     if isinstance(state, (torch.Tensor, np.ndarray)):
         return int(state.nbytes)
     if isinstance(state, Mapping):

@@ -7,14 +7,16 @@ no part in a replay, and the gradients of the iteration itself stay as they are:
 by `torch.autograd.grad`, which leaves out what frameworks do where gradients are added up.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final
 
 import torch
 import xxhash
+from torch.utils.hooks import RemovableHandle
 
+from gemini_lab.engine.contract import StateDict
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.tensors import feed
 from gemini_lab.engine.random_states import random_states, restore_random_states
@@ -38,7 +40,7 @@ class ModelCall:
 
     arguments: bytes
     on_device: list[bool]
-    random: dict[str, Any]
+    random: StateDict
     autocast: dict[str, tuple[bool, str]]
     gradients: list[torch.Tensor | None] = field(default_factory=list)
 
@@ -54,7 +56,7 @@ class GradientSums:
         self._weights = weights
         self._sums = [xxhash.xxh3_64() for _ in weights]
         self._outputs = xxhash.xxh3_64()
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
 
     def watch(self, *, drops: bool) -> None:
         """Read every gradient from now on, after all other hooks that there are by now.
@@ -80,7 +82,9 @@ class GradientSums:
         return xxhash.xxh3_64_intdigest(b"".join(words)) >> 1
 
 
-def _reading(total: xxhash.xxh3_64, *, drops: bool) -> Any:
+def _reading(
+    total: xxhash.xxh3_64, *, drops: bool
+) -> Callable[[torch.Tensor], torch.Tensor | None]:
     def read(gradient: torch.Tensor) -> torch.Tensor | None:
         feed(total, gradient)
         if drops and not gradient.is_sparse:
@@ -258,7 +262,7 @@ def _autocast(device: torch.device) -> dict[str, tuple[bool, str]]:
 # -- what a model is called with, and what it returns --------------------------------------------
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     if type(value) is tuple:
@@ -277,7 +281,7 @@ def _on_device(value: Any, there: Iterator[bool], device: torch.device) -> Any:
     return value
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     else:
@@ -285,11 +289,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-def _differentiable(output: Any) -> Iterator[torch.Tensor]:
+def _differentiable(output: object) -> Iterator[torch.Tensor]:
     return (tensor for tensor in _tensors(output) if tensor.grad_fn is not None)
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: object) -> Iterable[object]:
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, (tuple, list)):

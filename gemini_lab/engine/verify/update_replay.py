@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 import xxhash
 
+from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.frameworks.optimizer_state import local_part, own_values
 from gemini_lab.engine.frameworks.tensors import feed
@@ -36,10 +37,10 @@ class ReplayedStep:
         weights: The live ones, in the order of `inputs`.
     """
 
-    groups: list[dict[str, Any]]
-    numbers: dict[str, Any]
-    random: dict[str, Any]
-    inputs: list[list[dict[str, Any]]]
+    groups: list[StateDict]
+    numbers: StateDict
+    random: StateDict
+    inputs: list[list[StateDict]]
     weights: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -119,7 +120,7 @@ def update_again(framework: Framework, steps: Sequence[ReplayedStep]) -> int:
     return total.intdigest() >> 1
 
 
-def count_places(states: Iterable[Mapping[str, Any]]) -> dict[str, torch.device]:
+def count_places(states: Iterable[StateView]) -> dict[str, torch.device]:
     """Return the devices of an optimizer's one-element tensors: a fused one has them on the GPU."""
     return {
         name: value.device
@@ -165,7 +166,7 @@ def _copied(value: Any, device: torch.device, place: torch.device | None) -> Any
     return value.to(device if value.dim() else place or value.device, copy=True)
 
 
-def _feed_result(total: xxhash.xxh3_64, weight: torch.Tensor, state: Mapping[str, Any]) -> None:
+def _feed_result(total: xxhash.xxh3_64, weight: torch.Tensor, state: StateView) -> None:
     feed(total, local_part(weight))
     for name in sorted(state):
         value = state[name]
@@ -204,7 +205,7 @@ def unpacked(head: bytes, tensors: Sequence[torch.Tensor]) -> list[ReplayedStep]
     ]
 
 
-def _without(inputs: Sequence[Sequence[dict[str, Any]]], tensors: list[torch.Tensor]) -> Any:
+def _without(inputs: Sequence[Sequence[StateDict]], tensors: list[torch.Tensor]) -> Any:
     """Return the same without large tensors, which are put into `tensors`."""
 
     def put(value: Any) -> Any:
@@ -218,7 +219,7 @@ def _without(inputs: Sequence[Sequence[dict[str, Any]]], tensors: list[torch.Ten
     return [[put(one) for one in group] for group in inputs]
 
 
-def _with(inputs: Any, following: Iterator[torch.Tensor]) -> list[list[dict[str, Any]]]:
+def _with(inputs: Any, following: Iterator[torch.Tensor]) -> list[list[StateDict]]:
     def take(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: take(one) for name, one in value.items()}

@@ -23,13 +23,14 @@ and with all later ones.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 
+from gemini_lab.engine.contract import StateView
 from gemini_lab.engine.frameworks.framework import Framework
 from gemini_lab.engine.verify.gradient_replay import CallRecorder, gradients_again
 from gemini_lab.engine.verify.update_replay import (
@@ -45,6 +46,7 @@ from gemini_lab.memory.slab import Slab
 from gemini_lab.recovery.wrong_sums import Answer, Verdict, Work, judge, shifts
 from gemini_lab.seats import Seats, listed
 from gemini_lab.shard.lineage import Lineage
+from gemini_lab.transfer.group import TransferHandle
 
 _OWN: Final = 0  # a shift by no machine
 
@@ -52,9 +54,9 @@ _OWN: Final = 0  # a shift by no machine
 class VerifyingWire(Protocol):
     """What ranks talk over while no version is on its way: see `CheckpointGroup`."""
 
-    def isend(self, tensor: torch.Tensor, to: int) -> Any: ...
+    def isend(self, tensor: torch.Tensor, to: int) -> TransferHandle: ...
 
-    def irecv(self, tensor: torch.Tensor, source: int) -> Any: ...
+    def irecv(self, tensor: torch.Tensor, source: int) -> TransferHandle: ...
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]: ...
 
@@ -389,7 +391,7 @@ class Verification:
         newest = self._coming or self._newest
         return {_VERIFIED: [newest.version, newest.lineage.word]}
 
-    def go_back(self, small: Mapping[str, Any]) -> None:
+    def go_back(self, small: StateView) -> None:
         """Go on from a version that carries this."""
         self._coming = None
         self._is_wrong = False
@@ -397,7 +399,7 @@ class Verification:
             self._keep(known)
 
 
-def verified_in(small: Mapping[str, Any]) -> VerifiedVersion | None:
+def verified_in(small: StateView) -> VerifiedVersion | None:
     """Return the newest verified version, as a version knows it; `None` where it does not."""
     if _VERIFIED not in small:
         return None
