@@ -68,6 +68,7 @@ def gather(
 ) -> ScriptState:
     """What a script hands over, with what of the rest can be taken along."""
     named = dict(also or {})
+    # A dropped model in a reference cycle would be remarked on as one that trains.
     gc.collect()  # what nobody reaches any more is not there
     things = made()
     around = look_around(engine, things)

@@ -58,6 +58,7 @@ class Heartbeat:
         self._say = say
         self._rank, self.epoch = rank, epoch
         self._clock = clock
+        # The thread that makes the heartbeat is the one that trains.
         self._thread_id = threading.get_ident()
         self._used_s = used_s or _processor_time_of(self._thread_id)
         self._activity: tuple[Doing, str] = ("starting", "")
@@ -163,6 +164,7 @@ class Heartbeat:
 
 def _processor_time_of(thread_id: int) -> Callable[[], float]:
     """Return how to read a thread's time; where no such clock is, that of the process."""
+    # macOS has no clock of one thread that another thread can read.
     clock_of = getattr(time, "pthread_getcpuclockid", None)
     if clock_of is None:
         return time.process_time
@@ -180,7 +182,8 @@ def _stacks() -> Iterator[Mapping[int, list[FrameType]]]:
     where a script has switched it off.
     """
     with _without_collection():
-        innermost = sys._current_frames()  # noqa: SLF001 - documented
+        # Documented, in spite of its name: nothing else shows another thread's stack.
+        innermost = sys._current_frames()  # noqa: SLF001
         stacks = {thread: [*_frames(one)] for thread, one in innermost.items()}
         innermost.clear()
     try:
@@ -240,6 +243,8 @@ def _lock(frames: list[FrameType]) -> tuple[str, bool]:
     waited_for = ""
     for frame in frames:
         match _module(frame), frame.f_code.co_name:
+            # Before PyTorch 2.14 a killed process leaves this file, and all others wait for it for
+            # good.
             case "torch.utils.file_baton", "wait":
                 return str(frame.f_locals["self"].lock_file_path), False
             case "torch.utils._filelock", "__enter__":  # since PyTorch 2.14; others use it, too

@@ -226,6 +226,7 @@ def iteration_in(small: Mapping[str, object]) -> Iteration | None:
     return msgspec.convert(last, Iteration) if last else None
 
 
+# Batches that hold themselves end here.
 _DEEPEST: Final = 16
 
 
@@ -287,6 +288,7 @@ def watch_inputs(engine: Engine, iterations: IterationLog) -> None:
             number = int(engine.global_steps) + 1
             iterations.begin_with(number, lambda: StepInputs(engine, (args, kwargs)))
 
+    # First of all hooks: others may cast or move the batch.
     module.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True)
 
 
@@ -381,6 +383,7 @@ def _is_elsewhere(value: object) -> bool:
 
 
 def _to_host(sums: torch.Tensor) -> torch.Tensor:
+    # Pinned: a copy to pageable memory would wait for the device.
     host = torch.empty_like(sums, device="cpu", pin_memory=True)
     return host.copy_(sums, non_blocking=True)
 

@@ -62,6 +62,7 @@ def _follow(kind: Any, name: str) -> None:
         method(self, *args, **kwargs)
         # torch.compile traces constructors in a model's forward pass, and could not trace this.
         if not torch.compiler.is_compiling():
+            # By identity and weakly: the registry keeps no model, batch or worker alive.
             _made[id(self)] = self
             _follow_accelerate()
 

@@ -62,6 +62,7 @@ class ExecutedCode:
         if path.startswith(("<", _OURS, *_PYTHONS)) or any(part in path for part in _PACKAGES):
             return
         try:
+            # Right before it is executed: a later reading may be of an edited file.
             digest = xxhash.xxh3_64_hexdigest(Path(path).read_bytes())
         except OSError:  # its loader says so
             return
@@ -86,6 +87,7 @@ class ExecutedCode:
             self.note(loader.path)
             return read(loader, name)
 
+        # A hook in `sys.meta_path` would not see what other finders load.
         SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
 
 
@@ -320,6 +322,8 @@ class SameCode:
     def _leave_together(self) -> None:
         """Wait until all ranks know as much: with the first that ends, the store may end."""
         with suppress(RuntimeError):
+            # The rank that serves the store must not be the first to end: others would fail
+            # differently.
             if self._store.add(f"{_KEY}/leaving", 1) == self._start.seats.world_size:
                 self._store.set(f"{_KEY}/all_leave", "")
             for _ in range(LOOKS):

@@ -45,6 +45,7 @@ def leave(status: int) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    # Not `sys.exit`: Gloo's threads free tensors, and need the interpreter for it.
     os._exit(status)
 
 
@@ -79,9 +80,11 @@ def untie_from_parent() -> None:
 def adopt_orphans() -> None:
     """Become the parent of what this process's children leave running when they end (Linux)."""
     if sys.platform == "linux":
+        # Orphans of a worker would else go to init, where nobody ends them with the node.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _at_parents_death(signal_number: int) -> None:
     if sys.platform == "linux":
+        # The kernel sends the signal when the thread ends that has forked, not the process.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)

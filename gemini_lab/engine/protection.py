@@ -160,6 +160,7 @@ def start_protection(
     recorder = recorder_of(state, settings)
     replicator = _open_replicator(session, ready, recorder=recorder, emit=emit)
     follow(session, ready, replicator)
+    # Events of an iteration that is thrown away must not be in the log.
     said = session.kept.unless_broken(emit)
     witness = _witness(session, engine, client_state=client_state, also=also)
     if witness is not None:

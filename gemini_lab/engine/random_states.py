@@ -32,6 +32,7 @@ def random_states() -> StateDict:
 def seeded_random_states(seed: int) -> StateDict:
     """Seed the generators with a number, and return their states."""
     random.seed(seed)
+    # numpy's old generator refuses larger seeds.
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)  # the device's too
     return random_states()

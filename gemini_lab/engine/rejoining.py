@@ -100,6 +100,7 @@ def go_on(session: WorkerSession, ready: ReadyEngine, where: LoopPlace) -> Ready
     start, state, before = session.start, ready.state, ready.place
     session.meet()
     session.code.begin(ready.settings)
+    # Its sockets lead to ranks that are gone; a new group would wait for none of them.
     before.group.leave()
     seats = start.seats.placed(ready.settings)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)

@@ -150,6 +150,7 @@ class OldShards:
         teller = self._teller(cut)
         if teller == self._rank:
             data = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+            # One after the other in all ranks' order of shards, so sends and receives pair up.
             for send in [self._group.isend(data, to) for to in self._others()]:
                 send.wait()
         else:
@@ -207,6 +208,7 @@ class OldShards:
 
     def _send(self, batch: Sequence[Range], to: int) -> list[TransferHandle]:
         data = b"".join(self._read(one.shard, one.start, one.size) for one in batch)
+        # Gloo has no unsigned words.
         digest = np.array([chunk_digest(data)], np.uint64).view(np.int64)
         packed = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return [

@@ -251,6 +251,7 @@ def _fetch_own(tier: PersistentTier, version: int, place: RestoreContext) -> Res
     """Return the shard of this rank, as it was written."""
     with _usable(version, place):
         payload, stored = tier.read_file(version, place.rank)
+    # Before the buffer is begun: that gives up the oldest version in memory.
     require_same(stored.identity, place.layout.identity)  # it may be another run's, or model's
     buffer = place.slab.begin(place.rank, version, place.lineage)
     buffer.data[: len(payload)] = payload

@@ -126,6 +126,7 @@ class Rewinder:
             if wish.cause == "person":
                 return None
             raise refusal
+        # A lineage's word has so many bits for the number.
         if lineage.rewinds == MOST_REWINDS:
             raise GeminiError(
                 f"training went back {MOST_REWINDS} times since its workers were started; they are "
@@ -259,6 +260,7 @@ def require_steps(steps: int, *, version: int, can_rewind: bool) -> None:
 
 def _encoded(sight: Sight) -> list[int]:
     loss = sight.loss
+    # Ranks exchange whole numbers: a float's bits come through exactly, also a NaN's.
     (bits,) = struct.unpack("<q", struct.pack("<d", 0.0 if loss is None else loss))
     return [int(loss is not None), bits, int(sight.is_finite)]
 

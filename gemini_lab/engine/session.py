@@ -64,6 +64,7 @@ def cut_link(rendezvous: str, rank: int, other: int) -> int:
     Raises:
         RuntimeError: The other rank does not say where its connections end, or the store is gone.
     """
+    # Before the store is asked: its connection is not to be cut.
     ours, theirs = own_ends(), _key(other, rank)  # without the connection that tells of them
     store = rendezvous_client(rendezvous)
     store.set(_key(rank, other), json.dumps(ours))
@@ -289,6 +290,8 @@ class WorkerSession:
             case Flawed():
                 self.flaws.append(order)
             case Cut():  # it waits for the other end
+                # On a thread of its own, or the session would not hear the agent while the other
+                # end is slow.
                 threading.Thread(target=self._cut, args=(order,), daemon=True).start()
             case Stand() | Serve() | GoOn():
                 self.kept.on_order(order)

@@ -155,6 +155,7 @@ def ready_engine(
         _claim_tier(settings.persistent_url, start.order)
         if is_first and start.order.is_resumed:
             _say_if_nothing_is_resumed(settings.persistent_url, remark)
+    # After `meet`: a rank that is missing would hold the others in Gloo's own rendezvous.
     group = CheckpointGroup(session.store, rank=start.rank, world_size=start.seats.world_size)
     seats = _placed(start.seats, state, settings, group)
     memory = _lay_out(session, state, seats, settings, group)
@@ -322,6 +323,7 @@ def _old_slabs(session: WorkerSession, ranks: int) -> OldSlabs:
         return [Slab.attach(fd) for fd in fds], layouts
     finally:
         for fd in fds:
+            # `attach` maps the memory, which the descriptor is not needed for any more.
             os.close(fd)
 
 

@@ -86,6 +86,7 @@ def exchange_layouts(
 
     All ranks call it together, those too that have their memory already.
     """
+    # A layout repeats the names of all tensors, so that it becomes much smaller.
     told = zlib.compress(json.dumps(layout.to_json()).encode())
     sizes = group.all_gather([layout.payload_bytes, len(told)])
     told_bytes = [size for _, size in sizes]

@@ -130,6 +130,7 @@ def _numbers(part: nn.Module) -> Mapping[str, int | float]:
 
 
 def _number(model: nn.Module, *, name: str) -> int:
+    # Counts in a script's own parts may be a part's only state, and are in no state_dict.
     held = [_numbers(part).get(name) for part in _own_parts(model)]
     return xxhash.xxh3_64_intdigest(repr(held).encode())
 
@@ -163,7 +164,8 @@ def _beside_weights(model: nn.Module) -> dict[str, list[torch.Tensor]]:
     found = defaultdict(list)
     for part in model.modules():
         for name, buffer in part.named_buffers(recurse=False):
-            if name in part._non_persistent_buffers_set:  # noqa: SLF001 - torch asks it so too
+            # torch keeps only here which buffers `state_dict` leaves out.
+            if name in part._non_persistent_buffers_set:  # noqa: SLF001
                 found[f"the model's buffers {name!r}, which persistent=True keeps"].append(buffer)
         for name, value in vars(part).items():
             if type(value) is torch.Tensor:

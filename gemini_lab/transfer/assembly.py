@@ -109,6 +109,7 @@ def _open_wire(
     if device.type == "cuda":
         require_current(device, torch.cuda.current_device())
         pin(slab.memory)
+        # A NCCL communicator takes hundreds of MiB of device memory, so none is made in vain.
         is_sent = settings.replicas > 1 and settings.scheme in SCHEDULED
         lanes = CudaQueues(dist.new_group(backend="nccl") if is_sent else None)
     bus_bytes_per_s = settings.copy_bytes_per_s if settings.scheme in SCHEDULED else None

@@ -16,6 +16,7 @@ from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.units import KIB, MIB
 
 SIZES: Final = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB)
+# Of eight messages one at least meets neither a timer nor another process.
 REPEATS: Final = 8
 ATTEMPTS: Final = 3
 """A machine that stalls while small messages are measured is given another chance."""

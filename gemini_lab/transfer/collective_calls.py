@@ -114,6 +114,7 @@ class DeviceClock:
 
     def between_s(self, start: Stamp, end: Stamp) -> float:
         """Return the seconds between two events; wait until the device reaches the second."""
+        # `elapsed_time` raises while the device has not reached the event.
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000.0
 

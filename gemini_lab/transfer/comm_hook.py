@@ -89,6 +89,7 @@ class CommHook:
         self.is_updating = False
         self.deviation = ""
         self._iteration = 0
+        # A plain lock: nothing here calls back into it, and the hook runs at every collective.
         self._changed = threading.Condition(threading.Lock())
         self._in_flight = 0
         self._busy_until_s = 0.0
@@ -161,6 +162,7 @@ class CommHook:
     def apart(self) -> Iterator[None]:
         """Leave collectives inside the block out of the iteration and out of plans."""
         with self._changed:
+            # The gate is off inside, too: no plan has these collectives.
             calls, count, deviation = self.calls, len(self._records), self.deviation
             profile, gate, self._profile, self._gate = self._profile, self._gate, None, None
         try:
@@ -279,6 +281,7 @@ class CommHook:
             self._end(begun, release_s)
             return result
         try:
+            # The future ends on Gloo's thread when the data are there, not when training waits.
             result.get_future().then(lambda _: self._end(begun, release_s))
             if not release_s:
                 return result
@@ -314,6 +317,8 @@ class CommHook:
             self._moved_s = time.monotonic()
             now = self._clock.stamp() if self._recording else 0.0
             call.end = max(now, release_s) if release_s else now
+            # A late end of an earlier iteration's collective must not be taken off this one's
+            # count.
             if call.iteration == self._iteration:
                 self._in_flight -= 1
             if not self._in_flight and (self.calls >= self._wakes_at or self.deviation):

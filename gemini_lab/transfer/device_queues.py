@@ -93,6 +93,7 @@ class CudaQueues:
 
     def _stream(self, lane: Lane) -> torch.cuda.Stream:
         if lane == "training":
+            # Training may switch its stream at any time, so it is asked each time.
             return torch.cuda.current_stream(self._device)
         return self._streams[lane]
 
@@ -105,6 +106,7 @@ class CudaQueues:
     def copy(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy asynchronously; bytes that go to the GPU from elsewhere are pinned first."""
         if target.is_cuda and not source.is_cuda:
+            # From pageable memory the copy would be synchronous, and hold training's thread.
             source = source.pin_memory()
         with self._on(lane):
             target.copy_(source, non_blocking=True)
@@ -115,6 +117,7 @@ class CudaQueues:
         operations += [dist.P2POp(dist.irecv, one, peer, self._group) for one, peer in receives]
         with self._on(lane):
             for work in dist.batch_isend_irecv(operations):
+                # NCCL's work only queues a wait on the current stream.
                 work.wait()  # holds up the stream, not this thread
 
     def mark(self, lane: Lane) -> Mark:
@@ -183,6 +186,7 @@ def pin(memory: Bytes) -> None:
         CapacityError: CUDA refuses.
     """
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    # PyTorch pins only memory that it allocates itself; the slab is the agent's.
     error = runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
     if int(error):
         raise CapacityError(

@@ -121,6 +121,7 @@ class DeviceRoute:
         self._rounds = rounds(schedules, peers, spans_after)
         out = [chunk.size_bytes for one in self._rounds for chunk, _ in one.sends]
         into = [chunk.size_bytes for one in self._rounds for chunk, _ in one.receives]
+        # A round's receives are one NCCL group, so each needs a sub-buffer of its own.
         at_once = max((len(one.receives) for one in self._rounds), default=0)
         parts = max(schedules[peers.rank].sub_buffers, at_once) if into else 0
         self._out = lanes.room(max(out, default=0))
@@ -143,6 +144,7 @@ class DeviceRoute:
         self._began_s = time.time()
         self._handed_over.clear()
         self._left.extend(self._rounds)
+        # The gather reads live tensors, which training's stream may still be writing.
         self._lanes.follow("wire", self._lanes.mark("training"))
         self._hand_over(0)
 
@@ -183,6 +185,7 @@ class DeviceRoute:
             number = self._taken % len(self._rooms)
             self._taken += 1
             if number in self._copied:
+                # A sub-buffer is refilled only after the bus has emptied it into the slab.
                 lanes.follow("wire", self._copied[number])
             filled.append((number, chunk, source))
         lanes.swap("wire", sends, [(self._rooms[n][: c.size_bytes], s) for n, c, s in filled])

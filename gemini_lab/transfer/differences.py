@@ -186,6 +186,7 @@ class Differences:
         """
         found = {rank: self._flaw(rank, digests[rank]) for rank in self._makers}
         reasons = {rank: reason for rank, reason in found.items() if reason}
+        # All ranks ask, also those without a flaw: their peers wait for the answer.
         needy = self._needy(reasons)
         if not (needy or reasons):
             return reasons, ()

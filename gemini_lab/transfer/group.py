@@ -51,7 +51,9 @@ class CheckpointGroup:
         self._changed = threading.Condition()
         self._at_work: set[int] = set()  # threads in `used`, but for those that wait
         self._connections = OwnConnections()
+        # Gloo opens its sockets here, and has no way to shut them while a rank waits.
         with self._connections.opened() if can_be_found() else nullcontext():
+            # Not `new_group`: that is a collective of the script's groups, and ends with them.
             self._group: Any = torch_distributed.ProcessGroupGloo(
                 torch_distributed.PrefixStore("gemini_lab", store),
                 rank,
@@ -135,6 +137,8 @@ class CheckpointGroup:
         """Give its threads and sockets back: from here on it is as if cut."""
         with self._changed:
             self._is_cut = True
+        # The reference is dropped here, and the last one by the thread: Gloo joins its threads
+        # then.
         left, self._group = [self._group], None
         let_go(left)
 
@@ -187,6 +191,8 @@ class CheckpointGroup:
             self._store.set(all_came, "")
         with self.waiting():
             while not self._is_cut and not self._store.check([all_came]):
+                # The store's own `wait` has a time-out, and prints a warning each time that it
+                # looks up.
                 time.sleep(MEET_LOOK_S)
 
     def barrier(self) -> None:
@@ -195,6 +201,7 @@ class CheckpointGroup:
 
     def all_gather(self, values: Sequence[int]) -> list[list[int]]:
         """Return every rank's `values` (equally many, 64-bit), in rank order."""
+        # Fixed width, so that ranks need not agree on sizes first.
         ours = torch.tensor(values, dtype=torch.int64)
         theirs = [torch.zeros_like(ours) for _ in range(self.world_size)]
         self.finish([self._whole().allgather([theirs], [ours])])

@@ -116,6 +116,8 @@ class LinkBucket:
         if size_bytes <= 0:
             return 0.0
         with self._lock:
+            # After the thread lock: POSIX locks are the process's, and would not keep its threads
+            # apart.
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
             try:
                 (free_s,) = _FREE_AT.unpack_from(self._memory)
@@ -196,6 +198,7 @@ def _own_file(path: Path | str) -> int:
         ConfigError: Another one has.
     """
     try:
+        # O_NOFOLLOW: /tmp may have another user's symlink of that name.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         if os.fstat(fd).st_uid == os.getuid():
             return fd
@@ -228,6 +231,7 @@ def node_link(
     path = Path(tempfile.gettempdir()) / name
     bucket = LinkBucket(path, bytes_per_s=bytes_per_s)
     barrier()
+    # All have it mapped after the barrier; so no killed job leaves a file.
     path.unlink(missing_ok=True)
     return bucket
 

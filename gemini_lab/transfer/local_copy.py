@@ -63,6 +63,7 @@ class LocalCopy:
                 self._copy_sealed(self._done)
                 self._done += 1
         else:
+            # xxhash releases the GIL, so that threads seal in parallel.
             with ThreadPoolExecutor(_SEALERS, thread_name_prefix="gemini-seal") as sealers:
                 seals = [sealers.submit(self._seal, *one) for one in self._arrived(last)]
             for seal in seals:

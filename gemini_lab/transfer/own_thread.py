@@ -29,6 +29,7 @@ class OwnThread:
         self._thread = threading.Thread(
             target=_work, args=[self._calls, begin], name=name, daemon=True
         )
+        # Not at exit: the thread is a daemon, and must not be woken while the interpreter ends.
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:

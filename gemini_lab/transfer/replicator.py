@@ -292,6 +292,7 @@ class Replicator:
         if self._under_way is None:
             return None
         awaited = self._carried if self.is_withheld else self._under_way
+        # `_stopped` wakes a training thread that waits for a version which was broken off.
         over = futures.wait({awaited, self._stopped}, return_when=futures.FIRST_COMPLETED).done
         return (awaited if awaited in over else self._stopped).exception()
 
@@ -326,6 +327,7 @@ class Replicator:
             Whether nothing of this writes to the slab any more, by that time.
         """
         with self._starting:
+            # Under the lock, so that `send` either begins before this, and is cut, or not at all.
             is_first = not self._is_stopped
             self._is_stopped = True
         is_over = self._wire.group.cut(within_s)
@@ -336,6 +338,7 @@ class Replicator:
 
     def close(self) -> None:
         """End the thread, once what is under way is over; errors of that are not raised."""
+        # A thread that was cut may wait for Gloo's time-out: see `stop`.
         self._thread.end(wait=not self._is_stopped)  # it may wait for long: see `stop`
         self._route.close()
         if self._differences is not None:
@@ -505,5 +508,6 @@ class Replicator:
         """Send `ours` to all that keep this rank's shard, and fill `theirs` by their senders."""
         group = self._wire.group
         works = [group.isend(ours, rank) for rank in self._peers.sends_to]
+        # All begun before any is waited for: two ranks may be each other's peers.
         works += [group.irecv(room, rank) for rank, room in theirs.items()]
         group.finish(works)

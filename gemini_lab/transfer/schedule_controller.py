@@ -109,6 +109,7 @@ class ScheduleController:
 
     def _plan(self, order: MakePlan) -> None:
         """Plan with all other ranks, and follow the plan; or give up with them."""
+        # Whole nanoseconds: ranks exchange 64-bit integers, and must plan with the same number.
         told = self._wire.group.all_gather([round(order.felt_s * 1e9), *encode(order.profile)])
         agreed = mean_profile(order.profile, [table for _, *table in told])
         felt_s = max(nanoseconds for nanoseconds, *_ in told) / 1e9

@@ -121,6 +121,8 @@ class ScheduledRoute:
                     self._carry(chunk.size_bytes)
             works.append(self._group.isend(payload[chunk.offset_bytes : end], peer))
             if self._rooms:
+                # A tag of its own, because Gloo pairs messages of one tag in the order in which
+                # they were begun.
                 freed[peer].append(self._group.irecv(torch.zeros(1), peer, tag=_FREED))
             _note(sent, chunk, peer, start_s)
         self._group.finish([*works, *(one for waiting in freed.values() for one in waiting)])

@@ -92,6 +92,7 @@ class OwnConnections:
             _shut(fd, name)
         for fd, name in sockets:
             _empty(fd, name)
+        # A shut socket wakes Gloo's epoll loop without end until it is closed or disarmed.
         rest = threading.Timer(REST_S, _let_rest, [sockets])
         rest.daemon = True
         rest.start()
@@ -136,6 +137,7 @@ def _over_ip() -> Iterator[tuple[str, str, tuple[int, str]]]:
 
 def _address(name: tuple[object, ...]) -> str:
     """Host and port; a host is written alike where IPv6 carries IPv4, and where it does not."""
+    # One end may see an IPv4 address where the other has it mapped into IPv6.
     host = str(name[0]).removeprefix("::ffff:")
     return f"{host} {name[1]}"
 
@@ -171,11 +173,13 @@ def _let_rest(sockets: Collection[tuple[int, str]]) -> None:
 
 def _shut(fd: int, name: str) -> None:
     with suppress(OSError), _connection(fd, name) as ours:
+        # Not `close`: the descriptor is Gloo's, and its number could become another file's.
         ours.shutdown(socket.SHUT_RDWR)
 
 
 def _empty(fd: int, name: str) -> None:
     """Take what has come over one that is shut: no more comes, and so nobody else reads any."""
     with suppress(OSError), _connection(fd, name) as ours:
+        # What has already arrived would still complete a receive into memory that is in use again.
         while ours.recv(_READ_BYTES, socket.MSG_DONTWAIT):
             pass

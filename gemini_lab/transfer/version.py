@@ -247,6 +247,7 @@ class Moment:
 def moment_of(version: OutgoingVersion) -> Moment:
     """Return the version's tensors as they are now; on a device nothing is waited for."""
     filled = [(o, t) for o, t in version.pieces if t.numel()]
+    # `cat` takes tensors of one device; the small state is in CPU memory even on a GPU.
     pieces = [(o, t) for o, t in filled if t.device == filled[-1][1].device]  # small state apart
     ends = [*accumulate(t.nbytes for _, t in pieces)]  # of what they hold, one after another
     evenly = [(2 * n + 1) * ends[-1] // (2 * SAMPLES) for n in range(SAMPLES if pieces else 0)]
@@ -267,7 +268,8 @@ def moment_of(version: OutgoingVersion) -> Moment:
 
 
 def _write_counts(version: OutgoingVersion) -> tuple[int, ...]:
-    return tuple(0 if t.is_inference() else t._version for _, t in version.pieces)  # noqa: SLF001 - torch has no other name for it
+    # torch has no public name for the count of writes; inference tensors have none.
+    return tuple(0 if t.is_inference() else t._version for _, t in version.pieces)  # noqa: SLF001
 
 
 def require_unwritten(version: OutgoingVersion, moment: Moment, copied: Bytes) -> None:

@@ -57,6 +57,7 @@ class BucketOrder:
         self.indices: list[int] = []
         self._ddp: Any = ddp
         require(ddp, *_READ, package="torch")
+        # The indices of buckets are those of this list, which leaves out frozen weights.
         self._weights = [w for w in self._ddp._module_parameters if w.requires_grad]  # noqa: SLF001
         self._coming: list[int] = []
         self._handles: list[RemovableHandle] = []
@@ -74,8 +75,10 @@ class BucketOrder:
             return _STATIC_GRAPH
         if self._is_settled:
             return _HAS_COMPUTED
+        # Built-in hooks live in C++, and only the logging data name them.
         told = self._ddp._get_ddp_logging_data().get("comm_hook", "")  # noqa: SLF001
-        is_told_again = bool(self._ddp._comm_hooks)  # noqa: SLF001 - built-in ones are not there
+        # Python's hooks are listed, and can be registered again on a new reducer.
+        is_told_again = bool(self._ddp._comm_hooks)  # noqa: SLF001
         return _BUILT_IN_HOOK if told and not is_told_again else ""
 
     @property
@@ -91,7 +94,8 @@ class BucketOrder:
         """Reset DDP's buckets to those of a new instance, which knows of no iteration."""
         self._stop()
         ddp = self._ddp
-        weights, is_sparse = ddp._build_params_for_reducer()  # noqa: SLF001 - as it unpickles itself
+        # DDP takes these steps itself when it is unpickled.
+        weights, is_sparse = ddp._build_params_for_reducer()  # noqa: SLF001
         names = ddp._build_debug_param_to_name_mapping(weights)  # noqa: SLF001
         # As DDP's constructor does: a reducer cannot be reset, only made again.
         ddp._ddp_init_helper(weights, is_sparse, names, ddp.static_graph)  # noqa: SLF001
@@ -112,6 +116,7 @@ class BucketOrder:
         for weight in self._weights:
             weight.grad = None
             weight.requires_grad_(True)  # as DDP knows it: a script may freeze it on the way
+        # Without it the reducer ignores the gradients that follow.
         self._ddp.reducer.prepare_for_backward([])
         sparse = self._sparse()
         for index in indices:
@@ -129,6 +134,7 @@ class BucketOrder:
         return {id(w) for w, is_sparse in zip(weights, are_sparse, strict=True) if is_sparse}
 
     def _watch(self) -> None:
+        # DDP does not lay its buckets out again if it looks for unused weights.
         stays = self._ddp.find_unused_parameters  # as the buckets are
         if not (stays or self._ddp.static_graph):
             for index, weight in enumerate(self._weights):

@@ -143,6 +143,7 @@ def state_for(
     """
     # With the weight's own values: what an optimizer keeps may depend on them.
     twin = weight.detach().clone().requires_grad_(weight.requires_grad)
+    # Most optimizers skip weights without a gradient, and would make no state.
     twin.grad = torch.zeros_like(twin)
     options = copy.deepcopy({key: value for key, value in group.items() if key != "params"})
     step: Any = type(optimizer).step
@@ -151,7 +152,9 @@ def state_for(
         vars(optimizer).update({name: copied(value) for name, value in kept.items()})
         optimizer.param_groups = [{**options, "params": [twin]}]
         optimizer.state = defaultdict(dict, copy.deepcopy(beside_weights(optimizer)))
+        # The script's hooks must not see a step that never was.
         vars(optimizer).update(_optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
+        # Below torch's wrapper, which profiles and calls hooks that all optimizers share.
         getattr(step, "__wrapped__", step)(optimizer)
         return dict(optimizer.state.get(twin, {}))
     except Exception as error:  # whatever the optimizer of somebody else leads to

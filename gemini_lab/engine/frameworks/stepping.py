@@ -193,4 +193,5 @@ class UpdateWatch:
 
     def _count(self) -> list[int]:
         """Return how often torch has seen each of the weights written."""
-        return [0 if one.is_inference() else one._version for one in self._weights]  # noqa: SLF001 - torch has no other name for it
+        # torch has no public name for the count of writes, by which autograd finds stale tensors.
+        return [0 if one.is_inference() else one._version for one in self._weights]  # noqa: SLF001

@@ -93,7 +93,8 @@ def whole_weights(model: nn.Module) -> Iterator[nn.Parameter]:
     """Yield the weights that FSDP2 puts together to compute; none before it has done so."""
     for module in model.modules():
         if is_fsdp2(module):
-            for group in _groups_of(module._get_fsdp_state()):  # noqa: SLF001 - nothing else tells
+            # FSDP2 shows its unsharded weights nowhere else, and gradients arrive at these.
+            for group in _groups_of(module._get_fsdp_state()):  # noqa: SLF001
                 for one in group.fsdp_params:
                     if hasattr(one, "_unsharded_param"):
                         yield one._unsharded_param  # noqa: SLF001
@@ -101,6 +102,7 @@ def whole_weights(model: nn.Module) -> Iterator[nn.Parameter]:
 
 def _groups_of(state: "FSDPState") -> "Sequence[FSDPParamGroup]":
     """Return the groups of weights that a module puts together at once; one in older torches."""
+    # Older PyTorch has one group of weights a module, newer ones have several.
     if hasattr(state, "_fsdp_param_groups"):
         groups: Sequence[FSDPParamGroup] = state._fsdp_param_groups  # noqa: SLF001
         return groups
@@ -167,6 +169,7 @@ def tensor_sum(tensor: torch.Tensor) -> torch.Tensor:
     whole = data.numel() // WORD_BYTES * WORD_BYTES
     words = data[:whole]
     if words.storage_offset() % WORD_BYTES:
+        # `view` refuses an offset in the storage that is no multiple of the larger type.
         words = words.clone()
     total = torch.zeros((), dtype=torch.int64, device=data.device)
     for part in words.view(torch.int64).split(SLICE_WORDS):  # type: ignore[no-untyped-call]
@@ -293,6 +296,7 @@ def sum_over_ranks(weights: Mapping[str, torch.Tensor]) -> str:
     """
     total, is_known = 0, True
     for name, weight in weights.items():
+        # Checksums of parts add up to that of the whole, so no rank needs more than its own.
         part, place = own_part(weight).reshape(-1), _place(weight)
         is_known = is_known and (place is not None or not part.numel())
         number, of = _share(weight)

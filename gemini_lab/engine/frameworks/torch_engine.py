@@ -69,6 +69,7 @@ class TorchEngine:
     ) -> None:
         _require_step_hooks()
         if isinstance(model, nn.Module):
+            # Until then the model's parameters are not those that its optimizer has.
             reshard(model)
         _require_kinds(model, optimizer, step)
         for found, way_out in _obstacles(model, optimizer):
@@ -116,6 +117,8 @@ class TorchEngine:
 
     def _is_nested(self) -> bool:
         """Return whether a class's `step` called that of its base: torch calls hooks for both."""
+        # torch calls the hooks for a subclass's step and its base's; nothing tells them apart but
+        # this.
         frame, found = inspect.currentframe(), 0
         while frame is not None:
             is_step = frame.f_code.co_name == _STEP  # in which torch calls the hooks
@@ -318,7 +321,8 @@ def _of_ddp(ddp: Any) -> Iterator[tuple[str, str]]:
     if ddp.mixed_precision is not None:
         yield "DDP has mixed_precision", "use torch.autocast"
     require(ddp, "_comm_hooks", package="torch")
-    for hook, state in ddp._comm_hooks:  # noqa: SLF001 - nothing else tells
+    # Hooks with state (PowerSGD) would need it in each version; DDP lists them only here.
+    for hook, state in ddp._comm_hooks:  # noqa: SLF001
         if state is not None and not isinstance(state, dist.ProcessGroup):
             name, kind = getattr(hook, "__name__", hook), type(state).__name__
             yield (

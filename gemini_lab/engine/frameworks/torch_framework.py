@@ -64,6 +64,7 @@ class ReplicaCheck:
             UnsupportedError: The ranks differ.
         """
         self._updates += 1
+        # Powers of two only.
         if self._updates & (self._updates - 1) == 0:
             self._compare(f"after update {number}")
 
@@ -172,6 +173,7 @@ class TorchFramework(Framework):
     def load(self, values: Sequence[torch.Tensor], present: Sequence[bool]) -> None:
         """Copy them over the live tensors, which are made or dropped as they were then."""
         verdict = JointOutcome()
+        # FSDP2 may hold whole weights of an evaluation, in whose place shards are to be put.
         reshard(self._engine.bare)
         with verdict.withheld():
             self._state.make([one for one, there in zip(self._kept, present, strict=True) if there])
@@ -224,6 +226,7 @@ class TorchFramework(Framework):
         source = value.to(device, copy=True) if part == self.rank else None
         if source is None:
             source = torch.empty(value.shape, dtype=value.dtype, device=device)
+        # As bytes: backends know fewer types than models have.
         dist.broadcast(source.view(torch.uint8), src=part)
         return source
 
@@ -285,7 +288,8 @@ class TorchFramework(Framework):
     def require_boundary(self) -> None:
         """Refuse DDP's `join()`: uneven ranks make different versions."""
         ddp = replicated_by(self._engine.module)
-        if ddp is not None and ddp._join_config.enable:  # noqa: SLF001 - as DDP itself asks
+        # DDP asks this itself; `join()` has no public sign that it is on.
+        if ddp is not None and ddp._join_config.enable:  # noqa: SLF001
             raise UnsupportedError(
                 "the model trains inside DDP's join(), where ranks end one before the other, and a "
                 "version is made by all of them; give every rank as many batches"

@@ -132,6 +132,7 @@ def _of_another_shape(
     )
 
 
+# Name-mangled by Python; DeepSpeed gives the order of modules nowhere else.
 _MODULES: Final = "_PartitionedParameterCoordinator__submodule_order"
 
 
@@ -147,7 +148,8 @@ def order_checksum(coordinator: PartitionedParameterCoordinator) -> int:
 def forget_order(coordinator: PartitionedParameterCoordinator) -> None:
     """Discard the order, so that it is learned again as by a new engine."""
     if not coordinator.is_invalid_trace():
-        coordinator._invalidate_trace()  # noqa: SLF001 - as it does itself
+        # DeepSpeed has no public way to learn the order again, and invalidates its trace like this.
+        coordinator._invalidate_trace()  # noqa: SLF001
 
 
 def gather_together(weights: Sequence[ZeroParameter]) -> list[ZeroParameter]:
@@ -168,6 +170,7 @@ def gather_together(weights: Sequence[ZeroParameter]) -> list[ZeroParameter]:
 def _gather_alike(weights: Sequence[ZeroParameter], group: dist.ProcessGroup) -> None:
     device = get_accelerator().current_device_name()
     parts = [weight.ds_tensor.detach().to(device).reshape(-1) for weight in weights]
+    # One collective for all weights of a type: each small one would cost a round of the network.
     ours = torch.cat(parts)
     theirs = ours.new_empty(dist.get_world_size(group) * ours.numel())
     dist.all_gather_into_tensor(theirs, ours, group=group)
@@ -353,7 +356,8 @@ class Stage3(Partitions):
         zero.checkpoint_event_prologue()  # gives up whatever was gathered of the old weights
         for index, master in enumerate(zero.fp32_partitioned_groups_flat):
             zero.fp16_partitioned_groups_flat[index].data.copy_(master.data)
-            zero._unflatten_partitioned_parameters(index)  # noqa: SLF001 - as its own loading does
+            # As its own checkpoint loading: the weights' parts are views of the flat tensor.
+            zero._unflatten_partitioned_parameters(index)  # noqa: SLF001
         if gather_together(zero.persistent_parameters):  # those that stage 3 keeps gathered
             zero.checkpoint_event_epilogue()
 
@@ -407,7 +411,8 @@ def obstacles(engine: DeepSpeedEngine) -> Iterator[Obstacle]:
         version("deepspeed"), stage=engine.zero_optimization_stage(), device=engine.device.type
     )
     yield from _of_parallelism(engine)
-    yield from of_blocks(engine._config._param_dict)  # noqa: SLF001 - it was asked for
+    # Blocks that this release of DeepSpeed does not know are only in the raw configuration.
+    yield from of_blocks(engine._config._param_dict)  # noqa: SLF001
     if not engine.zero_optimization():
         yield "ZeRO stage 0", 'set "zero_optimization": {"stage": 1}, 2 or 3'
         return

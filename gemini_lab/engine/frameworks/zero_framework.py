@@ -97,7 +97,8 @@ class ZeroFramework(Framework):
         return self._partitions.base
 
     def settings(self) -> Mapping[str, SettingValue]:
-        config = self._engine._config  # noqa: SLF001 - it was asked for
+        # DeepSpeed keeps the blocks that it does not know only in the raw configuration.
+        config = self._engine._config  # noqa: SLF001
         block: Mapping[str, SettingValue] = config._param_dict.get("gemini", {})  # noqa: SLF001
         return block
 
@@ -135,6 +136,7 @@ class ZeroFramework(Framework):
         verdict = JointOutcome()
         with verdict.withheld():
             self._put(values, present)
+        # After `_put`, also if that failed: publishing is a collective that other ranks wait in.
         self._partitions.publish()
         verdict.end()
 
@@ -260,7 +262,8 @@ class ZeroFramework(Framework):
             setattr(self._engine, name, small["counters"][name])
         self._note_update()
         for name, size in {**self._first_sizes, **small.get("sizes", {})}.items():
-            setattr(self._engine._config, name, size)  # noqa: SLF001 - as its own methods do
+            # `set_train_batch_size` divides by the old sizes, and may refuse on the way.
+            setattr(self._engine._config, name, size)  # noqa: SLF001
 
     def require_fit(self, small: StateView) -> None:
         require_both(
@@ -372,6 +375,8 @@ class ZeroFramework(Framework):
     def end_replay(self) -> None:
         """Partition what ZeRO 3 gathered and saw no gradient leave."""
         if self.stage == 3:
+            # Else weights without a gradient stay gathered, and the next forward pass does not
+            # expect that.
             self._partitions.zero.parameter_offload.release_backward_leftovers()
 
     def learned_order(self) -> int:

@@ -70,6 +70,7 @@ class ScaleWatch:
         return float(one)
 
 
+# A float has 24 bits of mantissa; the others are to be on the safe side.
 _LOST_BITS: Final = 30
 """A power below 2 to the minus this is lost where it is taken from a float of 1."""
 Update = Callable[[int, StateView], object]
@@ -119,6 +120,7 @@ class BetaPowers:
         """Recompute the powers at the next step, because its betas differ from these."""
         if self._update is not None:
             for group in self._groups():
+                # Any betas that differ from the group's do; between it and 1 they are always valid.
                 halfway = tuple((1 + beta) / 2 for beta in group["betas"])
                 self._update(1, {**group, "betas": halfway})
 
@@ -171,7 +173,8 @@ def _cpu_adam(base: DeepSpeedCPUAdam, step: int, group: StateView) -> None:
 def _fused_adam(base: FusedAdam, step: int, group: StateView) -> None:
     base.multi_tensor_adam(
         1,
-        base._dummy_overflow_buf,  # noqa: SLF001 - its own first argument
+        # FusedAdam's kernel takes a buffer for overflows, which only the optimizer has.
+        base._dummy_overflow_buf,  # noqa: SLF001
         [[one] for one in torch.zeros(4, 1).unbind()],
         group["lr"],
         *group["betas"],

@@ -44,6 +44,7 @@ class Repeater:
 
     def repeat(self, step: RecordedStep, payload: Bytes, difference: Bytes) -> None:
         """Turn the version before a step into the version after it."""
+        # Sums are split by threads, so another number of them gives other last bits.
         if torch.get_num_threads() != step.threads:
             torch.set_num_threads(step.threads)
         optimizer = self._optimizer(step)
@@ -153,6 +154,7 @@ def rehearse(kind: str) -> None:
     made([weight]).step()
 
 
+# xxhash releases the GIL; a few threads use up the bandwidth of the memory.
 _SEALERS: Final = 4
 
 
@@ -162,6 +164,7 @@ def make_version(
     """Make the version that the worker orders."""
     base = memory[order.base_bytes : order.base_bytes + order.payload_bytes]
     made = memory[order.into_bytes : order.into_bytes + order.payload_bytes]
+    # The version before stays whole in its own buffer, until this one is verified.
     torch.from_numpy(made).copy_(torch.from_numpy(base))
     repeater.repeat(RecordedStep.decode(difference), made, difference)
     return VersionMade(digests=_digests(made, order.chunk_bytes))

@@ -57,6 +57,7 @@ class VersionMaker:
         self._channel, theirs = LocalChannel.pair()
         fds = (theirs.fileno(), slab.fd, self.room.fd)
         try:
+            # PR_SET_PDEATHSIG ties it to the thread that starts it: so training's main thread does.
             self._process = subprocess.Popen(
                 python_command("gemini_lab.engine.gradients.maker_process", *fds, kind),
                 pass_fds=fds,

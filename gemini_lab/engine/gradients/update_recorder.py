@@ -236,6 +236,7 @@ class UpdateRecorder:
             self._is_whole = False
             return
         state: StateView = optimizer.state.get(parameter, {})
+        # Now: what follows may change the gradient in place, or clear it.
         one.gradient.of(self.room.data).copy_(sent)
         self._updates[number] = Update(
             tensors=one.tensors,

@@ -53,6 +53,7 @@ _COLLECTIVES: Final = (
     *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor"),
 )
 _LONGEST: Final = 200  # characters of an error
+# A position is a few KiB; more means a source that copies its data into its state.
 _MOST_BYTES: Final = 64 * 2**20
 
 NOT_BACK: Final = (
@@ -236,9 +237,12 @@ def _in_fork(work: Callable[[], bytes], give_up_s: float) -> bytes | None:
     """Return what work gives in a forked process; `None` if that fails or takes too long."""
     if time.monotonic() >= give_up_s:
         return None
+    # Memory, not a pipe: a pipe that is full would hold the child until somebody reads.
     answer = os.memfd_create("data-rehearsal")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer Pythons warn of threads, which it does without
+        # Fork, not spawn: the data must be as they are, open files and unpicklable objects
+        # included.
         child = os.fork()
     if not child:
         status = 1
@@ -251,6 +255,7 @@ def _in_fork(work: Callable[[], bytes], give_up_s: float) -> bytes | None:
             os._exit(status)  # nothing of this process is taken apart there
     status = 1  # also where the script ignores SIGCHLD, so that the kernel keeps none
     try:
+        # A pidfd can be waited for with a time-out; `waitpid` cannot.
         ended = os.pidfd_open(child)
         select.select([ended], [], [], max(0.0, give_up_s - time.monotonic()))
         os.close(ended)
@@ -268,11 +273,13 @@ def _in_fork(work: Callable[[], bytes], give_up_s: float) -> bytes | None:
 def _be_alone(answers: int) -> None:
     """Cut this process off from its parent: its group, files, device and threads."""
     die_with_parent()
+    # A group of its own, so that the workers which a loader starts there are killed with it.
     os.setsid()
     gc.disable()  # what it takes apart may wait for threads that are not here
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if number != answers:
             _cut_off(number)
+    # The forked process has none of its parent's OpenMP threads, and would wait for them.
     torch.set_num_threads(1)
     forget_device()
     for name in _COLLECTIVES:

@@ -252,6 +252,7 @@ def _put(thing: Any, name: str, wanted: Any) -> None:
     held = attributes.get(name)
     is_shaped = isinstance(held, (torch.Tensor, np.ndarray)) and isinstance(wanted, type(held))
     if is_shaped and held.shape == wanted.shape and held.dtype == wanted.dtype:
+        # A new tensor would leave the workers with the old one in shared memory.
         held[...] = wanted  # worker processes may share it
     elif isinstance(held, torch.Tensor) and name in _EPOCHS:
         held.fill_(wanted)  # an older version has the number alone

@@ -56,6 +56,7 @@ class EngineState:
         self.script = ScriptState() if script is None else script
         self.layout: ShardLayout = self._lay_out()
         self._parts = small_state.ModelParts(self.framework.module)
+        # It travels with each version and lists every weight, so it is kept small, and made once.
         self._identity = zlib.compress(encode(self.layout.identity))
         self.world_changed: WorldChange | None = None
         self._restored: Payload | None = None  # until the loop is reached that made it
@@ -186,7 +187,10 @@ class EngineState:
         flat = _flat(payload)
         values = [_view(flat, spec) for spec in self.layout.tensors]
         with verdict.withheld():
+            # Others wait in this collective, so an error of this rank's is withheld until all were
+            # in it.
             framework.load(values, small["present"])
+        # Collective, so outside of the block in which an error of one rank skips the rest.
         small_state.put_orders(small, framework, script)
         with verdict.withheld(), named("the version"):
             small_state.restore(small, framework, script, with_data=with_data, in_place=in_place)
@@ -266,6 +270,7 @@ class EngineState:
         tensors = [tensor for tensor in real if tensor.is_floating_point()]
         if not tensors:
             return True
+        # One read-back for all tensors: on a GPU each would wait for the device.
         sums = torch.stack([tensor.sum(dtype=torch.float32) for tensor in tensors])
         # A sum of numbers is one, too, unless it overflows.
         return bool(sums.isfinite().all()) or all(bool(t.isfinite().all()) for t in tensors)
@@ -285,6 +290,7 @@ class EngineState:
             return
         payload, self._restored = self._restored, None
         small = small_state.unfold(decode_framed(payload))
+        # What the script computed before its loop must not be added to the first iteration.
         self.framework.drop_gradients(is_computing=False)
         self.script.put_data_again(small["data"])
         self._put_back(payload, small, with_data=False)

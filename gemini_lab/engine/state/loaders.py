@@ -69,7 +69,9 @@ class LoaderWatch:
         self._begun_then: int | None = None  # the same, by a position that was put back
         self.values = DataValues(lambda: of_loader(loader))
         kind: Any = type(loader)
+        # The class's own `__iter__`, taken before the loader's class is replaced below.
         self._make: Callable[[], Iterator[Any]] = partial(kind.__iter__, loader)
+        # Past `__setattr__`, which a class of loaders may define.
         loader.__dict__[_WATCH] = self
         # Not `loader.__class__ =`: Accelerate's loaders pretend there to be of another class.
         object.__dict__["__class__"].__set__(loader, _watched(kind))
@@ -228,6 +230,7 @@ class LoaderWatch:
             "counts": self.values.changed(),
         }
         batches = _Batches(self, self._make(), number=self._made + 1)
+        # A strong reference would keep an epoch's workers alive after the script has dropped it.
         self._latest = weakref.ref(batches)
         self._made = batches.number
         return batches
@@ -286,6 +289,7 @@ class _Batches:
         self._watch.on_batch()
         return batch
 
+    # It is this object that the script holds, so the position moves into it.
     def take_over(self, other: "_Batches") -> None:
         self.number, self.taken, self.is_over = other.number, other.taken, other.is_over
         self._batches = other._batches  # noqa: SLF001 - of its own class

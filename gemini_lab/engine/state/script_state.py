@@ -136,6 +136,7 @@ class ScriptState:
 
         Positions in the data, random states, and the script's own dicts and generators.
         """
+        # `random` below must be what is left after them.
         positions = self.positions()  # first: they may draw
         seeds: list[Any] = [watch(one).counts() for one in self._loaders]
         seeds += [
@@ -215,6 +216,8 @@ class ScriptState:
                 source.load_state_dict(position)
                 self._placed |= {id(source)} if position else set()
             if not self._is_unread(source):
+                # torchdata makes its iterator when it is asked, and seeds workers from torch's
+                # generator.
                 source.state_dict()  # what it builds, and draws, comes before the random states
 
     def put_data_again(self, positions: Sequence[Any]) -> None:

@@ -78,7 +78,9 @@ def _parts_with_buffers(module: nn.Module) -> set[str]:
     return {
         name
         for name, part in module.named_modules()
-        if part._buffers.keys() - part._non_persistent_buffers_set  # noqa: SLF001 - torch's own way
+        # `named_buffers` skips those that are None by now: a part may make its buffer when it
+        # computes.
+        if part._buffers.keys() - part._non_persistent_buffers_set  # noqa: SLF001
     }
 
 
@@ -176,6 +178,7 @@ def restore(
     script.put(small)
     for order, syncs in zip(script.orders, small.get(_SYNCS, []), strict=False):
         order.syncs_buffers = syncs
+    # Last: whatever was put back before may have drawn.
     restore_random_states(small["random"])
 
 
@@ -241,7 +244,8 @@ def _place_of(module: torch.nn.Module, name: str) -> dict[str, torch.Tensor | No
             f"the version has a buffer {name!r} of the model, which has no such part now; make the "
             "model as it was"
         )
-    place: dict[str, torch.Tensor | None] = part._buffers  # noqa: SLF001 - where one may be None
+    # Only this dictionary has the places of buffers that are None until the part computes.
+    place: dict[str, torch.Tensor | None] = part._buffers  # noqa: SLF001
     return place
 
 
@@ -249,7 +253,8 @@ def persistent_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Ten
     """Yield the buffers that belong to a model's state, such as the statistics of batch norms."""
     for prefix, child in module.named_modules():
         for name, buffer in child.named_buffers(recurse=False):
-            if name not in child._non_persistent_buffers_set:  # noqa: SLF001 - torch asks it so too
+            # torch's own `state_dict` asks this set too; there is no public way.
+            if name not in child._non_persistent_buffers_set:  # noqa: SLF001
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 

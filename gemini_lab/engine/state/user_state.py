@@ -115,6 +115,8 @@ def share_states(module: nn.Module) -> None:
             )
         if isinstance(part, _kinds("MetricCollection")):
             collection: Any = part
+            # Members of a compute group share one metric's sums only when the collection is read
+            # like this.
             collection.items(copy_state=False)
 
 
@@ -144,12 +146,15 @@ def put_attributes(part: Any, kept: StateView) -> None:
             value = value.to(before.device)  # noqa: PLW2901
         setattr(part, name, value)
     if is_metric(part):
-        part._computed = None  # noqa: SLF001 - torchmetrics' own way to say so
+        # A cached result of other sums would be given once more; torchmetrics clears it in this
+        # way.
+        part._computed = None  # noqa: SLF001
 
 
 def _tensors(part: nn.Module) -> dict[str, torch.Tensor]:
     """Return its buffers that are not persistent, and untrained tensors in its attributes."""
-    hidden = part._non_persistent_buffers_set  # noqa: SLF001 - torch asks it so too
+    # torch keeps only here which buffers `state_dict` leaves out.
+    hidden = part._non_persistent_buffers_set  # noqa: SLF001
     buffers = {n: b for n, b in part.named_buffers(recurse=False) if n in hidden}
     loose = {
         name: value
@@ -167,6 +172,7 @@ def _kinds(name: str) -> tuple[type, ...]:
 
 
 GENERATORS: Final = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+# numpy's RandomState refuses larger seeds.
 _SMALL_SEEDS: Final = 2**32  # all that numpy's older generators can be seeded with
 _ADAM_COPIES: Final = 3  # what Adam keeps, at most, in tensors of a weight's size
 

@@ -88,6 +88,7 @@ def _reading(
     def read(gradient: torch.Tensor) -> torch.Tensor | None:
         feed(total, gradient)
         if drops and not gradient.is_sparse:
+            # The sum of a replay is not needed, and must not take the memory of a second gradient.
             return gradient.new_zeros(()).expand(gradient.shape)
         return None
 
@@ -176,6 +177,7 @@ def _keep_gradient(tensor: torch.Tensor, gradients: list[torch.Tensor | None]) -
     place, output = len(gradients) - 1, tensor.output_nr
 
     def keep(incoming: Sequence[torch.Tensor | None]) -> None:
+        # A function with several outputs gets the gradients of all of them in one call.
         one = incoming[output]
         gradients[place] = None if one is None else one.detach().clone()
 
@@ -236,6 +238,7 @@ def _lead_back(
         if gradient is not None
     ]
     if pairs:
+        # Not `backward`: DDP, FSDP and ZeRO reduce gradients where they are added to `.grad`.
         torch.autograd.grad(
             [output for output, _ in pairs],
             framework.contributing(),

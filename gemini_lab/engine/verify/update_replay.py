@@ -108,7 +108,8 @@ def update_again(framework: Framework, steps: Sequence[ReplayedStep]) -> int:
     try:
         # The replay must not run the script's own hooks a second time.
         optimizer._optimizer_step_pre_hooks = OrderedDict()  # noqa: SLF001
-        optimizer._optimizer_step_post_hooks = OrderedDict(  # noqa: SLF001 - a broken machine's
+        # A broken machine is to be broken in its replays, too, so injected flaws stay hooked.
+        optimizer._optimizer_step_post_hooks = OrderedDict(  # noqa: SLF001
             (key, one) for key, one in kept[hooks[1]].items() if isinstance(one, Flaw)
         )
         places = count_places(kept["state"].values())
@@ -154,6 +155,7 @@ def _take(
             group.append(weight)
         optimizer.param_groups.append({**options, _WEIGHTS: group})
         weights += group
+    # Not `optimizer.step`: a schedule wraps that of the object, and would count the replay.
     type(optimizer).step(optimizer)
     for weight in weights:
         _feed_result(total, weight, optimizer.state[weight])

@@ -200,6 +200,7 @@ class Verifier:
 
     def _compare_shared(self, digest: int) -> Found | None:
         """Compare an update that all machines were to make alike."""
+        # Ranks under DDP make one update, so that checksums suffice and nothing is computed again.
         table = self._wire.all_gather([digest])
         verdict = judge(
             Answer(rank=0, node=self._seats.node_of(rank), digest=one)
@@ -382,6 +383,7 @@ class Verification:
 
     def _keep(self, newest: VerifiedVersion) -> None:
         self._newest = newest
+        # A pinned version is no candidate when a buffer is chosen to be written over.
         self._slab.pinned = newest.version, newest.lineage
 
     # -- with each version -----------------------------------------------------------------------
