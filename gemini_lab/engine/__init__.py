@@ -1,8 +1,7 @@
 """`protect` in a worker: an engine's state out and in, and the tie to the node's agent.
 
-    protect         protection <- setup (memory in shard_memory, settings, restore), arguments,
-                    contract; discovery finds what the script has not named, made_objects notes what
-                    it made
+    protect         protection <- setup (memory, settings, restore), arguments, contract; discovery
+                    finds what the script has not named, made_objects notes what it made
     in the loop     live has the script's loops and the hook in the engine; sealing seals versions
                     and sends them; script_loops knows which loop runs, and where loops and data
                     end; iteration_log reports iterations and what they begin with, also to

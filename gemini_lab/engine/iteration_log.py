@@ -102,17 +102,6 @@ _LAST: Final = "last"
 _SAID_ANEW: Final = frozenset({"rank", "epoch", "restored"})
 
 
-class BegunWith(Protocol):
-    """What an iteration began with; `gemini_lab.engine.iteration_log.StepInputs` is one."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether `read` would not wait."""
-
-    def read(self) -> Inputs:
-        """Return all of it."""
-
-
 def _no_measures() -> dict[str, float]:
     return {}
 
@@ -138,7 +127,7 @@ class IterationLog:
         self._emit = emit
         self._clock = clock
         self._measure = measure
-        self._begun: tuple[int, BegunWith] | None = None
+        self._begun: tuple[int, StepInputs] | None = None
         self._is_begin_said = False
         self._values: dict[str, float] = {}
         self._is_computing = False
@@ -148,7 +137,7 @@ class IterationLog:
         """Attach what is logged from here on to the next iteration."""
         self._is_computing = True
 
-    def begin_with(self, iteration: int, inputs: Callable[[], BegunWith]) -> None:
+    def begin_with(self, iteration: int, inputs: Callable[[], "StepInputs"]) -> None:
         """Note what the model trains on; only the first call in an iteration counts."""
         if self._begun is None and self.counts:
             self._begun = iteration, inputs()

@@ -13,12 +13,12 @@ from gemini_lab.engine.script_loops import LoopPlace, place_in
 from gemini_lab.engine.session import WorkerSession
 from gemini_lab.engine.setup import (
     ReadyEngine,
+    exchange_layouts,
     follow,
     restore_planned,
     rewinder_of,
     say_protected,
 )
-from gemini_lab.engine.shard_memory import exchange_layouts
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.errors import CannotGoOnError
 from gemini_lab.shard.lineage import Lineage

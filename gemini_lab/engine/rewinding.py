@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.script_loops import LoopPlace, place_in
@@ -21,22 +21,13 @@ from gemini_lab.memory.slab import ReadBuffer, Slab
 from gemini_lab.recovery.guard import LOSS, Guard, Sight
 from gemini_lab.recovery.messages import GoBack
 from gemini_lab.shard.lineage import MOST_REWINDS, Lineage
+from gemini_lab.transfer.replicator import Replicator
 
 _NOTHING: Final = -1
 GUARD: Final = "guard"
 """Under this name a version carries what the guard knows."""
 Offer = tuple[int, int]
 """A version that a rank could go back to: its number, its lineage as a signed word."""
-
-
-class Exchange(Protocol):
-    """What the ranks talk over while no version is on its way: see `Replicator`."""
-
-    def wait(self) -> float: ...
-
-    def exchange(self, values: Sequence[int]) -> list[list[int]]: ...
-
-    def go_back(self, version: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +65,7 @@ class Rewinder:
         self,
         state: EngineState,
         slab: Slab,
-        traffic: Exchange,
+        replicator: Replicator,
         *,
         guard: Guard | None,
         emit: Callable[[events.AnyEvent], None],
@@ -83,7 +74,7 @@ class Rewinder:
         self._state = state
         self._slab = slab
         self._rank = state.layout.rank
-        self._traffic = traffic
+        self._replicator = replicator
         self._emit = emit
         self._judged = state.version  # the newest iteration that needs no judgement any more
 
@@ -95,7 +86,7 @@ class Rewinder:
         self._judged = iteration
         loss = None if newest is None else newest.value(LOSS)
         ours = Sight(loss=loss, is_finite=self._state.is_finite())
-        seen = [_decoded(one) for one in self._traffic.exchange(_encoded(ours))]
+        seen = [_decoded(one) for one in self._replicator.exchange(_encoded(ours))]
         reason = self.guard.judge(iteration, seen)
         if not reason:
             return None
@@ -137,7 +128,7 @@ class Rewinder:
         known = guard_in(extra)
         if self.guard is not None and known is not None:
             self.guard.go_back(known)
-        self._traffic.go_back(version)
+        self._replicator.go_back(version)
         self._judged = version
         self._emit(
             events.Rewound(
@@ -174,23 +165,23 @@ class Rewinder:
 
     def _find(self, wish: Wish, *, run: int, place: LoopPlace) -> ReadBuffer | None:
         """Return the newest version that will do on every rank, in this one's memory."""
-        self._traffic.wait()
+        self._replicator.wait()
         self._require_one_wish(wish)
         offers = list(self._usable(wish, run=run, place=place))
         while True:
-            everybodys = self._traffic.exchange(_padded(offers, self._slab.buffers))
+            everybodys = self._replicator.exchange(_padded(offers, self._slab.buffers))
             found = set.intersection(*({*_pairs(one)} for one in everybodys))
             chosen = max(found - {(_NOTHING, _NOTHING)}, default=None)
             if chosen is None:
                 return None
             copy = self._slab.read(self._rank, chosen[0], _lineage(chosen[1]))
             is_whole = not copy.bad_chunks()
-            if all(whole for (whole,) in self._traffic.exchange([int(is_whole)])):
+            if all(whole for (whole,) in self._replicator.exchange([int(is_whole)])):
                 return copy
             offers.remove(chosen)
 
     def _require_one_wish(self, wish: Wish) -> None:
-        wishes = self._traffic.exchange([wish.version, wish.skips])
+        wishes = self._replicator.exchange([wish.version, wish.skips])
         if any(other != wishes[0] for other in wishes):
             told = ", ".join(f"{version} (skip={bool(skips)})" for version, skips in wishes)
             raise ConfigError(

@@ -37,16 +37,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import Final, Literal
 
 import torch.distributed as dist
 
 from gemini_lab.engine.contract import StateView
+from gemini_lab.engine.session import WorkerSession
 from gemini_lab.errors import ConfigError
-from gemini_lab.recovery.messages import End, EndReached, Message, WorkerStart
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+from gemini_lab.recovery.messages import End, EndReached
 
 Kind = Literal["steps", "epochs"]
 LoopPlace = tuple["Pass", ...]
@@ -337,19 +335,10 @@ store waits itself, it prints a warning each time that it looks up."""
 UNKNOWN: Final = -1
 
 
-class ReportingWorker(Protocol):
-    """The part of a worker's session that ends are reported to."""
-
-    start: WorkerStart
-    store: "Store"
-
-    def say(self, message: Message) -> None: ...
-
-
 class Ends:
     """The ends of one rank."""
 
-    def __init__(self, worker: ReportingWorker, *, is_broken: Callable[[], bool]) -> None:
+    def __init__(self, worker: WorkerSession, *, is_broken: Callable[[], bool]) -> None:
         self._worker, self._is_broken = worker, is_broken
         # What was restored may be the last iteration of an epoch, of which no batch is left.
         self._is_restored = worker.start.plan.version is not None

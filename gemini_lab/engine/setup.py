@@ -4,13 +4,16 @@ All ranks come here together. A worker that starts again after a failure leaves 
 the recovery plan says, and with what its version carried beside that.
 """
 
+import json
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import msgspec
+import torch
 
 from gemini_lab.engine.contract import Engine, Keepable, Source
 from gemini_lab.engine.discovery import gather
@@ -29,11 +32,6 @@ from gemini_lab.engine.restore import (
 )
 from gemini_lab.engine.rewinding import Rewinder, guard_in
 from gemini_lab.engine.session import WorkerSession
-from gemini_lab.engine.shard_memory import (
-    ShardMemory,
-    open_shard_memory,
-    require_fingerprint,
-)
 from gemini_lab.engine.state.data_rehearsal import rehearse_data
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.errors import ConfigError, GeminiError
@@ -95,6 +93,18 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
 
 Value = TypeVar("Value")
 _LONG_REPLAY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardMemory:
+    """The memory in which a rank keeps versions.
+
+    Attributes:
+        slab: Room for its own shard and the replicas of others.
+    """
+
+    slab: Slab
+    shard_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,18 +264,18 @@ def _lay_out(
     group: CheckpointGroup,
 ) -> ShardMemory:
     """Return memory for the engine's state, which is then said to be protected."""
-    memory = open_shard_memory(
-        state.layout,
-        rank=session.start.rank,
-        seats=seats,
+    layout, rank = state.layout, session.start.rank
+    sizes_bytes, replicas = exchange_layouts(layout, rank=rank, seats=seats, group=group)
+    fd = session.request_slab(
+        slots=[(shard, sizes_bytes[shard]) for shard in seats.kept_shards(rank)],
         chunk_bytes=settings.chunk_bytes,
         buffers=settings.buffers,
-        group=group,
-        owner=session,
+        layout=layout,
+        replicas=replicas,
     )
-    require_fingerprint(state.layout, session.start.fingerprint)
+    require_fingerprint(layout, session.start.fingerprint)
     say_protected(session, state, seats, settings)
-    return memory
+    return ShardMemory(slab=Slab.attach(fd), shard_bytes=sizes_bytes)
 
 
 def say_protected(
@@ -394,3 +404,47 @@ def rewinder_of(
         guard.restore(known)
     slab = ready.memory.slab
     return Rewinder(ready.state, slab, replicator, guard=guard, emit=session.emit)
+
+
+def exchange_layouts(
+    layout: ShardLayout, *, rank: int, seats: Seats, group: CheckpointGroup
+) -> tuple[tuple[int, ...], list[ShardLayout]]:
+    """Return payload bytes of all shards, and the layouts of those kept here beside the own.
+
+    All ranks call it together, those too that have their memory already.
+    """
+    # A layout repeats the names of all tensors, so that it becomes much smaller.
+    told = zlib.compress(json.dumps(layout.to_json()).encode())
+    sizes = group.all_gather([layout.payload_bytes, len(told)])
+    told_bytes = [size for _, size in sizes]
+    replicas = [*_exchange(told, told_bytes, rank=rank, seats=seats, group=group)]
+    return tuple(payload_bytes for payload_bytes, _ in sizes), replicas
+
+
+def _exchange(
+    told: bytes, sizes_bytes: Sequence[int], *, rank: int, seats: Seats, group: CheckpointGroup
+) -> Iterator[ShardLayout]:
+    """Yield the layouts of the other shards that are kept here; send the own one to its peers."""
+    own = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+    sends = [group.isend(own, peer) for peer in seats.peers_that_keep(rank)]
+    for shard in seats.kept_shards(rank)[1:]:
+        received = torch.empty(sizes_bytes[shard], dtype=torch.uint8)
+        group.recv(received, shard)
+        values = json.loads(zlib.decompress(received.numpy().tobytes()))
+        yield ShardLayout.from_json(values)
+    for send in sends:
+        send.wait()
+
+
+def require_fingerprint(layout: ShardLayout, saved: str | None) -> None:
+    """Refuse a model that is not that of the saved version, where its fingerprint is known.
+
+    Raises:
+        ConfigError: It is another one.
+    """
+    if saved and saved != layout.fingerprint:
+        raise ConfigError(
+            "the model, its optimizer or the number of ranks is not that of the saved version "
+            f"(fingerprint {layout.fingerprint[:12]}, saved {saved[:12]}); restart with the "
+            "script as it was, or start a new run"
+        )

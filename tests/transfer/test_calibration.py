@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.pipeliner.machine import Calibration, fit_wire
-from gemini_lab.transfer.calibration import SIZES, calibrate, paced_sizes
 from gemini_lab.transfer.group import CheckpointGroup
+from gemini_lab.transfer.schedule_controller import SIZES, calibrate, paced_sizes
 
 LINK_BYTES_PER_S = 50e6
 

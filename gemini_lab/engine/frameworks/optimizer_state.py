@@ -3,7 +3,6 @@
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -181,17 +180,6 @@ _SCRATCH: Final = {"state", "param_groups", "defaults", "_dummy_overflow_buf"}
 """Attributes with tensors that are no state beside `state`; the last is FusedAdam's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorForm:
-    """A large tensor of the state, as this rank has it; as for its fields, see `Kept`."""
-
-    parameter: int
-    name: str
-    dtype: str
-    numel: int
-    place: int | None
-
-
 class OptimizerState:
     """The weights that an optimizer trains, and what it keeps for each.
 
@@ -207,7 +195,7 @@ class OptimizerState:
         self.weights: list[nn.Parameter] = [w for g in optimizer.param_groups for w in g["params"]]
         self._groups = [g for g in optimizer.param_groups for _ in g["params"]]
 
-    def forms(self) -> Iterator[TensorForm]:
+    def forms(self) -> Iterator[Kept]:
         """Yield all large tensors, also those that the optimizer has not made yet.
 
         Raises:
@@ -321,7 +309,7 @@ class OptimizerState:
     def _foreseen(self, number: int) -> StateDict:
         return state_for(self._optimizer, self._groups[number], self.weights[number])
 
-    def _form(self, number: int, name: str, tensor: torch.Tensor) -> TensorForm:
+    def _form(self, number: int, name: str, tensor: torch.Tensor) -> Kept:
         part = local_part(tensor)
         require_memory(self._optimizer, name, part)
         dtype = str(part.dtype).removeprefix("torch.")
@@ -330,7 +318,7 @@ class OptimizerState:
                 f"{called(self._optimizer)} keeps {name!r} as a tensor of type {dtype} "
                 f"({part.layout}); known are dense tensors of {', '.join(DTYPE_BYTES)}"
             )
-        return TensorForm(
+        return Kept(
             parameter=number, name=name, dtype=dtype, numel=part.numel(), place=place_of(tensor)
         )
 

@@ -45,7 +45,7 @@ class Kept:
         name: `WEIGHT`, or the optimizer's name for it.
         dtype: By torch's name.
         numel: How many elements of it this rank has.
-        most: How many any rank has.
+        most: How many any rank has, once the ranks have told.
         place: The first of them in the whole tensor; None if they are not one run there.
     """
 
@@ -53,7 +53,7 @@ class Kept:
     name: str
     dtype: str
     numel: int
-    most: int
+    most: int = 0
     place: int | None = 0
 
 

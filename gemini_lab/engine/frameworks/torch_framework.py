@@ -1,7 +1,7 @@
 """A plain PyTorch model and its optimizer as protection sees them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -256,14 +256,7 @@ class TorchFramework(Framework):
             )
         sizes = gather([form.numel for form in forms])
         return [
-            Kept(
-                parameter=form.parameter,
-                name=form.name,
-                dtype=form.dtype,
-                numel=form.numel,
-                most=max(size[number] for size in sizes),
-                place=form.place,
-            )
+            replace(form, most=max(size[number] for size in sizes))
             for number, form in enumerate(forms)
         ]
 
@@ -380,7 +373,7 @@ def _members(block: TensorBlock) -> list[int]:
     return sorted({segment.kept for part in block.parts for segment in part})
 
 
-def _word(forms: Sequence[Any]) -> list[int]:
+def _word(forms: Sequence[Kept]) -> list[int]:
     """Return a checksum of which tensors there are, as one signed word."""
     text = repr([(form.parameter, form.name, form.dtype) for form in forms])
     return [xxhash.xxh3_64_intdigest(text.encode()) >> 1]

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -46,19 +46,9 @@ from gemini_lab.memory.slab import Slab
 from gemini_lab.recovery.wrong_sums import Answer, Verdict, Work, judge, shifts
 from gemini_lab.seats import Seats, listed
 from gemini_lab.shard.lineage import Lineage
-from gemini_lab.transfer.group import TransferHandle
+from gemini_lab.transfer.group import CheckpointGroup
 
 _OWN: Final = 0  # a shift by no machine
-
-
-class VerifyingWire(Protocol):
-    """What ranks talk over while no version is on its way: see `CheckpointGroup`."""
-
-    def isend(self, tensor: torch.Tensor, to: int) -> TransferHandle: ...
-
-    def irecv(self, tensor: torch.Tensor, source: int) -> TransferHandle: ...
-
-    def all_gather(self, values: Sequence[int]) -> list[list[int]]: ...
 
 
 Parcel = tuple[bytes, list[torch.Tensor]]
@@ -94,7 +84,7 @@ class Verifier:
     def __init__(
         self,
         framework: Framework,
-        wire: VerifyingWire,
+        wire: CheckpointGroup,
         *,
         rank: int,
         seats: Seats,
