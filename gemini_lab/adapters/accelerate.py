@@ -100,7 +100,7 @@ def look_into(
     also: Mapping[str, Keepable] | None = None,
     settings: Mapping[str, SettingValue] | None = None,
 ) -> Prepared:
-    """What `protect_accelerator` protects; see there."""
+    """Return what `protect_accelerator` protects; see there."""
     prepared: Any = accelerator
     if data is None and len(prepared._dataloaders) == 1:  # noqa: SLF001 - nothing else tells
         # Accelerate has no public list of what it has prepared.
@@ -168,7 +168,7 @@ def _as_called(model: nn.Module) -> nn.Module:
 
 
 def _inside(wrapper: object) -> object:
-    """What it wraps; nothing where it could not be made, and an error's traceback still has it."""
+    """Return what it wraps; nothing if its constructor failed, and a traceback still has it."""
     return getattr(wrapper, "_orig_mod", None) or getattr(wrapper, "module", None)
 
 
@@ -233,7 +233,7 @@ class _Count:
 
 
 def _found(accelerator: Accelerator, engine: TorchEngine | ZeroEngine) -> StateDict:
-    """What the Accelerator has that changes with training, by names that a restart finds again."""
+    """Return what of the Accelerator changes with training, by names that a restart finds."""
     found: StateDict = {"the Accelerator's count": _Count(accelerator)}
     if accelerator.scaler is not None:
         found["the Accelerator's gradient scaler"] = accelerator.scaler

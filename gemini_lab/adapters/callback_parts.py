@@ -1,4 +1,4 @@
-"""What callbacks hold and do not say: copies of the model are kept, other changes are told.
+"""State of callbacks that they do not give: copies of the model are kept, others reported.
 
 An average of the weights is often made in a hook, so that a script cannot name it beforehand, and
 libraries leave theirs out of `state_dict`.
@@ -22,7 +22,7 @@ _OF: Final = "callback {kind}'s {attribute!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedCallback:
     """A callback as its adapter lists it.
 
     Attributes:
@@ -52,7 +52,7 @@ class CallbackParts:
 
     def __init__(
         self,
-        listed: Callable[[], Iterable[Listed]],
+        listed: Callable[[], Iterable[ListedCallback]],
         model: Callable[[], nn.Module],
         remark: Callable[[str], None],
     ) -> None:
@@ -130,7 +130,7 @@ class CallbackParts:
                     number = one.name.partition(" ")[0]
                     yield f"{_OF.format(kind=kind, attribute=attribute)} ({number})", found[1]
 
-    def _keepsake(self, one: Listed, attribute: str, value: Any) -> Keepsake | None:
+    def _keepsake(self, one: ListedCallback, attribute: str, value: Any) -> Keepsake | None:
         tensors = [*_tensors(value)]
         model = self._model()
         if not tensors or value is model or not _is_copy(tensors, model):

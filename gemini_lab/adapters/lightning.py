@@ -81,7 +81,7 @@ def protect_lightning(
             warnings.warn(f"protect_lightning: {NOT_IN_A_LAB}", stacklevel=2)
         if is_looked_at():
             untyped: Any = trainer  # it does not declare its callbacks
-            untyped.callbacks.insert(0, _WithoutLab(also))
+            untyped.callbacks.insert(0, _LightningUnderCheck(also))
         return
     require_lightning(trainer)
     LightningHooks(
@@ -93,7 +93,7 @@ def protect_lightning(
     )
 
 
-class _WithoutLab(Callback):
+class _LightningUnderCheck(Callback):
     """Lets a check look at what trains under plain torchrun."""
 
     def __init__(self, also: Mapping[str, Keepable] | None) -> None:
@@ -171,7 +171,7 @@ class LightningHooks(Callback):
         self._done = self._engine.global_steps
 
     def _kept(self) -> StateDict:
-        """What comes along beside the model, its optimizer and the data."""
+        """Return what is kept beside the model, its optimizer and the data."""
         schedules = {
             f"Lightning's schedule {number}": config.scheduler
             for number, config in enumerate(self._trainer.lr_scheduler_configs)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from gemini_lab.adapters.callback_parts import CallbackParts, Listed
+from gemini_lab.adapters.callback_parts import CallbackParts, ListedCallback
 from gemini_lab.engine.contract import StateDict
 from gemini_lab.engine.state.rehearsal import named
 from gemini_lab.engine.state.user_state import (
@@ -110,11 +110,11 @@ class LightningState:
         return {name: value for name, value in now.items() if value != self._first_set[name]}
 
     def _loops(self) -> StateDict:
-        """What they count; positions in the data are kept elsewhere."""
+        """Return what they count; positions in the data are kept elsewhere."""
         return {**self._trainer.fit_loop.state_dict(), "state_dict": {}}
 
     def begin(self) -> None:
-        """Let the loops go on as if they had never ended.
+        """Make the loops go on as if they had never ended.
 
         Until their next round, Lightning's own restart would leave out a schedule's step, or an
         evaluation, that a version lies after or before.
@@ -136,12 +136,12 @@ class LightningState:
         for number, callback in enumerate(self._trainer.callbacks):
             yield f"{number} {callback.state_key}", callback
 
-    def _listed(self) -> Iterator[Listed]:
+    def _listed(self) -> Iterator[ListedCallback]:
         """Yield all of them, with what they say."""
         said = dict(self._stateful())
         for name, callback in self._callbacks():
             is_known = bool(_SILENT & _kinds_of(callback)) and is_librarys(type(callback))
-            yield Listed(
+            yield ListedCallback(
                 name=name,
                 callback=callback,
                 said=said[name].state_dict if name in said else None,
@@ -149,7 +149,7 @@ class LightningState:
             )
 
     def _stateful(self) -> Iterator[tuple[str, Any]]:
-        """Those that say what they keep, also where that is nothing now."""
+        """Yield those that give their state, also if it is empty now."""
         for name, callback in self._callbacks():
             base = next(k for k in type(callback).__mro__ if k.__name__ == "Callback")
             if type(callback).state_dict is not base.__dict__["state_dict"]:

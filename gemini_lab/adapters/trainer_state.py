@@ -13,7 +13,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from gemini_lab.adapters.callback_parts import CallbackParts, Listed
+from gemini_lab.adapters.callback_parts import CallbackParts, ListedCallback
 from gemini_lab.engine.contract import StateDict, StateView
 from gemini_lab.engine.private_names import require_known
 from gemini_lab.engine.state.rehearsal import named
@@ -243,11 +243,11 @@ class TrainerState:
                     _put(callback, kept["callbacks"][name])
         self.parts.load_state_dict(kept.get("parts", {}))
 
-    def _listed(self) -> Iterator[Listed]:
+    def _listed(self) -> Iterator[ListedCallback]:
         """Yield all callbacks with their state; what transformers' own hold is for people alone."""
         for name, callback in self._callbacks():
             module = type(callback).__module__
-            yield Listed(
+            yield ListedCallback(
                 name=name,
                 callback=callback,
                 said=partial(_read, callback) if _is_kept(callback) else None,

@@ -150,7 +150,7 @@ def protect_trainer(
         if trainer.args.process_index == 0:
             warnings.warn(f"protect_trainer: {NOT_IN_A_LAB}", stacklevel=2)
         if is_looked_at():
-            trainer.callback_handler.callbacks.insert(0, _WithoutLab(trainer, also))
+            trainer.callback_handler.callbacks.insert(0, _TrainerUnderCheck(trainer, also))
         return
     require_trainer(trainer)
     require_known_sums()
@@ -164,7 +164,7 @@ def protect_trainer(
     )
 
 
-class _WithoutLab(TrainerCallback):  # type: ignore[misc]
+class _TrainerUnderCheck(TrainerCallback):  # type: ignore[misc]
     """Lets a check look at what trains under plain torchrun."""
 
     def __init__(self, trainer: Trainer, also: Mapping[str, Keepable] | None) -> None:
@@ -336,7 +336,7 @@ class TrainerHooks(TrainerCallback):  # type: ignore[misc]
         self._trainer._load_rng_state(resume_from_checkpoint)  # noqa: SLF001
 
     def _rest_of_epoch(self, done: int, kwargs: StateView) -> StateDict:
-        """What `_run_epoch` is called with for an epoch of which some updates are done."""
+        """Return the arguments of `_run_epoch` for an epoch of which some updates are done."""
         steps, updates = kwargs["steps_in_epoch"], kwargs["num_update_steps_per_epoch"]
         accumulate = int(self._trainer.args.gradient_accumulation_steps)
         before = kwargs["epoch"] * updates

@@ -102,7 +102,7 @@ class WorldChange:
 
 
 class Protected(Protocol):
-    """What `protect` returns."""
+    """The handle that `protect` returns."""
 
     @property
     def world_changed(self) -> WorldChange | None:

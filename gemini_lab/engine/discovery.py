@@ -66,7 +66,7 @@ def gather(
     remark: Callable[[str], None],
     made: Callable[[], Sequence[object]] = made_objects,
 ) -> ScriptState:
-    """What a script hands over, with what of the rest can be taken along."""
+    """Return what a script hands over, with what else can be taken along."""
     named = dict(also or {})
     # A dropped model in a reference cycle would be remarked on as one that trains.
     gc.collect()  # what nobody reaches any more is not there

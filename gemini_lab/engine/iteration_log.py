@@ -170,7 +170,7 @@ class IterationLog:
             self._emit(self.newest)
 
     def to_small(self) -> dict[str, object]:
-        """What of the newest iteration travels in a version: `iteration_in` finds it there.
+        """Return what of the newest iteration travels in a version; `iteration_in` finds it there.
 
         When a node dies before it could say it, whoever restores the version says it again.
         """

@@ -217,7 +217,7 @@ WAY_OUT: Final = "give every node the same files, and start again"
 
 
 class CodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ranks that execute the same tell; the first of them to come tells it."""
+    """A report of ranks that execute the same; the first of them makes it."""
 
     rank: int
     files: dict[str, str]

@@ -28,7 +28,7 @@ def gather(values: Sequence[int]) -> list[list[int]]:
 
 
 class JointOutcome:
-    """What all ranks do together, and one of them may fail in: none is left waiting for it.
+    """Work of all ranks in which one may fail: none is left waiting for it.
 
     Attributes:
         failure: The first error on this rank; `None` if there was none.

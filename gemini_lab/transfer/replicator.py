@@ -259,7 +259,7 @@ class Replicator:
             self._let_exist.set()
 
     def wait(self) -> float:
-        """Let all chunks leave, because training is at its update; return as `_await` does."""
+        """Open all spans, because training is at its update; wait as `_await` does."""
         if self._hook is not None:
             self._hook.begin_update()
         return self._await()

@@ -157,7 +157,7 @@ Memory_co = TypeVar("Memory_co", bound=Chunks, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionBuffers(Generic[Memory_co]):
-    """Where what a version is sent as lies on this rank.
+    """The buffers of a version on this rank: of shards, or of what made them.
 
     Attributes:
         incoming: What is received, by the ranks that it comes from.

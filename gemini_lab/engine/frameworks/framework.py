@@ -1,4 +1,4 @@
-"""What protection asks of a framework: what is state, how it goes back, when an update is made.
+"""The contract with a framework: what is state, how it is put back, when an update is made.
 
 All else is the same for every framework. `zero_framework` fulfils this for DeepSpeed's engines,
 `torch_framework` for plain PyTorch.

@@ -309,7 +309,7 @@ def _kinds(thing: object) -> tuple[type, ...]:
 
 
 def _of_ddp(ddp: Any) -> Iterator[tuple[str, str]]:
-    """What DistributedDataParallel can be told that has state, or shares no model of one kind."""
+    """Yield options of DistributedDataParallel that have state, or make ranks unlike."""
     if dist.get_world_size(ddp.process_group) != dist.get_world_size():
         members, ranks = dist.get_world_size(ddp.process_group), dist.get_world_size()
         yield f"DDP is over {members} of {ranks} ranks", "give it no process_group"

@@ -78,7 +78,7 @@ Update = Callable[[int, StateView], object]
 
 
 class SteppedTensors(Protocol):
-    """What an optimizer updates, as far as the steps of its library go: see `zero.Partitions`."""
+    """Tensors that an optimizer's library steps: see `zero.Partitions`."""
 
     base: torch.optim.Optimizer
 

@@ -1,4 +1,4 @@
-"""What `"replicate": "gradients"` takes: a recorder of own steps, makers of others' versions."""
+"""The parts of `"replicate": "gradients"`: a recorder of own steps, makers of others' versions."""
 
 import subprocess
 import threading

@@ -303,7 +303,7 @@ def _chosen_of_set(parts: list[object]) -> list[object]:
 
 
 def _plain_bytes(value: Any) -> bytes | None:
-    """What a value without parts is, or the first of many; of trained weights versions tell."""
+    """Return the bytes of a value without parts, or the first ones; versions have weights."""
     if _is_kind(value, _NUMBERS):
         return repr(value).encode()
     if _is_kind(value, GENERATORS):

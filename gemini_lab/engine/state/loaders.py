@@ -241,7 +241,7 @@ class LoaderWatch:
             self.values.put(state["counts"])
 
     def _draws(self) -> list[StateDict]:
-        """What an epoch's order is drawn from beside the random states that all share."""
+        """Return what an epoch's order is drawn from, beside the shared random states."""
         return [
             {
                 "generator": g.get_state()

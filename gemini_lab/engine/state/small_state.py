@@ -335,7 +335,7 @@ def _loader_position(watch: LoaderWatch, states: Sequence[StateView], heir: Heir
 
 
 def _draws(states: Sequence[Sequence[StateView]], heir: Heir) -> list[StateDict]:
-    """What an epoch's order is drawn from, of the loader and each of its samplers."""
+    """Return what an epoch's order is drawn from, of the loader and each of its samplers."""
     return [
         {
             name: heir.drawn([one[name] for one in parts], _seeded)
@@ -414,7 +414,7 @@ def _keepsake(name: str, smalls: Sequence[StateView], heir: Heir, script: Script
 
 
 def _extra(smalls: Sequence[StateView], heir: Heir) -> StateDict:
-    """What the rank of this number had said of its newest iteration; a new one has said nothing."""
+    """Return what the rank of this number said of its newest iteration; a new one said nothing."""
     if heir.rank < heir.ranks_then:
         return dict(smalls[heir.rank]["extra"])
     first = smalls[0]["extra"]

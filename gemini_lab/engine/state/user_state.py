@@ -301,7 +301,7 @@ def _stateful(thing: Stateful) -> Keepsake:
 
 
 def _read(thing: Stateful) -> Mapping[str, object]:
-    """What it says of itself; of a module that is sharded, this rank's shards."""
+    """Return its `state_dict`; of a sharded module, this rank's shards."""
     state = thing.state_dict()
     plain = state if isinstance(state, dict) else dict(state)
     return to_shards(plain) if isinstance(thing, torch.nn.Module) else plain
