@@ -135,7 +135,7 @@ def deepspeed() -> Finding:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it logs which device it sees
             importlib.import_module("deepspeed")
-    except Exception as error:  # noqa: BLE001 - whatever is amiss in it, or in what it imports
+    except Exception as error:  # noqa: BLE001 - its own code, or what it imports, raises it
         remedy = "pip install --force-reinstall deepspeed"
         if "active drivers" in str(error):  # Triton 3.2's, which comes with PyTorch 2.6
             remedy = "pip uninstall triton, whose import wants a GPU, or install a newer torch"

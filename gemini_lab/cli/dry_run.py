@@ -45,7 +45,7 @@ def find_block(job: Job) -> ConfigBlock:
     so.
 
     Raises:
-        ConfigError: Such a file has a block that nobody can read.
+        ConfigError: Such a file has a block that cannot be read.
     """
     in_script: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
@@ -69,7 +69,7 @@ def look_at_tier(wanted: Submission, block: ConfigBlock) -> None:
     One that the command names has been looked at before.
 
     Raises:
-        ConfigError: It is another run's, or a folder in which nobody here may write.
+        ConfigError: It is another run's, or a folder in which this user may not write.
         GeminiError: The store failed.
     """
     url = block.settings.get("persistent_url")
@@ -82,7 +82,7 @@ def _block_in(path: Path) -> dict[str, SettingValue] | None:
     """Return the block in a file; `None` if there is none.
 
     Raises:
-        ConfigError: Nobody can read it, or it is too large for a configuration.
+        ConfigError: It cannot be read, or is too large for a configuration.
     """
     try:
         text = read_file(path)

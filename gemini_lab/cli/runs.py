@@ -322,7 +322,7 @@ def _shown(on: Console, first: RenderableType) -> Iterator[Callable[[RenderableT
 
         def below(screen: RenderableType) -> None:
             on.print(screen)
-            on.file.flush()  # whoever reads a pipe is not to wait for a full buffer
+            on.file.flush()  # a pipe's reader is not to wait for a full buffer
 
         below(first)
         yield below

@@ -53,7 +53,7 @@ class Beside:
 
     Attributes:
         words: For people, by name, such as its folder.
-        is_ownerless: Whether nobody keeps its log any more, as far as can be seen from here.
+        is_ownerless: Whether its log has no owner any more, as far as can be seen from here.
     """
 
     words: Mapping[str, str] = field(default_factory=dict)

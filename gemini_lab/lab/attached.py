@@ -244,7 +244,7 @@ def train_detached(
     settings: Mapping[str, SettingValue] | None = None,
     **lab: Unpack[LabOptions],
 ) -> AttachedRun:
-    """Start nodes and a job that need nobody from then on, and attach to the run.
+    """Start nodes and a job that live on without this process, and attach to the run.
 
     The nodes end with their run. A kernel that ends, or this machine, leaves it alone, so there is
     no lab to hold on to.

@@ -68,10 +68,10 @@ class AgentConnections:
             self._channels[name].send(message)
 
     async def meet(self, addresses: Mapping[str, str]) -> None:
-        """Connect to agents that are not connected; who does not answer may be met again.
+        """Connect to agents that are not connected; one that does not answer may be met again.
 
-        Whose lease had run out is connected to anew: after a cut of half a minute, what it says on
-        its old connection comes another half minute later, with TCP's next try.
+        An agent whose lease had run out gets a new connection: after a cut of half a minute, its
+        messages on the old one come another half minute later, with TCP's next try.
         """
         back = self._away & addresses.keys()
         self._away = self._channels.keys() - addresses.keys()

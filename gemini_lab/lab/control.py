@@ -67,7 +67,7 @@ class RunGoneError(ConfigError):
 
 
 class OwnerAwayError(ConfigError):
-    """Nobody owns the run at this moment: it begins, or its owner was lost with its machine."""
+    """The run has no owner at this moment: it begins, or its owner was lost with its machine."""
 
 
 class ControlServer:
@@ -243,7 +243,7 @@ def ask_by(way: OwnerAddress, request: AnyRequest | InjectFailure) -> str:
     """Send a request to the owner at this address; return the answer.
 
     Raises:
-        ConfigError: Nobody answers there, or the owner refuses.
+        ConfigError: No owner answers there, or it refuses.
     """
     asked = request if isinstance(request, InjectFailure) else Ask(request=request)
     match _answer_to(way, asked):
@@ -258,7 +258,7 @@ def described(way: OwnerAddress) -> RunDescribed | None:
     """Return how the run is whose owner is at the end of `way`; `None` if it does not tell.
 
     Raises:
-        ConfigError: Nobody answers there.
+        ConfigError: No owner answers there.
     """
     answer = _answer_to(way, DescribeRun())
     return answer if isinstance(answer, RunDescribed) else None

@@ -1,4 +1,4 @@
-"""Starting a detached run: nodes, a folder and keys in the store, and then nobody is needed."""
+"""The start of a detached run: nodes, a folder and keys in the store live on without it."""
 
 import secrets
 from contextlib import ExitStack, suppress
@@ -63,7 +63,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def start_detached(config: LabConfig, wanted: Submission) -> Path:
-    """Start nodes and hand a run over to them: it needs nobody from then on.
+    """Start nodes and hand a run over to them: it lives on without this process.
 
     What was started is ended again if the rest does not start.
 
@@ -177,7 +177,7 @@ def _submit(store: SealedStore, run: RunRecord, order: JobOrder) -> None:
 
 
 def end_by_force(access: Access) -> None:
-    """End a lab that nobody owns: without its keys, agents that live end.
+    """End a lab without an owner: without its keys, agents that live end.
 
     Raises:
         StoreUnavailableError: The store does not answer.

@@ -41,7 +41,7 @@ MOST_EXITS: Final = 4096
 
 
 class FollowedRun:
-    """A run that can be watched and waited for; whoever has its log calls `follow`.
+    """A run that can be watched and waited for; the reader of its log calls `follow`.
 
     Args:
         name: What it is called.
@@ -162,7 +162,7 @@ class FollowedRun:
     def __repr__(self) -> str:
         return f"<Run {self.name}: iteration {self.iteration}, {self.phase}>"
 
-    # -- for whoever has the log -------------------------------------------------------------------
+    # -- for the reader of the log -----------------------------------------------------------------
 
     def follow(self, entry: Entry) -> None:
         """Take in the log's next entry."""

@@ -61,7 +61,7 @@ class LoopThread:
                 await asyncio.sleep(period_s)
                 try:
                     act()
-                except Exception as error:  # noqa: BLE001 - nobody waits who could be told
+                except Exception as error:  # noqa: BLE001 - no caller waits for it
                     if repr(error) not in told:
                         traceback.print_exc()
                     told.add(repr(error))

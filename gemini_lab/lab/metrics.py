@@ -1,4 +1,4 @@
-"""An endpoint for Prometheus and whatever else reads OpenMetrics."""
+"""A run's metrics: served for Prometheus, or sent to TensorBoard, W&B or OpenTelemetry."""
 
 import importlib.util
 import re
@@ -179,7 +179,7 @@ class Sender:
     """Brings what is new in a run's log to its sinks, on a thread of its own.
 
     Args:
-        run: The run; nobody else asks it.
+        run: The run; no other caller asks it.
         opens: Open the sinks, by the words that named them.
 
     Attributes:
@@ -327,7 +327,7 @@ def check_places(places: Sequence[str]) -> None:
 
 
 def _check_free(address: str, port: int) -> None:
-    """Refuse a port on which nobody can listen now."""
+    """Refuse a port that is taken now."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, port), family=family):

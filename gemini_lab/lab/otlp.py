@@ -1,4 +1,4 @@
-"""A run's metrics for whatever takes OTLP: OpenTelemetry's collector, and most vendors' backends.
+"""A run's metrics by OTLP, for OpenTelemetry's collector and most vendors' backends.
 
 The names are those of the OpenMetrics endpoint, with OpenTelemetry's units beside them, so that
 boards and alerts do for both. Endpoint, headers, certificates and time-outs that are not given come

@@ -41,7 +41,7 @@ from gemini_lab.recovery.root_state import RootState
 LOOK_S: Final = 0.5
 TICK_S: Final = 0.1
 TELL_END_S: Final = 5.0
-"""A run that ended so long ago, and of which nobody said so, lost its root at that moment."""
+"""A run that ended so long ago without an event of it lost its root at that moment."""
 SEE_OFF_S: Final = 2.0
 START_S: Final = 3600.0
 """For a launcher to hand its run over, after all machines have come."""

@@ -105,7 +105,7 @@ class TerminalBar:
         self._bar.n = run.iteration
         self._bar.refresh()
 
-    def close(self, run: FollowableRun) -> None:  # noqa: ARG002 - whoever waits says how it ended
+    def close(self, run: FollowableRun) -> None:  # noqa: ARG002 - `wait` says how it ended
         """Leave the bar as it is."""
         self._bar.close()
 

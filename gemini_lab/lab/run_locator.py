@@ -59,7 +59,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         Raises:
             RunGoneError: The run is over.
-            OwnerAwayError: Nobody owns the run at this moment.
+            OwnerAwayError: The run has no owner at this moment.
             StoreUnavailableError: The store does not answer, or has another lab of this name.
         """
         store = self.store()
@@ -134,7 +134,7 @@ class Finder:
 
         Raises:
             RunGoneError: The run is over.
-            ConfigError: Nobody owns the run at this moment.
+            ConfigError: The run has no owner at this moment.
             StoreUnavailableError: The store does not answer.
         """
         if (access := self.opens) is not None:
@@ -178,7 +178,7 @@ class ListedLab:
 
 
 def labs_in(address: EtcdAddress) -> list[ListedLab]:
-    """Return the labs in a store, by name, as whoever writes there has it: no token proves them.
+    """Return the labs in a store, by name, as they are written there: no token proves them.
 
     Raises:
         StoreUnavailableError: It does not answer.

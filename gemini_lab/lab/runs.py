@@ -153,7 +153,7 @@ def require_folder(folder: Path) -> None:
     """Refuse a folder in which no run could have its own, before anything is started for one.
 
     Raises:
-        ConfigError: Nobody here may write there, or a part of its path is a file.
+        ConfigError: This user may not write there, or a part of its path is a file.
     """
     try:
         require_writable(folder)

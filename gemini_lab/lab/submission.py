@@ -333,7 +333,7 @@ _SOON_S: Final = 1e-3
 
 
 class TooLong(BaseException):
-    """An answer took too long; no error, which whoever is asked might catch."""
+    """An answer took too long; no error, which the user's function might catch."""
 
 
 @contextmanager
@@ -348,7 +348,7 @@ def limit(seconds: float) -> Iterator[None]:
         yield
         return
     is_late = is_over = False
-    user = sys._getframe(2)  # noqa: SLF001 - who limits the block: nobody in the block is above it
+    user = sys._getframe(2)  # noqa: SLF001 - the caller that limits the block
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as handlers are called
         nonlocal is_late

@@ -61,7 +61,7 @@ def start_agent(config: AgentConfig, log_folder: str) -> AgentUp | AgentDown:
         output, begin = subprocess.DEVNULL, 0  # a node that does not see the lab's folder
     lab = [config.prefix, *([config.lab.detached.identity] if config.lab.detached else [])]
     agent = subprocess.Popen(
-        python_command(AGENT, *lab),  # the lab, for whoever looks for its processes
+        python_command(AGENT, *lab),  # the lab, by which `processes_of` finds it
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=output,

@@ -57,7 +57,7 @@ def find_etcd() -> str:
 def held_port(host: str) -> Iterator[int]:
     """Give a free port of `host`; the system gives it to no other program in the block.
 
-    A program takes a while until it listens; on Linux it may do so beside whoever holds its port.
+    A program takes a while until it listens; on Linux it may do so beside the holder of its port.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -69,13 +69,13 @@ def held_port(host: str) -> Iterator[int]:
 
 
 def free_port(host: str) -> int:
-    """Return a port of `host` that nobody uses now."""
+    """Return a port of `host` that is free now."""
     with held_port(host) as port:
         return port
 
 
 class Authority(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The authority of a lab's etcd; whoever has its key can be a member or a client.
+    """The authority of a lab's etcd; the holder of its key can be a member or a client.
 
     Its certificates do not run out, as a run may last for years: their keys end with the lab.
 
@@ -171,8 +171,8 @@ class Embedded:
 def start_etcd(host: str = LOOPBACK, prefix: str = "") -> Iterator[Embedded]:
     """Give a one-member etcd that lives as long as the block, or as its lab if it is to stay.
 
-    It lets nobody in who has no certificate of its authority, from its first moment on, be it at
-    the port for clients or at the one for peers, of which it has none.
+    From its first moment on, it refuses all clients without a certificate of its authority, and all
+    peers, of which it has none.
 
     Args:
         host: The address on which agents reach it; loopback unless the lab spans machines.
@@ -263,7 +263,7 @@ def wait_until_ready(
 def own_address(
     endpoints: Sequence[str], authority: Authority, *, is_followed: bool = False
 ) -> EtcdAddress:
-    """Return how agents reach an etcd of a lab's own: whom it lets in, and what it is known by.
+    """Return how agents reach an etcd of a lab's own: its endpoints, and a certificate for them.
 
     Args:
         endpoints: `host:port` of each member.

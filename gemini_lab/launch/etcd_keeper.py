@@ -113,7 +113,7 @@ class MemberProcess(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return [self.binary, *words, *([] if self.is_durable else ["--unsafe-no-fsync"])]
 
     def start(self, held: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-        """Start it on whatever data there is.
+        """Start it on the data that there are.
 
         Args:
             held: The descriptor that holds the folder: it is in use as long as it runs.
@@ -325,7 +325,7 @@ def _read(fd: int, *, within_s: float) -> bytes | None:
 
 
 DEAF_S: Final = 30.0
-FORSAKEN_S: Final = 3600.0  # nobody can go on with a detached run whose nodes are all lost
+FORSAKEN_S: Final = 3600.0  # no process goes on with a detached run whose nodes are all lost
 BEGIN_S: Final = 120.0  # for a lab to write its key
 LEAVE_S: Final = (
     3.0  # for the others, which look as often, to see the end too, and to take keys out
@@ -337,7 +337,7 @@ class LabEnd:
     """A keeper's decision when to end, by what it hears of its lab a few times a second.
 
     Args:
-        now_s: Of a clock that nobody sets, as all its times.
+        now_s: Of a monotonic clock, as all its times.
         has_begun: Whether the lab's key stands already; else it is to come.
     """
 

@@ -39,7 +39,9 @@ PROGRAM: Final = "gemini_lab.launch.etcd_members"
 COUNT: Final = 3
 PATIENCE_S: Final = 60.0  # for members to agree on another one
 DEAD_S: Final = 15.0  # one that says nothing for so long is lost
-REFUSALS: Final = 6  # as is one whose machine says so often that nobody listens: it is kept alive
+REFUSALS: Final = (
+    6  # as is one whose machine refuses so often: its keeper would have started it again
+)
 LOOK_S: Final = 0.5
 CONNECT_S: Final = 2.0
 OVER_S: Final = 5.0  # to write that the lab is over; if none answers, none needs to hear it
@@ -175,7 +177,7 @@ class Members:
         return replace(self.address, endpoints=(endpoint,), is_followed=False)
 
     def _answers(self, endpoint: str) -> bool:
-        """Return whether a member does; one that only starts anew, or is slow, is waited for."""
+        """Return whether a member answers; wait for one that starts again, or is slow."""
         store = EtcdStore(self._alone(endpoint), self.prefix)
         give_up_s, refusals = time.monotonic() + DEAD_S, 0
         while time.monotonic() < give_up_s and refusals < REFUSALS:

@@ -1,4 +1,4 @@
-"""Agents that join by themselves: whatever starts one process a machine starts them.
+"""Agents that join by themselves: any program that starts one process a machine starts them.
 
 The lab's name in the store is where both sides meet. An agent reads there how the lab is to be
 joined, takes the next free name, and registers; the lab counts who is there. Both know the lab's
@@ -53,7 +53,7 @@ class NamePlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         host: The machine's name, for people.
-        machine: Its id, as whatever started it calls it.
+        machine: Its id, as its starter calls it.
         nonce: Random: by it the taker knows its own.
     """
 
@@ -106,7 +106,7 @@ def find_token(file: Path | None, environment: Mapping[str, str] = os.environ) -
 
 
 def say(text: str) -> None:
-    """Tell whoever started this process."""
+    """Print a line for the user who started this process."""
     complain(f"gemini-lab: {text}")
 
 
@@ -158,8 +158,8 @@ def take_name(store: EtcdStore, host: str, *, machine: str = "", first: int = 0)
     Args:
         store: The lab's.
         host: This machine's name.
-        machine: Its id, as whatever started it calls it; by default its name.
-        first: The number to try first, where whoever starts the agents counts them.
+        machine: Its id, as its starter calls it; by default its name.
+        first: The number to try first, if the agents' starter counts them.
     """
     place = NamePlace(host=host, machine=machine or host, nonce=secrets.token_hex(8))
     claim = msgspec.json.encode(place).decode()
@@ -249,7 +249,7 @@ class JoinOperator:
         self._met.update(names)
 
     def clear(self) -> None:
-        """Wait for nobody any more; agents that joined end by themselves when the lab is gone."""
+        """Stop waiting; agents that joined end by themselves when the lab is gone."""
         self._is_closed = True
         if self.supply is not None:
             try:

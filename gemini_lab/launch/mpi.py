@@ -31,7 +31,7 @@ LONGEST_HOST: Final = 253
 """Characters of a host's name, as DNS has it."""
 _SLOTS: Final = re.compile("[0-9]{1,6}")
 UNKNOWN_HOST: Final = re.compile("Could not resolve hostname .*: (Name|No address|nodename)")
-"""What ssh says of a host that nobody knows; "Temporary failure" follows where that may pass."""
+"""ssh's error for an unknown host; it says "Temporary failure" if that may pass."""
 
 
 def find_mpiexec() -> str:

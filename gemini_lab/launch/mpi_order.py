@@ -62,7 +62,7 @@ def take_order(within_s: float = ORDER_S) -> str:
             is gone: then this process ends.
 
     Raises:
-        EOFError: Whoever started this is gone.
+        EOFError: The starter of this program is gone.
     """
     parts: list[str] = []
     while True:

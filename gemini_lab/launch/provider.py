@@ -74,7 +74,7 @@ class Provider(Protocol):
     """Brings machines on which nodes join a lab by themselves.
 
     It remembers nothing, for a lab's next owner asks the same things on another machine: what is
-    there is asked of whoever owns the machines.
+    there is asked of the machines' owner.
 
     Every call may raise `LaunchError`: it did not answer, or refused, and says why.
     """

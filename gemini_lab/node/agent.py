@@ -193,7 +193,7 @@ class Agent:
 
     async def _keep_lease(self) -> None:
         while True:
-            # A little uneven: thousands that beat together would all log in anew together, too.
+            # A little uneven: thousands that beat together would all log in again together, too.
             await asyncio.sleep(self.config.lab.lease_s * random.uniform(0.2, 0.25))
             try:
                 if not await self.membership.renew():
@@ -256,7 +256,7 @@ class Agent:
         """Act on what the store says.
 
         A store that was away may have let leases run out of nodes that live: until they have had
-        time to take new ones, nobody is declared lost and no other root is elected.
+        time to take new ones, no node is declared lost and no other root is elected.
         """
         items = reading.items
         record = RootRecord.from_text(items["root"]) if "root" in items else None
@@ -276,7 +276,7 @@ class Agent:
             if won is not None:
                 self._root_role.begin(self.membership, won)
         elif record is not None and self.membership.is_own(record):
-            # Won, but the answer was lost; or resigned while the store was away. Nobody else can
+            # Won, but the answer was lost; or resigned while the store was away. No other can
             # be elected while this node's key stands.
             self._root_role.begin(self.membership, record)
         self._root_record = record or self._root_record

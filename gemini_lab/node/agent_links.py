@@ -1,8 +1,8 @@
 """The root agent's connections: one to each agent, each kept by one task of its own.
 
-Nobody else connects to an agent on the root's behalf, so that two attempts can never close each
+No other task connects to an agent for the root, so that two attempts can never close each
 other's connections. A connection that breaks is tried again at once: where the agent answers, the
-link was cut and the agent has joined anew; where its machine refuses, or nobody answers, it is
+link was cut and the agent has joined again; if its machine refuses, or does not answer, it is
 lost, and tried again, because its memory may come back: also a firewall refuses for a moment. It is
 dead once its lease has run out and its machine refuses, or another agent listens there. Breaks that
 follow one another are answered ever later.
@@ -27,7 +27,7 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 SILENT_S: Final = 30
 """Without an answer from its machine an agent is lost that still has its lease: it reaches etcd."""
-STEADY_S: Final = 10.0  # a connection that lived so long starts the pauses anew
+STEADY_S: Final = 10.0  # a connection that lived so long resets the pauses
 
 
 class AgentLinks:
@@ -76,7 +76,7 @@ class AgentLinks:
     def look_for(self, addresses: Mapping[str, str]) -> None:
         """Look after agents that a former root knew, and that are not registered any more.
 
-        Their machines may say that they are dead, which nobody else would hear.
+        Their machines may say that they are dead, which no other process would learn.
         """
         for node, address in addresses.items():
             if node not in self._keepers:
@@ -116,7 +116,7 @@ class AgentLinks:
                 self._tell(AgentLost(at_s=self._clock(), node=node, cause="lease"))
 
     def send(self, node: str, order: RootOrder) -> None:
-        """Tell an agent; one that is not connected misses it, and joins anew."""
+        """Send an agent an order; one that is not connected misses it, and joins again."""
         if (channel := self._channels.get(node)) is None:
             return
         try:

@@ -63,7 +63,7 @@ class BulkProcesses:
     ) -> tuple[Answer, list[int]]:
         """Send a process a question, and wait for its answer, of this kind.
 
-        Cancelling the wait kills the process: nobody else can end a call into a store that hangs.
+        Cancelling the wait kills the process: nothing else ends a call into a store that hangs.
 
         Args:
             request: What to do.
@@ -85,7 +85,7 @@ class BulkProcesses:
                 for fd in (fds := give()):
                     given.callback(os.close, fd)
                 process.send(request, tuple(fds))
-            # Nothing is held here as it begins: a slab that is laid out anew must go first.
+            # Nothing is held here as it begins: a slab that is laid out again must go first.
             answer, their_fds = await process.receive(request)
         except BaseException:
             self._end(process)
@@ -103,7 +103,7 @@ class BulkProcesses:
             process.signal(signal_number)
 
     async def close(self) -> None:
-        """End all of them, whatever they do."""
+        """Kill all of them."""
         for process in list(self._all):
             self._end(process)
         self._idle.clear()

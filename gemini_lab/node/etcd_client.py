@@ -289,7 +289,7 @@ class EtcdClient:
         return self._values.read(self._by_key((await self._ask("Range", **self._whole)).kvs))
 
     async def names(self) -> set[str]:
-        """Return the names of all keys of this lab, whatever their values are."""
+        """Return the names of all keys of this lab; values are not read, and may be forged."""
         return set(self._by_key((await self._ask("Range", **self._whole, keys_only=True)).kvs))
 
     async def get(self, keys: Sequence[str]) -> dict[str, str]:
@@ -386,7 +386,7 @@ class EtcdClient:
             if link is not None:  # a heartbeat's answer may still come, and would be the next one's
                 await self._drop(link)
             # A closed channel still connects until its last call is freed. Frames hold calls, and
-            # whoever keeps an error, as its own task does, would keep its frames.
+            # a task that keeps its error would keep the error's frames.
             link = error.__cause__ = error.__context__ = error.__traceback__ = None
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():

@@ -59,7 +59,7 @@ def watch(pid: int, prefix: str, etcd: EtcdAddress) -> None:
 def end_stopped(prefix: str) -> None:
     """End the nodes of a lab on this machine whose agents stand still, as the lab is over.
 
-    A guard stands only where the lab itself stopped a node: a person or a scheduler tells nobody.
+    A guard stands only where the lab itself stopped a node: a user or a scheduler does not say so.
 
     Args:
         prefix: Of the lab's keys.

@@ -245,7 +245,7 @@ class WorkerHost:
         os.close(their_output)
         if self._no_parent:
             self._end_unstarted(worker, self._no_parent)
-        elif start.epoch == self._lost_port:  # nobody would ever meet there
+        elif start.epoch == self._lost_port:  # no other rank would ever come there
             self._end(worker, -signal.SIGKILL)
 
     def signal(self, rank: int, signal_number: int) -> int | None:
@@ -472,7 +472,7 @@ def _as_shown(line: bytes) -> bytes:
 
 
 def _answer(waiting: deque[asyncio.Future[Answer]], answer: Answer) -> None:
-    """Give the answer to whoever asked first."""
+    """Give the answer to the oldest question."""
     if waiting and not (future := waiting.popleft()).done():
         future.set_result(answer)
 
@@ -486,6 +486,6 @@ def _runs(pid: int) -> bool:
 
 
 def _refuse(waiting: deque[asyncio.Future[Answer]]) -> None:
-    """Tell whoever asked first that no answer comes."""
+    """Fail the oldest question: its answer does not come."""
     if not (future := waiting.popleft()).done():
         future.set_exception(_ParentEndedError())

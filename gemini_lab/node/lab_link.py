@@ -45,7 +45,7 @@ class LabLink:
         name: This node's.
         most: Messages that wait, and as many again that were sent and may not be on disk.
         wall_s: This machine's clock, which somebody may set.
-        steady_s: One that nobody sets.
+        steady_s: A monotonic clock.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ def _offset_s(ahead_s: float, *, age_s: float) -> float:
 
 
 class RootLink:
-    """The connection to the newest root agent that has greeted; it greets anew after a cut.
+    """The connection to the newest root agent that has greeted; it greets again after a cut.
 
     Nothing waits here: what a root agent has missed it asks for when it greets.
 

@@ -299,7 +299,7 @@ class WorkerWatch:
 
     Args:
         is_stopped: Whether a process is stopped, by its id.
-        clock: Seconds, of a clock that nobody sets.
+        clock: Seconds, of a monotonic clock.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ class WorkerWatch:
             workers: Those that run.
         """
         now = self._clock()
-        # An agent that did not run itself has heard nobody meanwhile.
+        # An agent that did not run itself has received nothing meanwhile.
         passed_s, self._looked_s = min(now - self._looked_s, 2 * BEAT_S), now
         running = {(one.rank, one.epoch): one for one in workers if one.status == "running"}
         self._seen = {

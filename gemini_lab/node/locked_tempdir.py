@@ -1,8 +1,8 @@
 """A folder for temporary files that its maker holds, so that what a killed one leaves is known.
 
-The maker holds a lock, which the kernel takes from it when it ends, however that is. Whoever makes
-a folder of the same kind, or is done with one, removes those that nobody holds. A process that is
-given the descriptor holds it as well.
+The maker holds a lock, which the kernel frees when it ends, in whatever way. A process that makes a
+folder of the same kind, or closes one, removes those without a holder. A process that is given the
+descriptor holds it as well.
 """
 
 import fcntl
@@ -58,7 +58,7 @@ def hold(prefix: str, below: Path | None = None) -> tuple[Path, int]:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=below))
         with suppress(FileNotFoundError):  # another one found it before it was held
             fd = os.open(path, os.O_RDONLY)
-            with suppress(OSError):  # a file system without locks: nobody removes it, either
+            with suppress(OSError):  # a file system without locks: it is not removed, either
                 # Not lockf: the kernel frees a flock with the last descriptor, also of children.
                 fcntl.flock(fd, fcntl.LOCK_EX)
             if path.exists():
@@ -67,7 +67,7 @@ def hold(prefix: str, below: Path | None = None) -> tuple[Path, int]:
 
 
 def remove_left(prefix: str, below: Path | None = None) -> None:
-    """Remove this user's folders of a kind that nobody holds."""
+    """Remove this user's folders of a kind that have no holder."""
     for path in (below or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         with suppress(OSError):  # it is gone, held, or another user's
             _remove_unless_held(path)

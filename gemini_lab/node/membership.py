@@ -63,7 +63,7 @@ class StoreWatch:
     Args:
         store: The lab's, to read.
         streams: The same store, to watch.
-        clock: A clock that nobody sets.
+        clock: A monotonic clock.
     """
 
     def __init__(
@@ -243,11 +243,11 @@ class Membership:
         return (record.name, record.address) == (self.name, self.address)
 
     async def reclaim(self, record: RootRecord) -> None:
-        """Write the root's record again if the store has lost it, and nobody else has the place."""
+        """Write the root's record again if the store has lost it, and no other node is root."""
         await self._write_record(record)
 
     async def is_deposed(self, record: RootRecord) -> bool:
-        """Return whether another root was elected; a lease that ran out alone deposes nobody."""
+        """Return whether another root was elected; a lease that ran out alone does not depose."""
         items = await self.store.get(["root", "term"])
         held = items.get("root", record.to_text())
         return held != record.to_text() or int(items.get("term", "0")) > record.term

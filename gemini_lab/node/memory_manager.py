@@ -97,7 +97,7 @@ class MemoryManager:
     async def slab(self, local_rank: int, wanted: SlabRequest) -> Slab:
         """Return the slab of a place: the one that is there, or a new one of the same form.
 
-        One that was made for another position is laid out anew: whatever of it counts was asked
+        One that was made for another position is laid out again: what of it counts was asked
         for in the inventory before, and what its new place keeps too comes along.
 
         Raises:
@@ -119,7 +119,7 @@ class MemoryManager:
     async def inventory(self, run: int) -> SlabsInspected:
         """Return which of a run's copies are whole here, and which differ from their checksums.
 
-        All are read. Copies of other runs are nobody's any more, and not mentioned.
+        All are read. Copies of other runs do not count any more, and are left out.
 
         Raises:
             BulkEndedError: Twice, what read them was killed.
@@ -206,7 +206,7 @@ class MemoryManager:
         self._aside.clear()
 
     async def _let_go(self, slabs: Sequence[Slab]) -> None:
-        """Give the memory of slabs back that nobody here knows any more."""
+        """Give the memory of slabs back that have no place here any more."""
         left = [*slabs]
         del slabs
         if left:
@@ -282,7 +282,7 @@ def _copied(slabs: Sequence[Slab]) -> list[int]:
 class ShardWriter:
     """Has written to the persistent tier what the root agent asks for, one thing at a time.
 
-    The root has one version on its way. Whoever orders the next, or fences, has given up what is
+    The root has one version on its way. By the next order, or a fence, it has given up what is
     still being written here: that is ended, for a store that hangs would keep it, and its copy of
     the shards, for ever. The same order comes again when the connection to the root agent broke,
     for the answer may have been lost: what is done is answered again, and not done again.
@@ -334,7 +334,7 @@ class ShardWriter:
     def begin_if_whole(self) -> None:
         """Write the version that is waited for, if it has become whole.
 
-        An order that comes after its version was overwritten fails: nobody is to wait for it.
+        An order for a version that was overwritten fails, so that the root does not wait for it.
         """
         order = self._order
         if order is None:
@@ -348,7 +348,7 @@ class ShardWriter:
             self._say(order, _failed(order, reason))
 
     async def disown(self, order: Disown) -> None:
-        """Write what was left behind, beside whatever is being written."""
+        """Write what was left behind, beside other writes."""
         try:
             answer, _ = await self._bulk.ask(WriteLeft(order=order), Disowned)
         except (GeminiError, OSError) as error:

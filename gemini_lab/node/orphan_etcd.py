@@ -1,10 +1,10 @@
 """The etcds that labs have started on this machine, found by their folders' names.
 
-An etcd whose keeper was killed lives on, for its lab may need it. Whoever starts or ends a lab on
-the machine, a launcher or an agent, ends those that nobody keeps and nobody uses: no agent of its
-lab is here, and no client is connected to it. Whoever is in a lab is connected to one member of its
-etcd all the time. Other members are no clients, for they speak with each other for ever, and nor is
-a keeper here, which asks any member whether its lab is over.
+An etcd whose keeper was killed lives on, because its lab may need it. A launcher or an agent that
+starts or ends a lab on the machine ends those without a keeper and a user: no agent of its lab is
+here, and no client is connected to it. Each agent is connected to one member of its etcd all the
+time. Other members are no clients, because they never stop talking to each other, and nor is a
+keeper here, which asks any member whether its lab is over.
 """
 
 import os
@@ -67,13 +67,13 @@ def _is_here(host: str) -> bool:
 
 
 def end_store(folder: str) -> None:
-    """End the etcd that has its data in a folder, whoever uses it, and remove the folder."""
+    """End the etcd that has its data in a folder, even if it is used, and remove the folder."""
     _end([store for store in _stores() if _folder_of(store) == Path(folder)])
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_left_stores(wait_s: float = 0.0, over: str = "") -> None:
-    """End this user's etcds here that nobody keeps and nobody uses, and remove their folders.
+    """End this user's etcds here without a keeper and a user, and remove their folders.
 
     Those of launchers that were killed go, too. An agent that calls this is about to end: it is
     nobody who uses one.

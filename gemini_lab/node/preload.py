@@ -1,7 +1,7 @@
 """The next warm parent: it imports what the job's launcher has named, beside the present one.
 
-A process may be forked as long as it has one thread and no device. So whoever imports for others
-looks at itself afterwards, and says why it must not be forked, if it must not.
+A process may be forked as long as it has one thread and no device. So a process that
+imports for others looks at itself afterwards, and says why it must not be forked, if it must not.
 """
 
 import asyncio

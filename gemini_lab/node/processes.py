@@ -1,4 +1,4 @@
-"""A lab's own processes on this machine: whoever runs them is found by module and lab."""
+"""A lab's own processes on this machine, found by module and lab."""
 
 import contextlib
 import multiprocessing
@@ -38,7 +38,7 @@ def processes_of(module: str, lab: str | None) -> Iterator[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether it runs; one that has ended and that nobody has waited for does not."""
+    """Return whether it runs; a zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -92,7 +92,7 @@ def end_orphans(is_left: Callable[[psutil.Process], bool], *, within_s: float = 
 
     Args:
         is_left: Whether a child is one that a process which has ended left running.
-        within_s: For them to be gone; nobody waits for one that the kernel does not let go.
+        within_s: For them to be gone; one that the kernel does not end is left.
     """
     give_up_s = time.monotonic() + within_s
     while left := [one for one in psutil.Process().children() if is_left(one)]:
@@ -107,7 +107,7 @@ def end_orphans(is_left: Callable[[psutil.Process], bool], *, within_s: float = 
 
 
 def signal_tree(pid: int, signal_number: int) -> None:
-    """Send a signal to a process and to all that descends from it, in whatever session."""
+    """Send a signal to a process and to all that descends from it, in any session."""
     with contextlib.suppress(psutil.Error):
         top = psutil.Process(pid)
         for process in [*top.children(recursive=True), top]:
@@ -130,7 +130,7 @@ _FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps them
 
 
 def semaphore_prefix(run: int, pid: int) -> str:
-    """Return how the semaphores of a run's worker begin, and of nobody else."""
+    """Return how the semaphores of a run's worker begin, and no others."""
     return f"gemini-{run:08x}-{pid}"
 
 

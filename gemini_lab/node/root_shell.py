@@ -81,7 +81,7 @@ class RootShell:
         self._emit = emit
         self._request_nodes = request_nodes
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
-        # Moments follow a clock that nobody sets: a step of the machine's must restart nobody.
+        # Moments follow a monotonic clock: a step of the machine's must restart no worker.
         self._wall_s = wall_s
         self._clock_offset_s = wall_s() - time.monotonic()
         self._links = AgentLinks(
@@ -103,7 +103,7 @@ class RootShell:
         self._cut_off = CutOff(self._clock())
         self._stands_down = False
         self._said = ""  # the newest note on what is not believed
-        self._lacks = ""  # what this machine lacks, so that it reaches nobody
+        self._lacks = ""  # what this machine lacks, so that it reaches no agent
 
     async def run(self) -> None:
         """Act as root until deposed or cancelled."""
@@ -163,7 +163,7 @@ class RootShell:
     async def _read_all(self) -> dict[str, str]:
         """Return all that is in the store, once no stranger's value is among it.
 
-        To go on without a value, as if it were not there, could mean to begin the run anew.
+        To go on without a value, as if it were not there, could mean to begin the run again.
         """
         while True:
             try:
@@ -376,7 +376,7 @@ async def _decided(
 
 
 CUT_OFF_S: Final = 15.0  # after its connections have broken; also a busy machine answers by then
-FEWEST: Final = 2  # others; of one alone nobody knows whose network is broken
+FEWEST: Final = 2  # others; with one, either's network may be broken
 ASKED: Final = 8  # of them at once: a rack may be gone
 ANSWER_S: Final = 2.0  # for a machine's kernel
 
@@ -385,7 +385,7 @@ class CutOff:
     """How long a root agent has reached none of several others that the store has.
 
     Args:
-        now_s: The moment, by a clock that nobody sets.
+        now_s: The moment, by a monotonic clock.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -410,10 +410,10 @@ async def reaches_others(addresses: Mapping[str, str]) -> bool:
     """Return whether the machine of any other agent answers this one.
 
     Args:
-        addresses: Of the other agents that are registered; with fewer than `FEWEST` nobody knows.
+        addresses: Of the other agents that are registered; fewer than `FEWEST` prove nothing.
 
     Raises:
-        OSError: This machine lacks what a connection needs, so nobody was asked.
+        OSError: This machine lacks what a connection needs, so no agent was asked.
     """
     if len(addresses) < FEWEST:
         return True

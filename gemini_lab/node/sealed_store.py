@@ -1,9 +1,9 @@
 """A lab's part of a store, in which nothing counts but what was written with the lab's token.
 
-Whoever can write to the store could have nodes run any script otherwise, be it past all passwords.
+A stranger who can write to the store could make nodes run any script otherwise.
 So each value bears a seal, which fits this key of this lab alone: a value cannot be changed, moved
 to another key, or brought over from another lab, also from one of the same name and token. What
-was true of this lab once can be written again; whoever acts on it looks at its number or epoch.
+was true of this lab once can be written again; its reader looks at its number or epoch.
 
 Agents and owners take a store that was forged for one that is away: training goes on, and no more
 is done. So a stranger who writes to a store may stop a lab, and cannot make it run anything.
@@ -108,5 +108,5 @@ def key_of(token: str, prefix: str) -> bytes:
 
 
 def unproved(text: str) -> str:
-    """Return what a value of any lab's says, for people: whoever wrote it."""
+    """Return what a value of any lab says, for a user to read: nothing proves it."""
     return text[SEAL_CHARACTERS:]

@@ -80,7 +80,7 @@ def import_heavy(names: Iterable[str] = HEAVY_MODULES) -> bool:
             importlib.import_module(name)
         except ImportError:
             continue
-        except Exception:  # noqa: BLE001 - whatever a library's own code raises on this machine
+        except Exception:  # noqa: BLE001 - a library's own code raises it
             traceback.print_exc()  # in the agent's log
             return False
     return True
@@ -137,7 +137,7 @@ class WarmParent:
                 self._channel.send(Killed(epoch=message.epoch))
 
     def _listen(self, message: Listen) -> None:
-        """Hold a port for the job's rendezvous, so that nobody takes it meanwhile."""
+        """Hold a port for the job's rendezvous, so that no other program takes it meanwhile."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -268,7 +268,7 @@ def main() -> None:
     channel = LocalChannel.adopt(fd)
     if warm:
         process_code.follow_imports()
-        tie_to_parent()  # who imports hears nobody
+        tie_to_parent()  # an import does not read messages
         gc.disable()  # it would only find that what is being imported is in use
         facts = CpuFacts()
         warm = import_heavy()
