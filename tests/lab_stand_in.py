@@ -7,10 +7,10 @@ from typing import Final
 
 from gemini_lab.injector.orders import Order
 from gemini_lab.job import Job
-from gemini_lab.lab.cluster import Audience, NodeCluster
-from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.lab_config import LabConfig
 from gemini_lab.lab.loop import LoopThread
+from gemini_lab.lab.node_contracts import Audience, NodeCluster
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, Iteration, RecoveryPlanned

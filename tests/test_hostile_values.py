@@ -23,8 +23,8 @@ from gemini_lab.errors import LONGEST, ConfigError, GeminiError, UnsupportedErro
 from gemini_lab.injector.failures import FAILURES, BitFlip, Failure, NodesLoss, RackLoss, WrongSums
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
-from gemini_lab.lab.config import config_of
 from gemini_lab.lab.control import way_in
+from gemini_lab.lab.lab_config import config_of
 from gemini_lab.lab.run_locator import access_in
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token

@@ -11,7 +11,7 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.job import Job
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.lab_config import LabConfig
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.mpi import find_mpiexec
 from gemini_lab.limits import read_file

@@ -24,9 +24,9 @@ from gemini_lab.launch.join import (
 from gemini_lab.launch.provider import TOKEN_VARIABLE
 from gemini_lab.limits import require_text, seconds
 from gemini_lab.node.agent import run_agent
-from gemini_lab.node.config import AgentConfig, AgentUp, why_blind
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.node.start_config import AgentConfig, AgentUp, why_blind
 
 LONGEST_MACHINE: Final = 200
 """Characters of a machine's id."""

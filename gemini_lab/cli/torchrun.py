@@ -10,7 +10,7 @@ import argparse
 import os
 from typing import Final
 
-from gemini_lab.cli import run
+from gemini_lab.cli import run_command
 from gemini_lab.display import complain
 from gemini_lab.errors import SHOWN, ConfigError, shortened, shown
 from gemini_lab.units import check_number, most_of
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         "every machine."
     )
     known = options._option_string_actions  # noqa: SLF001 - argparse has no other way to ask
-    for action in run.parser()._actions:  # noqa: SLF001
+    for action in run_command.parser()._actions:  # noqa: SLF001
         names = {*action.option_strings}
         if names and not names & (known.keys() | _SAID_HERE):
             options._add_action(action)  # noqa: SLF001
@@ -57,7 +57,7 @@ def command(arguments: list[str]) -> int:
         remarks.append(f"without a meaning here, and not looked at: {', '.join(ignored)}")
     for remark in remarks:
         complain(f"gemini-lab torchrun: {remark}")
-    return run.launch(options)
+    return run_command.launch(options)
 
 
 def translate(given: argparse.Namespace) -> tuple[argparse.Namespace, list[str]]:
@@ -81,7 +81,7 @@ def translate(given: argparse.Namespace) -> tuple[argparse.Namespace, list[str]]
         remarks.append(
             "one node, so --replicas 1: versions outlive the workers, but not the machine"
         )
-    if least > 1 and not (given.join or run.hosts_of(given)):
+    if least > 1 and not (given.join or run_command.hosts_of(given)):
         remarks.append(
             f"{least} nodes on this machine; name others with --hosts or --hostfile, or have them "
             "join (--join)"
@@ -149,7 +149,7 @@ def nodes_of(nnodes: str) -> tuple[int, int]:
 
 def without_meaning(asked: argparse.ArgumentParser, given: argparse.Namespace) -> list[str]:
     """Return torchrun's options that were given, and that `gemini-lab run` has no use for."""
-    ours = {action.dest for action in run.parser()._actions}  # noqa: SLF001
+    ours = {action.dest for action in run_command.parser()._actions}  # noqa: SLF001
     return [
         action.option_strings[0]
         for action in asked._actions  # noqa: SLF001

@@ -9,9 +9,9 @@ import msgspec
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.launch.join import say
-from gemini_lab.node.config import LAB_KEY, LabRecord
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError, patiently
 from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.node.start_config import LAB_KEY, LabRecord
 
 LEASE_S: Final = 15
 

@@ -12,12 +12,12 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
-from gemini_lab.lab.config import LabOptions, config_of
 from gemini_lab.lab.control import OwnerAddress, OwnerAwayError, RunGoneError, ask_by, read_lines
 from gemini_lab.lab.detached import start_detached
 from gemini_lab.lab.followed import FollowedRun
+from gemini_lab.lab.lab_config import LabOptions, config_of
+from gemini_lab.lab.lab_runs import said
 from gemini_lab.lab.run_locator import Finder
-from gemini_lab.lab.runs import said
 from gemini_lab.lab.submission import Submission
 from gemini_lab.log.events import RunFailed
 from gemini_lab.log.file import LATEST, LOG_FILE, RUNS_FOLDER, read_line

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from gemini_lab.log.events import RunFailed, RunFinished
 from gemini_lab.log.file import LogTakenError
-from gemini_lab.node.machine import process_identity
+from gemini_lab.node.this_machine import process_identity
 from gemini_lab.recovery.messages import (
     EventSaid,
     Flush,

@@ -12,10 +12,10 @@ import msgspec
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.lab.announcement import clear_left, is_own
-from gemini_lab.lab.config import LabConfig, LabShape
 from gemini_lab.lab.control import write_secret
+from gemini_lab.lab.lab_config import LabConfig, LabShape
+from gemini_lab.lab.lab_runs import begun, fresh_folder, run_started, said
 from gemini_lab.lab.run_locator import ACCESS_FILE, RUN_KEY, Access
-from gemini_lab.lab.runs import begun, fresh_folder, run_started, said
 from gemini_lab.lab.starting import embedded_etcd, own_operator, record_of
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.etcd import Embedded
@@ -24,10 +24,10 @@ from gemini_lab.launch.join import check_name, prefix_of, say
 from gemini_lab.launch.provider import AutoScaling, Slurm
 from gemini_lab.log.events import LabStarted
 from gemini_lab.log.file import LOG_FILE, EventLog
-from gemini_lab.node.config import LAB_FILE, LAB_KEY, Detached, LabRecord
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.node.start_config import LAB_FILE, LAB_KEY, Detached, LabRecord
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.seats import in_order
 

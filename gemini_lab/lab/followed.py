@@ -11,7 +11,7 @@ from typing import Final, Protocol, Self
 
 from gemini_lab.display import last_lines, readable
 from gemini_lab.errors import RunFailedError
-from gemini_lab.lab.progress import FollowableRun, Shown
+from gemini_lab.lab.progress_bars import FollowableRun, Shown
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, readable_entry
 from gemini_lab.log.events import FailureCause, PersistFailed, PersistFinished, PersistStarted

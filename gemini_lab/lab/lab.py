@@ -15,14 +15,9 @@ from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job, job_of
 from gemini_lab.lab import pages
-from gemini_lab.lab.cluster import Starter
-from gemini_lab.lab.config import LabConfig, NodeOptions, config_of
 from gemini_lab.lab.control import ControlServer
-from gemini_lab.lab.loop import LoopThread
-from gemini_lab.lab.pages import Decide
-from gemini_lab.lab.roster import why_not_ready
-from gemini_lab.lab.run import Run, RunOrigin
-from gemini_lab.lab.runs import (
+from gemini_lab.lab.lab_config import LabConfig, NodeOptions, config_of
+from gemini_lab.lab.lab_runs import (
     Runs,
     begun,
     fresh_folder,
@@ -30,6 +25,11 @@ from gemini_lab.lab.runs import (
     require_folder,
     run_started,
 )
+from gemini_lab.lab.loop import LoopThread
+from gemini_lab.lab.node_contracts import Starter
+from gemini_lab.lab.pages import Decide
+from gemini_lab.lab.roster import why_not_ready
+from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.starting import start_cluster
 from gemini_lab.lab.submission import Submission, default_name
 from gemini_lab.log.events import Profiled

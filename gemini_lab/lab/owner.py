@@ -19,22 +19,22 @@ import msgspec
 
 from gemini_lab.errors import LaunchError
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.lab.agents import AgentCluster
+from gemini_lab.lab.agent_cluster import AgentCluster
 from gemini_lab.lab.control import ControlServer
 from gemini_lab.lab.detached import RunRecord
+from gemini_lab.lab.lab_runs import Runs, said
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.lab.run_locator import ACCESS_FILE, OWNER_KEY, RUN_KEY, access_in
-from gemini_lab.lab.runs import Runs, said
 from gemini_lab.lab.starting import own_operator
 from gemini_lab.launch.etcd_members import Members
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import LabClosed, RunFailed, RunFinished
 from gemini_lab.log.file import LOG_FILE, EventLog
-from gemini_lab.node.config import LAB_FILE, LAB_KEY, LabRecord, OwnerStart, why_blind
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.membership import RootRecord, node_addresses
 from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.node.start_config import LAB_FILE, LAB_KEY, LabRecord, OwnerStart, why_blind
 from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.recovery.root_state import RootState
 

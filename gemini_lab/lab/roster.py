@@ -10,7 +10,7 @@ from gemini_lab.log.events import (
     NodeReady,
     RootElected,
 )
-from gemini_lab.node.machine import remarks_on
+from gemini_lab.node.this_machine import remarks_on
 from gemini_lab.seats import listed
 
 

@@ -19,9 +19,9 @@ from gemini_lab.injector.pace import Pace
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab import pages
-from gemini_lab.lab.cluster import RunOwner
 from gemini_lab.lab.control import close_control
 from gemini_lab.lab.followed import FollowedRun
+from gemini_lab.lab.node_contracts import RunOwner
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (

@@ -19,11 +19,11 @@ from gemini_lab.launch.etcd import Authority
 from gemini_lab.launch.join import check_name, find_token, prefix_of
 from gemini_lab.limits import read_bytes
 from gemini_lab.log.file import find_run
-from gemini_lab.node.config import LAB_KEY, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.membership import NODES
 from gemini_lab.node.sealed_store import SealedStore, unproved
+from gemini_lab.node.start_config import LAB_KEY, LabRecord
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import in_order
 

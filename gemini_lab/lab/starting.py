@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import Final
 
 from gemini_lab.errors import LaunchError, MissingError
-from gemini_lab.lab.agents import AgentCluster
-from gemini_lab.lab.cluster import Audience
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.agent_cluster import AgentCluster
+from gemini_lab.lab.lab_config import LabConfig
 from gemini_lab.lab.loop import LoopThread
+from gemini_lab.lab.node_contracts import Audience
 from gemini_lab.launch.etcd import Embedded, start_etcd
 from gemini_lab.launch.etcd_members import COUNT, Members, start_members
 from gemini_lab.launch.join import JoinOperator, prefix_of
@@ -20,11 +20,11 @@ from gemini_lab.launch.operator import MpiOperator
 from gemini_lab.launch.provider import Invitation, Supply
 from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.node.agent import address_towards
-from gemini_lab.node.config import Detached, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.host import SCRATCH
 from gemini_lab.node.locked_tempdir import remove_left
 from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.node.start_config import Detached, LabRecord
 
 LOOPBACK: Final = "127.0.0.1"
 

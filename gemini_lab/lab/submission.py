@@ -20,7 +20,7 @@ import msgspec
 from gemini_lab.errors import ConfigError, GeminiError, kind_of
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job, hash_seed_in, job_of
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.lab_config import LabConfig
 from gemini_lab.lab.pages import Decide, pack_root
 from gemini_lab.limits import require_text
 from gemini_lab.log.entry import Entry

@@ -28,7 +28,9 @@ from gemini_lab.errors import LaunchError
 from gemini_lab.job import python_command
 from gemini_lab.launch.mpi_order import HOME_LENT, take_order
 from gemini_lab.limits import read_end
-from gemini_lab.node.config import (
+from gemini_lab.node.locked_tempdir import MPI_FILES, MPI_SHARED, LockedTempdir
+from gemini_lab.node.processes import AGENT, reap
+from gemini_lab.node.start_config import (
     AgentConfig,
     AgentDown,
     AgentUp,
@@ -36,9 +38,7 @@ from gemini_lab.node.config import (
     SharedMachine,
     why_blind,
 )
-from gemini_lab.node.locked_tempdir import MPI_FILES, MPI_SHARED, LockedTempdir
-from gemini_lab.node.machine import machine_identity
-from gemini_lab.node.processes import AGENT, reap
+from gemini_lab.node.this_machine import machine_identity
 from gemini_lab.units import MIB
 
 READY_S: Final = 60.0

@@ -29,7 +29,6 @@ import msgspec
 import psutil
 
 from gemini_lab.job import python_command
-from gemini_lab.node.config import LAB_KEY, OVER_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress, OwnCertificates
 from gemini_lab.node.etcd_client import EtcdStore
@@ -37,6 +36,7 @@ from gemini_lab.node.freeze_guard import end_stopped
 from gemini_lab.node.membership import NODES
 from gemini_lab.node.orphan_etcd import CLIENTS_AT, DATA, LAB
 from gemini_lab.node.processes import AGENT, STORE_KEEPER, is_alive, processes_of, reap
+from gemini_lab.node.start_config import LAB_KEY, OVER_KEY
 
 ASK_S: Final = 2.0  # for an answer to whether it is well
 LOG: Final = "etcd.log"

@@ -23,7 +23,6 @@ from gemini_lab.display import complain
 from gemini_lab.errors import CapacityError, ConfigError, GeminiError, LaunchError
 from gemini_lab.launch.provider import TOKEN_VARIABLE, JoinedNodes, Supply
 from gemini_lab.limits import read_file
-from gemini_lab.node.config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import (
     StoreForgedError,
     StoreUnavailableError,
@@ -31,6 +30,7 @@ from gemini_lab.node.control_store import (
 )
 from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.membership import node_addresses
+from gemini_lab.node.start_config import LAB_KEY, AgentUp, LabRecord
 from gemini_lab.seats import in_order, node_name, node_number
 
 NO_TOKEN: Final = (

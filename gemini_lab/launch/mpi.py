@@ -16,14 +16,14 @@ from gemini_lab.errors import ConfigError, LaunchError, MissingError, shortened,
 from gemini_lab.job import python_command
 from gemini_lab.launch.mpi_order import HOME_LENT, run_with_order
 from gemini_lab.limits import read_file, require_text
-from gemini_lab.node.config import (
+from gemini_lab.node.locked_tempdir import MPI_FILES, LockedTempdir
+from gemini_lab.node.start_config import (
     AgentConfig,
     AgentDown,
     AgentUp,
     BootOrder,
     SharedMachine,
 )
-from gemini_lab.node.locked_tempdir import MPI_FILES, LockedTempdir
 
 LAUNCH_S: Final = 120.0
 BOOT: Final = "gemini_lab.launch.boot"

@@ -15,9 +15,9 @@ from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.launch.etcd_members import Members
 from gemini_lab.launch.join import say
 from gemini_lab.launch.mpi import Hosts, launch_agents
-from gemini_lab.node.config import AgentConfig, AgentUp, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.processes import AGENT, processes_of
+from gemini_lab.node.start_config import AgentConfig, AgentUp, LabRecord
 from gemini_lab.seats import node_name, node_number
 
 

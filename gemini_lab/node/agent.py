@@ -23,21 +23,21 @@ from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_f
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import NodeReady
 from gemini_lab.node.bulk import BulkProcesses
-from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_client import EtcdClient
 from gemini_lab.node.freeze_guard import end_stopped
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink, RootLink
-from gemini_lab.node.machine import has_ended, machine_identity, network_of
 from gemini_lab.node.membership import Membership, Reading, RootRecord, read_epoch
 from gemini_lab.node.orphan_etcd import end_left_stores
 from gemini_lab.node.processes import release_store
 from gemini_lab.node.root_role import RootRole
 from gemini_lab.node.sealed_store import Sealed
+from gemini_lab.node.start_config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.strike import strike
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.node.tasks import Tasks
+from gemini_lab.node.this_machine import has_ended, machine_identity, network_of
 from gemini_lab.recovery.messages import (
     CloseLab,
     Flush,

@@ -16,11 +16,11 @@ import msgspec
 import psutil
 
 from gemini_lab.job import python_command
-from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.processes import AGENT, is_process_stopped, processes_of, reap
+from gemini_lab.node.start_config import LAB_KEY
 
 PROGRAM: Final = "gemini_lab.node.freeze_guard"
 LOOK_S: Final = 1.0

@@ -8,11 +8,11 @@ from typing import Final
 import msgspec
 
 from gemini_lab.job import python_command
-from gemini_lab.node.config import AgentConfig, OwnerStart
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.lab_link import LabLink
 from gemini_lab.node.membership import Membership, RootRecord
 from gemini_lab.node.root_shell import RootShell
+from gemini_lab.node.start_config import AgentConfig, OwnerStart
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.recovery.messages import NeedNodes
 

@@ -14,7 +14,6 @@ import msgspec
 from gemini_lab.log.entry import shifted
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
-from gemini_lab.node.config import NONE_COME_KEY
 from gemini_lab.node.control_store import (
     StoreForgedError,
     StoreFullError,
@@ -22,6 +21,7 @@ from gemini_lab.node.control_store import (
 )
 from gemini_lab.node.lab_link import CLOCK_TRUST_S
 from gemini_lab.node.membership import Membership, Reading, RootRecord, node_addresses
+from gemini_lab.node.start_config import NONE_COME_KEY
 from gemini_lab.recovery.messages import JobOrder, RootHello
 from gemini_lab.recovery.protocol import (
     Emit,

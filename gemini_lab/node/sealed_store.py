@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from gemini_lab.node.config import LAB_KEY, OVER_KEY
 from gemini_lab.node.control_store import StoreForgedError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdStore
+from gemini_lab.node.start_config import LAB_KEY, OVER_KEY
 
 SHOWN_CHARACTERS: Final = 80
 SEAL_CHARACTERS: Final = 2 * hashlib.sha256().digest_size

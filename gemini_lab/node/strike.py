@@ -13,11 +13,11 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.injector.orders import Action
 from gemini_lab.log.events import Injected
 from gemini_lab.node.bulk import BulkProcesses
-from gemini_lab.node.config import AgentConfig
 from gemini_lab.node.freeze_guard import stand_guard
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
+from gemini_lab.node.start_config import AgentConfig
 from gemini_lab.recovery.messages import Cut, Flawed
 
 

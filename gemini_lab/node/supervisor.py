@@ -18,10 +18,10 @@ from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.listener import WorkerHistory, WorkerListener
-from gemini_lab.node.machine import network_of
 from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
 from gemini_lab.node.processes import held_bytes
 from gemini_lab.node.tasks import Tasks
+from gemini_lab.node.this_machine import network_of
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,

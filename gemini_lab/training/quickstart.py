@@ -17,9 +17,9 @@ from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.injector.failures import NodeLoss, RootLoss, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
-from gemini_lab.lab.config import LabConfig
 from gemini_lab.lab.lab import Lab
-from gemini_lab.lab.progress import show_progress
+from gemini_lab.lab.lab_config import LabConfig
+from gemini_lab.lab.progress_bars import show_progress
 from gemini_lab.lab.submission import Submission
 from gemini_lab.limits import whole
 from gemini_lab.log.file import FOLDER_HELP, LOG_FILE, RUNS_FOLDER

@@ -15,7 +15,7 @@ from told_runs import ToldRun
 from gemini_lab.cli.main import main
 from gemini_lab.display import readable
 from gemini_lab.errors import GeminiError
-from gemini_lab.lab.progress import Shown
+from gemini_lab.lab.progress_bars import Shown
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, encode_entry
 from gemini_lab.log.file import read_log

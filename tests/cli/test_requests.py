@@ -5,7 +5,7 @@ from queue import Empty
 import pytest
 
 from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.requests import AwaitedDrain, AwaitedRewind, AwaitedSize, follow
+from gemini_lab.cli.request_commands import AwaitedDrain, AwaitedRewind, AwaitedSize, follow
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (

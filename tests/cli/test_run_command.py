@@ -15,7 +15,7 @@ from lab_stand_in import begin, run_in, tell
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.cli.main import main
-from gemini_lab.cli.run import follow, setting_of
+from gemini_lab.cli.run_command import follow, setting_of
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.followed import NOTHING_YET, save_within
 from gemini_lab.log.events import (

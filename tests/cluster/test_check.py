@@ -4,7 +4,7 @@ import psutil
 import pytest
 
 from gemini_lab import Job, Lab
-from gemini_lab.cli.check import render
+from gemini_lab.cli.check_command import render
 from gemini_lab.lab.check import check_script
 from gemini_lab.lab.under_torchrun import UnderTorchrun
 from gemini_lab.log.witnessed import PLACES, StateDifference

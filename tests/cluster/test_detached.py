@@ -11,7 +11,7 @@ import pytest
 
 from gemini_lab import attach, train_detached
 from gemini_lab.injector.failures import RootLoss
-from gemini_lab.lab.config import LabOptions
+from gemini_lab.lab.lab_config import LabOptions
 from gemini_lab.lab.run_locator import ACCESS_FILE, access_in
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log.file import LOG_FILE, read_log

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from told_runs import with_a_root_loss
 
-from gemini_lab.lab.metrics import serve_metrics
+from gemini_lab.lab.metric_sinks import serve_metrics
 from gemini_lab.report.follower import LogFollower
 
 BOARD = Path(__file__).parents[2] / "docs" / "examples" / "grafana.json"

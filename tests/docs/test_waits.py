@@ -74,9 +74,9 @@ WAITS = {
     "a process that makes": ["engine.gradients.sent_differences.IDLE_S"],
     "MPI to start": ["launch.mpi.LAUNCH_S"],
     "its etcd's members": ["launch.etcd_members.END_S"],
-    "any agent at all": ["lab.agents.LOST_S", "lab.agents.ALONE_S"],
+    "any agent at all": ["lab.agent_cluster.LOST_S", "lab.agent_cluster.ALONE_S"],
     "etcd to start": ["launch.etcd.START_S", "launch.boot.READY_S"],
-    "agents to leave": ["lab.agents.GOODBYE_S"],
+    "agents to leave": ["lab.agent_cluster.GOODBYE_S"],
     "its launcher": ["lab.owner.START_S"],
     "its owner's machine": ["lab.attached.SILENT_S"],
     "any owner": ["lab.attached.PATIENCE_S", "lab.attached.OWNER_S"],
@@ -102,7 +102,7 @@ IN_WORDS = {
     "its lab | 10 min": "gemini-lab node's option, launch.join.WAIT_S by default",
 }
 NO_WAITS = {
-    "lab.agents.LONGEST_RETRY_S": "a pause",
+    "lab.agent_cluster.LONGEST_RETRY_S": "a pause",
     "lab.followed.LONG_S": "a glance in a loop",
     "lab.otlp.EVERY_S": "how often",
     "lab.under_torchrun.END_S": "a call",
@@ -122,8 +122,8 @@ NO_WAITS = {
     "recovery.root.agent.LONGEST_RETRY_S": "a pause while a run waits",
     # One question to a program beside, or one call: it is told at once where it fails.
     "engine.session.OTHER_S": "an injected failure's",
-    "lab.agents.CONNECT_S": "a call",
-    "lab.agents.LEAVE_S": "a call",
+    "lab.agent_cluster.CONNECT_S": "a call",
+    "lab.agent_cluster.LEAVE_S": "a call",
     "lab.connections.ANSWER_S": "a call",
     "lab.control.LISTEN_S": "a call",
     "launch.boot.MESSAGE_S": "a call",

@@ -1,6 +1,6 @@
 """A lab that has lost all of its nodes asks for new ones, once, and ends if none come."""
 
-from gemini_lab.lab.agents import ALONE_S, AllNodesLost
+from gemini_lab.lab.agent_cluster import ALONE_S, AllNodesLost
 
 LOOKS = range(200)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gemini_lab.cli.check import render
+from gemini_lab.cli.check_command import render
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.main import main
 from gemini_lab.lab.check import Checked, Compared, Recovered

@@ -20,7 +20,7 @@ from told_runs import with_one_loss
 
 from gemini_lab.cli import metrics as command
 from gemini_lab.cli.exits import Exit
-from gemini_lab.lab.metrics import text_of
+from gemini_lab.lab.metric_sinks import text_of
 from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.report.follower import LogFollower
 

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemini_lab.lab.agents import AgentCluster
+from gemini_lab.lab.agent_cluster import AgentCluster
 from gemini_lab.lab.connections import AgentConnections
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import NodeReady, Note, RunFinished
-from gemini_lab.node.config import AgentUp, LabRecord
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.start_config import AgentUp, LabRecord
 from gemini_lab.recovery.messages import CloseLab, Flush, Flushed, Heard
 from gemini_lab.wire.tcp import serve
 

@@ -6,7 +6,7 @@ import pytest
 from lab_stand_in import ClusterStandIn, lab_on
 
 from gemini_lab import Job
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.lab_config import LabConfig
 from gemini_lab.lab.submission import TIER, Submission, earlier_tier
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.shard.layout import ShardRecord

@@ -14,9 +14,9 @@ from lab_stand_in import ClusterStandIn, begin, lab_on, printed, tell
 from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
 from gemini_lab.errors import WIDE, ConfigError, LaunchError, RunFailedError
 from gemini_lab.job import job_of
-from gemini_lab.lab.config import LabConfig, config_of
 from gemini_lab.lab.control import CONTROL_FILE, OwnerAddress, ask, write_secret
 from gemini_lab.lab.detached import RunRecord, start_detached
+from gemini_lab.lab.lab_config import LabConfig, config_of
 from gemini_lab.lab.run import OutputFiles
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import check_name

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from gemini_lab.errors import CapacityError
-from gemini_lab.lab import agents
-from gemini_lab.lab.agents import AgentCluster
-from gemini_lab.node.config import LabRecord
+from gemini_lab.lab import agent_cluster
+from gemini_lab.lab.agent_cluster import AgentCluster
+from gemini_lab.node.start_config import LabRecord
 from gemini_lab.recovery.messages import NeedNodes
 from tests.launch.store_stand_in import StoreStandIn
 
 
 def test_what_is_wanted_no_more_is_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an operator that has no machine; the root agent then wants no more than there are."""
-    monkeypatch.setattr(agents, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(agent_cluster, "FIRST_RETRY_S", 0.01)
     asked: list[int] = []
 
     def bring(count: int) -> None:
@@ -50,8 +50,8 @@ def test_what_is_wanted_no_more_is_asked_for_no_more(monkeypatch: pytest.MonkeyP
 
 def test_who_has_been_asked_often_is_asked_again_by_one_alone(monkeypatch) -> None:
     """Each recovery without a standby asks anew; all of them went on for as long as the run."""
-    monkeypatch.setattr(agents, "FIRST_RETRY_S", 0.5)
-    monkeypatch.setattr(agents, "LONGEST_RETRY_S", 0.5)
+    monkeypatch.setattr(agent_cluster, "FIRST_RETRY_S", 0.5)
+    monkeypatch.setattr(agent_cluster, "LONGEST_RETRY_S", 0.5)
     asked: list[int] = []
 
     def bring(count: int) -> None:
@@ -65,7 +65,7 @@ def test_who_has_been_asked_often_is_asked_again_by_one_alone(monkeypatch) -> No
             "connect": None,
             "audience": SimpleNamespace(take_note=lambda _: None),
         }
-        machines = agents.MachineRequests(count_living=lambda: 0, **stands_in)
+        machines = agent_cluster.MachineRequests(count_living=lambda: 0, **stands_in)
         machines.wanted = 2
         calls = []
         for number in range(5):

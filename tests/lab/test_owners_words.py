@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from gemini_lab.lab.agents import AgentCluster
-from gemini_lab.node.config import LabRecord
+from gemini_lab.lab.agent_cluster import AgentCluster
+from gemini_lab.node.start_config import LabRecord
 from gemini_lab.recovery.requests import (
     DrainNode,
     GiveUpProgress,

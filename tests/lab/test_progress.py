@@ -8,7 +8,7 @@ import time
 import pytest
 from lab_stand_in import NODES, printed, run_in, seated, step, tell
 
-from gemini_lab.lab.progress import (
+from gemini_lab.lab.progress_bars import (
     CELL_LINES,
     CellBar,
     IterationPace,

@@ -16,7 +16,7 @@ from wandb_file import axes_in, rows_in
 from gemini_lab.cli import metrics as command
 from gemini_lab.cli.exits import Exit
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.metrics import RunCollector, Sender, check_place, telling
+from gemini_lab.lab.metric_sinks import RunCollector, Sender, check_place, telling
 from gemini_lab.log.file import LOG_FILE, EventLog
 from gemini_lab.report.follower import LogFollower
 from gemini_lab.report.metrics import snapshot_of

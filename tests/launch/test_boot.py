@@ -21,7 +21,9 @@ from gemini_lab.errors import LaunchError
 from gemini_lab.launch.boot import hand_out, parts_of, shared_machine, start_agent
 from gemini_lab.launch.etcd import find_etcd, start_etcd
 from gemini_lab.node.agent import KEY_GRACE_S, run_agent
-from gemini_lab.node.config import (
+from gemini_lab.node.control_store import PATIENCE_S
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.start_config import (
     LAB_FILE,
     AgentConfig,
     AgentDown,
@@ -31,8 +33,6 @@ from gemini_lab.node.config import (
     LabRecord,
     SharedMachine,
 )
-from gemini_lab.node.control_store import PATIENCE_S
-from gemini_lab.node.etcd_address import EtcdAddress
 
 RANKS = 3
 WARM_PARENT = "gemini_lab.node.warm"
@@ -130,7 +130,7 @@ STARTS_AN_AGENT = """
 import sys
 import msgspec
 from gemini_lab.launch.boot import start_agent
-from gemini_lab.node.config import AgentConfig
+from gemini_lab.node.start_config import AgentConfig
 start_agent(msgspec.json.decode(sys.argv[1], type=AgentConfig), sys.argv[2])
 """
 

@@ -10,7 +10,7 @@ from gemini_lab.launch.etcd_keeper import (
     LEAVE_S,
     LabEnd,
 )
-from gemini_lab.node.config import OVER_KEY
+from gemini_lab.node.start_config import OVER_KEY
 
 LAB = {"lab", "nodes/node-1"}
 AWAY = None

@@ -21,7 +21,6 @@ from gemini_lab.job import python_command
 from gemini_lab.launch.etcd import Authority, find_etcd, own_address
 from gemini_lab.launch.etcd_keeper import LEAVE_S, MemberProcess
 from gemini_lab.launch.etcd_members import MemberPlace, join_cluster, start_members
-from gemini_lab.node.config import LAB_KEY, AgentConfig, AgentUp, LabRecord
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.orphan_etcd import end_left_stores
@@ -33,6 +32,7 @@ from gemini_lab.node.processes import (
     release_store,
 )
 from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.node.start_config import LAB_KEY, AgentConfig, AgentUp, LabRecord
 from gemini_lab.recovery.messages import LabHello
 from gemini_lab.wire.tcp import connect
 

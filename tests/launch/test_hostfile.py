@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.config import LabConfig, hosts_from
+from gemini_lab.lab.lab_config import LabConfig, hosts_from
 from gemini_lab.launch.mpi import Hosts
 
 

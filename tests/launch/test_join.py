@@ -16,7 +16,7 @@ from gemini_lab.launch.join import (
     find_token,
     take_name,
 )
-from gemini_lab.node.config import LAB_KEY, LabRecord
+from gemini_lab.node.start_config import LAB_KEY, LabRecord
 
 TOKEN = "0123456789abcdef"
 RECORD = LabRecord(identity="1", machines=3, lease_s=2.0, warm=True, threads=None)

@@ -148,7 +148,7 @@ BOOTS = """
 import tempfile, threading, time
 from pathlib import Path
 from gemini_lab.launch.mpi import launch_agents
-from gemini_lab.node.config import AgentConfig, LabRecord
+from gemini_lab.node.start_config import AgentConfig, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 
 nowhere = EtcdAddress(endpoints=("127.0.0.1:1",))

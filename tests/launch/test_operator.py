@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from gemini_lab.launch.operator import MpiOperator
-from gemini_lab.node.config import LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.start_config import LabRecord
 
 LEADS = "sleep 600 & echo $!; wait"
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from gemini_lab.node.agent import UNHEARD_S, Agent
-from gemini_lab.node.config import LAB_KEY, AgentConfig, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.membership import Reading
+from gemini_lab.node.start_config import LAB_KEY, AgentConfig, LabRecord
 from gemini_lab.recovery.messages import RootHello, WorkerEnded
 from tests.node.test_flaws import Host, first_start
 from tests.node.test_lab_link import opened
@@ -95,7 +95,9 @@ def test_an_agent_whose_lab_lost_its_connection_waits_for_it_while_its_key_stand
 
 def test_an_agent_ends_at_once_when_its_labs_process_on_this_machine_was_killed():
     """Also while the key stands, which it does until its lease runs out."""
-    text = "import gemini_lab.node.machine as m; print(m.process_identity(), flush=True); input()"
+    text = (
+        "import gemini_lab.node.this_machine as m; print(m.process_identity(), flush=True); input()"
+    )
     lab = subprocess.Popen(
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

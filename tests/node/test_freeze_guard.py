@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from gemini_lab.launch.etcd import start_etcd
-from gemini_lab.node.config import LAB_KEY
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.freeze_guard import PROGRAM, end_stopped
 from gemini_lab.node.processes import AGENT
+from gemini_lab.node.start_config import LAB_KEY
 
 LIMIT_S = 60.0
 NODE = """

@@ -6,11 +6,13 @@ import sys
 
 import pytest
 
-from gemini_lab.node.machine import has_ended, process_identity
+from gemini_lab.node.this_machine import has_ended, process_identity
 
 
 def test_a_process_has_ended_once_it_was_killed_also_before_anybody_has_waited_for_it():
-    text = "import gemini_lab.node.machine as m; print(m.process_identity(), flush=True); input()"
+    text = (
+        "import gemini_lab.node.this_machine as m; print(m.process_identity(), flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

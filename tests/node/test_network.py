@@ -5,7 +5,7 @@ import socket
 import psutil
 
 from gemini_lab.log.events import Network
-from gemini_lab.node.machine import network_of, remarks_on
+from gemini_lab.node.this_machine import network_of, remarks_on
 
 GOOD = Network(address="10.0.0.1", interface="ib0", bytes_per_s=12.5e9)
 

@@ -16,12 +16,12 @@ from gemini_lab.lab.run_locator import Access, labs_in
 from gemini_lab.launch.etcd import find_etcd, start_etcd
 from gemini_lab.launch.join import find_lab, prefix_of
 from gemini_lab.log.events import Note, RootElected
-from gemini_lab.node.config import LAB_KEY, LabRecord
 from gemini_lab.node.control_store import StoreForgedError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.sealed_store import SEAL_CHARACTERS, SealedStore
+from gemini_lab.node.start_config import LAB_KEY, LabRecord
 from gemini_lab.recovery.messages import JobOrder, Joined, RootHello
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats

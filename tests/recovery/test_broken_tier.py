@@ -1,6 +1,6 @@
 """A persistent tier that takes nothing for long: it is tried ever more rarely, and told of once."""
 
-from gemini_lab.lab.progress import describe
+from gemini_lab.lab.progress_bars import describe
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.recovery.messages import Commit, Committed, Persist, Persisted, SaveFailed

@@ -2,7 +2,7 @@
 
 from told_runs import ToldRun
 
-from gemini_lab.lab.progress import describe
+from gemini_lab.lab.progress_bars import describe
 from gemini_lab.log import events
 from gemini_lab.placement import plan_placement
 from gemini_lab.report import build_report

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gemini_lab.lab.progress import describe
+from gemini_lab.lab.progress_bars import describe
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import LossFinite, LossNotFinite
 from gemini_lab.report import build_report

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from told_runs import ToldRun
 
-from gemini_lab.cli.report import command
+from gemini_lab.cli.report_command import command
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.progress import describe
+from gemini_lab.lab.progress_bars import describe
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Simulated

@@ -21,7 +21,7 @@ from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
 from gemini_lab.lab.pages import Decide
-from gemini_lab.lab.progress import describe
+from gemini_lab.lab.progress_bars import describe
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Protected, RunStarted

@@ -27,8 +27,8 @@ from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.injector.failures import read_failure
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.lab_runs import told
 from gemini_lab.lab.run import Run
-from gemini_lab.lab.runs import told
 from gemini_lab.report import RunReport
 from gemini_lab.settings import SettingValue
 

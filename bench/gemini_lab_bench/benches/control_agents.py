@@ -23,8 +23,8 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.node.agent import Agent, say_up
 from gemini_lab.node.bulk import Answer, BulkProcesses
-from gemini_lab.node.config import AgentConfig, AgentUp
 from gemini_lab.node.host import Worker, WorkerHost
+from gemini_lab.node.start_config import AgentConfig, AgentUp
 from gemini_lab.recovery.messages import (
     BulkRequest,
     EventSaid,

@@ -22,9 +22,9 @@ from gemini_lab.job import Job, python_command
 from gemini_lab.launch.etcd import start_etcd
 from gemini_lab.log import events
 from gemini_lab.log.entry import encode_entry
-from gemini_lab.node.config import AgentConfig, AgentUp, LabRecord
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.node.start_config import AgentConfig, AgentUp, LabRecord
 from gemini_lab.recovery.messages import EventSaid, JobOrder, LabHello
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.wire.tcp import Channel, connect

@@ -9,7 +9,7 @@ from typing import Final
 from gemini_lab.cli.exits import Exit
 from gemini_lab.display import columns, complain, tell
 from gemini_lab.errors import ConfigError
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.lab_config import LabConfig
 from gemini_lab.limits import seconds, whole
 from gemini_lab_bench.chaos.campaign import Plan, campaign, load_now
 from gemini_lab_bench.chaos.faults import Schedule

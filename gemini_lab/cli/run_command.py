@@ -19,12 +19,12 @@ from gemini_lab.display import complain, interrupt_says, tell
 from gemini_lab.errors import ConfigError, RunFailedError, shown
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job
-from gemini_lab.lab.config import LabConfig, LabOptions, config_of
 from gemini_lab.lab.detached import check_detached, start_detached
 from gemini_lab.lab.followed import save_within
 from gemini_lab.lab.lab import Lab
-from gemini_lab.lab.metrics import HOW, check_places, telling
-from gemini_lab.lab.progress import show_progress
+from gemini_lab.lab.lab_config import LabConfig, LabOptions, config_of
+from gemini_lab.lab.metric_sinks import HOW, check_places, telling
+from gemini_lab.lab.progress_bars import show_progress
 from gemini_lab.lab.run import Run
 from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import find_token

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.runs import finder_of, parser_of
+from gemini_lab.cli.follow_commands import finder_of, parser_of
 from gemini_lab.display import interrupt_says, tell
 from gemini_lab.lab.attached import watched
-from gemini_lab.lab.metrics import HOW, LOOPBACK, sender, serve_metrics, text_of
+from gemini_lab.lab.metric_sinks import HOW, LOOPBACK, sender, serve_metrics, text_of
 from gemini_lab.limits import whole
 
 PORT: Final = 9408

@@ -346,7 +346,7 @@ def telling(run: HasFolder, places: Sequence[str]) -> Iterator[None]:
 
     Args:
         run: The run.
-        places: Where to: `[ADDRESS:]PORT` is served, all else sent; see `gemini_lab.lab.metrics`.
+        places: Where to: `[ADDRESS:]PORT` is served, all else sent; see `PACKAGES`.
 
     Raises:
         ConfigError: There is no such place, or what it needs is not installed.

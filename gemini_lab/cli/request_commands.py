@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Final, Protocol, get_args
 
 from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.runs import RUN_HELP, add_finding, finder_of, parser_of, same_run
+from gemini_lab.cli.follow_commands import RUN_HELP, add_finding, finder_of, parser_of, same_run
 from gemini_lab.display import columns, interrupt_says, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import FAILURES, Where, meaning, read_failure

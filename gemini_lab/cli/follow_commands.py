@@ -23,7 +23,7 @@ from gemini_lab.lab.attached import AttachedRun, watched
 from gemini_lab.lab.control import RunGoneError, described, owner_listens, way_in
 from gemini_lab.lab.detached import end_by_force
 from gemini_lab.lab.followed import save_within
-from gemini_lab.lab.progress import show_progress
+from gemini_lab.lab.progress_bars import show_progress
 from gemini_lab.lab.run_locator import Finder, ListedLab, access_in, labs_in
 from gemini_lab.limits import seconds
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER

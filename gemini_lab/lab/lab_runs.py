@@ -10,8 +10,8 @@ from pathlib import Path
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Order
-from gemini_lab.lab.cluster import NodeCluster
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.lab_config import LabConfig
+from gemini_lab.lab.node_contracts import NodeCluster
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (

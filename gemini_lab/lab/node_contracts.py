@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from gemini_lab.injector.orders import Order
-from gemini_lab.lab.config import LabConfig
+from gemini_lab.lab.lab_config import LabConfig
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.log.entry import Entry
 from gemini_lab.recovery.messages import JobOrder, OutputSaid

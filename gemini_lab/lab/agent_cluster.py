@@ -14,16 +14,16 @@ import msgspec
 from gemini_lab.errors import ConfigError, GeminiError, LaunchError
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.announcement import Announcement
-from gemini_lab.lab.cluster import Audience
 from gemini_lab.lab.connections import ANSWER_S, AgentConnections
 from gemini_lab.lab.loop import LoopThread
+from gemini_lab.lab.node_contracts import Audience
 from gemini_lab.lab.roster import Roster
 from gemini_lab.launch.operator import Operator
 from gemini_lab.log.events import NodeReady
-from gemini_lab.node.config import NONE_COME_KEY, AgentUp, LabRecord
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.membership import node_addresses
 from gemini_lab.node.sealed_store import SealedStore
+from gemini_lab.node.start_config import NONE_COME_KEY, AgentUp, LabRecord
 from gemini_lab.recovery.messages import (
     CloseLab,
     EventSaid,
