@@ -327,6 +327,75 @@ def with_two_tries() -> ToldRun:
     return run.finish(11)
 
 
+def with_all_that_is_noticed() -> ToldRun:
+    """What a root agent and workers notice, each of it once or as often as they say it."""
+    run = ToldRun(standbys=0).protect().train(1, 5)
+    run.say_worker(events.CodeSeen, 0, files={"train.py": "a"}, changed=("train.py",))
+    run.say_worker(
+        events.Diverged,
+        0,
+        iteration=3,
+        differs="batch",
+        before="ab12",
+        after="cd34",
+        cause="the position in the data did not come back",
+    )
+    broken = {"loss": "nan", "is_held": True}
+    for _ in range(2):  # a root agent that was just elected says it again
+        run.say_worker(events.LossNotFinite, 1, iteration=3, **broken)
+    run.say_worker(events.LossFinite, 1, iteration=5)
+    run.say_worker(events.LossNotFinite, 1, iteration=6, **broken)
+    for number in (1, 2):
+        run.say_root(events.SumsVerified, iteration=number, replays=1, duration_s=0.5)
+    wrong = {"work": "gradient", "ranks": (1, 2), "replays": 2, "version": 2, "rewinds": 0}
+    for rank in (0, 1):  # every rank says it
+        run.say_worker(
+            events.WrongSums,
+            rank,
+            iteration=4,
+            nodes=("node-2",),
+            suspects=(),
+            goes_back=True,
+            **wrong,
+        )
+    run.say_worker(
+        events.WrongSums,
+        0,
+        iteration=5,
+        nodes=(),
+        suspects=("node-0", "node-1"),
+        goes_back=False,
+        **wrong,
+    )
+    back = {"iteration": 5, "version": 3, "skips": True, "cause": "script", "duration_s": 0.1}
+    for rank in run.ranks:
+        run.say_worker(events.Rewound, rank, rewinds=1, **back)
+        run.say_worker(events.Rewound, rank, rewinds=2, reason="the loss is NaN", **back)
+    run.say_root(
+        events.ReplicasPlaced,
+        placement=plan_placement(nodes=4, replicas=3),
+        added=((2, "node-0"), (3, "node-1")),
+        dropped=(),
+        loss_chance_then=0.002,
+        loss_chance=0.0001,
+        reason="memory may not suffice (node-2 failed 3 times: 0.11 a day): 0.002 goes to 0.0001",
+    )
+    run.say_root(events.ReplicasShort, loss_chance=0.1, reason="there is no memory for more")
+    run.say_root(events.PersistFailed, version=4, url="memory://", reason="disk full")
+    run.say_root(events.ResizeWaiting, nodes=5, reason="a machine is missing")
+    run.say(events.Note(text="a remark"), node="node-0")
+    run.crash(1, known=5, output=TRACEBACK)
+    run.recover_say(
+        events.ReplicaRejected,
+        shard=1,
+        version=5,
+        holder="node-0",
+        chunk=4,
+        reason="chunk 4 failed its checksum",
+    )
+    return run.plan(4).resume(4)
+
+
 def simulated() -> Sequence[Entry]:
     """Two machines lost in a fifth of a day of a simulated run."""
     workload = paper_workload(nodes=6, standbys=2)
@@ -346,6 +415,7 @@ RUNS: dict[str, Sequence[Entry]] = {
     "bug": with_a_bug().entries,
     "two tries": with_two_tries().entries,
     "drain": with_a_drain().entries,
+    "noticed": with_all_that_is_noticed().entries,
     "simulated": simulated(),
     "recorded": recorded("four_failures"),
 }

@@ -1,8 +1,6 @@
 """Of many ranks that end, the one that the others followed is named."""
 
-from told_runs import ToldRun
 
-from gemini_lab.report import build_report
 from gemini_lab.report.recovery import (
     Injection,
     Recovery,
@@ -12,7 +10,6 @@ from gemini_lab.report.recovery import (
     culprits,
     part_of,
 )
-from gemini_lab.report.text import WIDTH, render
 
 PEER_GONE = "RuntimeError: [../third_party/gloo/pair.cc:534] Connection closed by peer [127.0.0.1]"
 
@@ -95,17 +92,3 @@ def test_of_a_thousand_ranks_the_culprit_is_shown():
     assert len(table) < 20
     assert any(line.startswith("  > rank 999") and "ValueError: bad" in line for line in table)
     assert table[-1].strip() == "... and 988 more"
-
-
-def test_a_failed_runs_report_ends_with_the_table_and_fits_the_terminal():
-    run = ToldRun().protect().train(1, 3)
-    for rank in (0, 2, 3):
-        run.exit(rank, output=("Traceback", PEER_GONE))
-    run.exit(1, output=("Traceback", "ValueError: batch 7 is empty"))
-    run.give_up("rank 1 on node-1 raised", output=("ValueError: batch 7 is empty",))
-    report = build_report(run.entries)
-    text = render(report)
-    assert {one.rank for one in report.exits} == {0, 1, 2, 3}
-    assert "4 ranks ended; the others followed from the one that is marked:" in text
-    assert "\n  > rank 1 on node-1 " in text
-    assert max(map(len, text.splitlines())) <= WIDTH

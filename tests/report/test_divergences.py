@@ -1,16 +1,12 @@
 """Numbers that changed after a recovery: in report, status and progress, with the likely cause."""
 
-import json
 
 import pytest
 
-from gemini_lab.lab.progress_bars import describe
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Diverged
 from gemini_lab.report import build_report
-from gemini_lab.report.reducer import FOR_DASHBOARD, RunReducer
-from gemini_lab.report.tables import tables_of
-from gemini_lab.report.text import WIDTH, render
+from gemini_lab.report.text import render
 
 
 @pytest.fixture
@@ -44,17 +40,6 @@ def test_what_was_noticed_and_what_is_found_again_is_told_once(noticed):
     assert told == [(0, 3), (1, 3)]
 
 
-def test_a_report_says_it_loudly_at_the_top_and_beside_its_recovery(failing):
-    text = render(build_report(failing))
-    top, _, below = text.partition("Recovery 1")
-    assert "!! DIVERGED: after recovery 1 the numbers are not those of a run that" in top
-    assert "rank 0, iteration 3: loss 1.6666666666666667 now, 99.0 before the failure" in top
-    assert "likely: the position in the data" in top
-    assert below.count("!! DIVERGED: rank") == 2
-    assert "verified" not in text
-    assert all(len(line) <= WIDTH for line in text.splitlines())
-
-
 def test_a_report_says_how_much_was_the_same(failing):
     same = [e for e in failing if not (e.kind == "iteration" and e.event.value("loss") == 99.0)]
     for log, said in (
@@ -74,26 +59,3 @@ def again(log):
     for entry in redone:
         before = msgspec.structs.replace(entry.event, epoch=1)
         yield Entry(at_s=1004.5, node=f"node-{entry.event.rank}", event=before)
-
-
-def test_a_report_for_programs_has_it(failing):
-    record = json.loads(json.dumps(build_report(failing).to_json()))
-    assert record["divergences"][0]["differs"] == "loss"
-    assert record["recoveries"][0]["divergences"] == record["divergences"]
-
-
-def test_a_dashboard_shows_what_was_noticed(noticed):
-    run = RunReducer(keep=FOR_DASHBOARD)
-    run.extend(noticed)
-    assert tables_of(run).status.diverged == (
-        "DIVERGED: rank 0, iteration 3: batch cd34 now, ab12 before the failure",
-        "likely: the position in the data did not come back",
-    )
-
-
-def test_progress_says_it_with_the_likely_cause(noticed):
-    told = describe(noticed[-1])
-    assert told.splitlines() == [
-        "!! DIVERGED: rank 0, iteration 3: batch cd34 now, ab12 before the failure",
-        "    | likely: the position in the data did not come back",
-    ]

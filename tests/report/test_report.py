@@ -12,7 +12,6 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.lab.progress_bars import describe
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Simulated
 from gemini_lab.log.file import find_log, find_run
 from gemini_lab.report import Step, build_report, load_report
 from gemini_lab.report.reducer import RunReducer
@@ -195,50 +194,6 @@ def test_a_start_from_nothing_wastes_all_that_was_trained(failing):
 
     assert recovery.version == 0
     assert recovery.lost_progress_s == pytest.approx(5.0)
-
-
-def test_bytes_are_summed_from_what_the_nodes_sent(failing):
-    traffic = build_report(failing).traffic
-
-    assert traffic.checkpoint_bytes == 8 * 1000
-    assert traffic.recovery_bytes == 5000
-    assert traffic.persistent_versions == (2,)
-    assert traffic.persistent_failures == ("version 4: disk full",)
-
-
-def test_rejected_copies_are_named(failing, make_event):
-    rejected = make_event(
-        "replica_rejected",
-        5.25,
-        "node-0",
-        recovery=1,
-        epoch=2,
-        shard=1,
-        version=3,
-        holder="node-0",
-        chunk=4,
-        reason="chunk 4 failed its checksum",
-    )
-
-    assert "stepped over shard 1 of version 3 on node-0: chunk 4 failed its checksum" in render(
-        build_report([*failing, rejected])
-    )
-
-
-def test_a_simulated_run_is_called_simulated(steady, make_event):
-    start = make_event(
-        "run_started",
-        0.0,
-        name="s",
-        script=None,
-        nodes=2,
-        workers_per_node=8,
-        simulated=Simulated(policy="p", source="s", assumptions="a", gpus_per_node=8),
-    )
-    report = build_report([start, *steady[1:]])
-
-    assert render(report).startswith("simulated run")
-    assert report.ranks == 16
 
 
 def test_a_report_fits_a_terminal_in_blocks_and_in_ascii(failing):

@@ -6,12 +6,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from told_runs import RUNS
 
+from gemini_lab.lab.progress import describe
 from gemini_lab.report.build import report_of
 from gemini_lab.report.metrics import metrics_of
 from gemini_lab.report.reducer import FOR_DASHBOARD, Keep, RunReducer
 from gemini_lab.report.tables import tables_of
 from gemini_lab.report.tables.spent import spent
-from gemini_lab.report.text import render, render_spent
+from gemini_lab.report.text import WIDTH, render, render_spent
 from gemini_lab.report.trace import chrome_trace
 
 WHOLE = Keep(bars=100_000, recoveries=None, notes=None, ranks=True)
@@ -29,7 +30,10 @@ def test_a_report_says_what_it_said(name, golden):
     record = report_of(run).to_json()
     record["iterations"] = [tuple(one.values()) for one in record["iterations"]]
     golden(f"{name}, report.json", record)
-    golden(f"{name}.txt", f"{render(report_of(run))}\n\n{render_spent(spent(run))}\n")
+    text = f"{render(report_of(run))}\n\n{render_spent(spent(run))}"
+    assert max(map(len, text.splitlines())) <= WIDTH
+    lines = [line for entry in RUNS[name] if (line := describe(entry))]
+    golden(f"{name}.txt", "\n".join([text, "", "While it runs:", *lines, ""]))
 
 
 @pytest.mark.parametrize("name", RUNS)

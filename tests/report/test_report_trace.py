@@ -37,20 +37,6 @@ def test_every_record_lies_on_a_named_lane_of_a_named_node(failing):
     assert {"node-0", "node-1", "node-2", "lab"} == set(nodes.values())
 
 
-def test_an_iteration_is_a_slice_that_ends_when_it_ended(failing):
-    records = _by_phase(failing)
-    (first,) = (r for r in records["X"] if r["name"] == "iteration 1" and r["args"]["rank"] == 0)
-
-    assert first["ts"] + first["dur"] == pytest.approx(1.5e6)
-    assert first["dur"] == pytest.approx(1.5e6)
-
-
-def test_every_step_of_a_recovery_is_a_slice(failing):
-    steps = [r["name"] for r in _by_phase(failing)["X"] if r["cat"] == "recovery"]
-
-    assert sorted(steps) == sorted(["fence", "inventory", "start", "retrieve", "warm_up"])
-
-
 def test_an_arrow_leads_from_the_node_that_sent_to_the_node_that_received(failing, make_event):
     transfer = make_event(
         "transfer",

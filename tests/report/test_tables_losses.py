@@ -23,26 +23,6 @@ def steps(row: RecoveryRow) -> list[str]:
     return [step.label for step in row.steps]
 
 
-def test_a_recovery_is_told_as_its_report_tells_it() -> None:
-    run = with_one_loss()
-    (told,) = build_report(run.entries).recoveries
-    row = tables(run).recoveries.rows[0]
-    assert row.down_s == told.duration_s
-    assert row.wasted_s == told.wasted_s
-    assert row.lost_iterations == told.lost_iterations == 0  # whatever the root agent says
-    assert row.cause == "node loss on node-2"
-    assert row.source == "version 9 from memory"
-    assert row.origin == "measured here"
-
-
-def test_steps_are_named_as_in_fig_14_and_begin_with_the_failure() -> None:
-    row = tables(with_one_loss()).recoveries.rows[0]
-    assert steps(row) == ["detection", "restart", "retrieval", "warm-up", "lost progress"]
-    assert row.steps[0].start_s == 0
-    assert row.steps[0].end_s == 0.5
-    assert row.steps[-1].start_s == row.down_s
-
-
 def test_a_recovery_under_way_has_no_end_yet() -> None:
     run = ToldRun().protect().train(1, 5).fail("node-2", known=5).step("fence", 0.1)
     table = tables(run).recoveries

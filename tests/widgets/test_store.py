@@ -38,25 +38,6 @@ def write(folder: Path, entries: list[Entry]) -> Path:
 # -- a run in a few numbers ------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_told_in_a_few_numbers() -> None:
-    run = with_one_loss()
-    status = stored(run.entries).tables().status
-    assert (status.run, status.origin, status.phase) == ("told", "measured here", "finished")
-    assert (status.iteration, status.whole_version, status.survivable) == (12, 12, 1)
-    assert status.persistent_version == 8
-    assert (status.recoveries, status.lost_nodes, status.unread) == (1, 1, 0)
-    health = {node.name: node.health for node in status.nodes}
-    assert health == {
-        "node-0": "over",
-        "node-1": "over",
-        "node-4": "over",
-        "node-3": "over",
-        "node-5": "standby",
-        "node-2": "lost",
-    }
-    assert [node.name for node in status.nodes if node.is_root] == ["node-5"]
-
-
 @pytest.mark.parametrize(
     ("told", "phase"),
     [
@@ -82,17 +63,6 @@ def test_a_run_that_waits_for_memory_says_for_what() -> None:
     reason = "version 3 may still come back with node-1"
     run.recover_say(events.RecoveryWaiting, missing=(), standbys=(), reason=reason)
     assert stored(run.entries).tables().status.detail == reason
-
-
-def test_a_run_given_up_says_why_and_what_its_worker_printed_last() -> None:
-    store = stored(with_a_bug().entries)
-    status = store.tables().status
-    assert status.phase == "failed"
-    assert status.detail == "rank 1 ended with exit code 1, 3 times in a row"
-    assert status.error == f"rank 1 on node-1: {TRACEBACK[-1]}"
-    assert status.output == TRACEBACK
-    row = store.tables().recoveries.rows[0]
-    assert (row.error, row.output) == (status.error, TRACEBACK)
 
 
 def test_a_killed_worker_is_not_explained_by_what_it_or_another_one_printed() -> None:

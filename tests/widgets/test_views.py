@@ -23,7 +23,6 @@ from gemini_lab_widgets.pictures.palette import (
     GREEN,
     LIGHT,
     ON_DARK,
-    ORANGE,
     RED,
     css,
     esc,
@@ -40,11 +39,9 @@ from gemini_lab_widgets.views import (
     SpentView,
     StatusView,
     View,
-    WastedView,
     iterations,
 )
 from gemini_lab_widgets.views.answers import chances
-from gemini_lab_widgets.views.spent import percent
 from gemini_lab_widgets.views.view import switch
 from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_drain, with_one_loss
 
@@ -267,11 +264,6 @@ def test_only_a_live_run_says_what_it_survives_now() -> None:
     assert "at its end: version 3 stays" in drawn(StatusView, live.finish(3)).strip.text
 
 
-def test_a_run_without_a_bug_shows_no_output() -> None:
-    assert "<pre" not in drawn(StatusView, with_one_loss()).strip.text
-    assert not drawn(RecoveryView, with_one_loss()).errors.visible
-
-
 def test_health_differs_by_shape_and_completeness_by_dashes() -> None:
     run = ToldRun().protect().train(1, 5).fail("node-2", known=5)
     view = drawn(ReplicasView, run)
@@ -321,41 +313,11 @@ def test_two_nodes_of_one_name_have_a_bar_each() -> None:
     assert len(set(drawn(MemoryView, run).bars.data["node"])) == 4
 
 
-def test_a_recovery_is_a_bar_of_steps_and_the_model_is_paler() -> None:
-    view = drawn(RecoveryView, with_one_loss())
-    assert view.plot.y_range.factors == ["persistent tier only (model)", "recovery 1 (measured)"]
-    alphas = dict(zip(view.parts.data["row"], view.parts.data["alpha"], strict=True))
-    assert list(alphas) == view.plot.y_range.factors[::-1]
-    assert alphas["recovery 1 (measured)"] == 1.0
-    assert alphas["persistent tier only (model)"] < 1.0
-    shown_steps = [key.label for key in view.keys]
-    assert shown_steps == ["detection", "restart", "retrieval", "warm-up", "lost progress"]
-
-
-def test_kinds_of_iterations_differ_by_shape_and_failures_are_marked() -> None:
-    view = drawn(IterationsView, with_one_loss())
-    markers = {r.glyph.marker for r in models(view, GlyphRenderer) if hasattr(r.glyph, "marker")}
-    assert {"circle", "triangle", "diamond"} <= {str(marker) for marker in markers}
-    assert view.marks.data["x"] == [10]
-    assert len(view.points["first"].data["x"]) == 2
-
-
 def test_an_iteration_that_took_very_long_does_not_press_the_others_flat() -> None:
     run = ToldRun().protect().train(1, 20).iterate(21, duration_s=500.0)
     view = drawn(IterationsView, run)
     assert view.plot.y_range.end < 10
     assert "above the upper edge" in view._head.text
-
-
-def test_measured_wasted_time_stands_beside_eq_1() -> None:
-    view = drawn(WastedView, with_one_loss())
-    parts = zip(view.parts.data["row"], view.parts.data["colour"], strict=True)
-    assert list(parts)[:3] == [
-        ("this run, measured", RED),
-        ("this run, measured", BLUE),
-        ("this run, Eq. (1) (model)", ORANGE),
-    ]
-    assert len(view.each.data["x"]) == 1
 
 
 def logging(count: int, *, off: float = 0.0) -> ToldRun:
@@ -428,16 +390,6 @@ def test_nobody_is_told_to_log_the_losses_of_a_simulation() -> None:
     assert "no model was trained" in view.words
 
 
-def test_the_parts_of_the_time_fill_one_bar() -> None:
-    view = drawn(SpentView, with_one_loss())
-    starts, ends = view.parts.data["start"], view.parts.data["end"]
-    assert starts == pytest.approx([0.0, *ends[:-1]])
-    assert ends[-1] == pytest.approx(view.plot.x_range.end)
-    assert "lost progress" in view.parts.data["label"]
-    for label in view.parts.data["label"]:
-        assert label in view.table.text
-
-
 def test_the_status_shows_who_is_to_leave_and_who_may() -> None:
     run = ToldRun(nodes=40).protect().train(1, 2)
     run.say_root(events.NodeLeaving, name="node-20")
@@ -455,13 +407,6 @@ def test_when_versions_leave_is_said_in_words() -> None:
     text = drawn(StatusView, ToldRun().protect().train(1, 2)).strip.text
     assert f"<p>{LEAVES['background']}</p>" in text
     assert "scheme background" not in text
-
-
-def test_the_status_has_the_same_overhead_as_the_bar() -> None:
-    found = tables(with_one_loss())
-    share = percent(found.spent.overhead)
-    assert share in drawn(StatusView, with_one_loss()).strip.text
-    assert share in drawn(SpentView, with_one_loss())._head.text
 
 
 def test_while_nothing_is_known_of_a_run_no_number_is_made_up_for_it() -> None:
@@ -575,12 +520,6 @@ def test_a_run_of_days_has_an_axis_of_short_numbers() -> None:
     assert view.plot.xaxis.axis_label.startswith("hours")
     assert view.plot.x_range.end == pytest.approx(190_000 / 3600, rel=0.01)
     assert view.parts.data["end"][-1] == pytest.approx(view.plot.x_range.end)
-
-
-def test_a_recovery_of_a_failed_run_is_not_under_way() -> None:
-    view = drawn(RecoveryView, with_a_bug())
-    assert "under way" not in view.words + view.ends.data["text"][-1]
-    assert "came to nothing" in view.words
 
 
 def test_a_map_without_nodes_takes_no_room() -> None:
