@@ -107,7 +107,6 @@ class Calls:
         row: Number of the first one's.
         lane: Of all of them.
         names: The name of each of the event's kinds, as a number.
-        event: What was told.
     """
 
     row: int
@@ -117,14 +116,7 @@ class Calls:
 
 
 def write(rows: Rows, calls: Sequence[Calls], *, first: int, reached_s: Reached) -> None:
-    """Write what each collective was into its row.
-
-    Args:
-        rows: Some that follow one another.
-        calls: Whose rows are among them, in order.
-        first: Number of the first of `rows`.
-        reached_s: Up to when each lane, rank and layer is covered; it is brought up to date.
-    """
+    """Write what each collective was into its row."""
     events = [one.event for one in calls]
     counts = np.array([len(event.order) for event in events])
     of = np.repeat(np.arange(len(calls)), counts)  # the call's event
@@ -273,11 +265,6 @@ class Bars:
         """Add a bar for each training collective of an iteration, as `add` would one by one.
 
         They are written when somebody asks for them, those of many iterations at once.
-
-        Args:
-            event: What its rank told.
-            lane: Of all of them.
-            names: The name of each of the event's kinds, as a number.
 
         Raises:
             OverflowError: A value does not fit its column; then nothing was added.

@@ -62,13 +62,11 @@ class LogFollower:
     Threads may share `take`, `entries` and `ask`.
 
     Attributes:
-        run: What the log comes to.
         feed: The rest of the log; `None` if its owner calls `take`.
         is_cached: Whether the state is saved for the next reader, and moments are noted.
         kept: Entries that the saved state has.
         place: The folder of the saved state, if there is one.
         head: The line there that identifies the log and the place in it.
-        folder: The cache folder.
     """
 
     run: RunReducer
@@ -83,13 +81,7 @@ class LogFollower:
 
     @classmethod
     def of(cls, name: str, log: Path | None = None, *, keep: Keep = FOR_METRICS) -> Self:
-        """Return a follower without a cache.
-
-        Args:
-            name: The run's.
-            log: The log, which need not exist yet; `None` if its owner calls `take`.
-            keep: How much of the run is kept.
-        """
+        """Return a follower without a cache."""
         feed = None if log is None else LogFeed(log)
         return cls(RunReducer(name=name, keep=keep), feed)
 
@@ -218,13 +210,7 @@ def cache_folder() -> Path:
 
 
 def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> LogFollower:
-    """A log from where it was read to before, or from its start.
-
-    Args:
-        log: The log; it need not be there yet.
-        name: What to call the run.
-        folder: Where readings are kept.
-    """
+    """A log from where it was read to before, or from its start."""
     _reader()  # now, and not when something is kept: it may have been upgraded by then
     place = _place(log, folder or cache_folder())
     found = _kept(log, place)
@@ -239,13 +225,7 @@ def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> LogFol
 
 
 def opened(log: Path, *, name: str = "", folder: Path | None = None) -> LogFollower:
-    """A log that was read to its end, and is kept for the next time where that is worth it.
-
-    Args:
-        log: The log.
-        name: What to call the run.
-        folder: Where readings are kept.
-    """
+    """A log that was read to its end, and is kept for the next time where that is worth it."""
     reading = reopened(log, name=name, folder=folder)
     while reading.read():
         pass

@@ -47,8 +47,6 @@ class Snapshot:
         metrics: All of them; none before the run has begun.
         iteration: Newest one that every rank has finished.
         started_s: When the run began, on the log's clock.
-        at_s: The moment, on the same clock.
-        is_over: Whether the run has ended.
         is_newest: Whether the log has no more by now.
     """
 

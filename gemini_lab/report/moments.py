@@ -52,7 +52,6 @@ class Moments:
 
     Attributes:
         copies: Kept so far, in order; the first of them knows nothing.
-        path: The log.
     """
 
     def __init__(self, feed: LogFeed, *, name: str = "") -> None:
@@ -103,7 +102,6 @@ class MomentSearch:
 
     Attributes:
         run: What the log comes to, as far as one has come.
-        feed: What follows.
         ahead: Entries that were read and are later than the moment.
     """
 

@@ -101,12 +101,7 @@ def _recoveries(recoveries: Iterable[Recovery], iteration_s: float) -> dict[str,
 
 
 def steps_of(recovery: Recovery, iteration_s: float) -> Steps:
-    """One recovery's steps; the sum of those of one name where it began anew.
-
-    Args:
-        recovery: One that ended.
-        iteration_s: Mean duration of an iteration.
-    """
+    """One recovery's steps; the sum of those of one name where it began anew."""
     sums: defaultdict[str, float] = defaultdict(float)
     for step in recovery.steps:
         sums[GROUPS.get(step.name, step.name)] += max(0.0, step.duration_s)
@@ -194,9 +189,7 @@ class PredictedRow:
     """One part of a run.
 
     Attributes:
-        label: For people.
         predicted: In seconds, simulated; `None` where the simulation has no such part.
-        measured_s: In the run.
     """
 
     label: str
@@ -217,9 +210,7 @@ class Predicted:
 
     Attributes:
         rows: One a part; they add up to the total.
-        total: All of it.
         effective: The share of it that trained, from 0 to 1, with the same interval.
-        measured_effective: The same in the run.
         source: Where the simulation's times come from.
         is_own: Whether that is this very run, so that only the model is tried, not its times.
         assumed: What that source does not say, and stands at a default (`Workload.assumed`).

@@ -33,11 +33,7 @@ class WorkerExit:
 
     Attributes:
         at_s: When its agent noticed.
-        node: Where it ran.
-        rank: Which it was.
         how: The signal's name, or the exit code.
-        output: The last lines that it printed, in order.
-        epoch: The try in which it ran.
     """
 
     at_s: float
@@ -118,13 +114,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importing:
-    """A node that was given ranks before its warm parent could fork workers.
-
-    Attributes:
-        node: Its name.
-        waited_s: How long the restart waited for it.
-        import_s: How long its imports took in all.
-    """
+    """A node that was given ranks before its warm parent could fork workers."""
 
     node: str
     waited_s: float
@@ -149,18 +139,12 @@ class Recovery:
     """One recovery, from the failure to the first iteration after it.
 
     Attributes:
-        number: Counts from 1.
         cause: How the failure was noticed.
         injections: What the injector did to cause it; empty for a failure of the world's.
-        exits: Workers that ended by themselves, with their last lines.
-        lost_nodes: Nodes that went.
         failed_at_s: When it failed: the injection where there is one, else the detection.
         resumed_at_s: When the first iteration after it had ended; None if that never came.
         version: What was loaded; 0 for a start from the beginning, None if nothing was planned.
         tier: `"memory"`, `"persistent"` or `"start"`.
-        reason: Why that version and tier.
-        steps: In order of time, detection first.
-        receipts: One a shard, in their order.
         rejected: Copies and versions that were stepped over, for people.
         reached: Newest iteration that every rank had ended before the failure.
         lost_iterations: How many iterations that every rank had ended had to be done again.

@@ -92,6 +92,8 @@ FOR_DASHBOARD: Final = Keep(bars=4 * BATCH, recoveries=100, notes=5, ranks=False
 that is logged, 8 a version and 12 a version and rank. What is on disk is about 20 bytes a bar."""
 
 
+BRIEF: Final = frozenset({"course", "nodes", "reached"})
+"""The parts of a brief state, by name."""
 READERS: Final[dict[type[Event], frozenset[type[Reducer]]]] = {
     Collectives: frozenset({TrafficBars}),
     IterationBegun: frozenset({Divergences, TrafficBars}),
@@ -101,12 +103,16 @@ READERS: Final[dict[type[Event], frozenset[type[Reducer]]]] = {
         {Course, Divergences, CountedIterations, Logged, Nodes, IterationPace, Reached, TrafficBars}
     ),
 }
-"""Of the kinds that every rank tells in every iteration, who makes anything of them: nobody else is
-asked, as such entries are nearly all of a log."""
+"""The parts that read each kind of event that every rank tells in every iteration.
+
+No other part is asked, because such entries are nearly all of a log.
+"""
 
 
 class RunReducer:
     """The state of a run, made of its log's entries.
+
+    Each part is an attribute, and takes an entry in before the parts that are made after it.
 
     Args:
         name: What to call the run; by default what its job is called.
@@ -115,29 +121,8 @@ class RunReducer:
             with this process.
 
     Attributes:
-        count: Entries taken in.
         unread: Those among them that made no sense, and lines that were no events.
         newest_s: The latest time told, on the log's clock; `None` before the first entry.
-        course: Its facts and phase.
-        nodes: Who is there, and who sits where.
-        arrivals: How long new machines took to come.
-        reached: How far each rank came, in every try.
-        copies: Which copy of which shard is whole where.
-        pace: How long iterations and versions took.
-        iterations: Those that count, rank by rank, if they are kept.
-        divergences: What was not the same when it was done again.
-        finite: When losses were no numbers.
-        rewinds: When training went back.
-        verified: What was computed again, and which machines computed wrong.
-        sizes: When the run went on with another number of nodes.
-        copies_placed: When copies were placed anew because the risk had changed.
-        recoveries: What failed, and how training came back.
-        logged: What the script logged.
-        spans: When it failed, recovered and waited.
-        persistent: What is in the persistent tier.
-        sums: Bytes sent.
-        plans: What scheduled chunks followed.
-        traffic: The timeline, if it is kept.
     """
 
     def __init__(
@@ -159,10 +144,10 @@ class RunReducer:
         self.verified = VerifiedSums()
         self.sizes = Sizes()
         self.copies_placed = CopiesPlaced()
-        seated = Seated()
-        self.spans = Spans(seated)
+        self.seated = Seated()
+        self.spans = Spans(self.seated)
         self.recoveries = RecoveryReducer(
-            self.reached, self.pace, self.divergences, self.spans, seated, most=keep.recoveries
+            self.reached, self.pace, self.divergences, self.spans, self.seated, most=keep.recoveries
         )
         self.logged = Logged()
         self.persistent = Persistent()
@@ -172,43 +157,16 @@ class RunReducer:
         pyramid = Pyramid(self.blocks) if keep.levels and keep.bars else None
         self.traffic = TrafficBars(self.nodes, limit=keep.bars, pyramid=pyramid)
         self._name = name
-        self._listen(self._in_turn(seated, keep))
-
-    def _in_turn(self, seated: Seated, keep: Keep) -> list[Reducer]:
-        """Return the parts, in the order in which they take an entry in."""
-        if keep.is_brief:
-            return [self.course, self.nodes, self.reached]
-        parts: list[Reducer] = [
-            self.course,
-            self.nodes,
-            self.arrivals,
-            self.reached,
-            self.copies,
-            self.pace,
-            self.divergences,
-            self.finite,
-            self.rewinds,
-            self.verified,
-            self.sizes,
-            self.copies_placed,
-            seated,
-            self.recoveries,
-            self.logged,
-            self.spans,
-            self.persistent,
-            self.sums,
-            self.plans,
-        ]
-        if keep.ranks:
-            parts.append(self.iterations)
-        if keep.bars:
-            parts.append(self.traffic)
-        return parts
-
-    def _listen(self, parts: list[Reducer]) -> None:
-        self._parts = tuple(part.take for part in parts)
+        unkept = {"iterations"} if not keep.ranks else set()
+        unkept |= {"traffic"} if not keep.bars else set()
+        parts: dict[str, Reducer] = {
+            name: part
+            for name, part in vars(self).items()
+            if hasattr(part, "take") and (name in BRIEF if keep.is_brief else name not in unkept)
+        }
+        self._parts = tuple(part.take for part in parts.values())
         self._readers = {
-            kind: tuple(part.take for part in parts if type(part) in readers)
+            kind: tuple(part.take for part in parts.values() if type(part) in readers)
             for kind, readers in READERS.items()
         }
 
@@ -237,10 +195,6 @@ class RunReducer:
 
     def read(self, feed: LogFeed, *, limit: int = 20_000) -> int:
         """Take in what a log has next, and count lines of it that were no events.
-
-        Args:
-            feed: The log.
-            limit: At most so many entries.
 
         Returns:
             How many entries there were; 0 if the log has no more now.

@@ -229,13 +229,7 @@ def _lost(recovery: Recovery) -> str:
 
 
 def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS, width: int = _BAR_WIDTH) -> Iterator[str]:
-    """One line a step: its name, its duration, and a bar that shows when it ran.
-
-    Args:
-        steps: In order of time.
-        ink: What to draw with.
-        width: Characters that stand for the whole time.
-    """
+    """One line a step: its name, its duration, and a bar that shows when it ran."""
     if not steps:
         return
     begin_s = min(step.start_s for step in steps)

@@ -51,11 +51,7 @@ MOMENTS: Final = (
 
 
 def chrome_trace(entries: Iterable[Entry]) -> dict[str, Any]:
-    """The trace as plain values; write it with `json.dump`.
-
-    Args:
-        entries: A run's log, in order of arrival.
-    """
+    """The trace as plain values; write it with `json.dump`."""
     trace = Trace()
     for entry in entries:
         trace.take(entry)

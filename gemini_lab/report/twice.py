@@ -24,10 +24,8 @@ class FirstDifference:
 
     Attributes:
         iteration: The first that differs.
-        rank: The first rank in it.
         what: `"batch"`, `"random"`, `"learning_rate"` or the name of a value, such as `"loss"`.
         undisturbed: What it is in the run that never failed, to the bit.
-        disturbed: What it is in the other one.
     """
 
     iteration: int
@@ -61,12 +59,7 @@ class Twice:
 
 
 def accounts(log: Iterable[Entry], *, until: int | None = None) -> Accounts:
-    """The account that counts of each iteration and rank: the newest try's, and the last word.
-
-    Args:
-        log: A run's.
-        until: The last iteration to take; `None` for all.
-    """
+    """The account that counts of each iteration and rank: the newest try's, and the last word."""
     told: dict[tuple[int, int], Account] = {}
     for entry in log:
         said = entry.event

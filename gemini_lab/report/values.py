@@ -29,11 +29,7 @@ class Iteration:
     """One rank's part of an iteration that counts: neither lost nor overtaken by a later try.
 
     Attributes:
-        rank: Who did it.
         number: Iterations done with this one; the state after it is the version of this number.
-        node: Where.
-        ended_at_s: When.
-        duration_s: How long it took.
         waited_s: How much of that the update waited for the checkpoint before it.
         loss: Its value called "loss", if the script logged one.
     """
@@ -55,8 +51,6 @@ class Traffic:
         checkpoint_bytes: Replicas sent while training.
         versions: Versions that were whole on every rank at some time.
         recovery_bytes: Shards that came from a peer in recoveries.
-        persistent_bytes: Written to the persistent tier.
-        persistent_versions: Versions that are whole there.
         persistent_failures: Why a version did not get there, one entry each.
     """
 
@@ -73,7 +67,6 @@ class TrafficPlan:
     """The traffic plan that ranks agreed on after profiling.
 
     Attributes:
-        at_s: When.
         profile: The mean of what all ranks saw.
         schedule: Rank 0's; a rank whose shard has another size has another one.
         calibration: The wire and the memory, as they were measured for the schedule.
@@ -90,7 +83,6 @@ class Comparison:
     """Whether two runs had the same losses, bit by bit; true where they did.
 
     Attributes:
-        compared: How many losses both runs have.
         first_difference: The first place where they part, for people; None if there is none.
     """
 
@@ -132,7 +124,6 @@ class VerifiedIterations:
     Attributes:
         iterations: Those of which all machines computed the same.
         newest: The newest of them; `None` for none.
-        took_s: What that took, all together.
         wrong: Each time that machines came to different numbers, in order of the log.
     """
 
@@ -147,36 +138,21 @@ class RunReport:
     """The report of a run.
 
     Attributes:
-        name: The run's name.
-        simulated: Whether the log was written by the simulator.
-        script: What it ran.
         nodes: Nodes that trained at the same time.
-        ranks: Training processes.
         started_at_s: When the job was submitted.
         ended_at_s: When it ended, or when the log does.
         outcome: How it ended; `"unfinished"` if the log does not say.
-        reason: Why it failed.
         cause: The same for programs; `None` where it did not fail.
-        output: The last lines of the worker because of which it failed.
-        exits: Workers that ended in the try because of which it failed.
         iterations: In order of number, then rank.
-        recoveries: In order of time.
         code_changes: Starts with other code than before, in order of the log.
         divergences: What was not the same when it was done again, in order of the log.
         not_finite: When losses were NaN or infinite, in order of the log.
         rewinds: When training went back to a version in memory, in order of the log.
-        verified: What was computed again on other machines.
         resizes: When it went on with another number of nodes, in order of the log.
-        copies_placed: When copies were placed anew because the risk had changed.
         began_from: The version of an earlier run that its first start loaded; `None` if none.
         lost_standbys: Machines that waited, were lost and did not come back, in order.
-        injections: All that the injector did.
         wasted: None until there is a recovery to measure.
-        traffic: Bytes sent.
-        roots: The nodes that were root, in order.
-        notes: Remarks in the log.
         plans: When chunks left, by the schemes that profile a job; in order of time.
-        unread: Events of the log that made no sense.
     """
 
     name: str

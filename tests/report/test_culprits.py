@@ -1,6 +1,5 @@
 """Of many ranks that end, the one that the others followed is named."""
 
-
 from gemini_lab.report.recovery import (
     Injection,
     Recovery,

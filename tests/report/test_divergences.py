@@ -1,6 +1,5 @@
 """Numbers that changed after a recovery: in report, status and progress, with the likely cause."""
 
-
 import pytest
 
 from gemini_lab.log.entry import Entry

@@ -18,11 +18,7 @@ class CellOutput:
         self._shown: list[DisplayHandle] = []
 
     def show(self, data: Mapping[str, Any]) -> None:
-        """Show it below the cell that runs, too.
-
-        Args:
-            data: All its forms by their MIME types.
-        """
+        """Show it below the cell that runs, too."""
         from IPython.display import DisplayHandle  # noqa: PLC0415 - only notebooks have it
 
         handle = DisplayHandle()

@@ -52,7 +52,6 @@ class PanelState:
 
     Attributes:
         text: The run in one line.
-        iteration: Iterations done.
         places: Where something can fail, by kind of failure; kinds without any are left out.
         can_start, can_fail, can_stop: Which buttons work.
     """
@@ -71,7 +70,6 @@ class Layout:
 
     Attributes:
         groups: Positions that keep one another's replicas.
-        racks: Names of racks.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
@@ -117,14 +115,7 @@ def places(members: Sequence[str], layout: Layout) -> dict[str, tuple[str, ...]]
 def sight(
     run: Run | None, *, has_job: bool, is_closed: bool = False, layout: Layout | None = None
 ) -> PanelState:
-    """Return what the panel shows of `run`, and whether a job could be started after it.
-
-    Args:
-        run: The newest run, if there has been one.
-        has_job: Whether there is a job that could be started.
-        is_closed: Whether the lab has ended, or is about to.
-        layout: Which nodes go down together.
-    """
+    """Return what the panel shows of `run`, and whether a job could be started after it."""
     if run is None:
         text = "no run yet" if has_job else "no run yet; lab.controls(job) has a job to start"
         text = "the lab is closed" if is_closed else text

@@ -82,13 +82,7 @@ class NotebookEmbed:
         self._below = CellOutput()
 
     def show(self, url: str, ticket: str, run: ShownRun) -> None:
-        """Show a page below the cell that runs.
-
-        Args:
-            url: Where it is.
-            ticket: What lets a visitor in; empty where nothing is served any more.
-            run: What it shows.
-        """
+        """Show a page below the cell that runs."""
         live = live_html(url, ticket, saved_html(run))
         self._below.show(_bundle(live if ticket else saved_html(run), url))
 
@@ -99,13 +93,7 @@ class NotebookEmbed:
 
 
 def live_html(url: str, ticket: str, saved: str) -> str:
-    """The page in a frame, with what stands there where its server does not answer.
-
-    Args:
-        url: Where the page is.
-        ticket: What lets a visitor in.
-        saved: HTML for afterwards.
-    """
+    """The page in a frame, with what stands there where its server does not answer."""
     return LIVE.substitute(
         place=f"gl-frame-{secrets.token_hex(4)}",
         link=escape(f"{url}login?token={ticket}"),
@@ -193,7 +181,6 @@ class Dashboard:
 
     Attributes:
         port: Where it listens, once it does.
-        password: What visitors have to know.
 
     Raises:
         ConfigError: The address is not loopback, the password is too short, or `link` names

@@ -40,7 +40,6 @@ class ShownRun:
 
     Attributes:
         store: What was read so far.
-        log: The file it came from.
         is_catching_up: Whether the log has more than was taken at once.
     """
 

@@ -277,11 +277,7 @@ def state_folder() -> Path:
 
 
 def kept_key(folder: Path | None = None) -> bytes:
-    """The user's key, the same at every start; a new one each time where none can be kept.
-
-    Args:
-        folder: Where it is; the user's own one if None.
-    """
+    """The user's key, the same at every start; a new one each time where none can be kept."""
     with suppress(OSError, RuntimeError):  # nowhere to write, or no home
         path = (folder or state_folder()) / "cookies.key"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -95,15 +95,7 @@ def train_text(
     args: tuple[str, ...] = (),
     **settings: SettingValue,
 ) -> Run:
-    """Start a training script that is given as text; it is kept in `cells/` of the lab's folder.
-
-    Args:
-        lab: Where it runs.
-        text: Of the script.
-        name: Of the run.
-        args: For the script.
-        settings: For `Lab.train`.
-    """
+    """Start a training script that is given as text; it is kept in `cells/` of the lab's folder."""
     if not text.strip():
         raise ConfigError("the cell is empty; put a training script below %%gemini")
     mark = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -63,12 +63,7 @@ Try again when somebody has closed the page, or ask its owner for more <code>--v
 class Page:
     """One visitor's page.
 
-    Args:
-        library: The runs; all visitors share them.
-        document: The visitor's.
-
     Attributes:
-        period_ms: Between two ticks.
         pace: Called with these where they change.
     """
 
@@ -315,13 +310,7 @@ def _delay(behind_s: float) -> str:
 
 
 def visit(library: Library, present: set[Document], *, most: int) -> None:
-    """Fill the current document for a new visitor, or say that all places are taken.
-
-    Args:
-        library: The runs to show.
-        present: The visitors' documents; this one's is added, and leaves with its session.
-        most: How many may look at once.
-    """
+    """Fill the current document for a new visitor, or say that all places are taken."""
     document = pn.state.curdoc
     if len(present) >= most:
         document.template = FULL.replace("MOST", str(most))

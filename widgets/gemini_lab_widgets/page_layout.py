@@ -55,10 +55,6 @@ class PageLayout:
     """The views, a line on the page's state, and the switch between light and dark.
 
     The switch works in the browser, so it needs no server.
-
-    Attributes:
-        views: By slot.
-        state: The line.
     """
 
     def __init__(self) -> None:

@@ -65,7 +65,6 @@ class RingLabel:
 
     Attributes:
         x: Of the point at which it begins, or ends if it is on the left.
-        y: Likewise.
         align: The side of the name that is there.
         baseline: The part of its height that is there.
         angle: Its tilt in radians, counterclockwise.
@@ -175,7 +174,6 @@ class MapPlan:
         x: The middle of each, in columns from the left.
         y: The middle of each, in rows from the top.
         bands: Behind the units.
-        rows: In all.
     """
 
     copies: tuple[CopyRow, ...]

@@ -175,7 +175,6 @@ class Tape:
     Attributes:
         pool: Values, each once, as JSON.
         tracks: By model's id and property: the moments from which it has another value.
-        size_bytes: Of the values.
     """
 
     document: Document
@@ -255,14 +254,7 @@ def plain(value: Any) -> Any:
 
 
 def script_of(store: EventStore, sheet: PageLayout, document: Document, *, state: State) -> str:
-    """A piece of HTML that lets the views show the run as it was; they show its end from here on.
-
-    Args:
-        store: The run, whose moments are known.
-        sheet: The views.
-        document: They are on it; the slider is put there, too.
-        state: What the sheet says of the end.
-    """
+    """Return HTML with which the views show the run as it was; now they show its end."""
     parts, run, moments = _parts_on(document), store.run, store.moments
     assert moments is not None
     start_s = run.course.started_at_s

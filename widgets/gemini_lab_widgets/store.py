@@ -26,10 +26,6 @@ class EventStore:
         earlier: Stores of earlier runs.
         run: What a log came to so far, to go on with.
         moments: The run at any moment of it, where it has a log.
-
-    Attributes:
-        run: What its log comes to.
-        moments: See above.
     """
 
     def __init__(
@@ -84,12 +80,7 @@ class EventStore:
         return self.run.traffic
 
     def extend(self, entries: Iterable[Entry], *, bad_lines: int = 0) -> None:
-        """Take in entries, in the order in which they were told.
-
-        Args:
-            entries: They.
-            bad_lines: Lines among them that were no entries.
-        """
+        """Take in entries, in the order in which they were told."""
         self.run.extend(entries)
         self.run.unread += bad_lines
 

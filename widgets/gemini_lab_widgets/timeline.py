@@ -53,7 +53,6 @@ class TimelineQuery:
     Attributes:
         number: By which the viewer knows the answer.
         from_s: When the window begins, on the log's clock.
-        to_s: When it ends.
         bins: How finely to look, at least.
         row_of: The row of each lane, -1 for one that is not shown.
         is_bars: Whether single bars are welcome.

@@ -38,14 +38,7 @@ AFTER_S: Final = 0.1
 
 
 class MomentParts:
-    """A slider of time, and buttons that go from failure to failure and back to the end.
-
-    Attributes:
-        slider: Seconds since the run's start.
-        before: To the failure before.
-        after: To the next one.
-        newest: To the end.
-    """
+    """A slider of time, and buttons that go from failure to failure and back to the end."""
 
     def __init__(self) -> None:
         self.slider = Slider(
@@ -101,9 +94,6 @@ class Tools:
         run: Called with the name of the run that was chosen, empty for the newest.
         beside: Called with the name of the run to compare with, empty for none.
         move: Called with the seconds since the run's start, `None` for the newest moment.
-
-    Attributes:
-        root: What a page shows.
     """
 
     def __init__(
@@ -153,13 +143,7 @@ class Tools:
         self._is_ours = False
 
     def reach(self, end_s: float, failures: Sequence[float], *, at_s: float | None) -> None:
-        """Set the slider's end, and the seconds at which failures were noticed.
-
-        Args:
-            end_s: Of the run so far.
-            failures: In order.
-            at_s: The moment that is looked at; `None` for the newest, where the slider stays.
-        """
+        """Set the slider's end, and the seconds at which failures were noticed."""
         self._failures = failures
         self._is_ours = True
         self._parts.reach(end_s, at_s=at_s)

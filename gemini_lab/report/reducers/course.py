@@ -49,14 +49,10 @@ class Course:
 
     Attributes:
         job: What was submitted; `None` until the log tells of a run.
-        started_at_s: When, on the log's clock.
-        settings: The job's, as far as they are known.
-        phase: What the run does now.
         detail: More on that: a recovery's step, why the run failed or was stopped, or nothing.
         ended_at_s: When it ended; `None` while it goes on, or where its log ends early.
         cause: Why the run failed or was stopped, for programs; `None` if it was neither.
         output: The last lines of the worker because of which the run was given up.
-        epoch: Of the newest plan.
         nodes: How many train, as it stands; 0 until a job is known.
         began_from: The version of an earlier run that its first start loaded; `None` if none.
         notes: Remarks: when, on which node, what.

@@ -52,9 +52,7 @@ class CallTimes(NamedTuple):
 
     Attributes:
         until_s: None of them ends later.
-        began_s: When the iteration began.
         starts_us: When each call began since then.
-        durations_us: How long it took.
     """
 
     until_s: float
@@ -85,12 +83,7 @@ class Busy:
         self.count = 0
 
     def add(self, event: Collectives, *, until_s: float) -> None:
-        """Remember an iteration's collectives; where there are too many, the older half goes.
-
-        Args:
-            event: They.
-            until_s: None of them ends later.
-        """
+        """Remember an iteration's collectives; where there are too many, the older half goes."""
         starts_us = tuple(accumulate(event.gaps_us))
         self.told.append(CallTimes(until_s, event.began_s, starts_us, event.durations_us))
         self.count += len(event.order)
@@ -122,10 +115,6 @@ def judge(sendings: Iterable[Sending], busy: Iterable[Interval]) -> list[Judged]
     A sending is *exposed* while a training collective of its node was under way, and while the
     step waited for the version to be whole; it is *hidden* the rest of the time (paper, section
     5: checkpoint traffic belongs in the idle spans of the network).
-
-    Args:
-        sendings: In any order.
-        busy: Collectives and waits, in any order; they may overlap.
     """
     merged = merge(busy)
     starts_s, ends_s = [start_s for start_s, _ in merged], [end_s for _, end_s in merged]

@@ -90,7 +90,6 @@ class Sizes:
     """Each change of a run's size.
 
     Attributes:
-        found: The newest, in order of the log.
         waits_for: Why it is not the size that it is to be; empty if it is, or nothing was said.
     """
 
@@ -139,7 +138,6 @@ class CopiesPlaced:
     """Each change of who keeps what.
 
     Attributes:
-        found: The newest, in order of the log.
         short: Why the target is not reached; empty if it is, or nothing was said.
     """
 
@@ -230,10 +228,7 @@ class Persistent:
 
     Attributes:
         size_bytes: Of all that was written.
-        versions: Which are whole there.
         written: When each was whole, and how long it took.
-        failed: Versions that did not get there.
-        failures: Why a version did not get there, for people.
     """
 
     def __init__(self) -> None:

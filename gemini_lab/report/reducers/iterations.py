@@ -113,7 +113,6 @@ class Divergences:
 
     Attributes:
         found: In order of the log; of each rank the first in each start.
-        changes: Counts changes of `found`.
     """
 
     def __init__(self, *, ranks: bool) -> None:

@@ -32,7 +32,6 @@ class LoggedValues:
     """The values logged under one name; columns of shape `(n,)`, in order of iterations.
 
     Attributes:
-        numbers: Of the iterations.
         means: Over the ranks.
         counts: Ranks that said something.
         digests: Equal where every rank said the same, to the bit.

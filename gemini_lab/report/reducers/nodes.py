@@ -35,7 +35,6 @@ class Nodes:
     """Names of nodes, in the order in which they came, and their positions.
 
     Attributes:
-        root: The node with the root agent.
         roots: When each root agent was elected, and on which node.
         members: The node on each position; `None` where there is none.
         gone: Positions whose node was lost and not yet replaced.

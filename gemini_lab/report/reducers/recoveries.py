@@ -47,8 +47,6 @@ class TimelineMark:
         kind: `"injected"`, `"noticed"` (a failure), `"lost"` (a node is gone) or `"recovery"`.
         start_s: When it happened or began, on the log's clock.
         end_s: When it was over; None while it is not, or if it has no length.
-        lane: Name of the node concerned, or `""`.
-        text: For people.
     """
 
     kind: Literal["injected", "noticed", "lost", "recovery"]
@@ -63,7 +61,6 @@ class Marks:
 
     Attributes:
         marks: All of them; a recovery's gets its end when that is told.
-        changes: Counts changes of `marks`.
     """
 
     def __init__(self) -> None:
@@ -169,8 +166,6 @@ class RecoveryReducer:
     Attributes:
         total: All recoveries, kept or not.
         changes: Counts entries that changed an answer.
-        injections: What the injector did.
-        exits: Workers that ended before their script did.
     """
 
     def __init__(
@@ -308,12 +303,7 @@ class RecoveryReducer:
         return tuple(found)
 
     def _recovered(self, told: _RecoveryEvents, *, since: int) -> Recovery:
-        """Return one recovery without its cause.
-
-        Args:
-            told: All of it.
-            since: Epoch of the workers that failed.
-        """
+        """Return one recovery without its cause."""
         plan, start = told.plan, told.started
         reached = self._reached.between(since, None if plan is None else plan.epoch)
         version = None if plan is None else plan.version or 0

@@ -56,7 +56,6 @@ class Downtime:
 
     Attributes:
         recovery: Its number; 0 is the first start.
-        noticed_s: When the failure was noticed.
         failed_s: When it struck, where the injector said so, else when it was noticed.
         resumed_s: When the first iteration after it had ended; infinite while it goes on.
         version: What was loaded; 0 for the start, `None` where nothing was planned.
@@ -177,10 +176,6 @@ def lost_training(outages: Sequence[Downtime], pace: IterationPace) -> dict[int,
     That is the time since the version that was loaded had been reached, or from the first iteration
     on where there was none, up to the failure. Earlier recoveries in between do not count, up to
     the end of their first iteration, nor does what the failures before them had lost already.
-
-    Args:
-        outages: In their order.
-        pace: When which iteration ended.
 
     Returns:
         None for a recovery of which nobody knows when its version was reached, or whether there

@@ -85,18 +85,14 @@ class TrafficBars:
         costs_s: For each lane the seconds that training waited for checkpoints or shared its
             network with them.
         names: Names of collectives; a bar's `name` points here.
-        ranks: What is remembered of each.
         busy: For each lane, when training used its network.
         newest_s: The latest time told, on the log's clock; None before the first.
         origin_s: When the run started, or its first event.
         basis: What hidden and exposed were judged by: `"collectives"` and waits, or `"waits"`
             alone.
-        is_blocking: Whether training waits while checkpoints are sent.
         hidden_bytes: Sent while nobody minded.
         exposed_bytes: Sent while training used the network or waited.
         pyramid: All but those that were not settled; `None` where none is kept.
-        is_over: Whether the run ended.
-        is_simulated: Whether the simulator wrote the log.
         replicas: Copies of each shard, the owner's counted; 1 where the log does not say.
     """
 

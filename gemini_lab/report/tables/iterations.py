@@ -18,10 +18,8 @@ class Curve:
     """One value that a run logged, over its iterations.
 
     Attributes:
-        name: What the script called it.
         run: The earlier run that logged it; empty for this one.
         numbers: Iteration of each point that is shown.
-        means: Over the ranks, for each point.
         count: All iterations with such a value, shown or not.
     """
 
@@ -37,8 +35,6 @@ class Match:
     """Whether a value was the same in an earlier run, bit by bit.
 
     Attributes:
-        name: What the script called it.
-        run: The earlier run.
         compared: Values, of all ranks, that both runs have.
         iterations: Iterations of which both runs have values.
         first: The first iteration that differs, and the mean in this run and in the other;
@@ -58,11 +54,7 @@ class CurveTable:
 
     Attributes:
         curves: This run's, the loss first; then those of earlier runs under the same names.
-        marks: The iteration in which each failure struck.
         matches: One for each earlier run and name that both have.
-        ranks: Training processes.
-        notes: What is left out.
-        is_simulated: Whether no script ran.
     """
 
     curves: tuple[Curve, ...]
@@ -78,10 +70,7 @@ class Overhead:
     """The cost of checkpoints, as a share of an iteration without them (0.01 is 1 %).
 
     Attributes:
-        share: The estimate.
         low: Lower end of its 95 % bootstrap interval; `None` where only waiting was summed up.
-        high: Its upper end.
-        how: What was compared with what.
     """
 
     share: float
@@ -95,14 +84,11 @@ class IterationSeries:
     """Iterations of one kind.
 
     Attributes:
-        name: For people.
         run: The earlier run that they are of; empty for this one.
         kind: `"with"` or `"without"` checkpoints, or `"first"` after a start.
         numbers: Iteration of each point that is shown.
-        durations_s: Of the slowest rank, for each point.
         median_s: Over all iterations of the kind; `None` without any.
         low_s: Lower end of the median's 95 % bootstrap interval.
-        high_s: Its upper end.
         count: All iterations of the kind, shown or not.
     """
 
@@ -229,8 +215,6 @@ class Baseline:
     """An earlier run to hold this one against.
 
     Attributes:
-        name: For the legend.
-        pace: Its iterations.
         is_without: Whether it is the same job without checkpoints.
     """
 

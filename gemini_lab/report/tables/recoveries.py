@@ -20,8 +20,6 @@ class FailureMark:
     """Something that happened at an iteration.
 
     Attributes:
-        iteration: Its number.
-        text: What happened.
         is_planned: Whether somebody had asked for it: it is no failure.
     """
 
@@ -46,15 +44,11 @@ class RecoveryRow:
 
     Attributes:
         label: For the axis; unique in its table.
-        origin: Measured, simulated or model.
         cause: What failed, or what the model assumes.
         steps: In order of time; the lost progress, to be done again, stands last.
         down_s: From the failure to the end of the first iteration; `None` while it lasts.
         wasted_s: Lost progress and retrieval; `None` while unknown.
-        lost_iterations: Iterations done again.
-        source: Version and tier that were loaded, for people.
         error: Which worker raised what, if one did.
-        output: The last lines that this worker printed, in order.
     """
 
     label: str
@@ -76,7 +70,6 @@ class RecoveryTable:
     Attributes:
         rows: This run's newest ones first in order of time, then others, then the model.
         total: Recoveries of this run, shown or not.
-        notes: What is left out or assumed.
     """
 
     rows: tuple[RecoveryRow, ...]
@@ -90,9 +83,7 @@ class WastedRow:
 
     Attributes:
         label: For the axis; unique in its table.
-        origin: Measured, simulated or model.
         parts: Name and seconds, in order.
-        how: Where the numbers come from.
     """
 
     label: str
@@ -107,13 +98,7 @@ class WastedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WastedTable:
-    """Wasted time, measured beside Eq. (1).
-
-    Attributes:
-        rows: What is known so far.
-        each_s: What each measured failure wasted.
-        notes: What is missing, or assumed.
-    """
+    """Wasted time, measured beside Eq. (1)."""
 
     rows: tuple[WastedRow, ...]
     each_s: tuple[float, ...]
@@ -125,7 +110,6 @@ class Losses:
     """The cost of a run's failures.
 
     Attributes:
-        origin: Whether it ran or was simulated.
         recoveries: Those that are kept, in order.
         total: All of them.
         wasted: Eq. (1) with the run's own figures; `None` until there is something to measure.

@@ -32,7 +32,6 @@ class CopyRow:
     Attributes:
         shard: The position whose shard it is.
         position: Where it lies; the same as `shard` for the owner's own copy.
-        holder: The node there.
         version: Newest whole version; `None` if there is none.
         state: Whether a recovery could use it.
         is_writing: Whether a newer version is being written beside it.
@@ -55,7 +54,6 @@ class LossOutcome:
     """The consequences of one node's loss now.
 
     Attributes:
-        position: The node's.
         lost_copies: Shards of which a copy would be gone.
         lost_shards: Those of which memory would have no whole copy left.
         tier: From where training would go on: `"memory"`, `"persistent"` or `"start"`.
@@ -76,8 +74,6 @@ class Survival:
     """The chance that memory keeps every shard when k nodes are lost at once, all copies whole.
 
     Attributes:
-        lost: k.
-        chance: From 0 to 1.
         how: `"exact"`, `"enumerated"` or `"sampled"`.
     """
 
@@ -100,10 +96,8 @@ class ReplicaTable:
 
     Attributes:
         strategy: Of the placement; empty where no placement is known.
-        replicas: Copies of each shard, m.
         groups: Positions that exchange replicas.
         nodes: One a position, in order.
-        standbys: Nodes without a position.
         copies: In order of shard, owner first.
         what_if: One a position.
         survival: For k = 1, 2, ...
@@ -142,8 +136,6 @@ class MemoryRow:
     """CPU memory for checkpoints on one position; every kept shard has two buffers or more.
 
     Attributes:
-        node: Its name.
-        own_bytes: The own shard, whole.
         peers_bytes: Replicas of peers' shards, whole.
         writing_bytes: Buffers into which a newer version goes right now.
         free_bytes: Buffers that are taken, but hold no newer version: older ones, or nothing.

@@ -37,9 +37,6 @@ class SpentRow:
     """One part of a run's wall time.
 
     Attributes:
-        part: Which.
-        label: The same in words.
-        seconds: In all.
         source: Where in the log they come from, for people.
     """
 

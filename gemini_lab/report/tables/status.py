@@ -23,14 +23,12 @@ class NodeRow:
     """One node as it is now.
 
     Attributes:
-        name: As in the log.
         position: Where it trains; `None` for a standby or a node that is gone or about to go.
         health: What it does; `"failed"` where its worker exited or hung and no other was started,
             `"over"` where the run is, `"drained"` where its ranks have moved so that its machine
             may be taken, `"left"` where that has happened.
         leaving: What its ranks wait for before they move, as its machine is to go; empty where
             they wait for nothing, `None` where the machine stays.
-        is_root: Whether its agent is the root agent.
         rack: Where its position is; empty where the log does not say.
     """
 
@@ -60,31 +58,17 @@ class Status:
     """The run in a few numbers.
 
     Attributes:
-        run: Its name.
-        origin: Whether it ran or was simulated.
-        phase: What it does now.
         detail: The recovery's step, why a run failed, or nothing.
         error: What the worker raised because of which the run failed or recovers; or nothing.
-        output: The last lines that this worker printed, in order.
-        now_s: The moment of the snapshot.
-        iteration: Newest iteration that every rank has finished.
         whole_version: Newest version of which every shard is whole in memory somewhere.
-        whole_age_s: How long ago it became so.
         survivable: This many nodes, whichever, may be lost now, and memory still has a whole
             version; -1 where memory has none at all, `None` where the placement is not known.
-        survivable_version: That version.
-        persistent_version: Newest version in the persistent tier.
         nodes: In order of position, then standbys, then nodes that were lost last.
-        lost_nodes: Nodes lost in the whole run.
-        recoveries: In the whole run.
         wasted_s: Lost progress and retrieval of those recoveries, as far as measured.
         is_open: Whether the newest of them has not come to its end.
         diverged: Losses that are no numbers now; what came out otherwise when it was done
             again, and the likely cause; or nothing.
         conditions: What the run emulates or assumes, for people.
-        notes: Newest remarks in the log.
-        unread: Events that could not be made sense of.
-        is_past: Whether this is a moment that somebody looks back at.
     """
 
     run: str

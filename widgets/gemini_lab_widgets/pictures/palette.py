@@ -29,12 +29,10 @@ class Theme:
     """Colours that differ between light and dark.
 
     Attributes:
-        ink: Text.
         dim: Text of less weight.
         rule: Axes and outlines.
         grid: Lines behind the data.
         pale: Areas behind text.
-        paper: The page.
         kinds: What each kind of thing has, by its colour on a light page.
     """
 

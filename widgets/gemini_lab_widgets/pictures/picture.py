@@ -150,11 +150,9 @@ class Picture:
     """A value as a notebook shows it.
 
     Attributes:
-        figure: The drawing.
         title: What it is, for screen readers and as the page's hint.
         description: What it shows, in words.
         plain: One line, where there is nothing but text.
-        tables: Its numbers.
         summary: What stands over the folded numbers.
         notes: Remarks under the drawing that are no part of it.
         tips: What is shown where the pointer rests on an artist, by the artist's id.

@@ -97,7 +97,6 @@ class LegendKey:
     """One mark.
 
     Attributes:
-        label: What it means.
         colour: Its own; empty for an outline.
         hatch: Bokeh's name of the lines on it.
         mark: A character in place of an area, or `"line"`.
@@ -141,7 +140,6 @@ class View:
         dark: Whether to draw light on dark.
 
     Attributes:
-        root: What a page shows.
         words: The same in words, for those who cannot see it.
         keys: What its marks mean.
     """
