@@ -68,7 +68,7 @@ quiet = quiet_run.wait().report()
 # what comes out.
 
 # %%
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 
 again = predict("iterations done again, all three together")
 again

@@ -41,7 +41,7 @@ failures = 400  # simulated ones
 # beside what comes out.
 
 # %%
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 
 size = predict("its checkpoint, in TB")
 size

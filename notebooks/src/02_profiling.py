@@ -142,7 +142,7 @@ print(f"here, {link}, measured:    {share:4.0%}, with the emulations above")
 # What you write into the box is kept, and stands beside what comes out.
 
 # %%
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 
 times = predict("bytes on the wire with four times the batch: how many times as many?")
 times

@@ -40,7 +40,7 @@ trials = 20000  # of the Monte Carlo
 # stands beside what comes out.
 
 # %%
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 
 fatal = predict("fatal pairs of four machines: groups, ring")
 fatal

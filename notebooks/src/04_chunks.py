@@ -75,7 +75,7 @@ wire
 # the box is kept, and stands beside what comes out.
 
 # %%
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 
 filled = predict("the checkpoint's share of the idle time: two replicas, three")
 filled

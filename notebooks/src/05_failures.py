@@ -82,7 +82,7 @@ quiet = train("quiet")
 # beside what comes out. For each failure, one cell.
 
 # %%
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 
 redone = predict("iterations again: crash, node loss, root loss, group loss")
 redone

@@ -39,7 +39,7 @@ days = 30
 # an iteration's 62 s: is that enough? What you write into the box is kept.
 
 # %%
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 
 one_copy = predict("one remote copy of 75 GB, in s")
 one_copy

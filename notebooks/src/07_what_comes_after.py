@@ -43,7 +43,7 @@ racks = 8
 # two copies in two buffers, and does the traffic fit into the network's idle time?
 
 # %%
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 
 in_memory = predict(f"memory a machine for two copies: {params} on {nodes}, in GB")
 in_memory
@@ -361,7 +361,7 @@ with Verdict() as say:
 # **Predict**: how long does training stand still each time, and how many iterations are done again?
 
 # %%
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 
 slowest_pause = predict("the longest of the four pauses: resize, rewind, drain, kill")
 slowest_pause

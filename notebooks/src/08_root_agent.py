@@ -65,7 +65,7 @@ seconds = 100  # that an attack may take
 # stands beside what comes out.
 
 # %%
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 
 first = predict("a hasty root agent goes wrong after")
 first

@@ -36,7 +36,7 @@ Profile.synthetic(iteration_s=60.0, idle_spans_s=[5.0, 2.0, 4.0], update_s=55.0)
 """
 DOLLARS = """
 from gemini_lab.display import say
-from gemini_lab_widgets.predictions import predict
+from gemini_lab_course.predictions import predict
 say("$a$ of words")
 predict("$a$ of predictions")
 # %%

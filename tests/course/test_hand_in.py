@@ -4,11 +4,11 @@ import copy
 import json
 
 import pytest
-from gemini_lab_widgets.predictions import FILE, Prediction
 
 from gemini_lab.errors import ConfigError
 from gemini_lab_course.grading.__main__ import main, verdicts
 from gemini_lab_course.grading.hand_in import hand_in
+from gemini_lab_course.predictions import FILE, Prediction
 
 RIGHT = {"output_type": "stream", "name": "stdout", "text": "right: yes\n"}
 SHOWN = {"output_type": "display_data", "metadata": {}, "data": {"text/plain": "right: shown"}}

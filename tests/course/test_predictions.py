@@ -8,9 +8,8 @@ from nbclient import NotebookClient
 
 pytest.importorskip("ipywidgets")
 
-from gemini_lab_widgets.predictions import CHANGE, Prediction
-
 from gemini_lab.errors import ConfigError
+from gemini_lab_course.predictions import CHANGE, Prediction
 
 QUESTION = "fatal pairs: groups, ring"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -64,7 +63,7 @@ def test_what_is_entered_after_it_came_out_says_so(file):
 
 
 CELLS = f"""
-from gemini_lab_widgets.predictions import Prediction
+from gemini_lab_course.predictions import Prediction
 asked = Prediction("<img src=x onerror=alert(1)>")
 asked
 # %%

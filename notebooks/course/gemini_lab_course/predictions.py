@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import ipywidgets
+from gemini_lab_widgets.cell_output import CellOutput
 
 from gemini_lab.display import NO_FORMULAS, say
 from gemini_lab.errors import ConfigError
-from gemini_lab_widgets.cell_output import CellOutput
 
 FILE: Final = Path("predictions.json")
 LATE: Final = "entered"
