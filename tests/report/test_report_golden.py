@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from told_runs import RUNS
 
-from gemini_lab.lab.progress import describe
+from gemini_lab.lab.progress_bars import describe
 from gemini_lab.report.build import report_of
 from gemini_lab.report.metrics import metrics_of
 from gemini_lab.report.reducer import FOR_DASHBOARD, Keep, RunReducer
