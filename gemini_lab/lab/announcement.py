@@ -56,8 +56,7 @@ class Announcement:
         """
         if self._lease is not None:
             self._store.revoke(self._lease)
-        for key in self._store.names() - {*spare}:
-            self._store.delete(key)
+        remove_keys(self._store, spare=spare)
 
     def _announce(self) -> int:
         """Return the lease for as long as which the key is there."""
@@ -76,9 +75,18 @@ class Announcement:
 
 def clear_left(store: SealedStore) -> None:
     """Take out what a lab of this name that is gone has left behind: it is not this lab's."""
-    if LAB_KEY not in (keys := store.names()):
-        for key in keys:
-            store.delete(key)
+    if LAB_KEY not in store.names():
+        remove_keys(store)
+
+
+def remove_keys(store: SealedStore, *, spare: Collection[str] = ()) -> None:
+    """Delete a lab's keys but these: without them agents that are up end.
+
+    Raises:
+        StoreUnavailableError: The store does not answer.
+    """
+    for key in store.names() - {*spare}:
+        store.delete(key)
 
 
 def is_own(store: SealedStore, record: str) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.lab.announcement import clear_left, is_own
+from gemini_lab.lab.announcement import clear_left, is_own, remove_keys
 from gemini_lab.lab.control import write_secret
 from gemini_lab.lab.lab_config import LabConfig, LabShape
 from gemini_lab.lab.lab_runs import begun, fresh_folder, run_started, said
@@ -99,7 +99,7 @@ def start_detached(config: LabConfig, wanted: Submission) -> Path:
         store = access.store(record.identity)
         undo.callback(store.close)
         patiently(lambda: _claim(store, record), tell=say)
-        undo.callback(_clear, store)
+        undo.callback(_end_agents, store)
         operator = own_operator(config, store, record, token=token, members=members)
         undo.callback(operator.clear)
         agents = operator.bring(config.seats.machines)
@@ -146,11 +146,9 @@ def _claim(store: SealedStore, record: LabRecord) -> None:
         )
 
 
-def _clear(store: SealedStore) -> None:
-    """Take the lab's keys away: agents that are up end by that."""
+def _end_agents(store: SealedStore) -> None:
     with suppress(StoreUnavailableError):
-        for key in store.names():
-            store.delete(key)
+        remove_keys(store)
 
 
 def _begin_log(
@@ -183,6 +181,5 @@ def end_by_force(access: Access) -> None:
         StoreUnavailableError: The store does not answer.
     """
     store = access.store()
-    for key in store.names():
-        store.delete(key)
+    remove_keys(store)
     store.close()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gemini_lab.cli import node, run
+from gemini_lab.cli import node, run_command
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 GUIDE = EXAMPLES.parent / "guide" / "operate.md"
-PARSERS = {"run": run.parser(), "node": node.parser()}
+PARSERS = {"run": run_command.parser(), "node": node.parser()}
 
 
 def parsed(words):

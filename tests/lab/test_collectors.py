@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from told_runs import with_one_loss
 
-from gemini_lab.cli import metrics as command
+from gemini_lab.cli import metrics_command as command
 from gemini_lab.cli.exits import Exit
 from gemini_lab.lab.metric_sinks import text_of
 from gemini_lab.log.file import LOG_FILE, EventLog

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from told_runs import ToldRun, with_a_root_loss, with_one_loss
 from wandb_file import axes_in, rows_in
 
-from gemini_lab.cli import metrics as command
+from gemini_lab.cli import metrics_command as command
 from gemini_lab.cli.exits import Exit
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.metric_sinks import RunCollector, Sender, check_place, telling
