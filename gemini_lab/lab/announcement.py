@@ -80,11 +80,7 @@ def clear_left(store: SealedStore) -> None:
 
 
 def remove_keys(store: SealedStore, *, spare: Collection[str] = ()) -> None:
-    """Delete a lab's keys but these: without them agents that are up end.
-
-    Raises:
-        StoreUnavailableError: The store does not answer.
-    """
+    """Delete a lab's keys but these: without them agents that are up end."""
     for key in store.names() - {*spare}:
         store.delete(key)
 

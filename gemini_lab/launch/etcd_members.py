@@ -212,7 +212,8 @@ def start_members(
         LaunchError: A member does not start; those that did end when no lab has come for `BEGIN_S`.
     """
     order = MemberOrder(reach=reach, authority=Authority.make(), prefix=prefix)
-    address = first_address(run(order, hosts), order)
+    endpoints = [one.endpoint for one in run(order, hosts)]
+    address = own_address(endpoints, order.authority, is_followed=True)
     wait_until_ready(address, f"the etcd on {', '.join(hosts)}")
     return Members(address=address, authority=order.authority, prefix=prefix, run=run)
 
@@ -225,11 +226,6 @@ def obstacle(endpoint: str) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def first_address(places: Sequence[MemberPlace], order: MemberOrder) -> EtcdAddress:
-    """Return how agents reach an etcd that begins with these members."""
-    return own_address([one.endpoint for one in places], order.authority, is_followed=True)
 
 
 def exchanged(address: EtcdAddress, lost: str, new: str) -> EtcdAddress:
@@ -245,7 +241,8 @@ def join_cluster(own: MemberPlace, places: Sequence[MemberPlace], order: MemberO
         StoreUnavailableError: The other members do not agree on it in time.
     """
     if order.etcd is None:
-        address = first_address(places, order)
+        endpoints = [one.endpoint for one in places]
+        address = own_address(endpoints, order.authority, is_followed=True)
         names = {one.peer: one.name for one in places}
     else:
         address = exchanged(order.etcd, order.lost, own.endpoint)

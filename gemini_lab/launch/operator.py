@@ -125,7 +125,9 @@ class MpiOperator:
         """
         if not self.is_local:
             return
-        sessions = {agent.pid for agent in self._local_agents if _has_its_number(agent)}
+        # A number is given to no other process while anything is left in the session of that number.
+        numbers = ((agent.pid, agent.is_running()) for agent in self._local_agents)
+        sessions = {pid for pid, runs in numbers if runs or not psutil.pid_exists(pid)}
         if self.lab.detached is not None:  # other owners may have brought some
             sessions |= {agent.pid for agent in processes_of(AGENT, self.lab.detached.identity)}
         sessions -= {os.getsid(0)}
@@ -133,11 +135,3 @@ class MpiOperator:
             with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(process.pid) in sessions:
                     process.kill()
-
-
-def _has_its_number(agent: psutil.Process) -> bool:
-    """Return whether a process's number, and that of its session, is still its own.
-
-    It is given to no other one while anything is left in that session.
-    """
-    return agent.is_running() or not psutil.pid_exists(agent.pid)

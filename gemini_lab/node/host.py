@@ -393,7 +393,8 @@ class WorkerHost:
                 _answer(waiting, Killed(epoch=epoch))
         for asking in self._listening.values():
             while asking:
-                _refuse(asking)
+                if not (future := asking.popleft()).done():
+                    future.set_exception(_ParentEndedError())
 
     def _lose_imports(self, parent: "subprocess.Popen[bytes]") -> None:
         """Count parents that died while they imported; after some, import nothing ahead."""
@@ -483,9 +484,3 @@ def _runs(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
-
-
-def _refuse(waiting: deque[asyncio.Future[Answer]]) -> None:
-    """Fail the oldest question: its answer does not come."""
-    if not (future := waiting.popleft()).done():
-        future.set_exception(_ParentEndedError())

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -35,7 +35,9 @@ def preload(order: Preload) -> Preloaded:
     began_s = time.monotonic()
     before, known = _state(), frozenset(sys.modules)
     with _environment(order.environment):
-        _import_all(order.modules)
+        for name in order.modules:  # one that does not import here is left to the script
+            with suppress(Exception, SystemExit):
+                importlib.import_module(name)
     # As in `warm`: what is frozen stays on pages that all workers share.
     gc.collect()
     gc.freeze()
@@ -49,13 +51,6 @@ def preload(order: Preload) -> Preloaded:
         seconds=time.monotonic() - began_s,
         problem=problem,
     )
-
-
-def _import_all(names: Sequence[str]) -> None:
-    """Import them in their order; one that does not import here is left to the script."""
-    for name in names:
-        with suppress(Exception, SystemExit):
-            importlib.import_module(name)
 
 
 @contextmanager
