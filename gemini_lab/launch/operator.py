@@ -125,7 +125,7 @@ class MpiOperator:
         """
         if not self.is_local:
             return
-        # A number is given to no other process while anything is left in the session of that number.
+        # The kernel gives a number to no other process while anything is left in its session.
         numbers = ((agent.pid, agent.is_running()) for agent in self._local_agents)
         sessions = {pid for pid, runs in numbers if runs or not psutil.pid_exists(pid)}
         if self.lab.detached is not None:  # other owners may have brought some
