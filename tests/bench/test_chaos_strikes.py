@@ -23,7 +23,7 @@ from gemini_lab.log.file import EventLog
 from gemini_lab.storage.manifest import MANIFEST
 from gemini_lab.storage.persistent import PersistentTier
 from gemini_lab_bench.chaos.aftermath import Aftermath
-from gemini_lab_bench.chaos.campaign import Plan, campaign
+from gemini_lab_bench.chaos.campaign import CampaignPlan, campaign
 from gemini_lab_bench.chaos.clock import NodeClocks
 from gemini_lab_bench.chaos.faults import Fault, Schedule
 from gemini_lab_bench.chaos.kinds import KINDS
@@ -34,13 +34,13 @@ from gemini_lab_bench.chaos.means import (
     why_no_disk,
     why_no_network,
 )
-from gemini_lab_bench.chaos.result import Result, summed
-from gemini_lab_bench.chaos.scene import Hosts, scene_of
+from gemini_lab_bench.chaos.result import CampaignResult, summed
+from gemini_lab_bench.chaos.scene import NetworkHosts, scene_of
 from gemini_lab_bench.chaos.strikes import Strikes, exhaust, why_not_wrong
 from gemini_lab_bench.chaos.suffer import Suffered
 from gemini_lab_bench.chaos.tier import BreakableTier
-from gemini_lab_bench.chaos.told import Told
-from gemini_lab_bench.chaos.turn import Mends, Struck
+from gemini_lab_bench.chaos.told import LogSoFar
+from gemini_lab_bench.chaos.turn import FaultInRun, Mends
 from gemini_lab_bench.chaos.victims import MARK, marked
 
 
@@ -224,7 +224,7 @@ NEVER_S = 0.3  # what is cut off does not come later either
 @pytest.mark.skipif(why_no_network() is not None, reason=str(why_no_network()))
 def test_a_partition_loses_what_a_node_sends_or_gets_until_it_is_mended(tmp_path):
     """Real datagrams between a host and the machine of the campaign."""
-    with Hosts(tmp_path, 1) as hosts, socket.socket(type=socket.SOCK_DGRAM) as ours:
+    with NetworkHosts(tmp_path, 1) as hosts, socket.socket(type=socket.SOCK_DGRAM) as ours:
         ours.bind((hosts.campaign, 0))
         port = str(ours.getsockname()[1])
         node = subprocess.Popen(
@@ -476,7 +476,7 @@ def test_what_is_to_break_again_does_not_where_all_is_mended():
 
 def test_the_log_tells_who_is_root_who_sits_where_and_how_training_goes(tmp_path):
     folder = tmp_path / "run"
-    told = Told(folder, iterations=4)
+    told = LogSoFar(folder, iterations=4)
     told.poll()  # before there is a folder
     log = EventLog(folder / "events.jsonl")
     for entry in LOG[:6]:
@@ -495,7 +495,7 @@ def test_the_log_tells_who_is_root_who_sits_where_and_how_training_goes(tmp_path
 
 
 def test_the_log_tells_when_a_save_begins_and_when_its_version_is_there(tmp_path):
-    told, log = Told(tmp_path, iterations=4), EventLog(tmp_path / "events.jsonl")
+    told, log = LogSoFar(tmp_path, iterations=4), EventLog(tmp_path / "events.jsonl")
     log.append(Entry(at_s=1.0, node="node-0", event=PersistStarted(version=8, url="")))
     told.poll()
     assert list(told.since_s) == ["save"]
@@ -520,16 +520,16 @@ def suffered(tmp_path, *struck, hang=""):
 def result(tmp_path):
     """Two runs: a kill and a stop that did not happen, then a kill in a run that did not hold."""
     kill, stop = Fault(kind="node_loss"), Fault(kind="etcd_stop", lasts_s=1.0)
-    found = Result(plan="a kill or two", duration_s=60.0)
+    found = CampaignResult(plan="a kill or two", duration_s=60.0)
     found.add(
         suffered(
             tmp_path / "first",
-            Struck(fault=kill, at_s=2.5, until_s=9.0, hit="node-1"),
-            Struck(fault=stop, at_s=9.0, hit="no such process", happened=False),
+            FaultInRun(fault=kill, at_s=2.5, until_s=9.0, hit="node-1"),
+            FaultInRun(fault=stop, at_s=9.0, hit="no such process", happened=False),
         ),
         [],
     )
-    second = suffered(tmp_path / "second", Struck(fault=kill, at_s=1.0, hit="node-1"))
+    second = suffered(tmp_path / "second", FaultInRun(fault=kill, at_s=1.0, hit="node-1"))
     found.add(second, ["no luck"])
     return found
 
@@ -547,7 +547,7 @@ def test_the_table_has_a_line_a_kind_with_median_worst_and_verdict(result):
 def test_what_is_written_is_what_is_read(result, tmp_path):
     path = tmp_path / "folder" / "campaign.json"
     result.write(path)
-    assert Result.read(path) == result
+    assert CampaignResult.read(path) == result
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -590,7 +590,7 @@ def test_bad_input_is_refused_before_anything_starts(arguments, said, capsys):
 
 
 def test_a_campaign_draws_as_many_faults_as_it_was_asked_for(tmp_path):
-    plan = Plan(
+    plan = CampaignPlan(
         faults=30,
         seed=5,
         kinds=tuple(kind for kind in KINDS if not KINDS[kind].ends_run),
@@ -616,6 +616,6 @@ def test_a_campaign_that_is_interrupted_does_not_pass_for_one_that_held(
         os.kill(os.getpid(), signal.SIGTERM)
         yield
 
-    monkeypatch.setattr(Plan, "schedules", interrupted)
+    monkeypatch.setattr(CampaignPlan, "schedules", interrupted)
     assert main(["chaos", "--folder", str(tmp_path)]) == Exit.INTERRUPTED
     assert "interrupted: of what was left nothing is known" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.recovery.plan import RecoveryPlan, Unclear
 from gemini_lab.recovery.progress_at_risk import Hopes, reason_to_wait
 from gemini_lab_bench.chaos.faults import Fault
-from gemini_lab_bench.chaos.turn import NEVER_CAME, StoodStillError, Turn
+from gemini_lab_bench.chaos.turn import NEVER_CAME, RunUnderFaults, StoodStillError
 
 
 class PlayedRun:
@@ -53,7 +53,7 @@ class PlayedRun:
 
 def play(*faults, limit_s=5.0, stop_s=None, tier=(0, 0), **form):
     run, said = PlayedRun(**form), []
-    turn = Turn(
+    turn = RunUnderFaults(
         run,
         run,
         run,

@@ -4,7 +4,7 @@ import psutil
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab_bench.benches.control import Plan, _growth, bench, measure
+from gemini_lab_bench.benches.control import ControlPlan, _growth, bench, measure
 from gemini_lab_bench.benches.control_lab import read_use
 from gemini_lab_bench.rows import Row
 
@@ -44,7 +44,7 @@ def test_a_quantity_that_two_sizes_tell_grows_with_a_power() -> None:
 def test_a_lab_that_takes_too_long_ends_with_what_was_waited_for() -> None:
     """Real agents are begun, and ended again at the limit."""
     before = len(psutil.Process().children())
-    rows = measure(3, Plan(repeats=1, seconds=1.0, lease_s=2.0, limit_s=0.5))
+    rows = measure(3, ControlPlan(repeats=1, seconds=1.0, lease_s=2.0, limit_s=0.5))
     assert {row.why_not for row in rows} == {
         "0.5 s were over while it waited for agents to come up"
     }

@@ -5,7 +5,7 @@ import torch
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.training.gpt import named_size
-from gemini_lab_bench.benches.gpu import Keeper, Training, bench, one_turn, rows
+from gemini_lab_bench.benches.gpu import GpuTraining, PinnedKeeper, bench, one_turn, rows
 
 
 class AtOnce:
@@ -37,7 +37,7 @@ class AtOnce:
 
 @pytest.fixture
 def training():
-    return Training(named_size("tiny"), device="cpu", batch=1, block=8)
+    return GpuTraining(named_size("tiny"), device="cpu", batch=1, block=8)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -47,7 +47,7 @@ def test_without_a_gpu_the_bench_is_refused_with_the_way_out() -> None:
 
 
 def test_a_version_is_the_state_before_the_next_update_in_12_bytes_a_parameter(training) -> None:
-    with Keeper(training, lanes=AtOnce(), pinned=False) as keeper:
+    with PinnedKeeper(training, lanes=AtOnce(), pinned=False) as keeper:
         assert keeper.size_bytes == 12 * training.params
         keeper.start()
         training.gradients()
@@ -60,7 +60,7 @@ def test_a_version_is_the_state_before_the_next_update_in_12_bytes_a_parameter(t
 
 
 def test_a_turn_measures_every_way_and_both_rates(training) -> None:
-    with Keeper(training, lanes=AtOnce(), pinned=False) as keeper:
+    with PinnedKeeper(training, lanes=AtOnce(), pinned=False) as keeper:
         turn = one_turn(training, keeper, iterations=2, counted=1)
         assert len(keeper.moved) == 2 + 2 + 1
     found = {row.name: row for row in rows([turn], training)}

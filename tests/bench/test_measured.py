@@ -31,7 +31,7 @@ from gemini_lab_bench.benches.losses import Loss
 from gemini_lab_bench.benches.losses import rows_of as losses_rows
 from gemini_lab_bench.benches.overhead import IDLE, compare
 from gemini_lab_bench.benches.reduction import LINK_BYTES_PER_S as PEERS_BYTES_PER_S
-from gemini_lab_bench.benches.reduction import STORE_BYTES_PER_S, Pair, Way
+from gemini_lab_bench.benches.reduction import STORE_BYTES_PER_S, Way, WaysInTurn
 from gemini_lab_bench.benches.reduction import rows_of as reduction_rows
 from gemini_lab_bench.benches.schemes import SCHEMES, rows
 from gemini_lab_bench.benches.store_runs import Wasted
@@ -72,7 +72,7 @@ def test_a_ratio_is_that_of_turns_next_to_each_other() -> None:
     """The machine halves its speed between two turns of three, of which the first waited."""
     plain = took(99.0, 2.0, 2.0, 99.0, 4.0, 4.0, process_s=0.5)
     ours = took(99.0, 3.0, 3.0, 99.0, 5.0, 5.0, process_s=0.75)
-    pair = overhead.Pair(plain=plain, ours=ours, turn_iterations=3, waiting=0.1)
+    pair = overhead.WaysInTurn(plain=plain, ours=ours, turn_iterations=3, waiting=0.1)
     by_name = {row.name: row for row in compare({"gemini": [pair]}, IDLE, name="here")}
     assert by_name["here, gemini / plain torchrun"].values == pytest.approx(((1.5 + 1.25) / 2,))
     assert by_name["here, plain torchrun"].values == (3.0,)
@@ -455,7 +455,7 @@ def test_a_reduction_is_judged_beside_the_rates_that_were_set(tmp_path: Path) ->
     """N links beside one store; the paper's own values stand in a line of their own."""
     of_rates = PEERS_BYTES_PER_S / STORE_BYTES_PER_S
     pairs = [
-        Pair(
+        WaysInTurn(
             nodes=nodes,
             peers=Way(time_s=1.5, size_bytes=300),
             store=Way(time_s=share * nodes * of_rates, size_bytes=200),

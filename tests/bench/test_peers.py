@@ -25,19 +25,19 @@ from gemini_lab_bench.peers.contract import (
 from gemini_lab_bench.peers.environments import find_python, parse_environments
 from gemini_lab_bench.peers.one_turn import (
     Conditions,
-    Turn,
+    PeerTurn,
     collect,
     combine,
     folder_bytes,
     run_turn,
 )
-from gemini_lab_bench.peers.table import GLOO, Record, rows_of, table
+from gemini_lab_bench.peers.table import GLOO, PeerRecord, rows_of, table
 
 CONDITIONS = Conditions(size_bytes=256 * KIB, ranks=2, iteration_s=0.0)
 
 
 def found(**values):
-    return Turn(findings=Findings(**values), peak_bytes=MIB)
+    return PeerTurn(findings=Findings(**values), peak_bytes=MIB)
 
 
 # -- flipped bits ------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_peers_take_turns_and_one_that_fails_twice_is_not_asked_again():
         is_bad = peer == "nvrx" and seed == 1
         return found(held_up_s=1.0, error="RuntimeError: no" if is_bad else "")
 
-    records = [Record(peer=peer) for peer in (OURS, "nvrx")]
+    records = [PeerRecord(peer=peer) for peer in (OURS, "nvrx")]
     take_turns(records, run, repeats=3, flips=100)
     assert [peer for peer, *_ in asked] == [OURS, "nvrx", OURS, "nvrx", "nvrx", OURS]
     assert sum(flips for peer, flips, _ in asked if peer == OURS) == 100
@@ -117,7 +117,7 @@ def test_peers_take_turns_and_one_that_fails_twice_is_not_asked_again():
 
 def test_a_turn_that_fails_once_is_repeated_and_the_table_says_so():
     errors = ["TimeoutError: late", ""]
-    record = Record(peer="dlrover")
+    record = PeerRecord(peer="dlrover")
     take_turns([record], lambda *_: found(error=errors.pop(0)), repeats=1, flips=0)
     assert (len(record.turns), record.why_not) == (1, "")
     assert "repeated: TimeoutError: late" in table(rows_of([record], CONDITIONS))
@@ -128,7 +128,7 @@ def test_a_turn_that_fails_once_is_repeated_and_the_table_says_so():
     [("dlrover", "--install DIR"), ("ml_flashpoint", "source distribution")],
 )
 def test_a_missing_package_is_reported_with_the_way_out(peer, way_out):
-    record = Record(peer=peer)
+    record = PeerRecord(peer=peer)
     error = f"ModuleNotFoundError: No module named {peer!r}"
     take_turns([record], lambda *_: found(error=error), repeats=2, flips=0)
     assert way_out in record.why_not
@@ -149,7 +149,7 @@ def cells(text, peer):
 
 
 def test_what_a_peer_does_not_offer_is_a_dash_never_a_zero():
-    record = Record(peer="dlrover", turns=[found(held_up_s=0.04, restore_s=0.005)])
+    record = PeerRecord(peer="dlrover", turns=[found(held_up_s=0.04, restore_s=0.005)])
     assert cells(table(rows_of([record], CONDITIONS)), "dlrover") == [
         ["40 ms", "-", "-", "5 ms", "-"],
         ["-", "-", "-", "-", "1 MiB"],
@@ -157,7 +157,7 @@ def test_what_a_peer_does_not_offer_is_a_dash_never_a_zero():
 
 
 def test_a_mean_stands_in_its_interval_and_one_value_has_none():
-    record = Record(peer="dcp", turns=[found(held_up_s=s) for s in (0.01, 0.02, 0.04)])
+    record = PeerRecord(peer="dcp", turns=[found(held_up_s=s) for s in (0.01, 0.02, 0.04)])
     (row,) = (row for row in rows_of([record], CONDITIONS) if row.settings["measure"] == "held up")
     assert row.mean == pytest.approx(0.02)
     assert row.interval == pytest.approx((0.02 / 5.596, 0.02 * 5.596), rel=1e-3)  # t = 4.3027
@@ -167,9 +167,9 @@ def test_a_mean_stands_in_its_interval_and_one_value_has_none():
 
 
 def test_every_peer_is_compared_with_ours_turn_by_turn():
-    ours = Record(peer=OURS, turns=[found(peer_copy_s=s) for s in (0.1, 0.4)])
-    other = Record(peer="nvrx", turns=[found(peer_copy_s=s) for s in (0.2, 0.8)])
-    floor = Record(
+    ours = PeerRecord(peer=OURS, turns=[found(peer_copy_s=s) for s in (0.1, 0.4)])
+    other = PeerRecord(peer="nvrx", turns=[found(peer_copy_s=s) for s in (0.2, 0.8)])
+    floor = PeerRecord(
         peer=FLOOR, turns=[found(peer_copy_s=s, details={GLOO: s / 2}) for s in (0.1, 0.4)]
     )
     rows = {row.name: row for row in rows_of([floor, ours, other], CONDITIONS)}
@@ -178,10 +178,10 @@ def test_every_peer_is_compared_with_ours_turn_by_turn():
 
 
 def test_a_restore_counts_as_verified_when_it_refused_all_flips_that_mattered():
-    good = Record(
+    good = PeerRecord(
         peer=OURS, turns=[found(restore_s=1.0, flips={"silent": 0, "refused": 3, "harmless": 1})]
     )
-    blind = Record(
+    blind = PeerRecord(
         peer="dcp", turns=[found(restore_s=1.0, flips={"silent": 1, "refused": 3, "harmless": 0})]
     )
     text = table(rows_of([good, blind], CONDITIONS))
@@ -189,8 +189,8 @@ def test_a_restore_counts_as_verified_when_it_refused_all_flips_that_mattered():
 
 
 def test_torn_tensors_a_refusal_and_a_killed_peer_are_told_apart():
-    torn = Record(peer="dcp", turns=[found(guarded_torn=0, torn=64)])
-    proud = Record(peer=OURS, turns=[found(guarded_torn=0, refuses_torn=True, lost_saves=1)])
+    torn = PeerRecord(peer="dcp", turns=[found(guarded_torn=0, torn=64)])
+    proud = PeerRecord(peer=OURS, turns=[found(guarded_torn=0, refuses_torn=True, lost_saves=1)])
     text = table(rows_of([torn, proud], CONDITIONS))
     assert cells(text, "dcp")[1][1:4] == ["0 of 64", "64 of 64", "-"]
     assert cells(text, OURS)[1][1:4] == ["0 of 64", "refused", "1 save behind"]
@@ -201,7 +201,7 @@ def test_silent_loads_of_all_turns_are_added_up():
         found(flips={"silent": 3, "refused": 1, "harmless": 0}),
         found(flips={"silent": 4, "refused": 0, "harmless": 2}),
     ]
-    rows = rows_of([Record(peer="dcp", turns=turns)], CONDITIONS)
+    rows = rows_of([PeerRecord(peer="dcp", turns=turns)], CONDITIONS)
     row = next(row for row in rows if row.settings["measure"] == "silent loads")
     assert (row.values, row.settings["flips"], row.settings["harmless"]) == ((7.0,), 10, 2)
     assert "7 of 10" in table(rows)
@@ -209,12 +209,14 @@ def test_silent_loads_of_all_turns_are_added_up():
 
 
 def test_the_floor_is_no_peer_that_could_hold_training_up():
-    rows = rows_of([Record(peer=FLOOR, turns=[found(held_up_s=1.0, peer_copy_s=1.0)])], CONDITIONS)
+    rows = rows_of(
+        [PeerRecord(peer=FLOOR, turns=[found(held_up_s=1.0, peer_copy_s=1.0)])], CONDITIONS
+    )
     assert "held up" not in [row.settings["measure"] for row in rows]
 
 
 def test_every_way_of_measuring_stands_in_the_table():
-    text = table(rows_of([Record(peer=name, why_not="no") for name in CATALOG], CONDITIONS))
+    text = table(rows_of([PeerRecord(peer=name, why_not="no") for name in CATALOG], CONDITIONS))
     assert all(entry.how in text for entry in CATALOG.values())
 
 

@@ -10,8 +10,8 @@ from gemini_lab_bench.benches.verify import Try, longer_in, tries_rows
 from gemini_lab_bench.benches.verify_ranks import (
     RANKS,
     STRUCK_AT,
-    Strike,
-    Trial,
+    BitStrike,
+    RankTrial,
     outcomes,
     rows_of,
     strikes,
@@ -67,17 +67,17 @@ def test_a_verified_iteration_is_compared_with_those_beside_it():
 def test_real_ranks_name_the_one_that_was_struck_and_nobody_where_none_was():
     """Two kinds of engines, one strike each, in the own work and in another's."""
     trials = [
-        Trial(
+        RankTrial(
             engine="DDP",
             seed=1,
-            strike=Strike(rank=1, where="gradient", lasts=False, in_replay=True),
+            strike=BitStrike(rank=1, where="gradient", lasts=False, in_replay=True),
         ),
-        Trial(
+        RankTrial(
             engine="ZeRO-3",
             seed=2,
-            strike=Strike(rank=2, where="optimizer", lasts=True, in_replay=False),
+            strike=BitStrike(rank=2, where="optimizer", lasts=True, in_replay=False),
         ),
-        Trial(engine="ZeRO-3", seed=3),
+        RankTrial(engine="ZeRO-3", seed=3),
     ]
     *tries, clean = outcomes(trials, ranks=3)
     assert [one.is_named for one in tries] == [True, True]

@@ -22,7 +22,7 @@ from gemini_lab.launch.mpi import (
 from gemini_lab.launch.mpi_order import parts_of, run_with_order
 from gemini_lab.node.locked_tempdir import MPI_FILES, MPI_SHARED
 from gemini_lab.node.orphan_etcd import end_left_stores
-from gemini_lab_bench.chaos.scene import Hosts
+from gemini_lab_bench.chaos.scene import NetworkHosts
 
 ECHO = """
 import json, os, sys
@@ -222,7 +222,7 @@ def test_a_long_order_reaches_another_machine(tmp_path):
     """Open MPI loses what is forwarded at one time beyond 4096 bytes, where rank 0 is elsewhere."""
     if reason := why_not():
         pytest.skip(reason)
-    with Hosts(tmp_path, 2) as hosts:
+    with NetworkHosts(tmp_path, 2) as hosts:
         command = mpi_command("-", 2, hosts.names)[:-3]
         env = {**mpi_environment(), **hosts.environment}
         told = run_with_order([*command, sys.executable, "-c", ECHO], ORDER, env=env, limit_s=60)

@@ -32,7 +32,7 @@ from gemini_lab.simulator.workload import paper_workload
 from gemini_lab.units import GIB
 from gemini_lab_bench.figures.figure import Figure, Point
 from gemini_lab_course.attacks.chunks import CHUNKS, ChunkCase
-from gemini_lab_course.attacks.outcome import Beside, Counterexample, Fault
+from gemini_lab_course.attacks.outcome import BesideOurs, Counterexample, StageFault
 from gemini_lab_course.attacks.placements import PLACEMENT, PlacementCase
 from gemini_lab_course.attacks.recoveries import RECOVERY, RecoveryCase
 
@@ -165,14 +165,14 @@ def broken(stage, name):
         ),
     }
     case, answer = cases[stage]
-    fault = Fault(why=name, lost=("node-0",), shards=(0,), spans=(0,))
+    fault = StageFault(why=name, lost=("node-0",), shards=(0,), spans=(0,))
     return Counterexample(
         stage=stage.name, case=case, answer=answer, fault=fault, tried=3, judge=lambda _: None
     )
 
 
 def a_comparison(name):
-    return Beside(what=name, yours=0.5, reference=0.6, optimum=0.7, unit="share")
+    return BesideOurs(what=name, yours=0.5, reference=0.6, optimum=0.7, unit="share")
 
 
 @pytest.fixture(scope="module")
@@ -436,7 +436,7 @@ def test_a_broken_recovery_is_drawn_with_the_version_in_storage_and_nothing_that
         arrived=frozenset(),
         stored=(9,),
     )
-    fault = Fault(why="an older version is to be loaded")
+    fault = StageFault(why="an older version is to be loaded")
     found = Counterexample(
         stage="recovery", case=case, answer=None, fault=fault, tried=4, judge=lambda _: None
     )

@@ -16,7 +16,7 @@ from gemini_lab.profiler.profile import Profile
 from gemini_lab.report.values import TrafficPlan
 from gemini_lab.units import KIB, MB
 from gemini_lab_bench.benches.live_lab import ready_lab
-from gemini_lab_bench.benches.timed_runs import AS_IF_LARGE, TimedRun, Workload, in_lab
+from gemini_lab_bench.benches.timed_runs import AS_IF_LARGE, TimedRun, TimedWorkload, in_lab
 from gemini_lab_bench.rows import Row
 
 LAYERS_S: Final = (0.05, 0.03, 0.02, 0.012, 0.006, 0.0)
@@ -31,9 +31,9 @@ Turn = Mapping[float, Mapping[str, TimedRun]]
 """One repeat: for each layer's time, the runs "none" and "gemini"."""
 
 
-def workload(layer_s: float) -> Workload:
+def workload(layer_s: float) -> TimedWorkload:
     """Return the job at one point of the sweep."""
-    return Workload(
+    return TimedWorkload(
         iterations=28,
         counted=8,
         layer_s=layer_s,

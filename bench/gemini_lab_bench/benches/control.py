@@ -46,7 +46,7 @@ def bench(
         ConfigError: A number of agents is none, or too small for the failures.
     """
     sizes = [_size(text, repeats) for text in agents.split(",")]
-    plan = Plan(repeats=repeats, seconds=seconds, lease_s=lease_s, limit_s=limit_s)
+    plan = ControlPlan(repeats=repeats, seconds=seconds, lease_s=lease_s, limit_s=limit_s)
     found = [[*measured] for measured in zip(*(measure(size, plan) for size in sizes), strict=True)]
     return [row for rows in found for row in (*rows, *_growth(rows))]
 
@@ -70,7 +70,7 @@ def _growth(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ControlPlan:
     """What is measured of a lab: so many looks and failures, of so many seconds, by a limit."""
 
     repeats: int
@@ -80,7 +80,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Found:
+class ControlFindings:
     """What was measured of one lab so far, value by value."""
 
     up_s: list[float] = field(default_factory=list)
@@ -90,13 +90,13 @@ class Found:
     killed: set[str] = field(default_factory=set)
 
 
-def measure(size: int, plan: Plan) -> list[Row]:
+def measure(size: int, plan: ControlPlan) -> list[Row]:
     """Measure a lab of `size` agents and a standby a failure: idle, at work, and losing agents.
 
     What cannot be measured by the limit has no values, and says what was waited for.
     """
     pace = min(TOP_PACE, PACE / size)
-    found, owner, why_not = Found(), Owner(), ""
+    found, owner, why_not = ControlFindings(), Owner(), ""
 
     async def by_the_limit() -> None:
         async with asyncio.timeout(plan.limit_s):
@@ -137,7 +137,9 @@ def measure(size: int, plan: Plan) -> list[Row]:
     ]
 
 
-async def _measure(size: int, plan: Plan, period_s: float, found: Found, owner: Owner) -> None:
+async def _measure(
+    size: int, plan: ControlPlan, period_s: float, found: ControlFindings, owner: Owner
+) -> None:
     began_s = time.monotonic()
     async with open_lab(
         size, plan.repeats, period_s=period_s, lease_s=plan.lease_s, owner=owner

@@ -26,7 +26,7 @@ from gemini_lab.recovery.messages import MakeVersion
 from gemini_lab.units import MB, MIB
 from gemini_lab_bench.benches.contention import SETTINGS, crossing, workload
 from gemini_lab_bench.benches.live_lab import ready_lab
-from gemini_lab_bench.benches.timed_runs import TimedRun, Workload, in_lab
+from gemini_lab_bench.benches.timed_runs import TimedRun, TimedWorkload, in_lab
 from gemini_lab_bench.rows import Row
 
 LAYER_S: Final = 0.02
@@ -65,7 +65,7 @@ def bench(repeats: int, *, links: Sequence[float] = LINKS_BYTES_PER_S) -> list[R
     return [*made, *rows(turns)]
 
 
-def _work(link_bytes_per_s: float, *, more: int = 0) -> Workload:
+def _work(link_bytes_per_s: float, *, more: int = 0) -> TimedWorkload:
     return replace(
         workload(LAYER_S),
         link_bytes_per_s=link_bytes_per_s,

@@ -39,13 +39,13 @@ from gemini_lab_bench.benches.store_runs import (
     started,
     stood_at,
 )
-from gemini_lab_bench.benches.timed_runs import Workload, under_torchrun
+from gemini_lab_bench.benches.timed_runs import TimedWorkload, under_torchrun
 from gemini_lab_bench.progress import say
 from gemini_lab_bench.rows import Row
 
 STRETCH_S: Final = 150.0
 KILLS: Final = 2  # in each stretch
-BARE: Final = Workload(iterations=4 * WARM_UP, counted=3 * WARM_UP, layer_s=LAYER_S)
+BARE: Final = TimedWorkload(iterations=4 * WARM_UP, counted=3 * WARM_UP, layer_s=LAYER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

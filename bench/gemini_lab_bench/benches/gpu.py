@@ -44,8 +44,8 @@ def bench(repeats: int) -> list[Row]:
         ConfigError: There is no GPU, or it is too small.
     """
     require_gpu()
-    training = Training(named_size("1b"), device="cuda", batch=8, block=512)
-    with Keeper(training, lanes=CudaQueues(), pinned=True) as keeper:
+    training = GpuTraining(named_size("1b"), device="cuda", batch=8, block=512)
+    with PinnedKeeper(training, lanes=CudaQueues(), pinned=True) as keeper:
         turns = [one_turn(training, keeper) for _ in range(repeats)]
     return rows(turns, training)
 
@@ -69,7 +69,7 @@ def require_gpu() -> None:
         )
 
 
-class Training:
+class GpuTraining:
     """A GPT, its optimizer, and a batch that never changes.
 
     Args:
@@ -118,7 +118,7 @@ class Training:
             torch.cuda.synchronize()
 
 
-class Keeper:
+class PinnedKeeper:
     """Takes versions of a training's state into a slab, by the product's own replicator.
 
     Args:
@@ -130,7 +130,7 @@ class Keeper:
         moved: What each version took.
     """
 
-    def __init__(self, training: Training, *, lanes: Lanes, pinned: bool) -> None:
+    def __init__(self, training: GpuTraining, *, lanes: Lanes, pinned: bool) -> None:
         self.pieces: list[tuple[int, torch.Tensor]] = []
         self.size_bytes = 0
         for _, tensor in training.state():
@@ -179,7 +179,11 @@ Turn = dict[str, float]
 
 
 def one_turn(
-    training: Training, keeper: Keeper, *, iterations: int = ITERATIONS, counted: int = COUNTED
+    training: GpuTraining,
+    keeper: PinnedKeeper,
+    *,
+    iterations: int = ITERATIONS,
+    counted: int = COUNTED,
 ) -> Turn:
     """Run each way once; then a version and the bus, each alone.
 
@@ -215,7 +219,7 @@ def _nothing() -> None:
 
 
 def _iteration_s(
-    training: Training,
+    training: GpuTraining,
     after: Callable[[], object],
     before: Callable[[], object],
     iterations: int,
@@ -235,7 +239,7 @@ def _iteration_s(
 
 
 @contextmanager
-def dcp_async(training: Training) -> Iterator[Callable[[], None]]:
+def dcp_async(training: GpuTraining) -> Iterator[Callable[[], None]]:
     """Give a function that saves asynchronously, each time when the save before has ended."""
     with tempfile.TemporaryDirectory(prefix="gemini-lab-dcp-") as folder:
         under_way: list[Any] = []
@@ -260,7 +264,7 @@ def dcp_async(training: Training) -> Iterator[Callable[[], None]]:
             one.result()
 
 
-def rows(turns: list[Turn], training: Training) -> list[Row]:
+def rows(turns: list[Turn], training: GpuTraining) -> list[Row]:
     """Return times, their ratios to none, and rates, each of one turn.
 
     Args:

@@ -28,13 +28,13 @@ from gemini_lab_bench.benches.timed_runs import (
     AS_IF_LARGE,
     Spent,
     TimedRun,
-    Workload,
+    TimedWorkload,
     in_lab,
     under_torchrun,
 )
 from gemini_lab_bench.rows import Row
 
-IDLE: Final = Workload(
+IDLE: Final = TimedWorkload(
     iterations=88,
     counted=64,
     turn_iterations=8,
@@ -43,7 +43,7 @@ IDLE: Final = Workload(
     zero=AS_IF_LARGE,
 )
 """A paced link, idle for longer than a checkpoint takes, as an accelerator would leave it."""
-LOOPBACK: Final = Workload(size="small", iterations=32, counted=28, turn_iterations=4)
+LOOPBACK: Final = TimedWorkload(size="small", iterations=32, counted=28, turn_iterations=4)
 """Nothing emulated: computing, copying and sending share the CPU."""
 PROFILE_ITERATIONS: Final = 8
 PLAIN: Final = "plain torchrun"
@@ -56,7 +56,7 @@ ADDED: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class PairInTurns:
     """Two runs of the same script that trained in turns.
 
     Attributes:
@@ -122,7 +122,7 @@ def bench(repeats: int) -> list[Row]:
     ]
 
 
-def in_turns(workload: Workload, way: Callable[[Workload], TimedRun]) -> Pair:
+def in_turns(workload: TimedWorkload, way: Callable[[TimedWorkload], TimedRun]) -> PairInTurns:
     """Run the workload in one of our ways, such as `in_lab`, and under torchrun, in turns."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="gemini-lab-turns-")))
@@ -133,7 +133,7 @@ def in_turns(workload: Workload, way: Callable[[Workload], TimedRun]) -> Pair:
         plain = pool.submit(under_torchrun, replace(workload, turns=at["plain"]))
         ours = pool.submit(way, replace(workload, turns=at["ours"]))
         waiting = give_turns(jobs, ranks=2)
-        return Pair(
+        return PairInTurns(
             plain=plain.result(),
             ours=ours.result(),
             turn_iterations=workload.turn_iterations,
@@ -141,7 +141,7 @@ def in_turns(workload: Workload, way: Callable[[Workload], TimedRun]) -> Pair:
         )
 
 
-def compare(arms: dict[str, list[Pair]], workload: Workload, *, name: str) -> list[Row]:
+def compare(arms: dict[str, list[PairInTurns]], workload: TimedWorkload, *, name: str) -> list[Row]:
     """Iteration times of each arm, and what they are beside plain torchrun's in the same turns.
 
     The processor time is what rank 0's process takes more of in an iteration: what no idle time of
@@ -181,7 +181,7 @@ def compare(arms: dict[str, list[Pair]], workload: Workload, *, name: str) -> li
     return [*rows, Row(name=f"{name}, in use while both wait", values=waiting, unit="cores")]
 
 
-def _floor(pairs: list[Pair], repeats: int) -> list[Row]:
+def _floor(pairs: list[PairInTurns], repeats: int) -> list[Row]:
     """Compare what background checkpoints add to an iteration with the least their bytes take.
 
     The least is one copy, one checksum and one exchange by bare Gloo of the same bytes, each alone.

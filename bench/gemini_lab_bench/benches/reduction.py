@@ -51,7 +51,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class WaysInTurn:
     """Both ways in one turn, with so many nodes."""
 
     nodes: int
@@ -71,12 +71,14 @@ def bench(repeats: int) -> list[Row]:
     for nodes in NODES:
         with ready_lab(nodes) as lab:
             for _ in range(repeats):
-                pairs.append(Pair(nodes=nodes, peers=_to_peers(lab), store=_to_the_store(nodes)))
+                pairs.append(
+                    WaysInTurn(nodes=nodes, peers=_to_peers(lab), store=_to_the_store(nodes))
+                )
                 say(f"{nodes} nodes: to peers {pairs[-1].reduction:.1f} times faster")
     return rows_of(pairs)
 
 
-def rows_of(pairs: Sequence[Pair]) -> list[Row]:
+def rows_of(pairs: Sequence[WaysInTurn]) -> list[Row]:
     """Return by number of nodes both times, their ratio in a turn, and the formula's."""
     rows = []
     for nodes in dict.fromkeys(one.nodes for one in pairs):

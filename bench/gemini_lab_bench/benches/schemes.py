@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from gemini_lab.units import KIB, MB
 from gemini_lab_bench.benches.live_lab import ready_lab
-from gemini_lab_bench.benches.timed_runs import FEW_SPANS, TimedRun, Workload, in_lab
+from gemini_lab_bench.benches.timed_runs import FEW_SPANS, TimedRun, TimedWorkload, in_lab
 from gemini_lab_bench.rows import Row
 
 LINK_BYTES_PER_S: Final = 10.0 * MB
-WORKLOAD: Final = Workload(
+WORKLOAD: Final = TimedWorkload(
     iterations=24,
     counted=9,
     accumulate=8,

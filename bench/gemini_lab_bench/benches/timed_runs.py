@@ -41,7 +41,7 @@ FEW_SPANS: Final[dict[str, int]] = {"stage3_param_persistence_threshold": 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class TimedWorkload:
     """What every arm of a comparison runs, on two nodes.
 
     Attributes:
@@ -143,7 +143,7 @@ class TimedRun:
     waited_s: float = 0.0
 
 
-def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
+def in_lab(lab: Lab, workload: TimedWorkload, **settings: Any) -> TimedRun:
     """Measure one run on the lab's nodes."""
     with tempfile.TemporaryDirectory(prefix="gemini-lab-times-") as folder:
         times = Path(folder) / "times.json"
@@ -159,7 +159,7 @@ def in_lab(lab: Lab, workload: Workload, **settings: Any) -> TimedRun:
     )
 
 
-def _timed(run: RunReducer, workload: Workload, measured: TimedRun) -> TimedRun:
+def _timed(run: RunReducer, workload: TimedWorkload, measured: TimedRun) -> TimedRun:
     """Return what the log of a run says, beside how long its iterations took."""
     report = report_of(run)
     plan = report.plans[-1] if report.plans else None
@@ -185,7 +185,7 @@ def _timed(run: RunReducer, workload: Workload, measured: TimedRun) -> TimedRun:
     )
 
 
-def under_torchrun(workload: Workload) -> TimedRun:
+def under_torchrun(workload: TimedWorkload) -> TimedRun:
     """Run the same script by torchrun, without a lab.
 
     Raises:
@@ -250,7 +250,7 @@ def idle_s(begin_s: float, end_s: float, busy: Sequence[tuple[float, float]]) ->
     return free + max(0.0, end_s - at_s)
 
 
-def _measured(times: Path, workload: Workload) -> TimedRun:
+def _measured(times: Path, workload: TimedWorkload) -> TimedRun:
     """Return what the job itself wrote into `times`."""
     ended = json.loads(times.read_text(encoding="utf-8"))[-workload.counted - 1 :]
     each = tuple(

@@ -52,7 +52,7 @@ _REAL: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
+class BitStrike:
     """What turns a bit on one machine.
 
     Attributes:
@@ -69,7 +69,7 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class RankTrial:
     """One job: it starts over, and every iteration is verified.
 
     Attributes:
@@ -82,11 +82,11 @@ class Trial:
     engine: EngineName
     seed: int
     iterations: int = STRUCK_AT
-    strike: Strike | None = None
+    strike: BitStrike | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrialOutcome:
     """The end of a trial.
 
     Attributes:
@@ -95,7 +95,7 @@ class Outcome:
         found: What was found in the one that followed, in which training stood still.
     """
 
-    trial: Trial
+    trial: RankTrial
     clean: int
     found: Found | None
 
@@ -124,7 +124,7 @@ def node_name(rank: int) -> str:
     return f"node-{rank}"
 
 
-def outcomes(trials: Sequence[Trial], *, ranks: int) -> list[Outcome]:
+def outcomes(trials: Sequence[RankTrial], *, ranks: int) -> list[TrialOutcome]:
     """Carry out the trials on so many ranks, which all say the same.
 
     Raises:
@@ -153,11 +153,11 @@ def outcomes(trials: Sequence[Trial], *, ranks: int) -> list[Outcome]:
     return said[0]
 
 
-def _received(pipe: Any) -> list[Outcome]:
+def _received(pipe: Any) -> list[TrialOutcome]:
     if not pipe.poll(_LIMIT_S):
         raise GeminiError(f"a rank has not ended within {_LIMIT_S:.0f} s")
     try:
-        answer: list[Outcome] | str = pipe.recv()
+        answer: list[TrialOutcome] | str = pipe.recv()
     except EOFError as error:
         raise GeminiError("a rank ended without a word") from error
     if isinstance(answer, str):
@@ -165,7 +165,7 @@ def _received(pipe: Any) -> list[Outcome]:
     return answer
 
 
-def strikes(count: int) -> Iterator[tuple[int, Trial]]:
+def strikes(count: int) -> Iterator[tuple[int, RankTrial]]:
     """So many trials with the number of their ranks; every kind of strike is as likely."""
     drawn = random.Random(0)
     kinds = [
@@ -176,11 +176,13 @@ def strikes(count: int) -> Iterator[tuple[int, Trial]]:
         range(count), itertools.cycle(kinds), strict=False
     ):
         ranks = RANKS[number % len(RANKS)]
-        strike = Strike(rank=drawn.randrange(ranks), where=where, lasts=lasts, in_replay=in_replay)
-        yield ranks, Trial(engine=engine, seed=number, strike=strike)
+        strike = BitStrike(
+            rank=drawn.randrange(ranks), where=where, lasts=lasts, in_replay=in_replay
+        )
+        yield ranks, RankTrial(engine=engine, seed=number, strike=strike)
 
 
-def struck(count: int) -> list[Outcome]:
+def struck(count: int) -> list[TrialOutcome]:
     """Carry out so many trials with a strike each."""
     drawn = [*strikes(count)]
     return [
@@ -190,15 +192,15 @@ def struck(count: int) -> list[Outcome]:
     ]
 
 
-def undisturbed(iterations: int) -> list[Outcome]:
+def undisturbed(iterations: int) -> list[TrialOutcome]:
     """Verify at least so many iterations that nothing disturbs, with each engine."""
     engines = get_args(EngineName)
     share = -(-iterations // len(engines))
-    trials = [Trial(engine=one, seed=7, iterations=share) for one in engines]
+    trials = [RankTrial(engine=one, seed=7, iterations=share) for one in engines]
     return outcomes(trials, ranks=RANKS[0])
 
 
-def rows_of(tries: Sequence[Outcome], clean: Sequence[Outcome]) -> list[Row]:
+def rows_of(tries: Sequence[TrialOutcome], clean: Sequence[TrialOutcome]) -> list[Row]:
     """Count the machines that were named and those that were accused."""
     rows = [
         single(
@@ -225,7 +227,7 @@ def rows_of(tries: Sequence[Outcome], clean: Sequence[Outcome]) -> list[Row]:
 # -- in a rank -----------------------------------------------------------------------------------
 
 
-def _work(rank: int, ranks: int, store: Path, trials: Sequence[Trial], answer: Any) -> None:
+def _work(rank: int, ranks: int, store: Path, trials: Sequence[RankTrial], answer: Any) -> None:
     try:
         _meet(rank, ranks, store)
         group = CheckpointGroup(_file_store(store, ranks), rank=rank, world_size=ranks)
@@ -261,7 +263,7 @@ def _meet(rank: int, ranks: int, store: Path) -> None:
     )
 
 
-def _outcome(trial: Trial, group: CheckpointGroup) -> Outcome:
+def _outcome(trial: RankTrial, group: CheckpointGroup) -> TrialOutcome:
     """Train one job, and see what is found."""
     torch.manual_seed(trial.seed)  # the same weights everywhere
     job = _JOBS[trial.engine](GPT(_MODEL if trial.strike is None else _STRUCK))
@@ -271,7 +273,7 @@ def _outcome(trial: Trial, group: CheckpointGroup) -> Outcome:
         for number in range(1, trial.iterations + 1):
             watched.iteration = number
             job.update(torch.randint(256, (2, _BATCH, _MODEL.context)))
-    return Outcome(trial=trial, clean=watched.clean, found=watched.found)
+    return TrialOutcome(trial=trial, clean=watched.clean, found=watched.found)
 
 
 class _StandsStillError(Exception):
@@ -284,7 +286,7 @@ class _Watched:
     counts = True
     remarks = ()
 
-    def __init__(self, trial: Trial, engine: Any, group: CheckpointGroup) -> None:
+    def __init__(self, trial: RankTrial, engine: Any, group: CheckpointGroup) -> None:
         framework = framework_of(engine)
         self.iteration = 0
         self.found: Found | None = None

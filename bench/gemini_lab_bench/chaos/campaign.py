@@ -14,9 +14,9 @@ from gemini_lab_bench.chaos.aftermath import Losses
 from gemini_lab_bench.chaos.faults import Fault, Schedule, draw
 from gemini_lab_bench.chaos.kinds import KINDS
 from gemini_lab_bench.chaos.oracles import problems
-from gemini_lab_bench.chaos.result import Result
+from gemini_lab_bench.chaos.result import CampaignResult
 from gemini_lab_bench.chaos.suffer import Suffered, suffer, undisturbed
-from gemini_lab_bench.chaos.turn import Struck
+from gemini_lab_bench.chaos.turn import FaultInRun
 from gemini_lab_bench.versions import machine
 
 ITERATIONS: Final = 40
@@ -24,7 +24,7 @@ ITERATIONS_A_FAULT: Final = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CampaignPlan:
     """What a campaign is to do.
 
     Attributes:
@@ -92,8 +92,8 @@ class Plan:
 
 
 def campaign(
-    plan: Plan, *, schedules: Sequence[Schedule] | None = None, record: Path | None = None
-) -> Result:
+    plan: CampaignPlan, *, schedules: Sequence[Schedule] | None = None, record: Path | None = None
+) -> CampaignResult:
     """Run all of it, and say each fault as it happens; Ctrl-C ends it with what it has so far.
 
     Args:
@@ -104,7 +104,7 @@ def campaign(
     Raises:
         GeminiError: The job does not run here at all, or the result cannot be written.
     """
-    result, began_s = Result(plan=str(plan)), time.monotonic()
+    result, began_s = CampaignResult(plan=str(plan)), time.monotonic()
     stop_s = None if plan.most_s is None else began_s + plan.most_s
     plan.folder.mkdir(parents=True, exist_ok=True)
     result.was_interrupted = True  # until all is done
@@ -140,7 +140,7 @@ def campaign(
 
 
 def one_run(
-    schedule: Schedule, plan: Plan, known: Losses, *, stop_s: float | None = None
+    schedule: Schedule, plan: CampaignPlan, known: Losses, *, stop_s: float | None = None
 ) -> tuple[Suffered, list[str]]:
     """Run one schedule; return the run, and what did not hold in it."""
     run = suffer(
@@ -168,7 +168,7 @@ def terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def smaller(failed: Suffered, plan: Plan, known: Losses) -> tuple[Schedule, bool]:
+def smaller(failed: Suffered, plan: CampaignPlan, known: Losses) -> tuple[Schedule, bool]:
     """Return the fewest faults of a run that did not hold with which it does not hold again.
 
     Only those that happened count; what fails by chance may need more tries than there are.
@@ -220,7 +220,7 @@ def _report(run: Suffered, schedule: Schedule) -> None:
     _say(f"  again: gemini-lab chaos --replay {file}")
 
 
-def _say_struck(struck: Struck) -> None:
+def _say_struck(struck: FaultInRun) -> None:
     at = time.strftime("%H:%M:%S", time.localtime(struck.at_s))
     how = f"hit {struck.hit}" if struck.happened else f"did not happen, {struck.hit}"
     if struck.until_s is not None:

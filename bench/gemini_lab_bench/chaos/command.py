@@ -11,11 +11,11 @@ from gemini_lab.display import columns, complain, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.lab_config import LabConfig
 from gemini_lab.limits import seconds, whole
-from gemini_lab_bench.chaos.campaign import Plan, campaign, load_now
+from gemini_lab_bench.chaos.campaign import CampaignPlan, campaign, load_now
 from gemini_lab_bench.chaos.faults import Schedule
 from gemini_lab_bench.chaos.kinds import KINDS, USUAL, named
 from gemini_lab_bench.chaos.means import check, lacking, possible
-from gemini_lab_bench.chaos.result import Result, summed
+from gemini_lab_bench.chaos.result import CampaignResult, summed
 
 WHAT_HOLDS: Final = """\
 Real faults at random moments of real runs on this machine. What must hold:
@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
+def plan_of(options: argparse.Namespace) -> CampaignPlan:
     """Return the campaign that the options mean.
 
     Raises:
@@ -124,7 +124,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         check(kinds, without=lacking())
     else:
         kinds, _ = possible(kinds, without=lacking())
-    return Plan(
+    return CampaignPlan(
         faults=options.faults,
         seed=options.seed,
         kinds=kinds,
@@ -145,7 +145,7 @@ def command(arguments: list[str]) -> int:
     """Run a campaign, or one schedule again."""
     options = parser().parse_args(arguments)
     if options.table:
-        tell(summed([Result.read(path) for path in options.table]))
+        tell(summed([CampaignResult.read(path) for path in options.table]))
         return Exit.FINISHED
     if not sys.platform.startswith("linux"):
         raise ConfigError("a campaign finds processes through /proc, so it needs Linux")

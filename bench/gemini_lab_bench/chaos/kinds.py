@@ -49,7 +49,7 @@ OF_SAVES: Final[tuple[Moment, ...]] = ("save", "commit")
 """Moments of a save: it begins; its version is in the tier."""
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that can break.
 
     Attributes:
@@ -101,137 +101,149 @@ def _failure(
     begins_recovery: bool = False,
     costs_s: float = 2.0,
     job: JobForm = "usual",
-) -> Kind:
+) -> FaultKind:
     """Return the kind that the injector has too, by the same name and in the same words."""
     words = meaning(kind).rstrip(".")
     text = words if words.startswith("SIG") else words[0].lower() + words[1:]
-    return Kind(text=text, place=place, begins_recovery=begins_recovery, costs_s=costs_s, job=job)
+    return FaultKind(
+        text=text, place=place, begins_recovery=begins_recovery, costs_s=costs_s, job=job
+    )
 
 
-def _store(text: str, *, beside: tuple[str, ...] = ("pair_kill",)) -> Kind:
+def _store(text: str, *, beside: tuple[str, ...] = ("pair_kill",)) -> FaultKind:
     """Return a kind of a store's answers, felt if memory has lost what is asked for."""
-    return Kind(text=text, needs="store", lasts_s=STORE, costs_s=12, beside=beside, repeats=True)
+    return FaultKind(
+        text=text, needs="store", lasts_s=STORE, costs_s=12, beside=beside, repeats=True
+    )
 
 
-def _limit(text: str, *, place: Place = "rank") -> Kind:
+def _limit(text: str, *, place: Place = "rank") -> FaultKind:
     """Return what an agent can have no more of, felt where it has to start something."""
     beside = ("node_loss", "worker_crash")
-    return Kind(text=text, place=place, lasts_s=AWAY, costs_s=10, beside=beside, repeats=True)
+    return FaultKind(text=text, place=place, lasts_s=AWAY, costs_s=10, beside=beside, repeats=True)
 
 
-KINDS: Final[dict[str, Kind]] = {
+KINDS: Final[dict[str, FaultKind]] = {
     "worker_crash": _failure(WorkerCrash, begins_recovery=True, costs_s=5),
     "worker_hang": _failure(WorkerHang, begins_recovery=True, costs_s=14),
-    "worker_stop": Kind(
+    "worker_stop": FaultKind(
         text="a worker stopped, and continued", place="rank", lasts_s=SHORT, costs_s=6
     ),
-    "warm_kill": Kind(
+    "warm_kill": FaultKind(
         text="SIGKILL to a warm parent", place="rank", begins_recovery=True, costs_s=6
     ),
-    "warm_stop": Kind(text="a warm parent stopped, and continued", place="rank", lasts_s=SHORT),
-    "bulk_kill": Kind(text="SIGKILL to a node's bulk processes", place="rank"),
-    "bulk_stop": Kind(text="bulk processes stopped, and continued", place="rank", lasts_s=SHORT),
-    "agent_kill": Kind(
+    "warm_stop": FaultKind(
+        text="a warm parent stopped, and continued", place="rank", lasts_s=SHORT
+    ),
+    "bulk_kill": FaultKind(text="SIGKILL to a node's bulk processes", place="rank"),
+    "bulk_stop": FaultKind(
+        text="bulk processes stopped, and continued", place="rank", lasts_s=SHORT
+    ),
+    "agent_kill": FaultKind(
         text="SIGKILL to an agent alone", place="rank", begins_recovery=True, costs_s=6
     ),
-    "agent_stop": Kind(
+    "agent_stop": FaultKind(
         text="an agent stopped, and continued", place="rank", lasts_s=SHORT, costs_s=6
     ),
     "node_loss": _failure(NodeLoss, begins_recovery=True, costs_s=8),
-    "node_stop": Kind(
+    "node_stop": FaultKind(
         text="all of a node stopped: it returns", place="rank", lasts_s=SHORT, costs_s=7
     ),
-    "node_return": Kind(
+    "node_return": FaultKind(
         text="all of a node frozen past its lease: its place is given away, and it returns",
         place="rank",
         lasts_s=PAST_LEASE,
         begins_recovery=True,
         costs_s=12,
     ),
-    "node_drain": Kind(
+    "node_drain": FaultKind(
         text="a node drained on a notice, and all of it killed when that is over",
         place="rank",
         lasts_s=NOTICE,
         costs_s=10,
     ),
     "root_loss": _failure(RootLoss, place="root", begins_recovery=True, costs_s=10),
-    "root_stop": Kind(
+    "root_stop": FaultKind(
         text="the root's node stopped: it returns", place="root", lasts_s=SHORT, costs_s=10
     ),
-    "standby_kill": Kind(text="SIGKILL to all of a standby", place="standby", costs_s=4),
-    "standby_stop": Kind(text="a standby stopped: it returns", place="standby", lasts_s=SHORT),
-    "pair_kill": Kind(
+    "standby_kill": FaultKind(text="SIGKILL to all of a standby", place="standby", costs_s=4),
+    "standby_stop": FaultKind(text="a standby stopped: it returns", place="standby", lasts_s=SHORT),
+    "pair_kill": FaultKind(
         text="SIGKILL to all who keep a shard", place="pair", begins_recovery=True, costs_s=30
     ),
-    "pair_stop": Kind(
+    "pair_stop": FaultKind(
         text="all who keep a shard stopped: they return", place="pair", lasts_s=SHORT, costs_s=12
     ),
     "rack_loss": _failure(RackLoss, place="rack", begins_recovery=True, costs_s=15),
-    "rack_stop": Kind(
+    "rack_stop": FaultKind(
         text="all of a rack stopped: it returns", place="rack", lasts_s=SHORT, costs_s=12
     ),
-    "all_kill": Kind(
+    "all_kill": FaultKind(
         text="SIGKILL to all nodes and standbys", place="all", begins_recovery=True, costs_s=40
     ),
-    "all_stop": Kind(text="all nodes stopped: they return", place="all", lasts_s=SHORT, costs_s=12),
-    "link_cut": Kind(text="the connection of node and root closed", place="rank"),
-    "worker_cut": Kind(
+    "all_stop": FaultKind(
+        text="all nodes stopped: they return", place="all", lasts_s=SHORT, costs_s=12
+    ),
+    "link_cut": FaultKind(text="the connection of node and root closed", place="rank"),
+    "worker_cut": FaultKind(
         text="all connections between two workers closed",
         place="rank",
         begins_recovery=True,
         costs_s=5,
     ),
-    "link_slow": Kind(
+    "link_slow": FaultKind(
         text="all of a node's traffic at 64 KiB/s",
         place="rank",
         needs="network",
         lasts_s=AWAY,
         costs_s=8,
     ),
-    "partition": Kind(
+    "partition": FaultKind(
         text="a node cut off from everybody",
         place="rank",
         needs="network",
         lasts_s=AWAY,
         costs_s=10,
     ),
-    "partition_out": Kind(
+    "partition_out": FaultKind(
         text="nothing that a node sends arrives",
         place="rank",
         needs="network",
         lasts_s=AWAY,
         costs_s=10,
     ),
-    "partition_in": Kind(
+    "partition_in": FaultKind(
         text="nothing that is sent to a node arrives",
         place="rank",
         needs="network",
         lasts_s=AWAY,
         costs_s=10,
     ),
-    "clock_step": Kind(
+    "clock_step": FaultKind(
         text="a node's clock set, by up to an hour either way", place="rank", needs="clock"
     ),
     "bit_flip": _failure(BitFlip),
     "wrong_sums": _failure(WrongSums, begins_recovery=True, costs_s=8, job="verified"),
-    "resize": Kind(
+    "resize": FaultKind(
         text="the run resized to a node less, and back",
         lasts_s=SMALLER,
         begins_recovery=True,
         costs_s=10,
         job="resizable",
     ),
-    "etcd_kill": Kind(text="SIGKILL to etcd", costs_s=4),
-    "etcd_stop": Kind(text="etcd stopped, and continued", lasts_s=AWAY, costs_s=4),
-    "owner_stop": Kind(text="the run's owner stopped, and continued", lasts_s=SHORT, costs_s=5),
-    "owner_kill": Kind(text="SIGKILL to the run's owner", ends_run=True, costs_s=20),
-    "log_full": Kind(text="the disk of the run's log full", lasts_s=AWAY, costs_s=5),
-    "tier_away": Kind(text="the persistent tier cannot be reached", lasts_s=AWAY),
-    "tier_full": Kind(text="the persistent tier's disk full", needs="disk", lasts_s=AWAY),
-    "tier_hang": Kind(text="writes to the tier hang", needs="disk", lasts_s=AWAY),
-    "tier_slow": Kind(text="writes to the tier crawl", needs="disk", lasts_s=AWAY),
-    "tier_flip": Kind(text="a bit turned in the tier's newest shard"),
-    "tier_torn": Kind(text="the tier's newest manifest cut short"),
+    "etcd_kill": FaultKind(text="SIGKILL to etcd", costs_s=4),
+    "etcd_stop": FaultKind(text="etcd stopped, and continued", lasts_s=AWAY, costs_s=4),
+    "owner_stop": FaultKind(
+        text="the run's owner stopped, and continued", lasts_s=SHORT, costs_s=5
+    ),
+    "owner_kill": FaultKind(text="SIGKILL to the run's owner", ends_run=True, costs_s=20),
+    "log_full": FaultKind(text="the disk of the run's log full", lasts_s=AWAY, costs_s=5),
+    "tier_away": FaultKind(text="the persistent tier cannot be reached", lasts_s=AWAY),
+    "tier_full": FaultKind(text="the persistent tier's disk full", needs="disk", lasts_s=AWAY),
+    "tier_hang": FaultKind(text="writes to the tier hang", needs="disk", lasts_s=AWAY),
+    "tier_slow": FaultKind(text="writes to the tier crawl", needs="disk", lasts_s=AWAY),
+    "tier_flip": FaultKind(text="a bit turned in the tier's newest shard"),
+    "tier_torn": FaultKind(text="the tier's newest manifest cut short"),
     "tier_unread": _store(
         "the tier lists its files, and gives none (503, as a store that is asked too much)"
     ),
@@ -242,7 +254,7 @@ KINDS: Final[dict[str, Kind]] = {
     "tier_html": _store("reads of the tier give a proxy's page"),
     "tier_denied": _store("the tier refuses reads and writes: permission denied"),
     "tier_slow_call": _store("one call to the tier, and no other, takes long"),
-    "link_flap": Kind(
+    "link_flap": FaultKind(
         text="all links of an agent to others closed, again and again, as a word is said",
         place="rank",
         needs="sockets",
@@ -251,7 +263,7 @@ KINDS: Final[dict[str, Kind]] = {
         beside=("node_drain", "rewind"),
         repeats=True,
     ),
-    "port_refuse": Kind(
+    "port_refuse": FaultKind(
         text="an agent's connections closed, and its port refuses for a moment",
         place="rank",
         needs="sockets",
@@ -262,33 +274,35 @@ KINDS: Final[dict[str, Kind]] = {
     "agent_files": _limit("an agent that can open no more files"),
     "agent_memory": _limit("an agent that gets no more memory"),
     "standby_shm": _limit("a standby whose memory files can grow no more", place="standby"),
-    "script_edit": Kind(
+    "script_edit": FaultKind(
         text="the script's own module edited, and edited back",
         lasts_s=EDITS,
         costs_s=8,
         beside=("worker_crash", "node_loss"),
     ),
-    "rewind": Kind(text="training told to take back some iterations, and do them again"),
-    "hands": Kind(
+    "rewind": FaultKind(text="training told to take back some iterations, and do them again"),
+    "hands": FaultKind(
         text="three shells ask at once, for -1, 10^9, 2^62 or 10^30 of something",
         lasts_s=SHORT,
         costs_s=8,
     ),
-    "save_kill": Kind(
+    "save_kill": FaultKind(
         text="SIGKILL to all of a node as a version is saved",
         place="rank",
         begins_recovery=True,
         costs_s=8,
         at=OF_SAVES,
     ),
-    "save_root_kill": Kind(
+    "save_root_kill": FaultKind(
         text="SIGKILL to all of the root's node as a version is saved",
         place="root",
         begins_recovery=True,
         costs_s=10,
         at=OF_SAVES,
     ),
-    "end_kill": Kind(text="SIGKILL to all of a node as the run ends", place="rank", at=("end",)),
+    "end_kill": FaultKind(
+        text="SIGKILL to all of a node as the run ends", place="rank", at=("end",)
+    ),
 }
 """Every kind by its name."""
 USUAL: Final = tuple(name for name, kind in KINDS.items() if kind.job == "usual")

@@ -24,7 +24,7 @@ INVENTORY_S: Final = 0.3
 State = TypeVar("State")
 
 
-class Word:
+class GivenUp:
     """Whether a person has let go of what is waited for, for the recovery under way.
 
     Args:
@@ -47,7 +47,7 @@ class Word:
 def thrown_away(run: Aftermath) -> Iterator[str]:
     """Check that memory gave the newest whole version, unless copies of it were bad."""
     complete: dict[int, set[int]] = {}  # the ranks that told of each version
-    newest, ranks, is_excused, word = 0, 0, False, Word(run)
+    newest, ranks, is_excused, word = 0, 0, False, GivenUp(run)
     for entry in run.entries:
         word.take(entry)
         match event := entry.event:
@@ -75,7 +75,7 @@ def thrown_away(run: Aftermath) -> Iterator[str]:
 
 def left_in_memory(run: Aftermath) -> Iterator[str]:
     """Check that no plan goes back behind what an observer sees whole in memory then."""
-    is_excused, word = False, Word(run)
+    is_excused, word = False, GivenUp(run)
     for entry in run.entries:
         word.take(entry)
         match event := entry.event:
@@ -141,7 +141,7 @@ def _loading_from_the_tier(entries: Sequence[Entry]) -> Iterator[tuple[float, fl
 
 def forgotten(run: Aftermath) -> Iterator[str]:
     """Check that no plan goes back behind the newest saved version, unless it was spoilt."""
-    saved, word = 0, Word(run)
+    saved, word = 0, GivenUp(run)
     for entry in run.entries:
         word.take(entry)
         match event := entry.event:

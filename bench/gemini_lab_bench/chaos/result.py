@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("gemini-lab", "torch", "deepspeed")}
 
 
-class Strike(msgspec.Struct, frozen=True, kw_only=True):
+class StruckFault(msgspec.Struct, frozen=True, kw_only=True):
     """One fault, as it went.
 
     Attributes:
@@ -49,7 +49,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     is_fine: bool
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True):
+class FailedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that did not hold.
 
     Attributes:
@@ -63,7 +63,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     schedule: Schedule
 
 
-class Result(msgspec.Struct, kw_only=True):
+class CampaignResult(msgspec.Struct, kw_only=True):
     """What a campaign has found.
 
     Attributes:
@@ -85,8 +85,8 @@ class Result(msgspec.Struct, kw_only=True):
     looks: int = 0
     cut_short: int = 0
     was_interrupted: bool = False
-    strikes: list[Strike] = msgspec.field(default_factory=list)
-    failures: list[Failed] = msgspec.field(default_factory=list)
+    strikes: list[StruckFault] = msgspec.field(default_factory=list)
+    failures: list[FailedRun] = msgspec.field(default_factory=list)
 
     def add(self, run: Suffered, found: list[str]) -> None:
         """Take in a run that is over, and what did not hold there."""
@@ -95,7 +95,7 @@ class Result(msgspec.Struct, kw_only=True):
         self.strikes += _strikes_of(run, is_fine=not found)
         if found:
             folder = str(run.folder)
-            self.failures.append(Failed(run=folder, problems=found, schedule=run.schedule))
+            self.failures.append(FailedRun(run=folder, problems=found, schedule=run.schedule))
 
     def write(self, path: Path) -> None:
         """Write all that was found as JSON, in one step: whoever reads finds a whole file.
@@ -113,7 +113,7 @@ class Result(msgspec.Struct, kw_only=True):
             raise GeminiError(f"cannot write {path}: {error.strerror}") from error
 
     @classmethod
-    def read(cls, path: Path) -> "Result":
+    def read(cls, path: Path) -> "CampaignResult":
         """Return what a campaign has written.
 
         Raises:
@@ -131,7 +131,7 @@ class Result(msgspec.Struct, kw_only=True):
         return "\n".join((*table(self.strikes), "", *_sums([self])))
 
 
-def table(strikes: Sequence[Strike]) -> Iterator[str]:
+def table(strikes: Sequence[StruckFault]) -> Iterator[str]:
     """Yield a line for each kind that was drawn: how long training stood still, whether it held."""
     yield HEAD
     for kind in KINDS:
@@ -140,7 +140,7 @@ def table(strikes: Sequence[Strike]) -> Iterator[str]:
             yield _line(kind, [one for one in drawn if one.happened])
 
 
-def summed(results: Sequence[Result]) -> str:
+def summed(results: Sequence[CampaignResult]) -> str:
     """Return one table of several campaigns."""
     strikes = [one for result in results for one in result.strikes]
     lines = [*table(strikes), "", *_sums(results)]
@@ -149,7 +149,7 @@ def summed(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def _line(kind: str, struck: Sequence[Strike]) -> str:
+def _line(kind: str, struck: Sequence[StruckFault]) -> str:
     values = [one.standstill_s for one in struck if one.standstill_s is not None]
     held = sum(one.is_fine for one in struck)
     verdict = "holds" if held == len(struck) else f"{len(struck) - held} in runs that did not hold"
@@ -161,7 +161,7 @@ def _line(kind: str, struck: Sequence[Strike]) -> str:
     return f"{kind:<14}{len(struck):>7}{held:>6}{times}  {verdict}"
 
 
-def _sums(results: Sequence[Result]) -> Iterator[str]:
+def _sums(results: Sequence[CampaignResult]) -> Iterator[str]:
     strikes = [one for result in results for one in result.strikes]
     struck = [one for one in strikes if one.happened]
     close = sum(one.fault.moment not in ("calm", "meanwhile") for one in struck)
@@ -181,13 +181,13 @@ def _sums(results: Sequence[Result]) -> Iterator[str]:
         yield f"{minutes:.0f} minutes, {len(struck) / minutes:.1f} faults a minute"
 
 
-def _strikes_of(run: Suffered, *, is_fine: bool) -> Iterator[Strike]:
+def _strikes_of(run: Suffered, *, is_fine: bool) -> Iterator[StruckFault]:
     for one in run.struck:
         stood_s = None
         if one.happened and one.until_s is not None:
             entries = run.aftermath.entries
             stood_s = standstill_s(entries, since_s=one.at_s, until_s=one.until_s)
-        yield Strike(
+        yield StruckFault(
             run=str(run.folder),
             fault=one.fault,
             happened=one.happened,

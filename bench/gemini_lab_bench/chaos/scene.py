@@ -26,7 +26,7 @@ esac
 """
 
 
-class Hosts:
+class NetworkHosts:
     """Emulated machines, each a network namespace, that `mpiexec` reaches as if by ssh.
 
     Args:
@@ -136,7 +136,7 @@ class Scene:
     tier: BreakableTier
     script: Path
     store: BreakableStore | None = None
-    hosts: Hosts | None = None
+    hosts: NetworkHosts | None = None
     clocks: NodeClocks | None = None
 
     @property
@@ -167,7 +167,7 @@ def scene_of(schedule: Schedule, folder: Path) -> Iterator[Scene]:
         hosts = None
         if "network" in schedule.needs:
             machines = schedule.nodes + schedule.standbys + schedule.most_lost
-            hosts = made.enter_context(Hosts(folder, machines + SPARE))
+            hosts = made.enter_context(NetworkHosts(folder, machines + SPARE))
         tier, store = made.enter_context(BreakableTier(folder)), None
         if "store" in schedule.needs:
             where = {} if hosts is None else {"host": hosts.campaign}

@@ -24,7 +24,7 @@ from gemini_lab_bench.chaos.hands import Hands
 from gemini_lab_bench.chaos.kinds import KINDS
 from gemini_lab_bench.chaos.scene import EDITED, OWN_PART, Scene
 from gemini_lab_bench.chaos.sockets import flap, refuse
-from gemini_lab_bench.chaos.told import Told
+from gemini_lab_bench.chaos.told import LogSoFar
 from gemini_lab_bench.chaos.victims import NodeProcesses, etcd_of, marked, nodes_of, send
 
 Mend = Callable[[], object]
@@ -65,7 +65,7 @@ class Strikes:
         mark: str,
         folder: Path,
         owner: subprocess.Popen[bytes],
-        told: Told,
+        told: LogSoFar,
         scene: Scene,
         rack_of: Mapping[str, str] = MappingProxyType({}),
         nodes: int = 0,

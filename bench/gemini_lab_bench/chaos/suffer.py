@@ -24,8 +24,8 @@ from gemini_lab_bench.chaos.observer import Observer, TierObserver
 from gemini_lab_bench.chaos.oracles import losses_of
 from gemini_lab_bench.chaos.scene import Scene, scene_of
 from gemini_lab_bench.chaos.strikes import Strikes
-from gemini_lab_bench.chaos.told import Told
-from gemini_lab_bench.chaos.turn import StoodStillError, Struck, Turn
+from gemini_lab_bench.chaos.told import LogSoFar
+from gemini_lab_bench.chaos.turn import FaultInRun, RunUnderFaults, StoodStillError
 from gemini_lab_bench.chaos.victims import MARK, marked, send
 
 
@@ -42,7 +42,7 @@ class Suffered:
     """
 
     schedule: Schedule
-    struck: tuple[Struck, ...]
+    struck: tuple[FaultInRun, ...]
     aftermath: Aftermath
     folder: Path
     was_interrupted: bool = False
@@ -55,7 +55,7 @@ def suffer(
     undisturbed: Losses,
     limit_s: float,
     stop_s: float | None = None,
-    say: Callable[[Struck], None] = lambda _: None,
+    say: Callable[[FaultInRun], None] = lambda _: None,
 ) -> Suffered:
     """Run the job, strike, and gather what the oracles need.
 
@@ -78,7 +78,7 @@ def suffer(
         Observer(mark, schedule.nodes - schedule.resizes) as observer,
         TierObserver(scene.tier.data) as tier,
     ):
-        told = Told(own / "run", iterations=schedule.iterations)
+        told = LogSoFar(own / "run", iterations=schedule.iterations)
         strikes = Strikes(
             mark=mark,
             folder=own / "run",
@@ -88,7 +88,7 @@ def suffer(
             rack_of=schedule.rack_of,
             nodes=schedule.nodes,
         )
-        turn = Turn(
+        turn = RunUnderFaults(
             strikes,
             told,
             owner,

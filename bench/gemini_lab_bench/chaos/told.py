@@ -20,7 +20,7 @@ AFTER_STEP: Final[dict[str, Moment]] = {
 """A step is told when it is over: so what begins then."""
 
 
-class Told:
+class LogSoFar:
     """Follows one run's log.
 
     Args:

@@ -16,7 +16,7 @@ from gemini_lab.recovery.requests import GiveUpProgress
 from gemini_lab_bench.chaos.faults import Fault
 from gemini_lab_bench.chaos.kinds import KINDS, OF_SAVES
 from gemini_lab_bench.chaos.strikes import Mend, Strikes
-from gemini_lab_bench.chaos.told import Told
+from gemini_lab_bench.chaos.told import LogSoFar
 
 LOOK_S: Final = 0.01
 CALM: Final = 2  # iterations of all ranks after which a fault is over
@@ -27,7 +27,7 @@ NEVER_CAME: Final = "its moment never came"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
+class FaultInRun:
     """A fault that was due.
 
     Attributes:
@@ -73,7 +73,7 @@ class StoodStillError(GeminiError):
     """Training did not go on in time."""
 
 
-class Turn:
+class RunUnderFaults:
     """Goes through the faults of a schedule while the run goes on.
 
     Args:
@@ -97,16 +97,16 @@ class Turn:
     def __init__(
         self,
         strikes: Strikes,
-        told: Told,
+        told: LogSoFar,
         owner: subprocess.Popen[bytes],
         folder: Path,
         *,
         limit_s: float,
         stop_s: float | None = None,
-        say: Callable[[Struck], None],
+        say: Callable[[FaultInRun], None],
         tier: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
-        self.struck: list[Struck] = []
+        self.struck: list[FaultInRun] = []
         self.let_go_s: list[float] = []
         self.is_cut_short = self.has_told_to_end = False
         self._tier = tier
@@ -141,7 +141,9 @@ class Turn:
             if is_due:
                 self._strike(fault)
             else:
-                self._take(Struck(fault=fault, at_s=time.time(), happened=False, hit=NEVER_CAME))
+                self._take(
+                    FaultInRun(fault=fault, at_s=time.time(), happened=False, hit=NEVER_CAME)
+                )
 
     @property
     def _is_over(self) -> bool:
@@ -206,14 +208,14 @@ class Turn:
         try:
             hit, mend = self._strikes.strike(fault)
         except (ConfigError, GeminiError, OSError) as error:
-            self._take(Struck(fault=fault, at_s=at_s, happened=False, hit=str(error)))
+            self._take(FaultInRun(fault=fault, at_s=at_s, happened=False, hit=str(error)))
             return
         self.is_cut_short |= KINDS[fault.kind].ends_run
         if mend is not None:
             self._mend_later(fault, mend)
         self._newest_s = self._moved_s = time.monotonic()
         self._wanted = self._told.progress + CALM
-        self._take(Struck(fault=fault, at_s=at_s, hit=hit))
+        self._take(FaultInRun(fault=fault, at_s=at_s, hit=hit))
 
     def _mend_later(self, fault: Fault, mend: Mend) -> None:
         """Mend it when its time is over, and have it come again if it is to."""
@@ -229,7 +231,7 @@ class Turn:
         if left.times > 0:
             self._mends.add(again, after_s=fault.lasts_s + fault.pause_s, breaks=True)
 
-    def _take(self, struck: Struck) -> None:
+    def _take(self, struck: FaultInRun) -> None:
         self.struck.append(struck)
         if not struck.happened:
             self._say(struck)

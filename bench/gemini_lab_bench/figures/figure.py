@@ -81,7 +81,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PaperComparison:
     """One value of ours beside the paper's, or a measured one beside a model's.
 
     Attributes:
@@ -144,7 +144,7 @@ class Figure:
         """Return the points of one origin."""
         return tuple(point for point in self.points if point.origin == origin)
 
-    def comparisons(self) -> tuple[Comparison, ...]:
+    def comparisons(self) -> tuple[PaperComparison, ...]:
         """Return every value of ours that stands where the paper has one.
 
         What was measured where the paper has none is compared with a model's value there.
@@ -159,7 +159,7 @@ class Figure:
             if point.origin == "paper" or point.y is None or there is None:
                 continue
             error, verdict = self._error(point.y, there), self._verdict(point, there)
-            found.append(Comparison(ours=point, beside=there, error=error, verdict=verdict))
+            found.append(PaperComparison(ours=point, beside=there, error=error, verdict=verdict))
         return tuple(found)
 
     def _standing(self, origin: Origin) -> dict[tuple[str, str], Point]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from gemini_lab.display import Picture, picture
 from gemini_lab.errors import ConfigError
-from gemini_lab_bench.figures.figure import Comparison, Figure, Point
+from gemini_lab_bench.figures.figure import Figure, PaperComparison, Point
 
 STYLE: Final = (
     ":root{color-scheme:light dark}"
@@ -102,7 +102,7 @@ def _document(title: str, body: str) -> str:
     )
 
 
-def _cells(point: Point, beside: Comparison | None) -> tuple[object, ...]:
+def _cells(point: Point, beside: PaperComparison | None) -> tuple[object, ...]:
     p = point
     judged = ("", "", "") if beside is None else (beside.beside.y, beside.error, beside.verdict)
     return p.series, p.x, p.y, p.low, p.high, p.text, p.origin, p.how, *judged

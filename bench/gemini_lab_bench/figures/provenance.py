@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gemini_lab_bench.figures.figure import Comparison, Figure
+from gemini_lab_bench.figures.figure import Figure, PaperComparison
 from gemini_lab_bench.versions import made_with
 
 PACKAGES: Final = ("numpy", "matplotlib")
@@ -97,7 +97,7 @@ def _counted(values: Sequence[object]) -> str:
     return f"{len(values)} value{'s' if len(values) > 1 else ''}"
 
 
-def _judged(one: Comparison) -> dict[str, object]:
+def _judged(one: PaperComparison) -> dict[str, object]:
     return {
         "series": one.ours.series,
         "x": one.ours.x,

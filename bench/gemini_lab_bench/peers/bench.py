@@ -10,8 +10,8 @@ from gemini_lab.errors import ConfigError, LaunchError
 from gemini_lab.units import MIB, format_seconds, parse_bytes
 from gemini_lab_bench.peers.catalog import CATALOG
 from gemini_lab_bench.peers.environments import find_python, parse_environments
-from gemini_lab_bench.peers.one_turn import Conditions, Turn, run_turn
-from gemini_lab_bench.peers.table import Record, rows_of, table
+from gemini_lab_bench.peers.one_turn import Conditions, PeerTurn, run_turn
+from gemini_lab_bench.peers.table import PeerRecord, rows_of, table
 from gemini_lab_bench.progress import say
 from gemini_lab_bench.rows import Row
 
@@ -78,7 +78,7 @@ def bench(
     require(peers, ranks)
     conditions = Conditions(size_bytes=size_bytes, ranks=ranks, iteration_s=iteration_s)
     named = parse_environments(environments)
-    records = [Record(peer=peer) for peer in peers]
+    records = [PeerRecord(peer=peer) for peer in peers]
     pythons: dict[str, Path] = {}
     for record in records:
         try:
@@ -86,7 +86,7 @@ def bench(
         except LaunchError as error:
             record.why_not = str(error)
 
-    def run(peer: str, share: int, seed: int) -> Turn:
+    def run(peer: str, share: int, seed: int) -> PeerTurn:
         began_s = time.monotonic()
         turn = run_turn(peer, pythons[peer], conditions, flips=share, seed=seed)
         took = format_seconds(time.monotonic() - began_s)
@@ -98,7 +98,11 @@ def bench(
 
 
 def take_turns(
-    records: Sequence[Record], run: Callable[[str, int, int], Turn], *, repeats: int, flips: int
+    records: Sequence[PeerRecord],
+    run: Callable[[str, int, int], PeerTurn],
+    *,
+    repeats: int,
+    flips: int,
 ) -> None:
     """Run a turn of every peer, then the next; a peer that fails twice gets no further ones.
 

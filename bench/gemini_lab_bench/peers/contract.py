@@ -17,7 +17,7 @@ Region = Path | NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class PeerTask:
     """What a rank is asked to measure.
 
     Attributes:
@@ -97,7 +97,7 @@ class Peer(ABC):
     keeps_copies = False
     keeps_saves = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         self.task = task
         self.state = make_state(task.rank, task.size_bytes)
         self.details: dict[str, float] = {}

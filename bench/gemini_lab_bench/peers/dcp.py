@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 
-from gemini_lab_bench.peers.contract import Peer, Region, Task
+from gemini_lab_bench.peers.contract import Peer, PeerTask, Region
 
 
 class Dcp(Peer):
@@ -17,7 +17,7 @@ class Dcp(Peer):
 
     restores_in_place = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         self._stager = DefaultStager(
             StagingOptions(

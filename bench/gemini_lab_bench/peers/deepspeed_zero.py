@@ -8,7 +8,7 @@ from typing import Any, Final
 import deepspeed
 import torch
 
-from gemini_lab_bench.peers.contract import TENSORS, Peer, Region, Task
+from gemini_lab_bench.peers.contract import TENSORS, Peer, PeerTask, Region
 
 _STATE_BYTES: Final = 12  # of a weight: fp32 master and Adam's two moments
 
@@ -32,7 +32,7 @@ class DeepSpeedZero(Peer):
 
     restores_in_place = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         numel = task.size_bytes * task.ranks // _STATE_BYTES // TENSORS
         model = Weights(numel)

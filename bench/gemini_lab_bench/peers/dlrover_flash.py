@@ -16,13 +16,13 @@ from dlrover.python.common.multi_process import SOCKET_TMP_DIR
 from dlrover.trainer.torch.flash_checkpoint.checkpointer import StorageType
 from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
 
-from gemini_lab_bench.peers.contract import Peer, Region, Task
+from gemini_lab_bench.peers.contract import Peer, PeerTask, Region
 
 
 class DLRoverFlash(Peer):
     """Copies within the call; the tensors that it restores are views of the shared memory."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         self._checkpointer: Any = DdpCheckpointer(
             str(task.folder / "dlrover"), local_shard_num=1, global_shard_num=task.ranks

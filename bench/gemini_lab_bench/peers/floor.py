@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from gemini_lab_bench.peers.contract import Peer, Task
+from gemini_lab_bench.peers.contract import Peer, PeerTask
 
 
 class Floor(Peer):
     """Copies the state, sends the copy to the next rank, and checksums it; nothing overlaps."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         self._copy, self._room = (torch.zeros(task.size_bytes // 4) for _ in range(2))
         self._views = dict(zip(self.state, self._copy.tensor_split(len(self.state)), strict=True))

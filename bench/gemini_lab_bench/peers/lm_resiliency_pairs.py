@@ -10,7 +10,7 @@ import torch
 from lm_resiliency.checkpointing.config import InMemoryCkptConfig
 from lm_resiliency.checkpointing.manager import InMemoryCheckpointManager
 
-from gemini_lab_bench.peers.contract import Peer, Region, Task
+from gemini_lab_bench.peers.contract import Peer, PeerTask, Region
 
 
 class LmResiliencyPairs(Peer):
@@ -22,7 +22,7 @@ class LmResiliencyPairs(Peer):
 
     keeps_copies = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         config = InMemoryCkptConfig(
             interval=1,

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.multiprocessing import get_context
 
 from gemini_lab.units import MIB
-from gemini_lab_bench.peers.contract import Peer, Region, Task
+from gemini_lab_bench.peers.contract import Peer, PeerTask, Region
 
 HEADERS_BYTES = 1 * MIB
 """What its files have beside the tensors, at most."""
@@ -47,7 +47,7 @@ class MlFlashpointMemory(Peer):
     restores_in_place = True
     keeps_copies = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         os.environ["NNODES"] = str(task.ranks)  # else it divides by the number of GPUs
         self._group: Any = _DistWrapper(group=None, use_dist=True, coordinator_rank=0)

@@ -13,7 +13,7 @@ from nvidia_resiliency_ext.checkpointing.local.replication.strategies import (
     CliqueReplicationStrategy,
 )
 
-from gemini_lab_bench.peers.contract import Peer, Region, Task
+from gemini_lab_bench.peers.contract import Peer, PeerTask, Region
 
 
 class CpuStateDict(BasicTensorAwareStateDict):  # type: ignore[misc]
@@ -32,7 +32,7 @@ class NvrxLocal(Peer):
 
     keeps_copies = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         self._manager: Any = LocalCheckpointManager(
             task.folder / "nvrx",

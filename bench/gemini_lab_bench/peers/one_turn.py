@@ -16,7 +16,7 @@ import psutil
 
 from gemini_lab.units import format_seconds
 from gemini_lab_bench.in_memory import folder_in_memory
-from gemini_lab_bench.peers.contract import Findings, Task
+from gemini_lab_bench.peers.contract import Findings, PeerTask
 from gemini_lab_bench.peers.environments import source_folder
 from gemini_lab_bench.peers.turn import SAMPLED, SAMPLING
 
@@ -25,7 +25,7 @@ _POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class PeerTurn:
     """What all ranks of a peer found in one turn: of each time and count, the worst of the ranks'.
 
     Attributes:
@@ -39,14 +39,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What every peer is measured with; see `Task`."""
+    """What every peer is measured with; see `PeerTask`."""
 
     size_bytes: int
     ranks: int
     iteration_s: float
 
 
-def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, seed: int) -> Turn:
+def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, seed: int) -> PeerTurn:
     """Run one turn of one peer, in processes that are gone afterwards.
 
     Args:
@@ -60,7 +60,7 @@ def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, see
         port = free_port()
         processes = [
             _start(
-                Task(
+                PeerTask(
                     peer=peer,
                     rank=rank,
                     ranks=conditions.ranks,
@@ -80,7 +80,7 @@ def run_turn(peer: str, python: Path, conditions: Conditions, *, flips: int, see
         finally:
             end_ranks(processes)
         found = collect(folder, conditions.ranks)
-    return Turn(findings=combine(found), peak_bytes=peak_bytes)
+    return PeerTurn(findings=combine(found), peak_bytes=peak_bytes)
 
 
 def collect(folder: Path, ranks: int) -> list[Findings]:
@@ -132,7 +132,7 @@ def _most(counts: Sequence[int | None]) -> int | None:
     return max((one for one in counts if one is not None), default=None)
 
 
-def _start(task: Task, python: Path, port: int) -> subprocess.Popen[bytes]:
+def _start(task: PeerTask, python: Path, port: int) -> subprocess.Popen[bytes]:
     """Start a rank, as the only one of a node of its own."""
     values = {name: getattr(task, name) for name in task.__slots__} | {"folder": str(task.folder)}
     environment = {

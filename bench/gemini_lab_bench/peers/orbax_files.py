@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 import torch
 import torch.utils.dlpack
 
-from gemini_lab_bench.peers.contract import Peer, Region, Task
+from gemini_lab_bench.peers.contract import Peer, PeerTask, Region
 
 
 class OrbaxFiles(Peer):
@@ -24,7 +24,7 @@ class OrbaxFiles(Peer):
     JAX's arrays do not change: an update makes other ones, so that no save can be torn.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._arrays: dict[str, Any] = jax.device_put(

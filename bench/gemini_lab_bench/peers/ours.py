@@ -13,7 +13,7 @@ from gemini_lab.settings import Settings
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
-from gemini_lab_bench.peers.contract import Peer, Region, Task
+from gemini_lab_bench.peers.contract import Peer, PeerTask, Region
 
 
 class Ours(Peer):
@@ -21,7 +21,7 @@ class Ours(Peer):
 
     keeps_copies = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         after, before = (task.rank + 1) % task.ranks, (task.rank - 1) % task.ranks
         store = dist.FileStore(str(task.folder / "store"), task.ranks)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import _ReplicationStager
 
-from gemini_lab_bench.peers.contract import Peer, Region, Task, make_state
+from gemini_lab_bench.peers.contract import Peer, PeerTask, Region, make_state
 
 _TIMEOUT: Final = timedelta(minutes=10)
 
@@ -20,7 +20,7 @@ class ReplicationStager(Peer):
 
     keeps_copies = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         self._partner = (task.rank + task.ranks // 2) % task.ranks
         group: Any = dist.group.WORLD

@@ -10,7 +10,7 @@ from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.units import MIB, format_bytes
 from gemini_lab_bench.peers.catalog import CATALOG, FLOOR, OURS
 from gemini_lab_bench.peers.contract import TENSORS, Findings
-from gemini_lab_bench.peers.one_turn import Conditions, Turn
+from gemini_lab_bench.peers.one_turn import Conditions, PeerTurn
 from gemini_lab_bench.rows import Row
 
 TIMES: Final[dict[str, Callable[[Findings], float | None]]] = {
@@ -26,7 +26,7 @@ _DASH: Final = "-"
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
+class PeerRecord:
     """All turns of one peer.
 
     Attributes:
@@ -36,7 +36,7 @@ class Record:
     """
 
     peer: str
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[PeerTurn] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     why_not: str = ""
 
@@ -83,7 +83,7 @@ class PeerRow(Row):
         return all(value > 0 for value in self.values)
 
 
-def rows_of(records: Sequence[Record], conditions: Conditions) -> list[Row]:
+def rows_of(records: Sequence[PeerRecord], conditions: Conditions) -> list[Row]:
     """Return what was measured of all peers, and how each one compares with ours and the floor."""
     ours = next((record.turns for record in records if record.peer == OURS), [])
     floor = next((record.turns for record in records if record.peer == FLOOR), [])
@@ -100,7 +100,7 @@ def rows_of(records: Sequence[Record], conditions: Conditions) -> list[Row]:
     return rows
 
 
-def _settings(record: Record, conditions: Conditions) -> dict[str, Any]:
+def _settings(record: PeerRecord, conditions: Conditions) -> dict[str, Any]:
     return {
         "peer": record.peer,
         "size": format_bytes(conditions.size_bytes),
@@ -123,7 +123,7 @@ def _row(
     )
 
 
-def _measured(record: Record, settings: dict[str, Any]) -> list[Row]:
+def _measured(record: PeerRecord, settings: dict[str, Any]) -> list[Row]:
     found = [turn.findings for turn in record.turns]
     if not found:
         return []
@@ -163,7 +163,9 @@ def _counted(found: Sequence[Findings], settings: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def _of_floor(ours: Sequence[Turn], floor: Sequence[Turn], settings: dict[str, Any]) -> list[Row]:
+def _of_floor(
+    ours: Sequence[PeerTurn], floor: Sequence[PeerTurn], settings: dict[str, Any]
+) -> list[Row]:
     """Return what share of the plain steps' speed a version has, turn by turn."""
     pairs = [
         (one.findings.peer_copy_s, other.findings)
@@ -180,7 +182,9 @@ def _of_floor(ours: Sequence[Turn], floor: Sequence[Turn], settings: dict[str, A
     ]
 
 
-def _beside_ours(record: Record, ours: Sequence[Turn], settings: dict[str, Any]) -> list[Row]:
+def _beside_ours(
+    record: PeerRecord, ours: Sequence[PeerTurn], settings: dict[str, Any]
+) -> list[Row]:
     """Return how many times as long as ours the peer takes, turn by turn."""
     rows = []
     for name, read in TIMES.items():

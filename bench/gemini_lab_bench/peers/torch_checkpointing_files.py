@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch_checkpointing import CheckpointManager
 
-from gemini_lab_bench.peers.contract import Peer, Region, Task
+from gemini_lab_bench.peers.contract import Peer, PeerTask, Region
 
 
 class TorchCheckpointingFiles(Peer):
@@ -16,7 +16,7 @@ class TorchCheckpointingFiles(Peer):
 
     restores_in_place = True
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         logging.getLogger("torch_checkpointing").setLevel(logging.ERROR)
         self._manager: Any = CheckpointManager()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torchft.checkpointing.http_transport import HTTPTransport
 
-from gemini_lab_bench.peers.contract import Peer, Task, make_state
+from gemini_lab_bench.peers.contract import Peer, PeerTask, make_state
 
 _TIMEOUT: Final = timedelta(minutes=2)
 _CHUNKS: Final = 8
@@ -20,7 +20,7 @@ class TorchftHttp(Peer):
 
     keeps_saves = False
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
         self._serves = task.rank % 2 == 0
         self._transport: Any = HTTPTransport(_TIMEOUT, num_chunks=_CHUNKS)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from gemini_lab_bench.peers import trials
 from gemini_lab_bench.peers.catalog import CATALOG
-from gemini_lab_bench.peers.contract import Findings, Peer, Task
+from gemini_lab_bench.peers.contract import Findings, Peer, PeerTask
 
 WARM_UPS: Final = 2
 """Saves before the one that counts; one restore is made before the one that counts."""
@@ -36,7 +36,7 @@ _PATIENCE_S: Final = 120.0
 def main(arguments: Sequence[str]) -> int:
     """Measure, and write what was found, or why nothing was."""
     values = json.loads(arguments[0])
-    task = Task(**{**values, "folder": Path(values["folder"])})
+    task = PeerTask(**{**values, "folder": Path(values["folder"])})
     findings = Findings(versions=_versions(CATALOG[task.peer].packages))
     try:
         dist.init_process_group("gloo")
@@ -53,13 +53,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _answer_error(task: Task, findings: Findings, error: Exception) -> None:
+def _answer_error(task: PeerTask, findings: Findings, error: Exception) -> None:
     traceback.print_exc()
     findings.error = f"{type(error).__name__}: {error}"
     answer(task, findings)
 
 
-def answer(task: Task, findings: Findings) -> None:
+def answer(task: PeerTask, findings: Findings) -> None:
     """Write what this rank found where the bench waits for it."""
     result = task.folder / f"rank-{task.rank}.json"
     result.with_suffix(".part").write_text(json.dumps(asdict(findings)), encoding="utf-8")
@@ -113,7 +113,7 @@ def _save(peer: Peer, step: int) -> trials.Save:
 
 
 @contextlib.contextmanager
-def _sampled(task: Task) -> Iterator[None]:
+def _sampled(task: PeerTask) -> Iterator[None]:
     """Ask the bench to sample memory within."""
     sampling = task.folder / SAMPLING
     dist.barrier()
@@ -125,7 +125,7 @@ def _sampled(task: Task) -> Iterator[None]:
         sampling.unlink()
 
 
-def _await_sample(task: Task) -> None:
+def _await_sample(task: PeerTask) -> None:
     """Return when memory was sampled at least once from now on."""
     sampled = task.folder / SAMPLED
     if task.rank == 0:

@@ -10,7 +10,7 @@ from gemini_lab.placement import Placement
 from gemini_lab_course.attacks.asking import NOTHING
 from gemini_lab_course.attacks.chunks import CHUNKS
 from gemini_lab_course.attacks.chunks import cases as chunk_cases
-from gemini_lab_course.attacks.outcome import Beside, Counterexample, Fault, Withstood
+from gemini_lab_course.attacks.outcome import BesideOurs, Counterexample, StageFault, Withstood
 from gemini_lab_course.attacks.placements import PLACEMENT, PlacementCase, figures
 from gemini_lab_course.attacks.placements import cases as placement_cases
 from gemini_lab_course.attacks.recoveries import RECOVERY
@@ -18,7 +18,15 @@ from gemini_lab_course.attacks.recoveries import cases as recovery_cases
 from gemini_lab_course.attacks.roots import attack_root
 from gemini_lab_course.verdict import WrongAnswerError, another_kind
 
-__all__ = ["Beside", "Counterexample", "Fault", "Withstood", "attack", "compared", "withstood"]
+__all__ = [
+    "BesideOurs",
+    "Counterexample",
+    "StageFault",
+    "Withstood",
+    "attack",
+    "compared",
+    "withstood",
+]
 
 STAGES: Final = {"root": "event", "chunks": "profile", "recovery": "copies", "placement": "nodes"}
 """The stages that can be attacked, each with a parameter that only its planner takes."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from gemini_lab.lab.submission import ONE_S, TooLong, limit
-from gemini_lab_course.attacks.outcome import Fault
+from gemini_lab_course.attacks.outcome import StageFault
 from gemini_lab_course.verdict import in_short
 
 A = TypeVar("A")
@@ -23,7 +23,7 @@ def ask(
     *,
     read: Callable[[object], A],
     limit_s: float = ONE_S,
-) -> tuple[A | None, Fault | None]:
+) -> tuple[A | None, StageFault | None]:
     """Return the answer as `read` gives it, or what kept it from being one.
 
     Args:
@@ -36,13 +36,13 @@ def ask(
         with limit(limit_s):
             answer = mine(arguments)
             if answer is None:
-                return None, Fault(why=NOTHING)
+                return None, StageFault(why=NOTHING)
             return read(answer), None
     except TooLong:
-        return None, Fault(why=f"there is no answer after {limit_s:g} s")
+        return None, StageFault(why=f"there is no answer after {limit_s:g} s")
     except NotOneError as error:
-        return None, Fault(why=str(error))
+        return None, StageFault(why=str(error))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a stage of others raises
-        return None, Fault(why=f"it raises {in_short(error)}")
+        return None, StageFault(why=f"it raises {in_short(error)}")

@@ -13,7 +13,7 @@ from gemini_lab.pipeliner.schedule import Chunk, ChunkSchedule
 from gemini_lab.pipeliner.timing import Pipeline, modelled_delay_s
 from gemini_lab.profiler.profile import IdleSpan, Profile
 from gemini_lab_course.attacks.asking import NotOneError
-from gemini_lab_course.attacks.outcome import Beside, Fault, counted
+from gemini_lab_course.attacks.outcome import BesideOurs, StageFault, counted
 from gemini_lab_course.attacks.search import Attacked
 
 LENGTHS_S: Final = (1.0, 3.5)
@@ -189,7 +189,7 @@ def _whole(name: str, value: object) -> int:
     raise NotOneError(f"a chunk's {name} has to be a whole number, and one is {said}")
 
 
-def fault(case: ChunkCase, chunks: tuple[Chunk, ...]) -> Fault | None:
+def fault(case: ChunkCase, chunks: tuple[Chunk, ...]) -> StageFault | None:
     """Return what is wrong with a schedule: first lost bytes, then memory, then training's time."""
     return (
         _lost_bytes(case, chunks)
@@ -200,7 +200,7 @@ def fault(case: ChunkCase, chunks: tuple[Chunk, ...]) -> Fault | None:
     )
 
 
-def _lost_bytes(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
+def _lost_bytes(case: ChunkCase, chunks: Sequence[Chunk]) -> StageFault | None:
     """Return what is lost: each remote replica needs every byte of the shard, once and in order."""
     for replica in sorted({*range(1, case.replicas), *(chunk.replica for chunk in chunks)}):
         at_bytes = 0
@@ -210,45 +210,49 @@ def _lost_bytes(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
                 f"a chunk is of replica {replica}: of {counted(case.replicas, 'replica')}, the "
                 f"owner's own is there, and {case.replicas - 1} are sent, numbered from 1"
             )
-            return Fault(why=why)
+            return StageFault(why=why)
         for chunk in own:
             if chunk.size_bytes < 1:
-                return Fault(why=f"a chunk of replica {replica} has {chunk.size_bytes} bytes")
+                return StageFault(why=f"a chunk of replica {replica} has {chunk.size_bytes} bytes")
             if chunk.offset_bytes != at_bytes:
                 where = f"the next one is byte {at_bytes}, and a chunk begins at byte"
-                return Fault(why=f"in replica {replica}, {where} {chunk.offset_bytes}")
+                return StageFault(why=f"in replica {replica}, {where} {chunk.offset_bytes}")
             at_bytes += chunk.size_bytes
         if at_bytes != case.checkpoint_bytes:
             sent = f"{at_bytes} of the {case.checkpoint_bytes} bytes are sent"
-            return Fault(why=f"of replica {replica}, {sent}: after a failure it cannot be loaded")
+            return StageFault(
+                why=f"of replica {replica}, {sent}: after a failure it cannot be loaded"
+            )
     return None
 
 
-def _too_large(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
+def _too_large(case: ChunkCase, chunks: Sequence[Chunk]) -> StageFault | None:
     largest = max((chunk.size_bytes for chunk in chunks), default=0)
     if largest <= case.part_bytes:
         return None
     why = f"a chunk of {largest} bytes has no room at its receiver, which has {case.room}"
-    return Fault(why=why)
+    return StageFault(why=why)
 
 
-def _strange_span(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
+def _strange_span(case: ChunkCase, chunks: Sequence[Chunk]) -> StageFault | None:
     spans = case.profile.idle_spans
     order = [len(spans) if chunk.span is None else chunk.span for chunk in chunks]
     for chunk in chunks:
         if chunk.span is None:
             continue
         if not 0 <= chunk.span < len(spans):
-            return Fault(why=f"a chunk is for idle span {chunk.span}, and there are {len(spans)}")
+            return StageFault(
+                why=f"a chunk is for idle span {chunk.span}, and there are {len(spans)}"
+            )
         if not spans[chunk.span].before_update:
             why = f"a chunk is for idle span {chunk.span}, in which the state is already changed"
-            return Fault(why=why, spans=(chunk.span,))
+            return StageFault(why=why, spans=(chunk.span,))
     if order != sorted(order):
-        return Fault(why="a chunk is for a span that is over when the chunk's turn comes")
+        return StageFault(why="a chunk is for a span that is over when the chunk's turn comes")
     return None
 
 
-def _overfull(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
+def _overfull(case: ChunkCase, chunks: Sequence[Chunk]) -> StageFault | None:
     for number, span in enumerate(case.profile.idle_spans):
         taken_s = sum(case.sending_s(chunk) for chunk in chunks if chunk.span == number)
         if taken_s > span.duration_s * (1 + 1e-9):
@@ -256,11 +260,11 @@ def _overfull(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
                 f"the chunks for idle span {number} take {taken_s:g} s, and it is idle for "
                 f"{span.duration_s:g} s: training's next collective waits"
             )
-            return Fault(why=why, spans=(number,))
+            return StageFault(why=why, spans=(number,))
     return None
 
 
-def _needless_delay(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
+def _needless_delay(case: ChunkCase, chunks: Sequence[Chunk]) -> StageFault | None:
     """Return what is wrong with the rest, which delays the update: a span has room for it."""
     if all(chunk.span is not None for chunk in chunks):
         return None
@@ -269,12 +273,12 @@ def _needless_delay(case: ChunkCase, chunks: Sequence[Chunk]) -> Fault | None:
         spare_bytes = (span.duration_s - taken_s - case.alpha_s) * case.bandwidth_bytes_per_s
         if span.before_update and spare_bytes >= 1 + 1e-9:
             why = f"bytes wait for the update, and idle span {number} has room for another chunk"
-            return Fault(why=why, spans=(number,))
+            return StageFault(why=why, spans=(number,))
     more_s = case.delay_s(chunks) - case.delay_s(reference(case))
     # A byte cannot be cut, nor a chunk be part of two replicas: that much is left open.
     if more_s > case.alpha_s + 2 / case.bandwidth_bytes_per_s:
         why = f"the update is delayed {more_s:g} s longer than need be"
-        return Fault(why=why)
+        return StageFault(why=why)
     return None
 
 
@@ -295,21 +299,21 @@ def reference(case: ChunkCase) -> tuple[Chunk, ...]:
 
 def figures(
     answered: Callable[[ChunkCase], tuple[Chunk, ...] | None],
-) -> tuple[Beside, ...]:
+) -> tuple[BesideOurs, ...]:
     """Compare the update's delay and messages, for an iteration that is short of time."""
     chunks = answered(LARGE)
     if chunks is None:
         return ()
     ours = reference(LARGE)
     return (
-        Beside(
+        BesideOurs(
             what="delay of the update, 400 bytes for 300 s of idle time",
             yours=LARGE.delay_s(chunks),
             reference=LARGE.delay_s(ours),
             optimum=_least_delay_s(LARGE),
             unit="s",
         ),
-        Beside(
+        BesideOurs(
             what="messages for it",
             yours=len(chunks),
             reference=len(ours),

@@ -23,11 +23,11 @@ from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.placement import Placement
 from gemini_lab_course.attacks.chunks import ChunkCase
-from gemini_lab_course.attacks.outcome import Beside, Counterexample, Withstood
+from gemini_lab_course.attacks.outcome import BesideOurs, Counterexample, Withstood
 from gemini_lab_course.attacks.placements import PlacementCase
 from gemini_lab_course.attacks.recoveries import NEW, OLD, RecoveryCase
 from gemini_lab_course.attacks.roots import RootCase
-from gemini_lab_course.attacks.stories import Moment, Story
+from gemini_lab_course.attacks.stories import Story, StoryMoment
 
 DRAWN_UP_TO: Final = 24
 """Nodes of a placement that is drawn."""
@@ -100,7 +100,7 @@ def draw_withstood(result: Withstood) -> Picture:
     return board.picture(tables=[Table(head=("figure", *names), rows=lines)], plain=repr(result))
 
 
-def _told(figure: Beside) -> str:
+def _told(figure: BesideOurs) -> str:
     yours, reference = figure.said(figure.yours), figure.said(figure.reference)
     return f"{figure.what}: {yours}, reference {reference}"
 
@@ -323,7 +323,7 @@ def draw_story(board: Board, story: Story) -> None:
     )
 
 
-def _moment(plane: Axes, places: dict[str, float], moment: Moment, y: float) -> None:
+def _moment(plane: Axes, places: dict[str, float], moment: StoryMoment, y: float) -> None:
     colour, x = COLOURS[moment.kind], places.get(moment.node)
     clock = "" if moment.kind == "broken" else f"{moment.at_s:.2f} s"
     plane.text(MARGIN, y, clock, color=palette.LIGHT.dim, size=SMALL, va="center_baseline")
@@ -361,7 +361,7 @@ def _arrow(plane: Axes, start: float, end: float, y: float) -> None:
     )
 
 
-def story_table(moments: Sequence[Moment]) -> Table:
+def story_table(moments: Sequence[StoryMoment]) -> Table:
     """Return all that happened, as text."""
     rows = [(f"{m.at_s:.2f} s", m.node, m.said_by or "", m.text) for m in moments]
     return Table(head=("time", "node", "heard from", "what"), rows=rows)

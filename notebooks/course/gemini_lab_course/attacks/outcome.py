@@ -25,7 +25,7 @@ class Case(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class StageFault:
     """What is wrong with an answer.
 
     Attributes:
@@ -42,7 +42,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class BesideOurs:
     """One figure of what was attacked, beside the reference's and the optimum's.
 
     Attributes:
@@ -82,7 +82,7 @@ class Counterexample:
     stage: Stage
     case: Case
     answer: object
-    fault: Fault
+    fault: StageFault
     tried: int
     judge: Callable[[Callable[..., object]], "Counterexample | None"] = field(
         repr=False, compare=False
@@ -148,7 +148,7 @@ class Withstood:
 
     stage: Stage
     tried: int
-    figures: tuple[Beside, ...]
+    figures: tuple[BesideOurs, ...]
     scope: str
     never_given: tuple[str, ...] = ()
     left: int = 0

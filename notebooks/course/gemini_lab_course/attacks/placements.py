@@ -10,7 +10,7 @@ from gemini_lab.errors import ConfigError
 from gemini_lab.placement import Placement, best_possible, plan_placement, theorem_gap
 from gemini_lab.placement.own import Holders, read_placement
 from gemini_lab_course.attacks.asking import NotOneError
-from gemini_lab_course.attacks.outcome import Beside, Fault, counted
+from gemini_lab_course.attacks.outcome import BesideOurs, StageFault, counted
 from gemini_lab_course.attacks.search import Attacked
 
 MOST_NODES: Final = 16
@@ -54,15 +54,17 @@ def read(answer: object) -> Placement | Holders:
         raise NotOneError(str(error)) from None
 
 
-def fault(case: PlacementCase, answer: Placement | Holders) -> Fault | None:
+def fault(case: PlacementCase, answer: Placement | Holders) -> StageFault | None:
     """Return what is wrong with a placement of this many nodes: the fewest failures first."""
     if isinstance(answer, Placement):
         said = answer.nodes, answer.replicas
         if said != (case.nodes, case.replicas):
-            return Fault(why=f"the answer says {said[0]} nodes and {said[1]} replicas")
+            return StageFault(why=f"the answer says {said[0]} nodes and {said[1]} replicas")
     holders = _holders(answer)
     if len(holders) != case.nodes:
-        return Fault(why=f"there are {case.nodes} shards, and the answer places {len(holders)}")
+        return StageFault(
+            why=f"there are {case.nodes} shards, and the answer places {len(holders)}"
+        )
     return (
         _misplaced(case, holders)
         or _few_copies(case, holders)
@@ -71,25 +73,25 @@ def fault(case: PlacementCase, answer: Placement | Holders) -> Fault | None:
     )
 
 
-def _misplaced(case: PlacementCase, holders: Holders) -> Fault | None:
+def _misplaced(case: PlacementCase, holders: Holders) -> StageFault | None:
     for shard, kept in enumerate(holders):
         strange = [position for position in kept if not 0 <= position < case.nodes]
         if strange:
             where = f"node {strange[0]}, and nodes go from 0 to {case.nodes - 1}"
-            return Fault(why=f"shard {shard} is to lie on {where}", shards=(shard,))
+            return StageFault(why=f"shard {shard} is to lie on {where}", shards=(shard,))
         if not kept or kept[0] != shard:
             why = f"shard {shard} does not name its owner first, from whom a crashed worker reads"
-            return Fault(why=why, shards=(shard,))
+            return StageFault(why=why, shards=(shard,))
     return None
 
 
-def _few_copies(case: PlacementCase, holders: Holders) -> Fault | None:
+def _few_copies(case: PlacementCase, holders: Holders) -> StageFault | None:
     """Losing fewer nodes than there are to be copies must not be fatal."""
     shard = min(range(case.nodes), key=lambda each: len(set(holders[each])))
     kept = sorted(set(holders[shard]))
     if len(kept) >= case.replicas:
         return None
-    return Fault(
+    return StageFault(
         why=f"lose {_named(kept)}, and shard {shard} is gone: only "
         f"{counted(len(kept), 'node')} had it, and {case.replicas} were asked for",
         lost=_nodes(kept),
@@ -97,16 +99,16 @@ def _few_copies(case: PlacementCase, holders: Holders) -> Fault | None:
     )
 
 
-def _many_copies(case: PlacementCase, holders: Holders) -> Fault | None:
+def _many_copies(case: PlacementCase, holders: Holders) -> StageFault | None:
     for shard, kept in enumerate(holders):
         if len(kept) > case.replicas:
             were = "1 copy is" if case.replicas == 1 else f"{case.replicas} copies are"
             why = f"shard {shard} is kept {len(kept)} times, and {were} asked for"
-            return Fault(why=why, shards=(shard,))
+            return StageFault(why=why, shards=(shard,))
     return None
 
 
-def _fatal_sets(case: PlacementCase, holders: Holders) -> Fault | None:
+def _fatal_sets(case: PlacementCase, holders: Holders) -> StageFault | None:
     """Losing as many nodes as there are copies is fatal for some sets; Theorem 1 says how many."""
     fatal = {frozenset(kept) for kept in holders}
     allowed = fatal_sets_allowed(case.nodes, case.replicas)
@@ -115,7 +117,7 @@ def _fatal_sets(case: PlacementCase, holders: Holders) -> Fault | None:
     first = sorted(min(fatal, key=sorted))
     shards = tuple(shard for shard, kept in enumerate(holders) if set(kept) == set(first))
     sets = math.comb(case.nodes, case.replicas)
-    return Fault(
+    return StageFault(
         why=f"lose {_named(first)}, and shard {shards[0]} is gone; {len(fatal)} of the {sets} sets "
         f"of {counted(case.replicas, 'node')} are fatal like this one, more than the "
         f"{allowed} that Theorem 1 allows",
@@ -133,9 +135,9 @@ def fatal_sets_allowed(nodes: int, replicas: int) -> int:
 def figures(
     answered: Callable[[PlacementCase], Placement | Holders | None],
     compared: Collection[tuple[int, int]] = COMPARED,
-) -> tuple[Beside, ...]:
+) -> tuple[BesideOurs, ...]:
     """Return the chance that memory outlives m lost nodes, and the most that one node keeps."""
-    found: list[Beside] = []
+    found: list[BesideOurs] = []
     for nodes, replicas in compared:
         case = PlacementCase(nodes=nodes, replicas=replicas)
         answer, ours = answered(case), plan_placement(nodes=nodes, replicas=replicas)
@@ -144,15 +146,15 @@ def figures(
     return tuple(found)
 
 
-def _compared(case: PlacementCase, yours: Holders, ours: Placement) -> Iterator[Beside]:
-    yield Beside(
+def _compared(case: PlacementCase, yours: Holders, ours: Placement) -> Iterator[BesideOurs]:
+    yield BesideOurs(
         what=f"survives {counted(case.replicas, 'lost node')} of {case.nodes}",
         yours=survival(yours),
         reference=survival(ours.holders),
         optimum=float(best_possible(case.nodes, case.replicas)),
         unit="share",
     )
-    yield Beside(
+    yield BesideOurs(
         what=f"most shards on a node, {case}",
         yours=_most(yours),
         reference=max(ours.loads),

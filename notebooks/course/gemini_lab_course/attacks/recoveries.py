@@ -24,7 +24,7 @@ from gemini_lab.recovery.plan import (
 )
 from gemini_lab.seats import in_order
 from gemini_lab_course.attacks.asking import NotOneError
-from gemini_lab_course.attacks.outcome import Beside, Fault, counted
+from gemini_lab_course.attacks.outcome import BesideOurs, StageFault, counted
 from gemini_lab_course.attacks.search import Attacked
 
 T = TypeVar("T")
@@ -210,7 +210,7 @@ def _check(name: str, value: object, *kinds: type) -> None:
         raise NotOneError(f"in a plan, {name} cannot be {kind_of(value)}")
 
 
-def fault(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
+def fault(case: RecoveryCase, plan: RecoveryPlan) -> StageFault | None:
     """Return what is wrong with a plan: its members, version, sources or copies."""
     return (
         _wrong_members(case, plan)
@@ -221,7 +221,7 @@ def fault(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
     )
 
 
-def _wrong_members(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
+def _wrong_members(case: RecoveryCase, plan: RecoveryPlan) -> StageFault | None:
     if len(plan.members) != case.placement.nodes:
         return _fault(case, f"there are {case.placement.nodes} positions, not {len(plan.members)}")
     for position, (before, now) in enumerate(zip(case.members, plan.members, strict=True)):
@@ -239,7 +239,7 @@ def _wrong_members(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
     return None
 
 
-def _wrong_version(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
+def _wrong_version(case: RecoveryCase, plan: RecoveryPlan) -> StageFault | None:
     at_hand = [version for version in (OLD, NEW) if case.is_whole(version)]
     newest = max([*at_hand, *case.stored], default=None)
     if plan.version == newest:
@@ -256,7 +256,7 @@ def _wrong_version(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
     return _fault(case, f"version {plan.version} is to be loaded although a newer one is whole")
 
 
-def _wrong_tier(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
+def _wrong_tier(case: RecoveryCase, plan: RecoveryPlan) -> StageFault | None:
     if plan.version is None:
         right = plan.tier == "start"
     elif case.is_whole(plan.version):
@@ -266,7 +266,7 @@ def _wrong_tier(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
     return None if right else _fault(case, f"the version is not in the tier {plan.tier!r}")
 
 
-def _wrong_sources(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
+def _wrong_sources(case: RecoveryCase, plan: RecoveryPlan) -> StageFault | None:
     shards = [source.shard for source in plan.sources]
     if shards != list(range(case.placement.nodes)):
         return _fault(case, f"each shard needs one source, in order; the plan has {shards}")
@@ -297,7 +297,7 @@ def _wrong_sources(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
     return None
 
 
-def _wrong_transfers(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
+def _wrong_transfers(case: RecoveryCase, plan: RecoveryPlan) -> StageFault | None:
     """Afterwards each shard has all its replicas again, at no needless cost."""
     if plan.tier != "memory" or plan.version is None:
         needless = "copies are to go from node to node, and the version is not in memory"
@@ -324,27 +324,27 @@ def _wrong_transfers(case: RecoveryCase, plan: RecoveryPlan) -> Fault | None:
     return None
 
 
-def _fault(case: RecoveryCase, why: str, shards: tuple[int, ...] = ()) -> Fault:
+def _fault(case: RecoveryCase, why: str, shards: tuple[int, ...] = ()) -> StageFault:
     lost = tuple(f"node-{number}" for number in sorted(case.lost))
-    return Fault(why=why, lost=lost, shards=shards)
+    return StageFault(why=why, lost=lost, shards=shards)
 
 
 def figures(
     answered: Callable[[RecoveryCase], RecoveryPlan | None],
-) -> tuple[Beside, ...]:
+) -> tuple[BesideOurs, ...]:
     """Return how many copies the busiest sender has to send, on eight nodes that lost three."""
     plan = answered(LARGE)
     if plan is None:
         return ()
     ours = plan_recovery(**LARGE.arguments)  # type: ignore[arg-type]
     return (
-        Beside(
+        BesideOurs(
             what="copies that the busiest node sends, 3 of 8 nodes lost",
             yours=_busiest(plan),
             reference=_busiest(ours),
             optimum=fewest(LARGE, plan),
         ),
-        Beside(
+        BesideOurs(
             what="copies that are sent",
             yours=len(plan.transfers),
             reference=len(ours.transfers),

@@ -13,7 +13,13 @@ from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab_course.attacks.asking import NOTHING
-from gemini_lab_course.attacks.outcome import Beside, Counterexample, Fault, Withstood, counted
+from gemini_lab_course.attacks.outcome import (
+    BesideOurs,
+    Counterexample,
+    StageFault,
+    Withstood,
+    counted,
+)
 from gemini_lab_course.attacks.search import Patience
 from gemini_lab_course.attacks.stories import (
     FAILURES,
@@ -272,7 +278,7 @@ def _counterexample(case: RootCase, story: Story, *, tried: int) -> Counterexamp
         stage="root",
         case=case,
         answer=story,
-        fault=Fault(why=why, lost=lost),
+        fault=StageFault(why=why, lost=lost),
         tried=tried,
         judge=again,
     )
@@ -309,26 +315,26 @@ def _with_less(schedule: tuple[Fate, ...]) -> Iterator[tuple[Fate, ...]]:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def _figures(make_root: MakeRoot) -> tuple[Beside, ...]:
+def _figures(make_root: MakeRoot) -> tuple[BesideOurs, ...]:
     """Return what recoveries cost: one crashed worker a run, at thirty moments while training."""
     runs = [(("go", SEED, moves), ("kill_worker", moves // 6 % 2)) for moves in range(250, 430, 6)]
     yours = [tell(SMALL, schedule, make_root) for schedule in runs]
     ours = [tell(SMALL, schedule, of_the_lab) for schedule in runs]
     where = f"{len(runs)} runs with a crash"
     return (
-        Beside(
+        BesideOurs(
             what=f"recoveries begun, {where}",
             yours=sum(each.epochs - 1 for each in yours),
             reference=sum(each.epochs - 1 for each in ours),
             optimum=len(runs),
         ),
-        Beside(
+        BesideOurs(
             what=f"orders sent, {where}",
             yours=sum(each.orders for each in yours),
             reference=sum(each.orders for each in ours),
             optimum=min(sum(each.orders for each in yours), sum(each.orders for each in ours)),
         ),
-        Beside(
+        BesideOurs(
             what=f"iterations done, {where}",
             yours=sum(each.iterations for each in yours),
             reference=sum(each.iterations for each in ours),

@@ -7,7 +7,13 @@ from typing import Final, Generic, TypeVar
 
 from gemini_lab.placement.own import by_name, takes
 from gemini_lab_course.attacks.asking import Asked, ask
-from gemini_lab_course.attacks.outcome import Beside, Case, Counterexample, Fault, Withstood
+from gemini_lab_course.attacks.outcome import (
+    BesideOurs,
+    Case,
+    Counterexample,
+    StageFault,
+    Withstood,
+)
 
 C = TypeVar("C", bound=Case)
 A = TypeVar("A")
@@ -54,8 +60,8 @@ class Attacked(Generic[C, A]):
     name: str
     scope: str
     read: Callable[[object], A]
-    fault: Callable[[C, A], Fault | None]
-    figures: Callable[[Callable[[C], A | None]], tuple[Beside, ...]]
+    fault: Callable[[C, A], StageFault | None]
+    figures: Callable[[Callable[[C], A | None]], tuple[BesideOurs, ...]]
 
     def judge(self, case: C, mine: Asked, *, tried: int) -> Counterexample | None:
         """Return what `mine` makes of a case, where that is wrong; it is asked twice."""
@@ -65,7 +71,7 @@ class Attacked(Generic[C, A]):
             if fault is not None:
                 fault = replace(fault, why=f"asked the same again: {fault.why}")
             elif second != answer:
-                fault = Fault(why=FICKLE)
+                fault = StageFault(why=FICKLE)
             answer = second
         if fault is None:
             return None
@@ -114,7 +120,7 @@ class Attacked(Generic[C, A]):
         answer, fault = self._asked(case, mine)
         return None if fault else answer
 
-    def _asked(self, case: C, mine: Asked) -> tuple[A | None, Fault | None]:
+    def _asked(self, case: C, mine: Asked) -> tuple[A | None, StageFault | None]:
         """Return what `mine` answers, and what is wrong with that."""
         answer, fault = ask(mine, case.arguments, read=self.read)
         return answer, fault if answer is None else self.fault(case, answer)

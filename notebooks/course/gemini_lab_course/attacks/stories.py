@@ -34,7 +34,7 @@ FAILURES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class StoryMoment:
     """One thing that happened.
 
     Attributes:
@@ -67,7 +67,7 @@ class Story:
     """
 
     nodes: tuple[str, ...]
-    moments: tuple[Moment, ...]
+    moments: tuple[StoryMoment, ...]
     broken: str
     is_silent: bool
     epochs: int
@@ -75,7 +75,7 @@ class Story:
     iterations: int
 
 
-class Watched(World):
+class WatchedWorld(World):
     """A world that remembers what happened.
 
     Args:
@@ -85,7 +85,7 @@ class Watched(World):
 
     def __init__(self, shape: Shape, make_root: MakeRoot) -> None:
         self._make_root = make_root
-        self.moments: list[Moment] = []
+        self.moments: list[StoryMoment] = []
         self.orders = 0
         self.was_told = self.has_answered = False
         super().__init__(shape, Rules())
@@ -98,7 +98,7 @@ class Watched(World):
         said_by: str | None = None,
     ) -> None:
         """Remember this."""
-        moment = Moment(at_s=self.now_s, kind=kind, node=node, text=text, said_by=said_by)
+        moment = StoryMoment(at_s=self.now_s, kind=kind, node=node, text=text, said_by=said_by)
         self.moments.append(moment)
 
     # -- what is noted -----------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Watched(World):
 
 def tell(shape: Shape, schedule: Sequence[Fate], make_root: MakeRoot) -> Story:
     """Return what becomes of a run with these failures; afterwards nothing fails any more."""
-    world, broken = Watched(shape, make_root), ""
+    world, broken = WatchedWorld(shape, make_root), ""
     try:
         for action in schedule:
             if world.told.done or world.told.failed:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 
 from gemini_lab_course.model.judged import JudgedWorld
-from gemini_lab_course.model.machines import LEASE_S, Record
+from gemini_lab_course.model.machines import LEASE_S, TierRecord
 from gemini_lab_course.model.node import Node
 from gemini_lab_course.model.shell import Shell
 
@@ -285,7 +285,7 @@ class ActingWorld(JudgedWorld):
                 node.shell.observe(is_settled=is_settled)
         elif store.root is None and is_settled:
             store.term += 1
-            store.root = Record(name=node.name, term=store.term)
+            store.root = TierRecord(name=node.name, term=store.term)
             node.shell = Shell(node, store.root)
         elif store.root is not None and store.root.name == node.name:
             node.shell = Shell(node, store.root)  # it resigned while the store was away

@@ -13,6 +13,7 @@ from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
     FromAgentMessage,
+    Held,
     Hold,
     HoldPort,
     Inventory,
@@ -27,12 +28,17 @@ from gemini_lab.recovery.messages import (
     StartWorkers,
     TakeInventory,
 )
-from gemini_lab.recovery.messages import Held as HeldSaid
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import Lineage
-from gemini_lab_course.model.machines import Job, Link, Slab, Worker, Writing
-from gemini_lab_course.model.truth import BrokenError, Held
+from gemini_lab_course.model.machines import (
+    Link,
+    ModelledJob,
+    ModelledSlab,
+    ModelledWorker,
+    Writing,
+)
+from gemini_lab_course.model.truth import BrokenError, HeldVersion
 
 if TYPE_CHECKING:
     from gemini_lab_course.model.judged import JudgedWorld
@@ -60,9 +66,9 @@ class AgentNode:
         self.sees_store = True
         self.epoch = self.term = 0
         self.link: Link | None = None
-        self.worker: Worker | None = None
-        self.slab: Slab | None = None
-        self.aside: dict[int, Slab] = {}  # of other numbers of ranks
+        self.worker: ModelledWorker | None = None
+        self.slab: ModelledSlab | None = None
+        self.aside: dict[int, ModelledSlab] = {}  # of other numbers of ranks
         self.shell: Shell | None = None
         self.is_store_away = False
         self.settled_s = 0.0
@@ -81,12 +87,12 @@ class AgentNode:
         """Whether it can read and write the store now."""
         return self.can_act and self.sees_store and self.world.store.is_up
 
-    def copies(self) -> list[Held]:
+    def copies(self) -> list[HeldVersion]:
         """Return what is whole in its memory."""
         slabs = [*([] if self.slab is None else [self.slab]), *self.aside.values()]
         return [copy for slab in slabs for copy in slab.copies()]
 
-    def own_copies(self) -> list[Held]:
+    def own_copies(self) -> list[HeldVersion]:
         """Return what of that the number of ranks made that trains here, or did last."""
         return [] if self.slab is None else list(self.slab.copies())
 
@@ -149,7 +155,7 @@ class AgentNode:
                 self.aside.clear()
                 self.world.safety.is_excused = True
 
-    def _ask(self, worker: Worker, order: Hold | CallRoll) -> None:
+    def _ask(self, worker: ModelledWorker, order: Hold | CallRoll) -> None:
         if isinstance(order, CallRoll):
             self.say(AllLive(epoch=order.epoch))
             return
@@ -157,8 +163,8 @@ class AgentNode:
         if worker.has_held:
             self._say_held(worker)
 
-    def _say_held(self, worker: Worker) -> None:
-        self.say(HeldSaid(rank=worker.rank, epoch=worker.epoch, version=worker.version))
+    def _say_held(self, worker: ModelledWorker) -> None:
+        self.say(Held(rank=worker.rank, epoch=worker.epoch, version=worker.version))
 
     def _inventory(self, order: TakeInventory) -> Inventory:
         copies = self.copies()
@@ -193,8 +199,8 @@ class AgentNode:
         key = (order.epoch, order.rendezvous)
         job = self.world.jobs.get(key)
         if job is None:
-            job = self.world.jobs[key] = Job(order=order)
-        self.worker = Worker(
+            job = self.world.jobs[key] = ModelledJob(order=order)
+        self.worker = ModelledWorker(
             rank=rank, epoch=order.epoch, job=job, plan=order.plan, moved_s=self.world.now_s
         )
 
@@ -267,7 +273,7 @@ class AgentNode:
             )
         )
 
-    def _copy_for(self, order: Persist, shard: int) -> Held | None:
+    def _copy_for(self, order: Persist, shard: int) -> HeldVersion | None:
         """Return the copy to be written: of the named history, or of the last one."""
         found = [c for c in self.own_copies() if c.version == order.version and c.shard == shard]
         if order.lineage is not None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gemini_lab.job import Job as Script
+from gemini_lab.job import Job
 from gemini_lab.log import events
 from gemini_lab.recovery.discarded_versions import is_left, joined
 from gemini_lab.recovery.messages import JobOrder
@@ -15,10 +15,10 @@ from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.shard.lineage import Lineage
-from gemini_lab_course.model.machines import LEASE_S, Job, Store, Tier
+from gemini_lab_course.model.machines import LEASE_S, ModelledJob, Store, Tier
 from gemini_lab_course.model.node import Node
 from gemini_lab_course.model.shell import Shell
-from gemini_lab_course.model.truth import BrokenError, Held, Histories, Safety, whole_states
+from gemini_lab_course.model.truth import BrokenError, HeldVersion, Histories, Safety, whole_states
 
 _OF_RECOVERY = (
     events.RecoveryStarted,
@@ -67,7 +67,7 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Told:
+class ModelLog:
     """What was said of the recoveries, by number."""
 
     started: dict[int, events.OfRecovery] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class JudgedWorld:
         self.now_s = 0.0
         self.histories = Histories()
         self.tier, self.store = Tier(), Store()
-        self.jobs: dict[tuple[int, str], Job] = {}
+        self.jobs: dict[tuple[int, str], ModelledJob] = {}
         self.nodes: dict[str, Node] = {}
         self.iterations = self.shape.iterations
         self.ports = 0
@@ -118,7 +118,7 @@ class JudgedWorld:
         self.full_states: set[int] = {0}
         self.log_term = 0
         self.heard = 0  # the newest version that was whole by what any root ever heard
-        self.told = Told()
+        self.told = ModelLog()
         self.left: tuple[VersionId, ...] = ()  # by rewinds of which any rank has said
         self.flips = 0
         self.has_given_up = self.is_cancelled = False
@@ -131,7 +131,7 @@ class JudgedWorld:
         self.order = JobOrder(
             number=1,
             run=7,
-            job=Script(script="model.py", cwd="/"),
+            job=Job(script="model.py", cwd="/"),
             seats=Seats(
                 nodes=self.shape.nodes,
                 standbys=self.shape.standbys,
@@ -166,7 +166,7 @@ class JudgedWorld:
 
     # -- what must hold ----------------------------------------------------------------------------
 
-    def memory(self) -> list[Held]:
+    def memory(self) -> list[HeldVersion]:
         """Return every whole copy in the memory of a machine that is not dead."""
         return [copy for node in self.nodes.values() for copy in node.copies()]
 
@@ -182,7 +182,7 @@ class JudgedWorld:
         in_tier = (v for v, (lineage, _) in stored if not is_left(v, lineage, self.left))
         return max([0, *in_memory, *in_tier])
 
-    def note_full(self, job: Job) -> None:
+    def note_full(self, job: ModelledJob) -> None:
         """Note a version that all holders have."""
         seats = job.seats if job.seats.placement else job.seats.placed(self.settings)
         members = tuple(job.seats.members)

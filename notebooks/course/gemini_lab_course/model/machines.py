@@ -9,7 +9,7 @@ from gemini_lab.recovery.plan import CopyTransfer, PlanPart, Stored
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.shard.lineage import Lineage
-from gemini_lab_course.model.truth import Held, Histories
+from gemini_lab_course.model.truth import HeldVersion, Histories
 
 Moment = tuple[int, int]
 """How many rewinds there were, and a version: of two moments the later one is greater."""
@@ -18,15 +18,17 @@ LEASE_S = 2.0
 ITERATION_S = 1.0
 
 
-class Slab:
+class ModelledSlab:
     """Two buffers a shard of so many, chosen as `gemini_lab.memory.slab` chooses them."""
 
     def __init__(self, shards: Sequence[int], histories: Histories, *, ranks: int) -> None:
         self.shards, self.ranks = tuple(shards), ranks
         self._histories = histories
-        self._buffers: dict[int, list[Held | None]] = {shard: [None, None] for shard in shards}
+        self._buffers: dict[int, list[HeldVersion | None]] = {
+            shard: [None, None] for shard in shards
+        }
 
-    def begin(self, shard: int, version: int, lineage: Lineage, state: int) -> Held:
+    def begin(self, shard: int, version: int, lineage: Lineage, state: int) -> HeldVersion:
         """Overwrite the buffer without the newest complete version before this one."""
         pair = self._buffers[shard]
 
@@ -37,24 +39,24 @@ class Slab:
             return (held.version < version, held.version)
 
         index = min(range(2), key=worth)
-        new = pair[index] = Held(
+        new = pair[index] = HeldVersion(
             shard=shard, version=version, lineage=lineage, state=state, ranks=self.ranks
         )
         return new
 
-    def commit(self, held: Held) -> None:
+    def commit(self, held: HeldVersion) -> None:
         """Seal it as whole, unless its buffer was taken for another meanwhile."""
         self._histories.check_label(held)
         held.is_whole = True
 
-    def copies(self) -> Iterator[Held]:
+    def copies(self) -> Iterator[HeldVersion]:
         """Yield the whole ones."""
         for pair in self._buffers.values():
             for held in pair:
                 if held is not None and held.is_whole:
                     yield held
 
-    def find(self, shard: int, version: int, lineage: Lineage | None) -> Held | None:
+    def find(self, shard: int, version: int, lineage: Lineage | None) -> HeldVersion | None:
         """Return a whole copy; without a lineage, of whichever."""
         for held in self._buffers.get(shard, ()):
             is_it = held is not None and held.is_whole and held.version == version
@@ -62,14 +64,14 @@ class Slab:
                 return held
         return None
 
-    def discard(self, copy: Held) -> None:
+    def discard(self, copy: HeldVersion) -> None:
         """Make a copy not exist any more."""
         pair = self._buffers[copy.shard]
         pair[next(i for i, held in enumerate(pair) if held is copy)] = None
 
-    def laid_out(self, shards: Sequence[int]) -> "Slab":
+    def laid_out(self, shards: Sequence[int]) -> "ModelledSlab":
         """Return a slab for another position, with the copies that it has room for."""
-        new = Slab(shards, self._histories, ranks=self.ranks)
+        new = ModelledSlab(shards, self._histories, ranks=self.ranks)
         for copy in self.copies():
             if copy.shard in new.shards:
                 held = new.begin(copy.shard, copy.version, copy.lineage, copy.state)
@@ -109,7 +111,7 @@ class Tier:
 
 
 @dataclass(slots=True)
-class Record:
+class TierRecord:
     """Who is root."""
 
     name: str
@@ -122,7 +124,7 @@ class Store:
 
     is_up: bool = True
     leases: dict[str, float] = field(default_factory=dict)  # until when
-    root: Record | None = None
+    root: TierRecord | None = None
     term: int = 0
     state: RootState | None = None
     cancel: int | None = None
@@ -138,7 +140,7 @@ class Store:
 
 
 @dataclass(slots=True)
-class Job:
+class ModelledJob:
     """The workers of one start: what they exchange, wherever they are by now.
 
     Attributes:
@@ -159,7 +161,7 @@ class Job:
     states: dict[tuple[int, int], int] = field(default_factory=dict)
     begun: dict[int, Moment] = field(default_factory=dict)
     committed: dict[int, Moment] = field(default_factory=dict)
-    sent: dict[CopyTransfer, Held] = field(default_factory=dict)
+    sent: dict[CopyTransfer, HeldVersion] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     full_at: Moment = NEVER
     wish: tuple[int, int] | None = None
@@ -184,12 +186,12 @@ class Job:
 
 
 @dataclass(slots=True)
-class Worker:
+class ModelledWorker:
     """One rank's process."""
 
     rank: int
     epoch: int
-    job: Job
+    job: ModelledJob
     plan: PlanPart
     stage: int = 0  # 0 starting, 1 at the rendezvous, 2 protected, 3 forgot, 4 training
     transfer: int = 0
@@ -198,7 +200,7 @@ class Worker:
     updated_s: float = 0.0
     moving: int = 3  # of `version`: 1 begun, 2 committed here, 3 whole everywhere, 0 to go back
     rewinds: int = 0
-    buffers: list[Held] = field(default_factory=list)
+    buffers: list[HeldVersion] = field(default_factory=list)
     status: WorkerStatus = "running"
     is_hung: bool = False
     moved_s: float = 0.0

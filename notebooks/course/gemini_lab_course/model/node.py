@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Doing, ScriptFinished, Severed, WorkerPulse
-from gemini_lab_course.model.machines import ITERATION_S, NEVER, Job, Moment, Worker
+from gemini_lab_course.model.machines import ITERATION_S, NEVER, ModelledJob, ModelledWorker, Moment
 from gemini_lab_course.model.starting import StartingNode
 from gemini_lab_course.model.truth import BrokenError
 
@@ -66,10 +66,10 @@ class Node(StartingNode):
         self.exit_worker(1)
         return True
 
-    def _all(self, done: Mapping[int, Moment], least: Moment, job: Job) -> bool:
+    def _all(self, done: Mapping[int, Moment], least: Moment, job: ModelledJob) -> bool:
         return all(done.get(rank, NEVER) >= least for rank in job.seats.ranks)
 
-    def _train(self, worker: Worker) -> bool:
+    def _train(self, worker: ModelledWorker) -> bool:
         job, version = worker.job, worker.version
         if worker.moving == 0:
             return self._go_back(worker)
@@ -105,14 +105,14 @@ class Node(StartingNode):
             return True
         return self._update(worker)
 
-    def _hold(self, worker: Worker) -> bool:
+    def _hold(self, worker: ModelledWorker) -> bool:
         """Stand still, and say so once."""
         is_news, worker.has_held = not worker.has_held, True
         if is_news:
             self._say_held(worker)
         return is_news
 
-    def _update(self, worker: Worker) -> bool:
+    def _update(self, worker: ModelledWorker) -> bool:
         job, version = worker.job, worker.version
         is_computing = self.world.now_s < worker.updated_s + ITERATION_S
         if is_computing or not self._all(job.updated, worker.moment, job):
@@ -140,7 +140,7 @@ class Node(StartingNode):
             self._send(worker)
         return True
 
-    def _go_back(self, worker: Worker) -> bool:
+    def _go_back(self, worker: ModelledWorker) -> bool:
         """At the loop's top, instead of sending: as `engine.rewinding` does."""
         job, slab = worker.job, self.slab
         assert slab is not None
@@ -174,7 +174,7 @@ class Node(StartingNode):
         return True
 
 
-def _rewound(worker: Worker, iteration: int) -> events.Rewound:
+def _rewound(worker: ModelledWorker, iteration: int) -> events.Rewound:
     return events.Rewound(
         rank=worker.rank,
         epoch=worker.epoch,
@@ -187,13 +187,13 @@ def _rewound(worker: Worker, iteration: int) -> events.Rewound:
     )
 
 
-def _doing(worker: Worker) -> Doing:
+def _doing(worker: ModelledWorker) -> Doing:
     if worker.has_held:
         return "held"
     return "step" if worker.stage == 4 else "starting"
 
 
-def _complete(worker: Worker) -> events.VersionComplete:
+def _complete(worker: ModelledWorker) -> events.VersionComplete:
     return events.VersionComplete(
         rank=worker.rank,
         epoch=worker.epoch,

@@ -24,7 +24,7 @@ from gemini_lab.recovery.protocol import (
 from gemini_lab.recovery.requests import DrainNode, GiveUpProgress, ResizeRun, StopRun
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
-from gemini_lab_course.model.machines import Link, Record
+from gemini_lab_course.model.machines import Link, TierRecord
 
 if TYPE_CHECKING:
     from gemini_lab_course.model.judged import JudgedWorld
@@ -34,7 +34,7 @@ STORE_PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
-class Keeper:
+class ModelledKeeper:
     """What a root knows of one agent, as in `gemini_lab.node.agent_links`."""
 
     link: Link | None = None
@@ -50,12 +50,12 @@ class Shell:
         fuse: After so many more instructions, what befalls its node.
     """
 
-    def __init__(self, node: "Node", record: Record) -> None:
+    def __init__(self, node: "Node", record: TierRecord) -> None:
         self.node = node
         self.world: JudgedWorld = node.world
         self.record = record
         self.root: RootAgent | None = None
-        self.keepers: dict[str, Keeper] = {}
+        self.keepers: dict[str, ModelledKeeper] = {}
         self.inbox: deque[Happening] = deque()
         self.pending: deque[Instruction] = deque()
         self.is_open = self.has_taken_over = False
@@ -105,7 +105,7 @@ class Shell:
         self.job_number = state.setup.order.number if state.setup.order else None
         root = self.world.make_root(self.node, state)
         for name in store.leases:
-            keeper = self.keepers[name] = Keeper()
+            keeper = self.keepers[name] = ModelledKeeper()
             joined = self._link(name, keeper)
             if joined is not None:
                 root.living[name] = joined
@@ -134,7 +134,7 @@ class Shell:
     def _see_leases(self, *, is_settled: bool) -> None:
         store, now = self.world.store, self.world.now_s
         for name in store.leases:
-            self.keepers.setdefault(name, Keeper()).is_registered = True
+            self.keepers.setdefault(name, ModelledKeeper()).is_registered = True
         for name, keeper in self.keepers.items():
             if is_settled and keeper.is_registered and name not in store.leases:
                 keeper.is_registered = False
@@ -201,12 +201,12 @@ class Shell:
             self.inbox.append(AgentLost(at_s=now, node=name, cause="connection"))
         return True
 
-    def _tell_if_dead(self, name: str, keeper: Keeper) -> bool:
+    def _tell_if_dead(self, name: str, keeper: ModelledKeeper) -> bool:
         if keeper.is_dead:
             self.inbox.append(AgentLost(at_s=self.world.now_s, node=name, cause="dead"))
         return keeper.is_dead
 
-    def _link(self, name: str, keeper: Keeper) -> AgentJoined | None:
+    def _link(self, name: str, keeper: ModelledKeeper) -> AgentJoined | None:
         node = self.world.nodes[name]
         if not node.is_alive:
             keeper.is_dead = node.refuses and not keeper.is_registered

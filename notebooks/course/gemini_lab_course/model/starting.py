@@ -7,8 +7,8 @@ from gemini_lab.recovery.messages import EventSaid, RestoreFailed, ScriptError, 
 from gemini_lab.recovery.plan import CopyTransfer
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab_course.model.agent import AgentNode
-from gemini_lab_course.model.machines import Slab, Worker
-from gemini_lab_course.model.truth import BrokenError, Held
+from gemini_lab_course.model.machines import ModelledSlab, ModelledWorker
+from gemini_lab_course.model.truth import BrokenError, HeldVersion
 
 
 class StartingNode(AgentNode):
@@ -33,12 +33,12 @@ class StartingNode(AgentNode):
         if isinstance(event, events.VersionComplete):
             self._write_if_complete()
 
-    def _arrive(self, worker: Worker) -> bool:
+    def _arrive(self, worker: ModelledWorker) -> bool:
         worker.job.reached[worker.rank] = 1
         worker.stage = 1
         return True
 
-    def _protect(self, worker: Worker) -> bool:
+    def _protect(self, worker: ModelledWorker) -> bool:
         job = worker.job
         if any(job.reached.get(rank, 0) < 1 for rank in job.seats.ranks):
             return False
@@ -46,7 +46,7 @@ class StartingNode(AgentNode):
         seats = job.seats if job.seats.placement is not None else job.seats.placed(settings)
         kept = seats.kept_shards(worker.rank)
         if self.slab is None:
-            self.slab = Slab(kept, self.world.histories, ranks=seats.world_size)
+            self.slab = ModelledSlab(kept, self.world.histories, ranks=seats.world_size)
         elif self.slab.shards != kept:
             if not self.world.rules.lays_out_anew:
                 said = ScriptError(error="ConfigError", text="this node keeps other shards")
@@ -65,7 +65,7 @@ class StartingNode(AgentNode):
         self._event(self.protected)
         return True
 
-    def _forget(self, worker: Worker) -> bool:
+    def _forget(self, worker: ModelledWorker) -> bool:
         """Discard what is left behind, as `engine.restore.forget_left_versions` does."""
         plan, slab = worker.plan, self.slab
         assert slab is not None
@@ -77,7 +77,7 @@ class StartingNode(AgentNode):
         worker.stage = 3
         return True
 
-    def _restore(self, worker: Worker) -> bool:
+    def _restore(self, worker: ModelledWorker) -> bool:
         plan = worker.plan
         if plan.version is None:
             return self._load(worker, None)
@@ -98,7 +98,7 @@ class StartingNode(AgentNode):
             return self._reject(worker, worker.rank, plan.version, self.name)
         return self._load(worker, copy)
 
-    def _transfer(self, worker: Worker, move: CopyTransfer, version: int) -> bool | None:
+    def _transfer(self, worker: ModelledWorker, move: CopyTransfer, version: int) -> bool | None:
         """Send or get one copy; what `_restore` ends with where it cannot go on."""
         assert self.slab is not None
         sent = worker.job.sent
@@ -117,11 +117,11 @@ class StartingNode(AgentNode):
             self.slab.commit(got)
         return None
 
-    def _find(self, shard: int, version: int, lineage: Lineage) -> Held | None:
+    def _find(self, shard: int, version: int, lineage: Lineage) -> HeldVersion | None:
         assert self.slab is not None
         return self.slab.find(shard, version, lineage if self.world.rules.has_lineage else None)
 
-    def _fetch(self, worker: Worker, version: int) -> bool:
+    def _fetch(self, worker: ModelledWorker, version: int) -> bool:
         tier = self.world.tier
         if not tier.is_up or tier.is_mute or version not in tier.versions:
             return self._reject(worker, worker.rank, version, None)
@@ -133,7 +133,7 @@ class StartingNode(AgentNode):
         self.slab.commit(held)
         return self._load(worker, held)
 
-    def _recut(self, worker: Worker, version: int) -> bool:
+    def _recut(self, worker: ModelledWorker, version: int) -> bool:
         """Make the new shard of all old ones, as `engine.restore.recut` does."""
         job, plan = worker.job, worker.plan
         if any(job.reached.get(rank, 0) < 2 for rank in job.seats.ranks):
@@ -161,7 +161,7 @@ class StartingNode(AgentNode):
         self.slab.commit(held)
         return self._load(worker, held)
 
-    def _reject(self, worker: Worker, shard: int, version: int, holder: str | None) -> bool:
+    def _reject(self, worker: ModelledWorker, shard: int, version: int, holder: str | None) -> bool:
         self.say(
             RestoreFailed(
                 rank=worker.rank,
@@ -176,7 +176,7 @@ class StartingNode(AgentNode):
         self.exit_worker(1)
         return True
 
-    def _load(self, worker: Worker, copy: Held | None) -> bool:
+    def _load(self, worker: ModelledWorker, copy: HeldVersion | None) -> bool:
         job = worker.job
         worker.state = 0 if copy is None else copy.state
         worker.version = 0 if copy is None else copy.version
@@ -194,7 +194,7 @@ class StartingNode(AgentNode):
                 self.world.note_full(job)
         return True
 
-    def _send(self, worker: Worker) -> None:
+    def _send(self, worker: ModelledWorker) -> None:
         """Begin to move the version just made: its buffers are overwritten from now on."""
         job, slab = worker.job, self.slab
         assert slab is not None
@@ -206,7 +206,7 @@ class StartingNode(AgentNode):
         worker.moving, job.begun[worker.rank] = 1, worker.moment
 
 
-def _restored(worker: Worker, name: str) -> events.ShardRestored:
+def _restored(worker: ModelledWorker, name: str) -> events.ShardRestored:
     is_sent = any(m.receiver == name and m.shard == worker.rank for m in worker.plan.transfers)
     is_stored = worker.plan.tier == "persistent"
     return events.ShardRestored(

@@ -12,7 +12,7 @@ class BrokenError(AssertionError):
 
 
 @dataclass(slots=True)
-class Held:
+class HeldVersion:
     """One buffer of a slab: a copy that is whole once it is committed.
 
     Attributes:
@@ -51,7 +51,7 @@ class Histories:
             self.version.append(self.version[state] + 1)
         return made
 
-    def check_label(self, copy: Held) -> None:
+    def check_label(self, copy: HeldVersion) -> None:
         """Check that a version and lineage name one state, lest copies of two be combined."""
         known = self._labels.setdefault((copy.version, copy.lineage), copy.state)
         if known != copy.state:
@@ -95,7 +95,7 @@ class Safety:
             self.is_excused = True
 
 
-def whole_states(copies: Iterable[Held]) -> set[int]:
+def whole_states(copies: Iterable[HeldVersion]) -> set[int]:
     """Return the states of which every shard is among these copies."""
     found: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for copy in copies:

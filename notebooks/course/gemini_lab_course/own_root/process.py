@@ -155,7 +155,7 @@ class GuideAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Said = Guide | GuideQuestion | GuideAnswer
 
 
-class Channel:
+class GuideChannel:
     """One end of a socket pair: lines of JSON between an agent and the function's process."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -210,7 +210,7 @@ class OwnProcess:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._channel: Channel | None = None
+        self._channel: GuideChannel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._code = 0  # with which the last process ended
         self._is_read = False
@@ -245,7 +245,7 @@ class OwnProcess:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
+        self._channel = GuideChannel(ours)
         try:
             self._process = subprocess.Popen(
                 python_command(PROGRAM, theirs.fileno()),
@@ -332,7 +332,7 @@ def main() -> None:
     """Read the function, and answer until the agent is gone."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    channel = GuideChannel(socket.socket(fileno=int(sys.argv[1])))
     decide: Decide | None = None
     while (message := channel.receive()) is not None:
         if isinstance(message, Guide):
