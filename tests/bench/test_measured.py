@@ -72,7 +72,7 @@ def test_a_ratio_is_that_of_turns_next_to_each_other() -> None:
     """The machine halves its speed between two turns of three, of which the first waited."""
     plain = took(99.0, 2.0, 2.0, 99.0, 4.0, 4.0, process_s=0.5)
     ours = took(99.0, 3.0, 3.0, 99.0, 5.0, 5.0, process_s=0.75)
-    pair = overhead.WaysInTurn(plain=plain, ours=ours, turn_iterations=3, waiting=0.1)
+    pair = overhead.PairInTurns(plain=plain, ours=ours, turn_iterations=3, waiting=0.1)
     by_name = {row.name: row for row in compare({"gemini": [pair]}, IDLE, name="here")}
     assert by_name["here, gemini / plain torchrun"].values == pytest.approx(((1.5 + 1.25) / 2,))
     assert by_name["here, plain torchrun"].values == (3.0,)
