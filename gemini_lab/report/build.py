@@ -9,7 +9,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE, log_of, name_of, read_log
 from gemini_lab.report.recovery import Recovery, WastedTime, WorkerExit
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
-from gemini_lab.report.reducers.pace import IterationPace
+from gemini_lab.report.reducers.iteration_pace import IterationPace
 from gemini_lab.report.values import RunReport, Traffic, VerifiedIterations
 
 

@@ -26,7 +26,7 @@ from gemini_lab.report.follower import LogFollower
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
 from gemini_lab.report.reducers.course import Phase
-from gemini_lab.report.tables.replicas import memory
+from gemini_lab.report.tables.replica_map import memory
 from gemini_lab.report.tables.spent import PARTS, SHOWN, spent
 from gemini_lab.report.tables.status import seated, standbys
 

@@ -19,7 +19,7 @@ from gemini_lab.log.file import LogFeed
 from gemini_lab.report.blocks import FileBlocks, MemoryBlocks
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 
 STEPS: Final = 20
 """Of reading on, in one go."""

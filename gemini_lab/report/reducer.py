@@ -39,14 +39,14 @@ from gemini_lab.report.reducers.facts import (
     Sums,
     VerifiedSums,
 )
+from gemini_lab.report.reducers.iteration_pace import IterationPace
 from gemini_lab.report.reducers.iterations import CountedIterations, Divergences
 from gemini_lab.report.reducers.logged import Logged
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.pace import IterationPace
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.recoveries import RecoveryReducer
 from gemini_lab.report.reducers.spans import Seated, Spans
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 
 
 class Reducer(Protocol):

@@ -13,7 +13,7 @@ from gemini_lab.report.bars import BATCH, Kind
 from gemini_lab.report.blocks import MemoryBlocks
 from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 
 
 @pytest.fixture(scope="module")

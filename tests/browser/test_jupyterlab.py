@@ -46,7 +46,7 @@ HTML("<p class='formula'>$a$</p>")
 WIDGETS = """
 from gemini_lab_widgets.timeline import Timeline
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 timeline = Timeline()
 timeline.update(TrafficBars(Nodes()))
 timeline.widget()

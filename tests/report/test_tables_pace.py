@@ -7,7 +7,7 @@ from told_runs import ToldRun, with_a_root_loss, with_one_loss
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.reducers.pace import WINDOW, IterationPace
+from gemini_lab.report.reducers.iteration_pace import WINDOW, IterationPace
 from gemini_lab.report.tables import IterationSeries, IterationTable, tables_of
 from gemini_lab.report.tables.iterations import (
     SHOWN,

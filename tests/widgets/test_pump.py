@@ -7,7 +7,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Injected
 from gemini_lab.report.bars import ROW_BYTES, Kind
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 
 
 class Viewer:

@@ -10,7 +10,7 @@ from gemini_lab.report.bars import BATCH, LAYERS, ROW_BYTES, Kind
 from gemini_lab.report.blocks import MemoryBlocks
 from gemini_lab.report.pyramid import Pyramid
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 
 ASKED = {"number": 3, "from_s": 10.0, "to_s": 20.0, "bins": 10, "rows": [0, 1], "bars": True}
 

@@ -39,7 +39,7 @@ from gemini_lab_widgets.views import (
     SpentView,
     StatusView,
     View,
-    iterations,
+    iteration_times,
 )
 from gemini_lab_widgets.views.answers import chances
 from gemini_lab_widgets.views.view import switch
@@ -570,9 +570,9 @@ def test_no_part_of_a_bar_has_a_pattern_that_bokeh_does_not_know() -> None:
 def test_nothing_is_said_to_be_added_where_there_was_nothing_to_compare_with() -> None:
     table = tables(ToldRun().protect().train(1, 12)).iterations
     waited = Overhead(share=8.953, low=None, high=None, how="what was waited")
-    words = iterations.describe(replace(table, overhead=waited))
+    words = iteration_times.describe(replace(table, overhead=waited))
     assert "checkpoints add" not in words
     assert "updates waited for checkpoints, 895.3% of the iterations' other time" in words
     compared = replace(waited, share=0.01, low=0.0, high=0.02, how="medians")
-    words = iterations.describe(replace(table, overhead=compared))
+    words = iteration_times.describe(replace(table, overhead=compared))
     assert "checkpoints add +1.0% (95 %: +0.0% to +2.0%), medians" in words

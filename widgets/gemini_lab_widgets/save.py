@@ -31,7 +31,7 @@ from gemini_lab.log.file import LOG_FILE, LogFeed, log_of
 from gemini_lab.report.bars import LAYERS, Rows, in_columns
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 from gemini_lab.report.tables import Tables
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.modules import joined

@@ -10,7 +10,7 @@ from gemini_lab.log.file import log_of, name_of
 from gemini_lab.report.follower import opened
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 from gemini_lab.report.tables import Losses, Tables, losses_of, tables_of
 
 REFRESH_EVENTS: Final = 2_000

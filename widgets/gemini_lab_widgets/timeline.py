@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from gemini_lab.report.bars import Rows, in_columns
 from gemini_lab.report.pyramid import NO_ROWS, Covered, Pyramid
-from gemini_lab.report.reducers.traffic import MAX_NAMES as MOST_NAMES
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import MAX_NAMES as MOST_NAMES
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 from gemini_lab_widgets.modules import joined
 
 MOST_BARS: Final = 1 << 17

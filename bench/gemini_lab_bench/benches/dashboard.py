@@ -15,7 +15,7 @@ from gemini_lab_widgets.timeline import Timeline
 from gemini_lab.errors import ConfigError
 from gemini_lab.report.bars import Kind
 from gemini_lab.report.reducers.nodes import Nodes
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 from gemini_lab_bench.rows import Row
 
 SIZES: Final = (1_000, 100_000, 1_000_000)

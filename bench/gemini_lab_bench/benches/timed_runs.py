@@ -17,7 +17,7 @@ from gemini_lab.lab.lab import Lab
 from gemini_lab.report.bars import Kind
 from gemini_lab.report.build import report_of
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
-from gemini_lab.report.reducers.traffic import TrafficBars
+from gemini_lab.report.reducers.traffic_bars import TrafficBars
 from gemini_lab.report.values import TrafficPlan
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab.units import format_seconds

@@ -33,8 +33,8 @@ from gemini_lab.report.recovery import (
     WorkerExit,
 )
 from gemini_lab.report.reducers import MOST_KEPT, seconds, whole
+from gemini_lab.report.reducers.iteration_pace import IterationPace
 from gemini_lab.report.reducers.iterations import Divergences
-from gemini_lab.report.reducers.pace import IterationPace
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.spans import STRIKES, Seated, Spans, lost_training
 

@@ -11,7 +11,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import RecoveryPlanned
 from gemini_lab.report.reducers import MOST_KEPT, seconds, whole
 from gemini_lab.report.reducers.exposure import Interval
-from gemini_lab.report.reducers.pace import IterationPace
+from gemini_lab.report.reducers.iteration_pace import IterationPace
 
 
 class Seated:

@@ -25,7 +25,7 @@ from gemini_lab.report.tables.recoveries import (
     wasted,
 )
 from gemini_lab.report.tables.recoveries import losses as losses_of
-from gemini_lab.report.tables.replicas import (
+from gemini_lab.report.tables.replica_map import (
     CopyRow,
     CopyState,
     LossOutcome,

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducers.iteration_pace import Floats, IterationPace, Kind
 from gemini_lab.report.reducers.logged import LoggedValues
-from gemini_lab.report.reducers.pace import Floats, IterationPace, Kind
 from gemini_lab.report.tables.recoveries import FailureMark
 
 

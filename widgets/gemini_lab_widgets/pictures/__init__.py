@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 DRAWN: Final = {
     "gemini_lab.placement.planner.Placement": f"{__name__}.placement:draw",
     "gemini_lab.profiler.profile.Profile": f"{__name__}.iteration:draw_profile",
-    "gemini_lab.pipeliner.schedule.ChunkSchedule": f"{__name__}.schedule:draw",
-    "gemini_lab.recovery.plan.RecoveryPlan": f"{__name__}.recovery:draw_plan",
-    "gemini_lab.report.recovery.Recovery": f"{__name__}.recovery:draw_recovery",
+    "gemini_lab.pipeliner.schedule.ChunkSchedule": f"{__name__}.chunk_columns:draw",
+    "gemini_lab.recovery.plan.RecoveryPlan": f"{__name__}.recovery_steps:draw_plan",
+    "gemini_lab.report.recovery.Recovery": f"{__name__}.recovery_steps:draw_recovery",
     "gemini_lab.report.values.RunReport": f"{__name__}.report:draw",
-    "gemini_lab.simulator.outcome.Outcome": f"{__name__}.outcome:draw",
+    "gemini_lab.simulator.outcome.Outcome": f"{__name__}.simulated_run:draw",
 } | {point.name: point.value for point in entry_points(group="gemini_lab.pictures")}
 """The function that draws a type's values: of this package, or one that another package offers."""
 

@@ -9,7 +9,7 @@ from matplotlib.path import Path
 
 from gemini_lab.placement import Placement
 from gemini_lab.report.tables import ReplicaTable
-from gemini_lab.report.tables.replicas import Survival, planned
+from gemini_lab.report.tables.replica_map import Survival, planned
 from gemini_lab_widgets import replica_layout as layout
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import LINE, MARGIN, WIDTH, Board, rows

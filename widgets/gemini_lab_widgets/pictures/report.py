@@ -12,7 +12,7 @@ from gemini_lab.units import format_bytes, format_seconds
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import MARGIN, WIDTH, Board, seconds_axis
 from gemini_lab_widgets.pictures.picture import Picture, Table
-from gemini_lab_widgets.pictures.recovery import gantt
+from gemini_lab_widgets.pictures.recovery_steps import gantt
 
 POINTS: Final = 500
 """Iterations that the line goes through, at most."""

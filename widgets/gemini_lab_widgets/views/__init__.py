@@ -1,12 +1,12 @@
 """The Bokeh views of a run: each draws one part of the tables, and counts nothing."""
 
 from gemini_lab_widgets.views.curves import CurvesView
-from gemini_lab_widgets.views.iterations import IterationsView
-from gemini_lab_widgets.views.memory import MemoryView
-from gemini_lab_widgets.views.recovery import RecoveryView
+from gemini_lab_widgets.views.iteration_times import IterationsView
+from gemini_lab_widgets.views.memory_bars import MemoryView
+from gemini_lab_widgets.views.recovery_bars import RecoveryView
 from gemini_lab_widgets.views.replica_map import ReplicasView
-from gemini_lab_widgets.views.spent import SpentView
-from gemini_lab_widgets.views.status import StatusView
+from gemini_lab_widgets.views.status_strip import StatusView
+from gemini_lab_widgets.views.time_bar import SpentView
 from gemini_lab_widgets.views.view import View
 from gemini_lab_widgets.views.wasted import WastedView
 

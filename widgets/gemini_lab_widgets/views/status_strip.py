@@ -20,7 +20,7 @@ from gemini_lab_widgets.pictures.palette import (
     esc,
     shown,
 )
-from gemini_lab_widgets.views.spent import causes, percent
+from gemini_lab_widgets.views.time_bar import causes, percent
 from gemini_lab_widgets.views.view import OUTPUT_CSS, View, output_html
 
 DETAIL: Final = 40
