@@ -62,7 +62,7 @@ _PACK: Final = struct.Struct("<" + "".join(COLUMNS.values())).pack
 
 
 def packed(*values: float) -> bytes:
-    """A row of these values, in the order of `COLUMNS`.
+    """Return a row of these values, in the order of `COLUMNS`.
 
     Raises:
         OverflowError: One does not fit its column.
@@ -74,12 +74,12 @@ def packed(*values: float) -> bytes:
 
 
 def in_columns(rows: Rows) -> bytes:
-    """Rows as they travel, and are kept: column after column, little-endian."""
+    """Return rows as they travel, and are kept: column after column, little-endian."""
     return b"".join(rows[name].tobytes() for name in COLUMNS)
 
 
 def from_columns(data: bytes) -> Rows:
-    """The rows that `in_columns` made these bytes of."""
+    """Return the rows that `in_columns` made these bytes of."""
     rows, at = np.empty(len(data) // ROW_BYTES, ROW), 0
     for name, code in COLUMNS.items():
         rows[name] = np.frombuffer(data, f"<{code}", len(rows), at)
@@ -91,7 +91,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def running(group: Ints, value: Floats) -> Floats:
-    """The largest value so far in each row's group; groups are in order. Shape as given."""
+    """Return the largest value so far in each row's group; groups are in order. Shape as given."""
     order = np.argsort(value, kind="stable")
     place = np.empty(len(value), np.int64)
     place[order] = np.arange(len(value))  # to compare places, and not sums that would be rounded
@@ -146,7 +146,7 @@ def _since_began(gaps_us: Ints, before: Ints, of: Ints) -> Ints:
 
 
 def newly_covered(rows: Rows, end_s: Floats, reached_s: Reached) -> Floats:
-    """How long each bar covers what no earlier one of its lane, rank and layer did.
+    """Return how long each bar covers what no earlier one of its lane, rank and layer did.
 
     Args:
         rows: In the order in which they were told.

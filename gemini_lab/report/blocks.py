@@ -105,7 +105,7 @@ class FileBlocks:
 
 
 def _opened(path: Path) -> tuple[BinaryIO, bool]:
-    """A file to read and write, and whether nobody else has it."""
+    """Return a file to read and write, and whether nobody else has it."""
     file = path.open("r+b", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

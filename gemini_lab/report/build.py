@@ -14,7 +14,7 @@ from gemini_lab.report.values import RunReport, Traffic, VerifiedIterations
 
 
 def load_report(run: Path) -> RunReport:
-    """The report of the run in this folder, or with this log, as far as it is.
+    """Return the report of the run in this folder, or with this log, as far as it is.
 
     Raises:
         ConfigError: The log there is not that of a run.
@@ -89,7 +89,7 @@ def report_of(run: RunReducer) -> RunReport:
 
 
 def wasted_time(pace: IterationPace, recoveries: Sequence[Recovery]) -> WastedTime | None:
-    """Eq. (1) with a run's own figures; `None` until there is something to measure."""
+    """Return Eq. (1) with a run's own figures; `None` until something is measured."""
     measured = [(r.wasted_s, r.retrieval_s) for r in recoveries if r.wasted_s is not None]
     checkpoint_s, interval_s = pace.checkpoint_median_s(), pace.interval_median_s()
     if not measured or checkpoint_s is None or interval_s is None:

@@ -210,7 +210,7 @@ def cache_folder() -> Path:
 
 
 def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> LogFollower:
-    """A log from where it was read to before, or from its start."""
+    """Return a log from where it was read to before, or from its start."""
     _reader()  # now, and not when something is kept: it may have been upgraded by then
     place = _place(log, folder or cache_folder())
     found = _kept(log, place)
@@ -225,7 +225,7 @@ def reopened(log: Path, *, name: str = "", folder: Path | None = None) -> LogFol
 
 
 def opened(log: Path, *, name: str = "", folder: Path | None = None) -> LogFollower:
-    """A log that was read to its end, and is kept for the next time where that is worth it."""
+    """Return a log that was read to its end; its state is saved if that is worth it."""
     reading = reopened(log, name=name, folder=folder)
     while reading.read():
         pass

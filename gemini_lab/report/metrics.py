@@ -59,7 +59,7 @@ class Snapshot:
 
 
 def snapshot_of(run: RunReducer, *, now_s: float, is_newest: bool = True) -> Snapshot:
-    """A run's metrics at the moment `now_s` of the log's clock."""
+    """Return a run's metrics at the moment `now_s` of the log's clock."""
     return Snapshot(
         metrics=tuple(metrics_of(run, now_s=now_s)),
         iteration=run.reached.done(),
@@ -87,7 +87,7 @@ def snapshots(follower: LogFollower) -> Iterator[Snapshot]:
 
 
 def metrics_of(run: RunReducer, *, now_s: float) -> Iterator[Metric]:
-    """All metrics of a run at the moment `now_s` of the log's clock."""
+    """Give all metrics of a run at the moment `now_s` of the log's clock."""
     if run.course.job is None:
         return
     if run.course.ended_at_s is not None:
@@ -285,6 +285,6 @@ class Scalars:
 
 
 def scalar_name(sample: Sample) -> str:
-    """A sample's name and labels as a path; `kind` says no more than the label beside it."""
+    """Return a sample's name and labels as a path; `kind` says no more than the label beside it."""
     labels = [text for name, text in sample.labels.items() if name != "kind"]
     return "/".join([PREFIX, sample.name.removeprefix(f"{PREFIX}_"), *labels])

@@ -74,7 +74,7 @@ class Moments:
             self._known = {piece: piece for one in self.copies for piece in one.pieces}
 
     def way(self, at_s: float, *, after: "MomentSearch | None" = None) -> "MomentSearch":
-        """A way to the run as it was at a moment of the log's clock.
+        """Return a way to the run as it was at a moment of the log's clock.
 
         Args:
             at_s: The moment.

@@ -42,7 +42,7 @@ def load_measured(folder: Path | str) -> Measured:
 
 
 def measure(run: RunReducer) -> Measured:
-    """A run's times with their spread, and the sizes of its job.
+    """Return a run's times with their spread, and the sizes of its job.
 
     The parts are those of `tables.spent`: of a recovery's first iteration only what it takes longer
     than others is warm-up here, for it trains, too.
@@ -101,7 +101,7 @@ def _recoveries(recoveries: Iterable[Recovery], iteration_s: float) -> dict[str,
 
 
 def steps_of(recovery: Recovery, iteration_s: float) -> Steps:
-    """One recovery's steps; the sum of those of one name where it began anew."""
+    """Return one recovery's steps; the sum of those of one name where it began anew."""
     sums: defaultdict[str, float] = defaultdict(float)
     for step in recovery.steps:
         sums[GROUPS.get(step.name, step.name)] += max(0.0, step.duration_s)
@@ -169,13 +169,13 @@ def _position(injection: Injection, seats: dict[str, int], per_node: int) -> int
 
 
 def trained_s(run: RunReducer) -> tuple[float, float]:
-    """When the first iteration began, and when the last one ended."""
+    """Return when the first iteration began, and when the last one ended."""
     starts_s, ends_s, _ = run.pace.spans()
     return float(starts_s.min()), float(ends_s.max())
 
 
 def trained_versions(run: RunReducer) -> tuple[int, int]:
-    """The version that a run began from, above 0 where it resumed, and the last that it made."""
+    """Return the version that a run began from, above 0 if it resumed, and its last."""
     starts_s, _, _ = run.pace.spans()
     numbers = run.pace.numbers()
     return int(numbers[np.argmin(starts_s)]) - 1, int(numbers.max())
@@ -297,7 +297,7 @@ def _beside(played: Replay, parts: dict[str, float], total_s: float, *, is_own: 
 
 
 def lines(predicted: Predicted) -> Iterator[str]:
-    """The table for a terminal, without a heading."""
+    """Give the table for a terminal, without a heading."""
     yield f"  {'':<30}{'simulated':>11}{'95 % of simulations':>26}{'measured':>11}"
     for row in (*predicted.rows, predicted.total):
         if row.predicted is None:

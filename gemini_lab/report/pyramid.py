@@ -39,22 +39,22 @@ Lines = npt.NDArray[np.int64]
 
 
 def width_s(level: int) -> float:
-    """How long a bin of a level is."""
+    """Return how long a bin of a level is."""
     return float(FINER) ** level
 
 
 def line_of(lane: int, layer: int) -> int:
-    """A lane's layer as one number."""
+    """Return a lane's layer as one number."""
     return lane << LAYER_BITS | layer
 
 
 def bins(cells: Cells) -> npt.NDArray[np.int64]:
-    """The bin of each cell."""
+    """Return the bin of each cell."""
     return np.asarray(cells["key"] >> LINE_BITS)
 
 
 def lines(cells: Cells) -> Lines:
-    """Lane and layer of each cell, as in `line_of`."""
+    """Return lane and layer of each cell, as in `line_of`."""
     return np.asarray(cells["key"] & ((1 << LINE_BITS) - 1))
 
 
@@ -80,7 +80,7 @@ def cells_of(rows: Rows, *, level: int, origin_s: float) -> Cells:
 
 
 def summed(cells: Cells) -> Cells:
-    """The same with each key once, in order."""
+    """Return the same with each key once, in order."""
     if not len(cells):
         return cells
     cells = cells[np.argsort(cells["key"], kind="stable")]
@@ -93,7 +93,7 @@ def summed(cells: Cells) -> Cells:
 
 
 def coarser(cells: Cells, *, level: int) -> Cells:
-    """Cells of a level as those of the next one."""
+    """Return cells of a level as those of the next one."""
     place = bins(cells)
     parent = place // FINER
     result = cells.copy()
@@ -104,7 +104,7 @@ def coarser(cells: Cells, *, level: int) -> Cells:
 
 
 def opened(cells: Cells, *, most: int) -> npt.NDArray[np.float64]:
-    """How many bars more began than ended, for each of `most` lines."""
+    """Return how many bars more began than ended, for each of `most` lines."""
     weights = cells["open"].astype(np.float64)
     return np.bincount(lines(cells), weights=weights, minlength=most).astype(np.float64)
 
@@ -119,7 +119,7 @@ def coverage(
     row_of: Lines,
     rows: int,
 ) -> Seconds:
-    """How long each of some bins was covered.
+    """Return how long each of some bins was covered.
 
     Args:
         cells: All that changes in these bins.
@@ -301,7 +301,7 @@ class Pyramid:
     def rows(
         self, from_s: float, to_s: float, *, fresh: Rows = NO_ROWS
     ) -> tuple[Rows, npt.NDArray[np.int64]]:
-        """All bars that touch a window of time, and their numbers.
+        """Return all bars that touch a window of time, and their numbers.
 
         Args:
             from_s: When it begins, on the log's clock.
@@ -329,7 +329,7 @@ class Pyramid:
         row_of: npt.NDArray[np.int64],
         fresh: Rows = NO_ROWS,
     ) -> Covered:
-        """How long bars covered the bins of a window.
+        """Return how long bars covered the bins of a window.
 
         There are as many bins as is asked or up to four times that, and they reach over its ends;
         there are fewer where there was no room for the bars.

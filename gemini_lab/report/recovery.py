@@ -128,7 +128,7 @@ class Importing:
 
 
 def kept_words(ranks: Sequence[int]) -> str:
-    """Name the ranks that went on in their processes."""
+    """Return name the ranks that went on in their processes."""
     if len(ranks) == 1:
         return f"rank {listed(ranks)} went on in its process"
     return f"ranks {listed(ranks)} went on in their processes"
@@ -268,14 +268,14 @@ def part_of(gone: WorkerExit) -> Ending:
 
 
 def culprit_of(exits: Collection[WorkerExit]) -> WorkerExit | None:
-    """The worker that ended first of those that ended on their own account."""
+    """Return the worker that ended first of those that ended on their own account."""
     return min(
         exits, key=lambda one: (one.epoch, BLAME_ORDER.index(part_of(one)), one.at_s), default=None
     )
 
 
 def blamed_for(recovery: Recovery) -> WorkerExit | None:
-    """The worker whose end a recovery is told by.
+    """Return the worker whose end a recovery is told by.
 
     None where another cause is known, such as a node that was lost, and all who ended had only lost
     their peers with it.
@@ -286,7 +286,7 @@ def blamed_for(recovery: Recovery) -> WorkerExit | None:
 
 
 def culprits(exits: Sequence[WorkerExit]) -> Iterator[str]:
-    """A table for people, try by try: who ended when and how, and whom the others followed."""
+    """Give a table for people, try by try: who ended when and how, and whom the others followed."""
     for epoch in sorted({one.epoch for one in exits}):
         found = sorted((one for one in exits if one.epoch == epoch), key=lambda one: one.at_s)
         first = culprit_of(found)

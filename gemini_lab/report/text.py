@@ -38,7 +38,7 @@ ASCII: Final = Ink(bar="#", empty=".", rule="-")
 
 
 def ink_for(encoding: str | None) -> Ink:
-    """Blocks where `encoding` has them, else ASCII."""
+    """Return blocks if `encoding` has them, else ASCII."""
     try:
         (BLOCKS.bar + BLOCKS.empty + BLOCKS.rule).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -47,7 +47,7 @@ def ink_for(encoding: str | None) -> Ink:
 
 
 def render(report: RunReport, *, ink: Ink = BLOCKS) -> str:
-    """The whole report."""
+    """Return the whole report."""
     lines = [*_summary(report)]
     for recovery in report.recoveries:
         lines += ["", *_recovery(recovery, ink, shown=report.exits, said=report.output)]
@@ -132,7 +132,7 @@ def _verified(report: RunReport) -> Iterator[str]:
 
 
 def _diverged(report: RunReport) -> Iterator[str]:
-    """That the numbers are not those of a run that never failed, where that was noticed."""
+    """Say that the numbers are not those of a run that never failed, if that was noticed."""
     for seen in report.code_changes:
         yield from _wrapped(f"OTHER CODE: {seen}", "  !! ")
     if not report.divergences:
@@ -151,7 +151,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _repeated(recovery: Recovery) -> Iterator[str]:
-    """Whether what was done again came out as before."""
+    """Give whether what was done again came out as before."""
     if recovery.divergences:
         for one in recovery.divergences:
             yield from _wrapped(f"DIVERGED: {one}", "  !! ")
@@ -178,7 +178,7 @@ def _exits(exits: Sequence[WorkerExit], said: Sequence[str]) -> Iterator[str]:
 def _recovery(
     recovery: Recovery, ink: Ink, *, shown: Collection[WorkerExit], said: Sequence[str]
 ) -> Iterator[str]:
-    """One recovery; of workers that ended those that were not `shown`, and `said` all, before."""
+    """Give one recovery, without workers that were `shown` and lines that were `said`."""
     took_s = recovery.duration_s
     took = "not over" if took_s is None else f"training again after {format_seconds(took_s)}"
     yield _heading(f"Recovery {recovery.number}: {recovery.what}, {took}", ink)
@@ -217,7 +217,7 @@ def _recovery(
 
 
 def _is_told(recovery: Recovery) -> bool:
-    """Whether its workers ended by a refusal of ours, which says all that their lines do."""
+    """Return whether its workers ended by a refusal of ours, which says all that their lines do."""
     first = culprit_of(recovery.exits)
     return bool(recovery.refused and first and first.error.startswith("gemini_lab.errors."))
 
@@ -229,7 +229,7 @@ def _lost(recovery: Recovery) -> str:
 
 
 def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS, width: int = _BAR_WIDTH) -> Iterator[str]:
-    """One line a step: its name, its duration, and a bar that shows when it ran."""
+    """Give one line a step: its name, its duration, and a bar that shows when it ran."""
     if not steps:
         return
     begin_s = min(step.start_s for step in steps)

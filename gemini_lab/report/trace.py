@@ -51,7 +51,7 @@ MOMENTS: Final = (
 
 
 def chrome_trace(entries: Iterable[Entry]) -> dict[str, Any]:
-    """The trace as plain values; write it with `json.dump`."""
+    """Return the trace as plain values; write it with `json.dump`."""
     trace = Trace()
     for entry in entries:
         trace.take(entry)
@@ -69,7 +69,7 @@ class Trace:
         self._arrows = itertools.count(1)
 
     def to_json(self) -> dict[str, Any]:
-        """The trace of what was taken in, its times in microseconds since its beginning."""
+        """Return the trace of what was taken in, its times in microseconds since its beginning."""
         begin_s = min((record["ts"] for record in self._records), default=0.0)
         records = [
             {**record, "ts": round((record["ts"] - begin_s) * 1e6, 3)} for record in self._records
@@ -131,7 +131,7 @@ class Trace:
                 self._moment(at_s, node, event)
 
     def names(self) -> Iterator[dict[str, Any]]:
-        """The records that name processes and threads."""
+        """Give the records that name processes and threads."""
         for node, pid in self._pids.items():
             yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": node}}
         for (node, lane), tid in self._tids.items():
@@ -176,7 +176,7 @@ class Trace:
         end_s: float,
         args: Any,
     ) -> None:
-        """A slice at the sender, one at the receiver, and an arrow between them."""
+        """Add a slice at the sender, one at the receiver, and an arrow between them."""
         number = next(self._arrows)
         out, into = f"replicas out, rank {rank}", f"replicas in, from rank {rank}"
         self._slice(sender, out, name, start_s, end_s, args=args)

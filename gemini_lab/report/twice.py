@@ -59,7 +59,7 @@ class Twice:
 
 
 def accounts(log: Iterable[Entry], *, until: int | None = None) -> Accounts:
-    """The account that counts of each iteration and rank: the newest try's, and the last word."""
+    """Return the account that counts of each iteration and rank: the newest try's last."""
     told: dict[tuple[int, int], Account] = {}
     for entry in log:
         said = entry.event
@@ -100,7 +100,7 @@ def compare(undisturbed: Accounts, disturbed: Accounts) -> Twice:
 
 
 def _unseeded(pairs: Mapping[tuple[int, int], tuple[Account, Account]]) -> set[str]:
-    """The random generators that are not in the same state when training begins."""
+    """Return the random generators that are not in the same state when training begins."""
     first = min((iteration for iteration, _ in pairs), default=0)
     begins = [pair for (iteration, _), pair in pairs.items() if iteration == first]
     return {

@@ -217,7 +217,7 @@ class RunReport:
         return Comparison(compared=len(here.keys() & there.keys()), first_difference=difference)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; losses stand there as hexadecimal floats too, to compare bit by bit."""
+        """Return plain values, with losses as hexadecimal floats, too, to compare bit by bit."""
         record: dict[str, Any] = msgspec.to_builtins(self)
         record["duration_s"] = self.duration_s
         for iteration in record["iterations"]:

@@ -246,7 +246,7 @@ class Controls:
         self.log.value = f"<pre style='{PRE}'>{escape(self._text())}</pre>"
 
     def close(self) -> None:
-        """Take the panel away; the run goes on."""
+        """Close the panel; the run goes on."""
         self._is_closed.set()
         self._end_watch()
         self.root.close()

@@ -93,7 +93,7 @@ class NotebookEmbed:
 
 
 def live_html(url: str, ticket: str, saved: str) -> str:
-    """The page in a frame, with what stands there where its server does not answer."""
+    """Return the page in a frame, with what stands there where its server does not answer."""
     return LIVE.substitute(
         place=f"gl-frame-{secrets.token_hex(4)}",
         link=escape(f"{url}login?token={ticket}"),
@@ -104,7 +104,7 @@ def live_html(url: str, ticket: str, saved: str) -> str:
 
 
 def saved_html(run: ShownRun) -> str:
-    """A picture of the run so far with a line on how to see more of it."""
+    """Return a picture of the run so far with a line on how to see more of it."""
     if run.log is None:
         return f"<p>No run has begun yet. {NOTHING}</p>"
     more = f"<p>{NOTHING.replace('serve', f'serve {escape(run.name)}')}</p>"
@@ -154,7 +154,7 @@ WHY_LOOPBACK: Final = (
 def for_notebook(
     newest: Callable[[], Path | None], **settings: Unpack[PageSettings]
 ) -> "Dashboard":
-    """A dashboard that listens, and that notebooks of this machine may show in a frame."""
+    """Return a dashboard that listens, and that notebooks of this machine may show in a frame."""
     with_frames: PageSettings = {"frame_ancestors": NOTEBOOKS, **settings}
     return Dashboard(newest, **with_frames).start()
 
@@ -371,7 +371,7 @@ def link_of(address: str, port: int, template: str | None = None) -> str:
 
 
 def reached_at() -> list[str]:
-    """This machine's addresses for other machines, the one of its default route first."""
+    """Return this machine's addresses for others, the one of its default route first."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect(FAR)
         return list(dict.fromkeys([probe.getsockname()[0], *_own_addresses()]))
@@ -379,7 +379,7 @@ def reached_at() -> list[str]:
 
 
 def origins_of(address: str, port: int) -> list[str]:
-    """Which `host[:port]`s a browser may say it has a page from.
+    """Return the `host[:port]`s that a page may come from.
 
     Further names, a proxy's for example, become known when somebody with the password comes there.
     """

@@ -184,7 +184,7 @@ class Library:
         self._followers: WeakValueDictionary[Path, ShownRun] = WeakValueDictionary()
 
     def names(self) -> dict[str, Path]:
-        """The log of every run that may be chosen, by its name, newest first.
+        """Return the log of every run that may be chosen, by its name, newest first.
 
         The folder is looked through now and then, however many visitors ask.
         """
@@ -238,7 +238,7 @@ def job_of(log: Path) -> tuple[tuple[object, ...], float] | None:
 
 @lru_cache(maxsize=1024)
 def _job_of(log: Path) -> tuple[tuple[object, ...], float]:
-    """Kept only where the log says it.
+    """Return it, and remember it only if the log says it.
 
     Raises:
         LookupError: It does not.

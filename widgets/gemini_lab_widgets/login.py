@@ -130,7 +130,7 @@ class LoginGuard(AuthProvider):  # type: ignore[misc]
         return hmac.compare_digest(told, self._password) or is_ticket
 
     async def admits(self, word: str, *, address: str) -> bool | None:
-        """Whether `word` is right; `None` where too many tries of this address wait already.
+        """Return whether `word` is right; `None` where too many tries of this address wait already.
 
         Tries of one address are looked at one after another, a right one after the wrong ones
         before it: else who asks for many at once would learn the right one without any wait.
@@ -207,7 +207,7 @@ class LoginGuard(AuthProvider):  # type: ignore[misc]
 
 
 def page_of(asked: str) -> str:
-    """The page as an address asked for it that was shown the door, from the door on.
+    """Return the page as an address asked for it that was shown the door, from the door on.
 
     Only what the address says after its `?` counts, so no address leads to another server, and one
     behind a proxy that takes a part of the path away stays there. A ticket is not handed on.
@@ -252,7 +252,7 @@ POLICY: Final = (
 
 
 def headers_for(frame_ancestors: str) -> type[OutputTransform]:
-    """Headers for every answer; `frame_ancestors` may show the page in a frame."""
+    """Return headers for every answer; `frame_ancestors` may show the page in a frame."""
 
     class Headers(OutputTransform):
         def transform_first_chunk(
@@ -277,7 +277,7 @@ def state_folder() -> Path:
 
 
 def kept_key(folder: Path | None = None) -> bytes:
-    """The user's key, the same at every start; a new one each time where none can be kept."""
+    """Return the user's key, the same at every start; a new one if none can be saved."""
     with suppress(OSError, RuntimeError):  # nowhere to write, or no home
         path = (folder or state_folder()) / "cookies.key"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -114,7 +114,7 @@ def train_text(
 
 
 def open_lab(names: Mapping[str, object]) -> Lab | None:
-    """The lab that is open under one of `names`, if there is one.
+    """Return the lab that is open under one of `names`, if there is one.
 
     Raises:
         ConfigError: There are several.

@@ -19,7 +19,7 @@ LEFT_OVER: Final = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 
 @cache
 def joined(entry: Path) -> str:
-    """The module `entry` with everything that it imports, as one module with the same exports.
+    """Return the module `entry` with all that it imports, as one with the same exports.
 
     Each imported module becomes a function of its own, called once, so that equal names in two
     modules stay apart. The same files give the same text.

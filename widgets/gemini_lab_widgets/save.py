@@ -57,7 +57,7 @@ _ids = itertools.count(1)
 def standalone_html(
     traffic: TrafficBars, *, window: Window | None = None, most_bars: int = MOST_BARS
 ) -> str:
-    """A piece of HTML that shows `traffic` with no server and no request, to put into any page.
+    """Return HTML that shows `traffic` in any page, with no server and no request.
 
     About 12 bytes a bar, compressed. The browser must know `DecompressionStream` (since 2023 all
     do); one without says so in place of the timeline.
@@ -105,7 +105,7 @@ def standalone_html(
 def _window(
     traffic: TrafficBars, window: Window | None, most_bars: int
 ) -> tuple[Rows, int, tuple[float | None, float | None]]:
-    """The bars that are saved one by one, and the first one's number.
+    """Return the bars that are saved one by one, and the first one's number.
 
     Then between which moments they are all there are; `None` for no end.
     """
@@ -151,7 +151,7 @@ def _bins(traffic: TrafficBars) -> tuple[dict[str, Any] | None, str]:
 
 
 def zipped(data: bytes) -> str:
-    """Bytes as `js/packed.js` reads them."""
+    """Return bytes as `js/packed.js` reads them."""
     return base64.b64encode(gzip.compress(data, mtime=0)).decode()
 
 
@@ -236,7 +236,7 @@ def _values(model: Model) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A property's value as JSON has it; what is no number in a column is nothing.
+    """Return a property's value as JSON has it; what is no number in a column is nothing.
 
     Raises:
         TypeError: It is none that JSON has.
@@ -291,7 +291,7 @@ def script_of(store: EventStore, sheet: PageLayout, document: Document, *, state
 
 
 def choose(run: RunReducer, moments: Moments, end_s: float, *, most: int) -> list[float]:
-    """Which moments are kept, in seconds since the run's start, without its end.
+    """Return the moments to keep, in seconds since the run's start, without its end.
 
     The newest failures have their own, and the others lie evenly. Those of a long run are moments
     that were kept while its log was read.
@@ -385,7 +385,7 @@ def save(
 
 
 def page(store: EventStore, *, window: Window | None = None) -> str:
-    """All views of a run as a page that needs nothing beside itself."""
+    """Return all views of a run as a page that needs nothing beside itself."""
     sheet, document = PageLayout(), Document()
     sheet.put_on(document, title=f"{store.name or 'run'} · gemini_lab")
     state = STATES.get(store.run.course.phase, UNFINISHED)

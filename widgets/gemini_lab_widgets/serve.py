@@ -25,7 +25,7 @@ from gemini_lab_widgets.dashboard import (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `gemini-lab serve`."""
+    """Return the options of `gemini-lab serve`."""
     options = argparse.ArgumentParser(
         prog="gemini-lab serve",
         description="Show a run in the browser, live or afterwards. Visitors can look at "

@@ -43,7 +43,7 @@ class EventStore:
 
     @classmethod
     def load(cls, path: Path | str, *, earlier: Sequence["EventStore"] = ()) -> Self:
-        """The store of the run in a folder, or of a log file.
+        """Return the store of the run in a folder, or of a log file.
 
         Raises:
             ConfigError: No log is there.
@@ -97,7 +97,7 @@ class EventStore:
 
 
 def tables_at(run: RunReducer, at_s: float, *, beside: Sequence[EventStore] = ()) -> Tables:
-    """A snapshot of a run as it was at a moment, on the log's clock, beside earlier runs."""
+    """Return a snapshot of a run as it was at a moment, on the log's clock, beside earlier runs."""
     return tables_of(
         run,
         losses=losses_of(run),

@@ -85,7 +85,7 @@ class TimelineQuery:
 
 
 def seen(traffic: TrafficBars, look: TimelineQuery) -> tuple[dict[str, Any], bytes] | None:
-    """The answer to a look: plain values, and packed bars or coverage; `None` without a pyramid."""
+    """Return plain values and packed bars, or coverage; `None` without a pyramid."""
     pyramid, bars = traffic.pyramid, traffic.bars
     if pyramid is None:
         return None
@@ -105,7 +105,7 @@ def seen(traffic: TrafficBars, look: TimelineQuery) -> tuple[dict[str, Any], byt
 
 
 def coverage_of(pyramid: Pyramid, look: TimelineQuery, fresh: Rows = NO_ROWS) -> Covered:
-    """How long the rows of a look were covered."""
+    """Return how long the rows of a look were covered."""
     rows = int(look.row_of.max(initial=0) + 1)
     covered = pyramid.coverage(
         look.from_s,
@@ -118,7 +118,7 @@ def coverage_of(pyramid: Pyramid, look: TimelineQuery, fresh: Rows = NO_ROWS) ->
 
 
 def shades(covered: Covered, lanes: npt.NDArray[np.int64]) -> bytes:
-    """How much of each bin was covered, a byte each: row by row, layer by layer, bin by bin.
+    """Return how much of each bin was covered, a byte each: row by row, layer by layer, bin by bin.
 
     Args:
         covered: What is to be sent.

@@ -12,7 +12,7 @@ MOST_KEPT: Final = 100_000
 
 
 def whole(number: int) -> int:
-    """A number that counts something.
+    """Return a number that counts something.
 
     Raises:
         ValueError: It is absurd.
@@ -23,7 +23,7 @@ def whole(number: int) -> int:
 
 
 def seconds(time_s: float) -> float:
-    """A time, or a moment on a clock.
+    """Return a time, or a moment on a clock.
 
     Raises:
         ValueError: It is none that a clock shows.

@@ -228,7 +228,7 @@ class Copies:
         return None if version is None else self._whole_at_s.get(version)
 
     def survivable(self) -> tuple[int, int | None] | None:
-        """How many nodes, whichever they are, may be lost now, and the version that is then left.
+        """Return how many nodes, whichever, may be lost now, and the version that is left then.
 
         -1 and `None` where memory has no whole version; `None` without a placement.
         """

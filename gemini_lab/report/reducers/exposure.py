@@ -61,7 +61,7 @@ class CallTimes(NamedTuple):
     durations_us: Sequence[int]
 
     def times(self, from_s: float, to_s: float) -> list[Interval]:
-        """When each call that touches a time began and ended, in the order of calling."""
+        """Return when each call that touches a time began and ended, in the order of calling."""
         from_us, to_us = (1e6 * (at_s - self.began_s) for at_s in (from_s, to_s))
         return [
             (self.began_s + start_us / 1e6, self.began_s + (start_us + duration_us) / 1e6)
@@ -127,7 +127,7 @@ def judge(sendings: Iterable[Sending], busy: Iterable[Interval]) -> list[Judged]
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union of `intervals`, in order of time."""
+    """Return the union of `intervals`, in order of time."""
     merged: list[Interval] = []
     last_s = -inf
     for start_s, end_s in sorted(intervals):
@@ -141,7 +141,7 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def clip(merged: Sequence[Interval], start_s: float, end_s: float) -> list[Interval]:
-    """The parts of `merged` between two moments; a moment of no length counts if it lies inside."""
+    """Return the parts of `merged` between two moments, one moment alone if it lies inside."""
     if start_s == end_s:
         return [(start_s, end_s) for s, e in merged if s <= start_s < e][:1]
     return [(max(s, start_s), min(e, end_s)) for s, e in merged if s < end_s and e > start_s]

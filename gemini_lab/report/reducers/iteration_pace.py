@@ -92,7 +92,7 @@ class IterationPace:
     # -- answers; each costs time in proportion to the run's length ------------------------------
 
     def reached(self) -> Callable[[int, float], float | None]:
-        """A function of a version and a moment: when all ranks had last reached it before that.
+        """Return a function: when all ranks had last reached a version before a moment.
 
         It costs a search in the iterations that there are now.
         """
@@ -136,7 +136,7 @@ class IterationPace:
         return float(np.median(times_s)) if times_s.size else None
 
     def interval_median_s(self) -> float | None:
-        """1/f: median time from one version in memory to the next one's.
+        """Return 1/f, the median time from one version in memory to the next one's.
 
         That is counted from the end of one iteration to the end of the next, each on the rank that
         ended last: an iteration's slowest rank is another one each time, so that the slowest

@@ -171,7 +171,7 @@ def _keep(rows: list[Row], row: Row) -> None:
 
 
 def lost_training(outages: Sequence[Downtime], pace: IterationPace) -> dict[int, list[Interval]]:
-    """From when to when training was for nothing, by recovery, newest first.
+    """Return from when to when training was for nothing, by recovery, newest first.
 
     That is the time since the version that was loaded had been reached, or from the first iteration
     on where there was none, up to the failure. Earlier recoveries in between do not count, up to

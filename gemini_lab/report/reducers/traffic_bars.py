@@ -387,7 +387,7 @@ class TrafficBars:
 
 
 def _end_of(event: Collectives) -> float:
-    """A moment before which all collectives of an iteration ended.
+    """Return a moment before which all collectives of an iteration ended.
 
     Raises:
         ValueError: No run takes so long, or sends so much.

@@ -92,7 +92,7 @@ def tables_of(
     now_s: float | None = None,
     is_past: bool = False,
 ) -> Tables:
-    """A snapshot of a run.
+    """Return a snapshot of a run.
 
     Args:
         run: What its log comes to.

@@ -156,7 +156,7 @@ def curves(
 
 
 def match(name: str, mine: LoggedValues, theirs: LoggedValues, *, run: str) -> Match:
-    """Whether two runs logged the same, in the iterations that both have."""
+    """Return whether two runs logged the same, in the iterations that both have."""
     both, here, there = np.intersect1d(
         mine.numbers, theirs.numbers, assume_unique=True, return_indices=True
     )
@@ -188,7 +188,7 @@ def _curve(name: str, run: str, told: LoggedValues, most: int) -> Curve:
 
 
 def thinned(values: npt.NDArray[np.float64], most: int) -> npt.NDArray[np.int64]:
-    """Indices of about `most` values: the least and the largest of every stretch, and the last."""
+    """Return indices of about `most` values: least and largest of each stretch, and the last."""
     if values.size <= most:
         return np.arange(values.size)
     bounds = np.linspace(0, values.size, max(1, most // 2) + 1).astype(np.int64)
@@ -226,7 +226,7 @@ class Baseline:
 def iterations(
     pace: IterationPace, *, marks: Sequence[FailureMark] = (), baselines: Sequence[Baseline] = ()
 ) -> IterationTable:
-    """Iteration times of a run, and of earlier ones beside it."""
+    """Return iteration times of a run, and of earlier ones beside it."""
     kinds = pace.kinds()
     series = [
         _series(name, "", kind, *kinds[kind][:2])
@@ -282,7 +282,7 @@ def _series(
 
 
 def sample(values: Floats, most: int) -> npt.NDArray[np.int64]:
-    """Indices of at most `most` values, in order: evenly spread ones, and the largest."""
+    """Return indices of at most `most` values, in order: evenly spread ones, and the largest."""
     if values.size <= most:
         return np.arange(values.size)
     largest = np.argpartition(values, -most // 4)[-most // 4 :]
@@ -291,7 +291,7 @@ def sample(values: Floats, most: int) -> npt.NDArray[np.int64]:
 
 
 def median_draws(values: Floats) -> Floats:
-    """Medians of bootstrap resamples, shape `(RESAMPLES,)`.
+    """Return medians of bootstrap resamples, shape `(RESAMPLES,)`.
 
     The median's place in a resample of n is that of the middle one of n uniform draws, which is
     Beta((n+1)/2, (n+1)/2): one number is drawn for each resample instead of n.

@@ -155,7 +155,7 @@ def losses(run: RunReducer) -> Losses:
 def _persistent(
     persisted: Sequence[tuple[float, float]], recoveries: Iterable[Recovery]
 ) -> WastedTime | None:
-    """Eq. (1) if there were only the persistent tier, written as often as it was in this run.
+    """Return Eq. (1) for the persistent tier alone, written as often as it was in this run.
 
     Reading it takes what it took where a recovery did, else as long as writing.
     """
@@ -183,7 +183,7 @@ LOST, CHECKPOINT, HALF, RETRIEVAL = "lost progress", "t_ckpt", "1/(2f)", "t_rtvl
 
 
 def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> RecoveryTable:
-    """Timelines of this run's recoveries, of earlier runs', and of the persistent baseline."""
+    """Return timelines of this run's and earlier recoveries, and of the persistent baseline."""
     rows = [_row(r, mine.origin, f"recovery {r.number}") for r in mine.recoveries[-SHOWN:]]
     notes = []
     if mine.total > len(rows):
@@ -277,7 +277,7 @@ def _baseline(mine: Losses) -> RecoveryRow | None:
 
 
 def wasted(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> WastedTable:
-    """Wasted time of a failure: measured, by Eq. (1), and by it with the persistent tier alone."""
+    """Return the wasted time of a failure: measured, and by Eq. (1) for both tiers."""
     rows = []
     for name, run in (("this run", mine), *earlier):
         rows += _wasted_rows(name, run)

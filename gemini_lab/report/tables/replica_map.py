@@ -222,7 +222,7 @@ def planned(placement: Placement) -> ReplicaTable:
 
 
 def copy_rows(run: RunReducer) -> tuple[CopyRow, ...]:
-    """Every copy that there should be, in order of shard, owner first."""
+    """Return every copy that there should be, in order of shard, owner first."""
     copies, nodes = run.copies, run.nodes
     if copies.placement is None:
         return ()
@@ -271,7 +271,7 @@ def _newer(run: RunReducer) -> list[bool]:
 
 
 def what_if(copies: Copies) -> tuple[LossOutcome, ...]:
-    """For each position what would follow if its node died now."""
+    """Return for each position what would follow if its node died now."""
     if copies.placement is None:
         return ()
     whole, holders = copies.whole(), copies.holders()
@@ -320,7 +320,7 @@ def _sole_holders(copies: Whole, holders: Versions) -> Versions:
 
 @lru_cache(maxsize=8)
 def survival(placement: Placement) -> tuple[Survival, ...]:
-    """The chance that memory keeps every shard, for one loss up to a few more than m."""
+    """Return the chance that memory keeps every shard, for one loss up to a few more than m."""
     most = min(placement.nodes, max(4, 2 * placement.replicas))
     return tuple(_survival(placement, lost) for lost in range(1, most + 1))
 
@@ -341,7 +341,7 @@ def _survival(placement: Placement, lost: int) -> Survival:
 
 
 def memory(run: RunReducer) -> MemoryTable:
-    """Memory by node, and what the log does not tell."""
+    """Return memory by node, and what the log does not tell."""
     rows = _memory_rows(run)
     notes = []
     if not rows:

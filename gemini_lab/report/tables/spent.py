@@ -164,7 +164,7 @@ def _layers(run: RunReducer, start_s: float, end_s: float) -> dict[Part, npt.NDA
 
 
 def paint(layers: Sequence[npt.NDArray[np.float64]], start_s: float, end_s: float) -> list[float]:
-    """How long each layer is on top between two moments; later layers lie over earlier ones.
+    """Return how long each layer is on top between two moments; later layers lie over earlier ones.
 
     Args:
         layers: From when to when each is there, shape `(n, 2)`; spans may overlap.

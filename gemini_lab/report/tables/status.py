@@ -41,7 +41,7 @@ class NodeRow:
 
 
 def leaving_of(nodes: Iterable[NodeRow]) -> list[str]:
-    """In words, what becomes of nodes whose machines are to go or may be taken."""
+    """Say in words what becomes of nodes whose machines are to go or may be taken."""
     lines = []
     for node in nodes:
         if node.leaving is not None:
@@ -109,7 +109,7 @@ LEAVES: Final = {
 
 
 def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = False) -> Status:
-    """The run in a few numbers, at the moment `now_s` of the log's clock."""
+    """Return the run in a few numbers, at the moment `now_s` of the log's clock."""
     copies, course, nodes = run.copies, run.course, run.nodes
     version, survivable = copies.newest(), copies.survivable()
     whole_at_s = copies.whole_at_s(version)
@@ -168,7 +168,7 @@ def _copies_placed(run: RunReducer) -> Iterable[str]:
 
 
 def _diverged(run: RunReducer) -> Iterable[str]:
-    """Machines that computed wrong; losses that are no numbers now; what differs, and why.
+    """Give machines that computed wrong, losses that are no numbers, and what differs.
 
     Other code comes first: it may be why.
     """
@@ -202,7 +202,7 @@ def _error(run: RunReducer, losses: Losses) -> tuple[str, tuple[str, ...]]:
 
 
 def seated(run: RunReducer) -> tuple[NodeRow, ...]:
-    """The nodes on positions, in order; those that live and did not fail do all the same."""
+    """Return the nodes on positions, in order; those that live and did not fail do all the same."""
     nodes = run.nodes
     busy: NodeHealth = "starting" if run.course.phase == "starting" else "training"
     if run.course.phase in {"recovering", "waiting for machines"}:
@@ -224,7 +224,7 @@ def seated(run: RunReducer) -> tuple[NodeRow, ...]:
 
 
 def standbys(nodes: Nodes) -> tuple[NodeRow, ...]:
-    """Nodes that have no position, and were not lost."""
+    """Return nodes that have no position, and were not lost."""
     return tuple(
         NodeRow(name=name, position=None, health="standby", is_root=name == nodes.root)
         for name in nodes.standbys
@@ -232,7 +232,7 @@ def standbys(nodes: Nodes) -> tuple[NodeRow, ...]:
 
 
 def _gone(nodes: Nodes) -> tuple[NodeRow, ...]:
-    """The nodes whose ranks have moved, and of those that left or were lost the last ones."""
+    """Return the nodes whose ranks have moved, and the last that left or were lost."""
     seats = set(nodes.members)
     lost = [name for name in nodes.lost if name not in seats]
     kinds: tuple[tuple[NodeHealth, Sequence[str]], ...] = (

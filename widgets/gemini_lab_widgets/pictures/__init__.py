@@ -25,7 +25,7 @@ DRAWN: Final = {
 
 
 def view(value: object, **options: object) -> "Picture":
-    """The picture of a value; `view(schedule, profile=profile)` puts chunks on the time line.
+    """Return the picture of a value; `view(schedule, profile=profile)` adds the time line.
 
     Raises:
         TypeError: There is no picture of such a value.

@@ -32,7 +32,7 @@ CHARACTER: Final = 0.56
 
 
 def fit(text: object, width: float, *, size: float = SMALL) -> str:
-    """`text`, cut with an ellipsis where it would be wider than `width`."""
+    """Return `text`, cut with an ellipsis if it would be wider than `width`."""
     most = max(1, int(width / (CHARACTER * size)))
     whole = clean(text)
     return whole if len(whole) <= most else whole[: most - 1] + "…"
@@ -186,7 +186,7 @@ def rows(panel: Axes, names: Sequence[str], *, width: float = LEFT - 20) -> None
 
 
 def seconds_axis(panel: Axes, end_s: float) -> None:
-    """A time axis from 0, with faint lines up from its moments."""
+    """Draw a time axis from 0, with faint lines up from its moments."""
     panel.set_xlim(0, max(end_s, 1e-9))
     panel.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda at_s, _: moment(at_s)))
@@ -201,7 +201,7 @@ def laid_end_to_end(
     height: float,
     start: float = 0.0,
 ) -> list[BarContainer]:
-    """Parts of a bar, each a colour and a length; gives one container a part."""
+    """Draw the parts of a bar, each a colour and a length; return a container each."""
     bars = []
     for colour, length in parts:
         bars.append(
@@ -220,7 +220,7 @@ def laid_end_to_end(
 
 
 def bytes_axis(panel: Axes, most_bytes: int) -> None:
-    """An axis upwards from 0 in round binary steps, with faint lines across."""
+    """Draw an axis upwards from 0 in round binary steps, with faint lines across."""
     step_bytes = 2 ** max(0, math.ceil(math.log2(max(most_bytes, 1) / 4)))
     panel.set_yticks(range(0, most_bytes + 1, step_bytes))
     panel.yaxis.set_major_formatter(
@@ -230,7 +230,7 @@ def bytes_axis(panel: Axes, most_bytes: int) -> None:
 
 
 def inside(panel: Axes, x: float, y: float, text: str, *, colour: str, bold: bool = False) -> None:
-    """Text in the middle of a mark of `colour`."""
+    """Write text in the middle of a mark of `colour`."""
     panel.text(
         x,
         y,
@@ -244,7 +244,7 @@ def inside(panel: Axes, x: float, y: float, text: str, *, colour: str, bold: boo
 
 
 def moment(at_s: float) -> str:
-    """A time on an axis, short."""
+    """Return a time on an axis, short."""
     if abs(at_s) < 1e-12:
         return "0"
     if 0.9995 <= abs(at_s) < 120:

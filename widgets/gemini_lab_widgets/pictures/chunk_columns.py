@@ -20,7 +20,7 @@ SPANS: Final = 40
 
 
 def draw(schedule: ChunkSchedule, *, profile: Profile | None = None) -> Picture:
-    """The picture of a chunk schedule; with its profile, on the iteration's time line.
+    """Return the picture of a chunk schedule; with its profile, on the iteration's time line.
 
     Raises:
         ConfigError: The profile is of another job.

@@ -20,7 +20,7 @@ KINDS: Final = 4
 
 
 def draw_profile(profile: Profile) -> Picture:
-    """The picture of a profile."""
+    """Return the picture of a profile."""
     title = (
         f"One iteration: {format_seconds(profile.iteration_s)}, network idle for "
         f"{format_seconds(profile.idle_s)} in {len(profile.idle_spans)} spans"
@@ -40,7 +40,7 @@ def draw_profile(profile: Profile) -> Picture:
 
 
 def network(board: Board, profile: Profile, *, end_s: float, more: Sequence[str] = ()) -> Axes:
-    """A row for each kind of collective, one for idle spans, and `more` empty ones below."""
+    """Return a row for each kind of collective, one for idle spans, and `more` empty ones below."""
     lanes = lanes_of(profile.collectives)
     names = [*(name for name, _ in lanes), "idle", *more]
     panel = board.axes(LANE * len(names), above=22)
@@ -67,7 +67,7 @@ def network(board: Board, profile: Profile, *, end_s: float, more: Sequence[str]
 
 
 def lanes_of(collectives: Sequence[Collective]) -> list[tuple[str, list[Collective]]]:
-    """The collectives by name, those that hold the network longest first."""
+    """Return the collectives by name, those that hold the network longest first."""
     by_name: dict[str, list[Collective]] = {}
     for each in collectives:
         by_name.setdefault(each.name, []).append(each)
@@ -79,7 +79,7 @@ def lanes_of(collectives: Sequence[Collective]) -> list[tuple[str, list[Collecti
 
 
 def pixel_s(panel: Axes) -> float:
-    """Seconds that a pixel of a panel between `LEFT` and `RIGHT` stands for."""
+    """Return seconds that a pixel of a panel between `LEFT` and `RIGHT` stands for."""
     low_s, high_s = panel.get_xlim()
     return float(high_s - low_s) / (RIGHT - LEFT)
 

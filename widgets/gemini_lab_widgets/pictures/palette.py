@@ -129,7 +129,7 @@ OTHERS: Final = (BLUE, ORANGE, GREEN, PINK, RED, SKY, YELLOW)
 
 
 def css(colour: str) -> str:
-    """The colour of a kind of thing in a style sheet of a page, in light and dark."""
+    """Return the colour of a kind of thing in a style sheet of a page, in light and dark."""
     return f"var(--gl-{_name(colour)})" if colour in LIGHT.kinds else colour
 
 
@@ -138,7 +138,7 @@ def _name(colour: str) -> str:
 
 
 def on(colour: str) -> str:
-    """The colour of text on `colour`."""
+    """Return the colour of text on `colour`."""
     if colour in {LIGHT.paper, LIGHT.pale}:
         return LIGHT.ink
     return LIGHT.paper if colour in {BLUE, GREEN, RED, GREY} else MARK
@@ -153,12 +153,12 @@ _MATHS: Final = re.compile(r"\$(?=\$)|\\(?=[(\[])")
 
 
 def esc(text: object, *, longest: int = 500) -> str:
-    """Text of a log for use in HTML, as content or as an attribute's value."""
+    """Return text of a log for use in HTML, as content or as an attribute's value."""
     return escape(shown(text, longest=longest))
 
 
 def shown(text: object, *, longest: int = LONGEST) -> str:
-    """Text of a log for use on a canvas or a list: of one line, not too long, and no formula.
+    """Return text of a log for a canvas or a list: one line, not too long, no formula.
 
     Bokeh reads `$$...$$` as a formula, for which it would load a typesetter from the network.
     """

@@ -80,7 +80,7 @@ _ONE_AT_A_TIME: Final = threading.RLock()
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Our settings, for as long as something is drawn or written."""
+    """Apply our settings while something is drawn or written."""
     with _ONE_AT_A_TIME, mpl.rc_context(), warnings.catch_warnings():
         # the browser has the glyphs that matplotlib's own font lacks
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -90,7 +90,7 @@ def styled() -> Iterator[None]:
 
 
 def drawn(draw: Callable[P, T]) -> Callable[P, T]:
-    """`draw`, with our settings."""
+    """Return `draw` with our settings."""
 
     @functools.wraps(draw)
     def with_settings(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -132,7 +132,7 @@ _DIGITS: Final = re.compile(r"(\.\d)\d+")
 
 
 def clean(text: object) -> str:
-    """`text` in one line, without what XML cannot hold or what turns the direction of writing."""
+    """Return `text` in one line that XML can hold and that is read from left to right."""
     return _FORBIDDEN.sub("\ufffd", re.sub("\\s+", " ", str(text)))
 
 
@@ -231,7 +231,7 @@ def _write(parent: Element, table: Table) -> None:
 
 
 def _themed(svg: str, picture: Picture) -> str:
-    """Matplotlib's SVG with words for screen readers and colours that follow the page.
+    """Return matplotlib's SVG with words for screen readers and colours that follow the page.
 
     What it says of the page (`*{...}` in its style sheet, ids that several pictures share) must not
     leave the drawing, so only ids that are referred to stay, and are this picture's own.

@@ -40,7 +40,7 @@ MEANINGS: Final = {
 
 
 def draw_plan(plan: RecoveryPlan) -> Picture:
-    """The picture of a recovery plan."""
+    """Return the picture of a recovery plan."""
     title = "Recovery plan: " + (
         "training starts anew" if plan.version is None else f"all ranks load version {plan.version}"
     )
@@ -64,7 +64,7 @@ def draw_plan(plan: RecoveryPlan) -> Picture:
 
 
 def draw_recovery(recovery: Recovery) -> Picture:
-    """The picture of a recovery that happened."""
+    """Return the picture of a recovery that happened."""
     board = Board(title=f"Recovery {recovery.number}: {recovery.what}", beside=_outcome(recovery))
     if recovery.steps:
         _steps(board, recovery.steps)
@@ -98,7 +98,7 @@ def _steps(board: Board, steps: Sequence[Step]) -> None:
 
 
 def gantt(board: Board, recoveries: Sequence[Recovery]) -> None:
-    """One row a recovery, all on one axis from their failures on; above each what failed."""
+    """Draw one row a recovery, all on one axis from their failures on."""
     longest_s = max(
         (step.end_s - recovery.failed_at_s for recovery in recoveries for step in recovery.steps),
         default=1.0,

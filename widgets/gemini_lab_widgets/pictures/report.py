@@ -21,7 +21,7 @@ BARS: Final = 20
 
 
 def draw(report: RunReport) -> Picture:
-    """The picture of a run's report."""
+    """Return the picture of a run's report."""
     done = max((iteration.number for iteration in report.iterations), default=0)
     survived = sum(recovery.resumed_at_s is not None for recovery in report.recoveries)
     kind = "Simulated run" if report.simulated else "Run"

@@ -15,7 +15,7 @@ WORDS: Final = {"lost": "training done again", "reserve": "reserve a machine"}
 
 
 def draw(outcome: Outcome) -> Picture:
-    """The picture of a simulated run."""
+    """Return the picture of a simulated run."""
     title = f"{outcome.policy.name}: {outcome.effective_ratio:.1%} of the time counts (simulated)"
     said = (
         f"{outcome.wall_s / 86400:.1f} days, {outcome.versions:,.0f} iterations, "

@@ -214,7 +214,7 @@ def _bounds(found: Sequence[Curve]) -> tuple[float, float]:
 
 
 def said(match: Match) -> str:
-    """Whether a value was the same in an earlier run, in words."""
+    """Return whether a value was the same in an earlier run, in words."""
     what = "losses" if match.name == "loss" else f"values of {match.name}"
     if not match.compared:
         return f"No {what} to compare with {match.run}: no iteration has one in both runs."
@@ -239,7 +239,7 @@ def _brief(table: CurveTable) -> str:
 
 
 def describe(table: CurveTable) -> str:
-    """The curves in words."""
+    """Return the curves in words."""
     mine = [one for one in table.curves if not one.run and one.numbers]
     if not mine and table.is_simulated:
         return "A simulation computes times, not losses: no model was trained here."

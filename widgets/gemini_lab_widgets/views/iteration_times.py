@@ -224,7 +224,7 @@ def _cost(cost: Overhead) -> str:
 
 
 def describe(table: IterationTable) -> str:
-    """The medians in words."""
+    """Return the medians in words."""
     parts = [
         f"{one.name}: median {format_seconds(one.median_s)} of {one.count:,}"
         for one in table.series

@@ -120,7 +120,7 @@ class MemoryView(View):
 
 
 def describe(table: MemoryTable) -> str:
-    """The bars in a sentence."""
+    """Return the bars in a sentence."""
     if not table.rows:
         return "No sizes are known yet."
     taken = sum(row.taken_bytes for row in table.rows)
@@ -134,7 +134,7 @@ def describe(table: MemoryTable) -> str:
 
 
 def fold(table: MemoryTable) -> tuple[list[MemoryRow], int]:
-    """At most `MOST` bars, and how many nodes are left out; nodes that are alike share a bar."""
+    """Return at most `MOST` bars, one for nodes that are alike, and how many are left out."""
     if len(table.rows) <= MOST:
         return list(table.rows), 0
     alike = Counter(replace(row, node="") for row in table.rows)

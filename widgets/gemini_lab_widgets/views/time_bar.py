@@ -158,7 +158,7 @@ def _line(row: SpentRow, table: SpentTable) -> str:
 
 
 def percent(share: float) -> str:
-    """A share, on one line; what is there at all is never shown as nothing."""
+    """Return a share, on one line; what is there at all is never shown as nothing."""
     return "<\u00a00.1\u00a0%" if 0 < share < 0.0005 else f"{100 * share:.1f}\u00a0%"
 
 
@@ -174,7 +174,7 @@ def causes(table: SpentTable) -> str:
 
 
 def overhead(table: SpentTable) -> str:
-    """The bar in one number, and what it is made of."""
+    """Return the bar in one number, and what it is made of."""
     if not table.rows:
         return ""
     return (
@@ -184,7 +184,7 @@ def overhead(table: SpentTable) -> str:
 
 
 def describe(table: SpentTable) -> str:
-    """The bar in words."""
+    """Return the bar in words."""
     if not table.rows:
         return "Nothing to explain yet: no run has started."
     parts = ", ".join(f"{row.label} {format_seconds(row.seconds)}" for row in table.rows)

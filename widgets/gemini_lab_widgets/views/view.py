@@ -109,7 +109,7 @@ class LegendKey:
 
 
 def legend_html(keys: Iterable[LegendKey]) -> str:
-    """The list of marks."""
+    """Return the list of marks."""
     lines = "".join(f"<li>{_mark(key)}{esc(key.label)}</li>" for key in keys)
     return f"<ul>{lines}</ul>" if lines else ""
 
@@ -123,7 +123,7 @@ def _mark(key: LegendKey) -> str:
 
 
 def hatched(colour: str, hatch: str) -> str:
-    """A colour, empty for none, under Bokeh's hatch of that name, as a background in CSS."""
+    """Return a colour, empty for none, under Bokeh's hatch of that name, as a background in CSS."""
     return ", ".join(filter(None, [HATCH_LINES.get(hatch, ""), css(colour) or "transparent"]))
 
 
@@ -370,7 +370,7 @@ def put(source: ColumnDataSource, data: Mapping[str, Sequence[Any]]) -> None:
 
 
 def source(columns: str) -> ColumnDataSource:
-    """An empty source with these columns, their names set apart by spaces."""
+    """Return an empty source with these columns, their names set apart by spaces."""
     return ColumnDataSource({name: [] for name in columns.split()})
 
 
@@ -389,7 +389,7 @@ def hover(plot: Any, renderers: Sequence[Any], *rows: tuple[str, str]) -> None:
 
 
 def switch(views: Sequence[View]) -> CustomJS:
-    """A browser-side `recolour` of all views: dark where `cb_obj.active` is true."""
+    """Return a browser-side `recolour` of all views: dark where `cb_obj.active` is true."""
     follows = [list(one) for view in views for one in view._follows]  # noqa: SLF001 - its own kind
     code = """
         for (const [model, name, light, dark] of follows)
@@ -417,12 +417,12 @@ def failure_columns(marks: Sequence[FailureMark]) -> dict[str, list[Any]]:
 
 
 def last_iteration(marks: Sequence[FailureMark], iteration: int) -> int:
-    """The last iteration to draw: `iteration`, or a mark's where training came no further."""
+    """Return the last iteration to draw: `iteration`, or a mark's that is later."""
     return max([iteration, *(mark.iteration for mark in marks)])
 
 
 def failures_in_words(marks: Sequence[FailureMark]) -> str:
-    """How many there are: `2 failures and 1 planned move`."""
+    """Return how many there are: `2 failures and 1 planned move`."""
     count = Counter(mark.is_planned for mark in marks)
     said = [
         f"{count[is_planned]:,} {one}{'s' if count[is_planned] != 1 else ''}"
