@@ -28,9 +28,12 @@ _COLLECTS_ANYWHERE: Final = sys.version_info < (3, 12)
 _COMPILERS: Final = {"torch._dynamo.convert_frame", "torch._inductor.compile_fx"}
 """Whose functions run while `torch.compile` compiles, and not when what they made does."""
 _OWN_WAITS: Final = {
-    "gemini_lab.transfer.collective_calls": "a collective",
-    "gemini_lab.transfer.replicator": "the transfer of a version",
+    ("gemini_lab.transfer.collective_calls", "between_s"): "a collective",
+    ("gemini_lab.transfer.collective_calls", "sleep_until"): "a collective",
+    ("gemini_lab.transfer.collective_calls", "wait"): "a collective",
+    ("gemini_lab.transfer.replicator", "_await"): "the transfer of a version",
 }
+"""Functions of ours in which training waits for other ranks; elsewhere there it computes."""
 _NOT_THE_SCRIPTS: Final = (sysconfig.get_paths()["stdlib"], "<", str(Path(__file__).parents[1]))
 
 
@@ -224,8 +227,8 @@ def _collective(frames: list[FrameType]) -> str:
     found = ""
     for frame in frames:
         name, module = frame.f_code.co_name, _module(frame)
-        if module in _OWN_WAITS:
-            return _OWN_WAITS[module]
+        if (module, name) in _OWN_WAITS:
+            return _OWN_WAITS[module, name]
         if module == _OWN_GROUP or (module == _C10D and name in public):
             return name
         if module in _STANDING:  # of a handle that a library waits for; else its call has a name

@@ -219,6 +219,55 @@ def test_who_waits_for_a_handle_waits_in_a_collective():
     assert seen.waits_in == "a collective"
 
 
+def test_who_waits_for_a_version_waits_for_others_and_who_works_for_one_does_not():
+    """A rank that plans or copies for long is not to be taken for one that waits."""
+    import torch.distributed as dist
+
+    from gemini_lab.memory.slab import Slab, SlotSpec
+    from gemini_lab.transfer.group import CheckpointGroup
+    from gemini_lab.transfer.replicator import Replicator
+    from gemini_lab.transfer.version import OutgoingVersion, Peers, Wire
+
+    moved, planned, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    class Controller:
+        def end_iteration(self, *_):
+            planned.set()
+            assert go_on.wait(20)
+            return True
+
+    def on_moved(_):
+        moved.set()
+        assert go_on.wait(20)
+
+    def train():
+        pulses.append(Heartbeat(print, rank=0, epoch=1))
+        wire = Wire(group=CheckpointGroup(dist.HashStore(), rank=0, world_size=1))
+        with Replicator(wire, Peers(rank=0), slab, on_moved=on_moved) as replicator:
+            replicator.controller = Controller()
+            replicator.end_iteration(1)
+            go_on.clear()
+            replicator.send(OutgoingVersion(version=1, pieces=[], payload_bytes=8))
+            replicator.wait()
+
+    pulses, seen = [], []
+    slab = Slab.create([SlotSpec(0, 8)], chunk_bytes=8)
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert planned.wait(20)
+    seen.append(pulses[0].look().waits_in)
+    go_on.set()
+    assert moved.wait(20)
+    give_up_s = time.monotonic() + 20
+    while not (waits_in := pulses[0].look().waits_in) and time.monotonic() < give_up_s:
+        time.sleep(0.05)  # training's thread comes to its wait
+    seen.append(waits_in)
+    go_on.set()
+    thread.join(20)
+    slab.close()
+    assert seen == ["", "the transfer of a version"]
+
+
 def test_the_place_in_the_script_and_the_collective_are_named():
     import torch.distributed as dist
 
