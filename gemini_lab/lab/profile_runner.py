@@ -1,7 +1,7 @@
 """One rank of `gemini-lab profile`: runs a DeepSpeed script as it is, and profiles it.
 
-An iteration ends where DeepSpeed's engine has taken an optimizer step. As the script does not tell
-where that is, the engine class's `step` is wrapped here, in this process only.
+An iteration ends when DeepSpeed's engine has made an optimizer step. The script does not tell when
+that is, so the engine class's `step` is wrapped here, in this process only.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 
 from gemini_lab.engine.frameworks.stepping import next_step_updates
 from gemini_lab.engine.private_names import avoid_shared_memory_collectives
-from gemini_lab.engine.process_exit import die_with_parent, leave
+from gemini_lab.engine.process_exit import leave
 from gemini_lab.lab.profile_script import too_short
 from gemini_lab.profiler.observe import Profiler
 from gemini_lab.profiler.profile import Profile
@@ -37,7 +37,7 @@ class ProfileMade(SystemExit):
 
 
 class ProfiledSteps:
-    """Stands in for `DeepSpeedEngine.step`: marks the iterations, and ends the run in time.
+    """A replacement of `DeepSpeedEngine.step` that marks the iterations, and ends the run in time.
 
     Args:
         step: The method that it stands for.
@@ -110,7 +110,6 @@ class ProfiledSteps:
 
 def main(arguments: list[str]) -> int:
     """Run the script under the profiler; rank 0 writes the profile, or it is `too_short`."""
-    die_with_parent()
     options = _parser().parse_args(arguments)
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
     avoid_shared_memory_collectives()

@@ -13,6 +13,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.job import Job, python_command
 from gemini_lab.lab.namespaces import NodeNetwork
+from gemini_lab.lab.under_torchrun import end_keepers, start_with_keeper
 from gemini_lab.limits import whole
 from gemini_lab.profiler.observe import ITERATIONS, SKIP
 from gemini_lab.profiler.profile import Profile
@@ -138,25 +139,20 @@ def _member(network: NodeNetwork, node: int, nodes: int) -> dict[str, str]:
 
 
 def _run(commands: list[list[str]], environments: list[dict[str, str]], *, quiet: bool) -> int:
-    """Run the commands side by side until all have ended or one has failed; its exit code."""
-    children = [
-        subprocess.Popen(
-            command,
-            env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
-            stdout=subprocess.DEVNULL if quiet else None,
-        )
-        for command, environment in zip(commands, environments, strict=True)
-    ]
+    """Run the commands side by side until all end or one fails; return its exit code."""
+    keepers: list[subprocess.Popen[bytes]] = []
     try:
-        codes = [child.poll() for child in children]
+        for command, environment in zip(commands, environments, strict=True):
+            variables = {"OMP_NUM_THREADS": "1", **os.environ, **environment}
+            output = subprocess.DEVNULL if quiet else None
+            keepers.append(start_with_keeper(command, env=variables, stdout=output))
+        codes = [keeper.poll() for keeper in keepers]
         while None in codes and not any(codes):
             time.sleep(0.1)
-            codes = [child.poll() for child in children]
+            codes = [keeper.poll() for keeper in keepers]
         return next((code for code in codes if code), 0)
     finally:
-        for child in children:
-            child.terminate()
-            child.wait()
+        end_keepers(keepers)
 
 
 def _rate(text: str | None) -> float | None:

@@ -1,4 +1,8 @@
-"""A user's script under plain torchrun: one for each node, all on this machine, and no lab."""
+"""Commands under plain torchrun: what they start ends with them, and with whoever started them.
+
+torchrun starts ranks in sessions of their own, so they outlive a torchrun that is killed, and a
+terminal's Ctrl-C does not reach them. A keeper beside each command adopts and ends what is left.
+"""
 
 import os
 import signal
@@ -6,28 +10,50 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
-import psutil
-
-from gemini_lab.job import HASH_SEED, Job
+from gemini_lab.engine.process_exit import adopt_orphans
+from gemini_lab.job import HASH_SEED, Job, python_command
 from gemini_lab.node.build_locks import BuildLocks
+from gemini_lab.node.processes import end_orphans
 
 LAST_LINES: Final = 12
 LAST_BYTES: Final = 16_000
 END_S: Final = 10.0
 """For processes that were killed to be gone."""
-# Not by a preexec_fn: Python would fork for it, and gRPC's threads here do not survive a fork.
-_TORCHRUN: Final = (
-    "import runpy; from gemini_lab.engine.process_exit import tie_to_parent; tie_to_parent(); "
-    "runpy.run_module('torch.distributed.run', run_name='__main__', alter_sys=True)"
-)
+LOOK_S: Final = 0.2
+"""Between two looks of a keeper at its starter; polling also notices one that dies early."""
+
+
+def start_with_keeper(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command; SIGTERM, or the end of this process, ends it with all that it has started.
+
+    Args:
+        command: Its words.
+        **options: As `subprocess.Popen` takes them.
+
+    Returns:
+        The keeper. Its exit status is that of the command; if a signal ended that, 128 and more.
+    """
+    words = [*python_command(__name__, os.getpid()), *command]
+    # In a session of its own, a terminal's Ctrl-C does not end the keeper before its command.
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True, **options)
+
+
+def end_keepers(keepers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End commands that `start_with_keeper` has started, and wait until they are gone."""
+    for keeper in keepers:
+        keeper.terminate()
+    for keeper in keepers:
+        with suppress(subprocess.TimeoutExpired):
+            keeper.wait(2 * END_S)
 
 
 class UnderTorchrun:
-    """It runs while this is open; what is left of it is killed at the end.
+    """A script under one torchrun for each node, all on this machine, while this is open.
 
     Args:
         job: The script.
@@ -49,47 +75,39 @@ class UnderTorchrun:
             **os.environ,
             **job.env,
         }
-        self._torchruns = []
-        with self._printed.open("wb") as printed:
-            for node in range(nodes):
-                words = [
-                    *("--nnodes", nodes, "--node-rank", node, "--nproc-per-node", workers_per_node),
-                    *("--master-addr", "127.0.0.1", "--master-port", port, "--max-restarts", 0),
-                    *("--log-dir", folder),  # or it would leave one of its own
-                    *(["--module"] if job.module else []),
-                    *(job.script, *job.args),
-                ]
-                self._torchruns.append(
-                    subprocess.Popen(
-                        [sys.executable, "-P", "-c", _TORCHRUN, *map(str, words)],
-                        cwd=job.cwd,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=printed,
-                        stderr=subprocess.STDOUT,
+        words = [
+            *python_command("torch.distributed.run"),
+            *("--nnodes", nodes, "--nproc-per-node", workers_per_node, "--max-restarts", 0),
+            *("--master-addr", "127.0.0.1", "--master-port", port),
+            *("--log-dir", folder),  # or it would leave one of its own
+        ]
+        script = [*(["--module"] if job.module else []), job.script, *job.args]
+        self._torchruns: list[subprocess.Popen[bytes]] = []
+        try:
+            with self._printed.open("wb") as printed:
+                for node in range(nodes):
+                    self._torchruns.append(
+                        start_with_keeper(
+                            [*map(str, words), f"--node-rank={node}", *script],
+                            cwd=job.cwd,
+                            env=environment,
+                            stdout=printed,
+                            stderr=subprocess.STDOUT,
+                        )
                     )
-                )
+        except BaseException:  # Ctrl-C comes at any place, and nobody would leave this
+            end_keepers(self._torchruns)
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        families = []
-        for torchrun in self._torchruns:
-            with suppress(psutil.NoSuchProcess):
-                own = psutil.Process(torchrun.pid)
-                families += [*own.children(recursive=True), own]
-        for one in families:
-            with suppress(psutil.NoSuchProcess):
-                one.send_signal(signal.SIGKILL)
-        psutil.wait_procs(families, timeout=END_S)
-        for torchrun in self._torchruns:
-            with suppress(subprocess.TimeoutExpired):
-                torchrun.wait(END_S)
+        end_keepers(self._torchruns)
         _clear_locks()
 
     def is_over_within(self, timeout_s: float) -> bool:
-        """Whether all of them have ended; waits for one of them, but not longer than that."""
+        """Wait so long for one torchrun; return whether all have ended, or one has failed."""
         for torchrun in self._torchruns:
             try:
                 torchrun.wait(timeout_s)
@@ -99,12 +117,12 @@ class UnderTorchrun:
 
     @property
     def has_failed(self) -> bool:
-        """Whether any of them has ended with an error."""
+        """Whether any torchrun has ended with an error."""
         return any(one.poll() not in {None, 0} for one in self._torchruns)
 
     @property
     def last_lines(self) -> list[str]:
-        """What was printed last."""
+        """The lines that were printed last."""
         with self._printed.open("rb") as file:
             file.seek(max(0, self._printed.stat().st_size - LAST_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
@@ -112,7 +130,33 @@ class UnderTorchrun:
 
 
 def _clear_locks() -> None:
-    """Take away locks of compilations whose process was killed: plain torchrun waits for ever."""
+    """Remove locks of compilations whose process was killed: plain torchrun waits for ever."""
     locks = BuildLocks.here("torchrun", lambda _: None)
     if locks is not None:
         locks.clear()
+
+
+def keep(parent: int, command: Sequence[str]) -> int:
+    """Run a command until it or its starter ends; then end what it has started.
+
+    Args:
+        parent: The process that started this one.
+        command: Its words.
+    """
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    code = 128 + signal.SIGKILL
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        while os.getppid() == parent:
+            with suppress(subprocess.TimeoutExpired):
+                code = child.wait(LOOK_S)
+                break
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut this short
+        end_orphans(lambda _: True, within_s=END_S)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(keep(int(sys.argv[1]), sys.argv[2:]))

@@ -1,10 +1,18 @@
 """`gemini-lab check` on scripts that come back the same, and on some that do not."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from textwrap import indent
+
 import psutil
 import pytest
 
 from gemini_lab import Job, Lab
 from gemini_lab.cli.check_command import render
+from gemini_lab.cli.exits import Exit
 from gemini_lab.lab.check import check_script
 from gemini_lab.lab.under_torchrun import UnderTorchrun
 from gemini_lab.log.witnessed import PLACES, StateDifference
@@ -249,14 +257,67 @@ def test_a_library_is_killed_at_each_of_its_places_and_comes_back(check, text, t
     assert {one.kill.place for one in found.recovered} == set(PLACES) - LOOPS
 
 
-def test_nothing_of_torchrun_is_left(tmp_path):
-    (tmp_path / "wait.py").write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
+WAITS = """
+import signal, subprocess, sys, time
+
+for number in (signal.SIGINT, signal.SIGTERM):  # as a rank that waits in a collective
+    signal.signal(number, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("waits", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["left", "torchrun is killed"])
+def test_nothing_of_torchrun_is_left(tmp_path, how):
+    (tmp_path / "wait.py").write_text(WAITS)
     job = Job(script="wait.py", cwd=str(tmp_path))
     with UnderTorchrun(job, nodes=2, workers_per_node=1, folder=tmp_path) as run:
-        while len(run.last_lines) < 2:
-            assert not run.is_over_within(0.1)
+        while run.last_lines.count("waits") < 2:
+            assert not run.is_over_within(0.1), run.last_lines
         ours = psutil.Process().children(recursive=True)
-        scripts = [one for one in ours if "wait.py" in one.cmdline()[-1:]]
-        assert len(scripts) == 4  # two torchruns, and what each started
-    _, alive = psutil.wait_procs(ours, timeout=10)
-    assert not [one for one in alive if one in scripts]
+        assert sum("wait.py" in one.cmdline()[-1:] for one in ours) >= 4  # torchruns and ranks
+        if how == "torchrun is killed":
+            for rank in (one for one in ours if one.cmdline()[1:] == ["-u", "wait.py"]):
+                rank.parent().kill()
+            while not run.is_over_within(0.1):
+                pass
+            assert run.has_failed
+            _, alive = psutil.wait_procs(ours, timeout=20)
+            assert alive == []
+    _, alive = psutil.wait_procs(ours, timeout=20)
+    assert alive == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_of_torchrun_is_left_by_a_check_that_is_interrupted(tmp_path, number):
+    """Ctrl-C reaches all processes of the terminal's foreground, but no session of their own."""
+    waits = f"if session.current is None:\n{indent(WAITS, '    ')}\nhabit ="
+    (tmp_path / "train.py").write_text(SCRIPT.replace("habit =", waits, 1))
+    words = ["check", "--folder", "runs", "train.py", "as it is"]
+    with psutil.Popen(
+        [sys.executable, "-m", "gemini_lab.cli.main", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as check:
+        try:
+            for line in check.stderr:
+                if "under plain torchrun" in line:
+                    break
+            said = ""
+            while said.count("waits") < 2:
+                assert check.poll() is None, said
+                time.sleep(0.1)
+                said = "".join(one.read_text() for one in tmp_path.rglob("printed.txt"))
+            below = check.children(recursive=True)
+            assert sum("train.py" in one.cmdline()[:-1] for one in below) >= 4
+        finally:
+            os.killpg(check.pid, number)
+        check.communicate(timeout=60)
+    assert check.returncode in {Exit.INTERRUPTED, Exit.TERMINATED, -signal.SIGKILL}
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert alive == []

@@ -14,6 +14,7 @@ from typing import Any, Final
 from gemini_lab.errors import RunFailedError
 from gemini_lab.job import Job, python_command
 from gemini_lab.lab.lab import Lab
+from gemini_lab.lab.under_torchrun import start_with_keeper
 from gemini_lab.report.bars import Kind
 from gemini_lab.report.build import report_of
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
@@ -199,19 +200,19 @@ def under_torchrun(workload: TimedWorkload) -> TimedRun:
             args += ["--link-bytes-per-s", str(workload.link_bytes_per_s)]
         runner = [*python_command("torch.distributed.run"), "--standalone"]
         runner.append(f"--log-dir={folder}")  # or it would leave one of its own
-        with subprocess.Popen(
+        with start_with_keeper(
             [*runner, "--nproc-per-node=2", "-m", job.script, *args],
             env={**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
         ) as torchrun:
             try:
                 _, said = torchrun.communicate()
             finally:
-                torchrun.terminate()  # where this was interrupted: it ends its workers too
+                torchrun.terminate()  # if this was interrupted: it ends its workers too
         if torchrun.returncode:
-            raise RunFailedError(f"the script failed under torchrun:\n{said[-2000:]}")
+            last = said.decode(errors="replace")[-2000:]
+            raise RunFailedError(f"the script failed under torchrun:\n{last}")
         measured = _measured(times, workload)
     say(f"{format_seconds(measured.iteration_s)} an iteration: under torchrun")
     return measured
