@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal
 
 from gemini_lab.job import Job
 from gemini_lab.limits import read_bytes
@@ -16,20 +16,15 @@ _CHANGES: Final = {"add", "append", "appendleft", "extend", "insert", "pop", "po
 _GENERATORS: Final = {"Generator", "Random", "RandomState", "default_rng"}
 _TRAINS: Final = {"backward", "step", "train_batch", "steps", "epochs"}
 _NEVER_AGAIN: Final = (
-    "an earlier loop alone makes this, and it is read after that loop. After a failure in a later "
-    "loop no pass of the earlier one runs, so reading it fails; give it a value before the loop"
+    "only an earlier loop makes this, and it is read after that loop. That loop does not run again "
+    "after a failure in a later one, so reading it fails; give it a value before the loop"
 )
 _AS_AT_START: Final = (
     "the script seems to keep this by itself. After a failure it is as at the script's start; if "
     "training needs it, hand it over in client_state or also"
 )
-_MOST: Final = 8  # names in a hint
-
-
-class _Use(NamedTuple):
-    how: str  # "read", "write", "grow" (by what it was before) or "change" (a part of it)
-    name: str
-    line: int
+_Use = tuple[Literal["read", "write", "grow", "change"], str, int]
+"""How a name is used (grow: by what it was before, change: a part of it), the name, its line."""
 
 
 def hints_of(job: Job, *, differs: bool) -> Iterator[str]:
@@ -39,141 +34,117 @@ def hints_of(job: Job, *, differs: bool) -> Iterator[str]:
         return
     tree = ast.parse(read_bytes(file))
     if names := made_in_loops_alone(tree):
-        yield f"{', '.join(names[:_MOST])}: {_NEVER_AGAIN}"
+        yield f"{', '.join(names[:8])}: {_NEVER_AGAIN}"
     if differs and (names := carried_names(tree)):
-        yield f"{', '.join(names[:_MOST])}: {_AS_AT_START}"
+        yield f"{', '.join(names[:8])}: {_AS_AT_START}"
 
 
 def carried_names(tree: ast.Module) -> list[str]:
     """Return what training changes and reads, and the script does not hand over, with lines."""
-    nodes = [*ast.walk(tree)]
+    nodes: list[Any] = [*ast.walk(tree)]
     functions = [one for one in nodes if isinstance(one, ast.FunctionDef)]
     trains = _TRAINS | {one.name for one in functions if _called(one) & _TRAINS}
-    nothing: set[str] = set()
-    regions = [  # uses, the first of each name, names of its own, names that others share
-        (*_within(loop), nothing, nothing)
-        for loop in nodes
-        if isinstance(loop, ast.For | ast.While)
-        and (_called(loop) & trains or any(isinstance(one, ast.Yield) for one in ast.walk(loop)))
-    ]
-    for function in functions:
-        (uses, first), parts = _within(function), [*ast.walk(function)]
-        told = (one.names for one in parts if isinstance(one, ast.Global | ast.Nonlocal))
-        shared = {*chain(*told), *(use.name for use in uses if use.name.startswith("self."))}
-        own = {use.name for use in uses if use.how == "write"}
-        own |= {one.arg for one in parts if isinstance(one, ast.arg)}
-        if function.name != "__init__":
-            regions.append((uses, first, own - shared, shared))
-    used = ((use, first) for uses, first, _, _ in regions for use in uses)
-    read = {use.name for use, first in used if use.how == "read" and first[use.name] != "write"}
-    found = {}
-    for uses, first, own, shared in regions:
-        for how, name, line in uses:
-            is_read = name in read and (name in shared or first[name] != "write")
-            is_kept = first[name] != "write" if how == "grow" else how != "read" and is_read
-            if is_kept and name not in own:
-                found[name] = line
+    seen: dict[str, dict[str, int]] = {"read": {}, "grow": {}, "change": {}}
     for node in nodes:
-        if isinstance(node, ast.Assign) and _chain(node.value) & _GENERATORS:
-            found |= {name: node.lineno for name in map(_base, node.targets) if name in read}
-    imports = (one.names for one in nodes if isinstance(one, ast.Import | ast.ImportFrom))
-    known = {(one.asname or one.name).split(".")[0] for one in chain(*imports)} | {""}
-    known |= _handed_over(nodes)
-    return [f"{name} (line {line})" for name, line in found.items() if name not in known]
+        uses, own, shared = list[_Use](), set[str](), set[str]()
+        if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+            parts, uses = [*ast.walk(node)], [*chain(*map(_uses, node.body))]
+            told = (one.names for one in parts if isinstance(one, ast.Global | ast.Nonlocal))
+            shared = {*chain(*told), *(name for _, name, _ in uses if name.startswith("self."))}
+            own = {name for how, name, _ in uses if how == "write"}
+            own = (own | {one.arg for one in parts if isinstance(one, ast.arg)}) - shared
+        elif isinstance(node, ast.For | ast.While) and (
+            _called(node) & trains or any(isinstance(one, ast.Yield) for one in ast.walk(node))
+        ):
+            uses = [*chain(*map(_uses, [getattr(node, "test", None) or node.target, *node.body]))]
+        elif isinstance(node, ast.Assign) and _GENERATORS.intersection(_chain(node.value)):
+            seen["change"] |= dict.fromkeys(map(_base, node.targets), node.lineno)
+        first = {name: how for how, name, _ in reversed(uses)}
+        for how, name, line in uses:
+            is_made = first[name] == "write" or (name in own and how != "read")
+            if not is_made or (name in shared and how in {"write", "change"}):
+                seen["change" if how == "write" else how][name] = line
+    changed = {name: line for name, line in seen["change"].items() if name in seen["read"]}
+    known = {(one.asname or one.name).split(".")[0] for one in nodes if isinstance(one, ast.alias)}
+    known |= {"", *_handed_over(nodes)}
+    found = (changed | seen["grow"]).items()
+    return [f"{name} (line {line})" for name, line in found if name not in known]
 
 
 def made_in_loops_alone(tree: ast.Module) -> list[str]:
-    """Return what only a loop's body makes, if it is read after it and another loop follows.
-
-    Once the later loop has made a version, no pass of the earlier loop runs again.
-    """
+    """Return what only a loop's body makes, if it is read after it and another loop follows."""
     found = []
-    scopes: list[Any] = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)]
-    for scope in (tree, *scopes):
-        loops = [(at, one) for at, one in enumerate(scope.body) if isinstance(one, ast.For)]
-        ours = [at for at, one in loops if _chain(one.iter) & {"steps", "epochs"}]
+    scopes = [one for one in ast.walk(tree) if isinstance(one, ast.Module | ast.FunctionDef)]
+    for body in (scope.body for scope in scopes):
+        iterated = [_chain(getattr(one, "iter", one)) for one in body]
+        ours = [at for at, names in enumerate(iterated) if {"steps", "epochs"} & {*names}]
         for at in ours[:-1]:
-            known = {use.name for part in scope.body[:at] for use in _uses(part)}
-            made = {use.name for use in _within(scope.body[at])[0] if use.how == "write"} - known
-            for how, name, line in chain(*map(_uses, scope.body[at + 1 :])):
+            known = {name for part in body[:at] for _, name, _ in _uses(part)}
+            made = {name for how, name, _ in _uses(body[at]) if how == "write"} - known
+            for how, name, line in chain(*map(_uses, body[at + 1 :])):
                 if name in made:
                     made.remove(name)
                     found += [f"{name} (line {line})"] if how == "read" else []
     return found
 
 
-def _within(node: Any) -> tuple[list[_Use], dict[str, str]]:
-    """Return the uses in the body of a loop or a function, and how each name is first used."""
-    parts = (getattr(node, "target", None), getattr(node, "test", None), *node.body)
-    uses = [use for part in parts if part is not None for use in _uses(part)]
-    return uses, {use.name: use.how for use in reversed(uses)}
-
-
 def _uses(node: ast.AST) -> Iterator[_Use]:
     """Give the uses of names in about the order in which they run, without inner functions."""
-    line, parts = getattr(node, "lineno", 0), [*ast.iter_child_nodes(node)]
+    line, parts, own = getattr(node, "lineno", 0), [*ast.iter_child_nodes(node)], set[str]()
     match node:
         case ast.FunctionDef() | ast.Lambda() | ast.ClassDef():
-            parts = []
+            return
         case ast.Name() | ast.Attribute(value=ast.Name(id="self")):
-            yield _Use("read" if isinstance(node.ctx, ast.Load) else "write", _base(node), line)
-            parts = []
+            yield "read" if isinstance(node.ctx, ast.Load) else "write", _base(node), line
+            return
         case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
-            yield _Use("change", _base(node), line)
-            parts = []
+            yield "change", _base(node), line
+            return
         case ast.AugAssign():
-            yield _Use("grow", _base(node.target), line)
+            yield "grow", _base(node.target), line
             parts = [node.value]
         case ast.Assign():
             parts = [node.value, *node.targets]
         case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            inside = [use for part in parts for use in _uses(part)]
-            own = {use.name for use in inside if use.how == "write"}
-            yield from (use for use in inside if use.name not in own)
-            parts = []
+            own = {name for one in node.generators for _, name, _ in _uses(one.target)}
         case ast.Call(func=ast.Attribute(value=base, attr=method)):
             is_in_place = method.endswith("_") and not method.startswith("_")
             if is_in_place or method in _CHANGES:
                 parts = [*node.args, *node.keywords]
-                yield _Use("grow" if is_in_place else "change", _base(base), line)
+                yield "grow" if is_in_place else "change", _base(base), line
     for part in parts:
-        yield from _uses(part)
+        yield from (use for use in _uses(part) if use[1] not in own)
 
 
-def _chain(node: ast.AST) -> set[str]:
-    """Return the names in a chain such as `torch.Generator().manual_seed(1)`."""
-    found = set()
+def _chain(node: ast.AST) -> list[str]:
+    """Return the names in a chain such as `torch.Generator().manual_seed(1)`, the last first."""
+    found = []
     while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
-        found.add(getattr(node, "attr", ""))
+        found += [node.attr] if isinstance(node, ast.Attribute) else []
         node = node.func if isinstance(node, ast.Call) else node.value
-    return found | {getattr(node, "id", "")}
+    return [*found, getattr(node, "id", "")]
 
 
 def _base(node: ast.AST) -> str:
     """Return the variable, or the attribute of `self`, that leads to a value."""
-    attribute = ""
-    while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
-        attribute = getattr(node, "attr", "")
-        node = node.func if isinstance(node, ast.Call) else node.value
-    name = getattr(node, "id", "")
-    return f"self.{attribute}" if name == "self" else str(name)
+    *_, attribute, name = "", *_chain(node)
+    return f"self.{attribute}" if name == "self" else name
 
 
 def _called(node: ast.AST) -> set[str]:
-    calls = (one.func for one in ast.walk(node) if isinstance(one, ast.Call))
-    return {getattr(one, "attr", getattr(one, "id", "")) for one in calls}
+    return {_chain(one.func)[0] for one in ast.walk(node) if isinstance(one, ast.Call)}
 
 
-def _handed_over(nodes: list[ast.AST]) -> set[str]:
+def _handed_over(nodes: list[Any]) -> set[str]:
     """Return the names in calls of `protect` and its like, and in containers that are given."""
-    given: set[str] = set()
-    for call in (one for one in nodes if isinstance(one, ast.Call)):
-        if any(name.startswith("protect") for name in _chain(call.func)):
-            given |= {use.name for one in ast.iter_child_nodes(call) for use in _uses(one)}
+    given = set[str]()
+    for one in nodes:
+        if isinstance(one, ast.Call) and any(n.startswith("protect") for n in _chain(one.func)):
+            given |= {name for part in ast.iter_child_nodes(one) for _, name, _ in _uses(part)}
     for node in (one for one in nodes if isinstance(one, ast.Assign)):
         names, value = {*map(_base, node.targets)}, node.value
         if names & given and isinstance(value, ast.Dict | ast.List | ast.Tuple):
-            given |= {use.name for use in _uses(value)}
+            given |= {name for _, name, _ in _uses(value)}
         if isinstance(value, ast.Subscript) and _base(value) in given:
             given |= names
     return given

@@ -129,7 +129,7 @@ def test_what_a_script_carries_by_itself_is_named(story):
 
 def test_what_is_handed_over_told_or_made_in_each_pass_is_not_named():
     assert not named(
-        "history = []\nbuffer = counts['buffer']",
+        "history, told = [], {}\nbuffer = counts['buffer']",
         """
         counts["seen"] += 1
         given.random()
@@ -140,6 +140,7 @@ def test_what_is_handed_over_told_or_made_in_each_pass_is_not_named():
             loss = train(part)
             total = loss + 1
         history.append(total)
+        told[total] = step
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         largest = max(one for one in (1, 2) if one)
         """,
