@@ -4,7 +4,7 @@ An average of the weights is often made in a hook, so that a script cannot name 
 libraries leave theirs out of `state_dict`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gemini_lab.engine.contract import StateDict, StateView
+from gemini_lab.engine.frameworks.optimizer_state import local_part
 from gemini_lab.engine.state.data_values import digest
 from gemini_lab.engine.state.user_state import Keepsake, keepsakes
 from gemini_lab.errors import UnsupportedError
@@ -146,19 +147,26 @@ class CallbackParts:
         )
 
     def _digests(self) -> Iterator[tuple[tuple[str, str, str], int | None]]:
-        """Yield checksums of plain values in callbacks that say nothing."""
+        """Yield checksums of values in callbacks that say nothing."""
         copies = {key for key, (_, kept) in self._seen.items() if kept is not None}
+        of_model = {_place(tensor) for tensor in _tensors(self._model())}
         for one in self._listed():
             if one.said is not None or one.is_known:
                 continue
             for attribute, value in [*vars(one.callback).items()]:
                 if (one.name, attribute) not in copies:
-                    yield (one.name, type(one.callback).__name__, attribute), _digest(value)
+                    yield (
+                        (one.name, type(one.callback).__name__, attribute),
+                        _digest(value, of_model),
+                    )
 
 
-def _digest(value: object) -> int | None:
-    """Return a checksum of a plain value, or of those of an object of the script's own."""
-    is_plain = not hasattr(value, "__dict__") or isinstance(value, (nn.Module, torch.Tensor))
+def _digest(value: object, of_model: Collection[int]) -> int | None:
+    """Return a checksum of plain values: itself, an object's own, or what a module alone has."""
+    if isinstance(value, nn.Module):
+        own = [one for one in _tensors(value) if _place(one) not in of_model]
+        return digest([local_part(one.detach()) for one in own])
+    is_plain = not hasattr(value, "__dict__") or isinstance(value, torch.Tensor)
     return digest(value if is_plain else dict(vars(value)))
 
 
@@ -183,7 +191,8 @@ def _inside(said: object) -> Iterator[torch.Tensor]:
 def _is_copy(tensors: Iterable[torch.Tensor], model: nn.Module) -> bool:
     """Return whether they have the shapes of at least half of the model's weights."""
     left = [one.shape for one in tensors]
-    wanted = [one.shape for one in model.parameters()]
+    # ZeRO 3 leaves an empty weight in place of each; `ds_shape` is that of the whole one.
+    wanted = [getattr(one, "ds_shape", one.shape) for one in model.parameters()]
     found = 0
     for shape in wanted:
         if shape in left:

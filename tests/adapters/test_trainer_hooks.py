@@ -289,8 +289,27 @@ def test_what_callbacks_change_and_no_version_has_is_named_once():
     assert parts.state_dict() == {}
 
 
+def test_another_model_in_a_callback_is_named_once_it_has_changed_and_the_trained_one_is_not():
+    remarks = []
+    callback = Forgetful()
+    trainer = Trained(callback)
+    callback.other, callback.trained = torch.nn.Linear(7, 5), torch.nn.Sequential(trainer.model)
+    parts = TrainerState(trainer, remarks.append).parts
+    parts.begin()
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            weight.add_(1.0)
+    parts.say_changes(2)
+    assert remarks == []
+    with torch.no_grad():
+        callback.other.bias.add_(1.0)
+    parts.say_changes(4)
+    assert "(callback Forgetful's 'other')" in remarks[0]
+
+
+@pytest.mark.parametrize("is_partitioned", [False, True], ids=["whole", "under ZeRO 3"])
 @pytest.mark.parametrize("kind", ["module", "dict", "list"])
-def test_a_copy_of_the_model_in_a_callback_comes_back(kind):
+def test_a_copy_of_the_model_in_a_callback_comes_back(kind, is_partitioned):
     """Also one that is made only after the version was put back for the first time."""
 
     def make(model):
@@ -307,7 +326,11 @@ def test_a_copy_of_the_model_in_a_callback_comes_back(kind):
     trainer, callback = Trained(), Stateless()
     trainer.callback_handler.callbacks.append(callback)
     parts = TrainerState(trainer, print).parts
-    callback.average, callback.itself = make(trainer.model), trainer.model
+    whole = copy.deepcopy(trainer.model)
+    if is_partitioned:  # ZeRO 3 leaves its weights so
+        for weight in trainer.model.parameters():
+            weight.ds_shape, weight.data = weight.shape, torch.empty(0)
+    callback.average, callback.itself = make(whole), trainer.model
     parts.begin()
     with torch.no_grad():
         for one in tensors(callback.average):
@@ -317,7 +340,7 @@ def test_a_copy_of_the_model_in_a_callback_comes_back(kind):
     callback.average = None
     later = TrainerState(trainer, print).parts
     later.load_state_dict(kept)
-    callback.average = make(trainer.model)
+    callback.average = make(whole)
     later.begin()
     later.load_state_dict(kept)
     assert all(bool((one == 3).all()) for one in tensors(callback.average))
