@@ -1,9 +1,9 @@
-"""Whether a user's own script comes back from failures bit-identical: tried, in a small lab.
+"""A check of whether a user's script is bit-identical after failures, in a small lab.
 
-The script trains undisturbed in a lab, which shows the places that it comes to. It trains under
+The script trains undisturbed in a lab, which shows the places that it reaches. It trains under
 plain torchrun, which shows whether protection alone changes its numbers. Then it trains in the lab
-again and is killed at one place after the other. What the runs computed, and the states that they
-came to, are compared.
+again and is killed at one place after the other. The check compares what the runs computed, and
+their states.
 """
 
 import threading
@@ -42,14 +42,14 @@ from gemini_lab.report.twice import FirstDifference, Twice, accounts, compare
 from gemini_lab.units import format_seconds
 
 FEWEST: Final = 6
-"""Iterations below which the places have no room."""
+"""Iterations that a worker's loss and a node's need at least, with some between them."""
 FEWEST_NODES: Final = 2
-"""Nodes below which nobody is left with a lost one's shards."""
+"""Nodes that are needed so that one still has the shards of a lost one."""
 GLANCE_S: Final = 0.1
 BEGIN_S: Final = 600.0
-"""For the first word of any rank under plain torchrun: its libraries may compile before it."""
+"""For the first record of any rank under plain torchrun: its libraries may compile before it."""
 STILL_S: Final = 120.0
-"""The same between two words: without one, all ranks have come to a halt."""
+"""The same between two records: without one, all ranks stand still."""
 Verdict = Literal[
     "bit-identical",
     "differs",
@@ -62,12 +62,12 @@ Verdict = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A kill, and how training came back.
+    """A kill, and the recovery from it.
 
     Attributes:
-        kill: Where whom.
+        kill: Its place and its rank.
         epoch: Of the start that was killed.
-        version: What training went on from.
+        version: The version from which training continued.
         duration_s: Until the first iteration after it; `None`: there was none, as at the end.
     """
 
@@ -83,9 +83,9 @@ class Compared:
 
     Attributes:
         twice: What they computed.
-        states: What they came to.
-        values: By name, the largest difference of what differs in `states`, at the runs' end; of
-            what is no number, or of another shape, infinite.
+        states: Their states after iterations.
+        values: By name, the largest difference of each piece that differs in `states`, at the runs'
+            end; infinite if it is no number, or has another shape.
     """
 
     twice: Twice
@@ -94,7 +94,7 @@ class Compared:
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing differs; batches and random numbers without effect aside."""
+        """Whether nothing differs, except batches and random numbers without effect."""
         return self.twice.first is None and self.states.first is None
 
     @property
@@ -104,7 +104,8 @@ class Compared:
 
     @property
     def first(self) -> FirstDifference | StateDifference | None:
-        """What differs first: an iteration begins and computes before its state is there."""
+        """The first difference."""
+        # An iteration begins and computes before its state exists.
         number, state = self.twice.first, self.states.first
         if number is None or state is None:
             return number or state
@@ -113,23 +114,23 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        script: What was run.
-        nodes: On how many.
-        ranks: By how many processes.
-        iterations: How many all runs have.
-        recovered: The kills that were struck.
-        missed: Those of which the script did not come to the place.
+        script: The script that ran.
+        nodes: Their number.
+        ranks: The number of training processes.
+        iterations: The number that all runs have.
+        recovered: The kills that were made.
+        missed: Kills whose place the script did not reach.
         disturbed: The run with kills beside the undisturbed one.
-        plain: The undisturbed one beside plain torchrun; `None`: that was not to be had.
-        plain_failed: Why not; or why its second run failed, by which to tell if it is repeatable.
-        is_repeatable: Whether two runs of plain torchrun are the same, where that was tried.
-        failure: Why the run with kills ended, if it failed.
-        unsteady: What of the script's own differs in each run, also in undisturbed ones.
-        remarks: What was said on the way.
-        hints: What the script's source tells about it.
+        plain: The undisturbed run beside plain torchrun; `None` if there is no plain run.
+        plain_failed: Why there is none, or why the second plain run failed.
+        is_repeatable: Whether two runs of plain torchrun are the same; true if that was not tried.
+        failure: Why the run with kills failed, if it did.
+        unsteady: Pieces of what the script handed over that differ even between undisturbed runs.
+        remarks: Notes in the logs of the runs.
+        hints: Names from the script's source, with what to do about them.
         duration_s: Of all runs.
     """
 
@@ -151,7 +152,7 @@ class Checked:
 
     @property
     def verdict(self) -> Verdict:
-        """In a few words."""
+        """The result in a few words."""
         if not self.is_repeatable:
             return "not repeatable"
         if self.plain is not None and not self.plain.is_same:
@@ -170,7 +171,7 @@ class Checked:
 
     @property
     def after(self) -> Recovered | None:
-        """The kill after which the runs part, or the last one where training did not come back."""
+        """The last kill before the runs differ, or before training did not come back."""
         if self.verdict == "does not come back":
             return self.recovered[-1] if self.recovered else None
         first = None if self.verdict != "differs" or self.shown is None else self.shown.first
@@ -184,7 +185,7 @@ class Checked:
         return before[-1] if before else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for programs."""
+        """Return plain values for programs."""
         told = asdict(self)
         told["recovered"] = [{**asdict(one), "kill": str(one.kill)} for one in self.recovered]
         told["missed"] = [str(kill) for kill in self.missed]
@@ -192,7 +193,7 @@ class Checked:
 
 
 def require_room(*, nodes: int, iterations: int) -> None:
-    """Refuse a check without room for a worker's loss and a node's, before anything starts.
+    """Refuse a check that is too short or too small, before anything starts.
 
     Raises:
         ConfigError: There are too few iterations, or nodes.
@@ -218,12 +219,12 @@ def check_script(
     """Train `job` undisturbed, under plain torchrun and with kills, and compare.
 
     Args:
-        lab: With a standby, and nothing under way.
-        job: The script; it runs three or four times for real, so what it writes is written.
-        iterations: How many to train each time, where the script does not end before.
-        kills: How often it is killed, at most.
-        limit_s: How long each run may take.
-        tell: Is told what happens, a line at a time.
+        lab: It has a standby and no run.
+        job: The script. It runs three or four times, and writes its files each time.
+        iterations: How many to train each time, if the script does not end before.
+        kills: How often to kill it, at most.
+        limit_s: The longest time of a run.
+        tell: Called with each line of progress.
 
     Raises:
         ConfigError: There are too few iterations or nodes, or the script never calls `protect`.
@@ -246,7 +247,7 @@ class _Check:
         self._logs: list[Entry] = []
 
     def run(self, most: int) -> Checked:
-        """All of them, as far as they are needed."""
+        """Make those that are needed, and compare them."""
         began_s = time.monotonic()
         undisturbed, _ = self._in_lab("undisturbed")
         plain, failed, is_repeatable = self._beside_torchrun(undisturbed)
@@ -283,7 +284,7 @@ class _Check:
         )
 
     def _beside_torchrun(self, undisturbed: Records) -> tuple[Compared | None, str, bool]:
-        """The undisturbed run beside plain torchrun; where they differ, beside itself, too."""
+        """Compare the undisturbed run with plain torchrun; if they differ, that with itself too."""
         plain, failed = self._under_torchrun("torchrun")
         if failed:
             return None, failed, True
@@ -300,9 +301,9 @@ class _Check:
     def _without_unsteady(
         self, found: Checked, undisturbed: Records, disturbed: Records
     ) -> Checked:
-        """Leave out what differs in each run by itself, such as times that a Trainer's log has.
+        """Leave out what differs even between undisturbed runs, such as times in a Trainer's log.
 
-        Asked only if nothing but what was handed over differs: nothing was computed with it.
+        Only if nothing differs but what was handed over: no result depends on it then.
         """
         compared = found.disturbed
         state = None if compared is None else compared.states.first
@@ -332,7 +333,7 @@ class _Check:
         return Records(folder, self._ranks), job
 
     def _under_torchrun(self, how: str) -> tuple[Records, str]:
-        """The script under plain torchrun, and why it failed there, if it did."""
+        """Run the script under plain torchrun; return its records, and why it failed, if it did."""
         self._tell("under plain torchrun")
         records, job = self._order(how)
         began_s, heard_s = time.monotonic(), time.monotonic()
@@ -360,11 +361,11 @@ class _Check:
         return records, failed
 
     def _in_lab(self, how: str, kills: Sequence[Kill] = ()) -> tuple[Records, str]:
-        """The script in the lab, and why it failed after a kill, if it did.
+        """Run the script in the lab; return its records, and why it failed after a kill.
 
         Raises:
             ConfigError: The script never called `protect`.
-            RunFailedError: The run failed by itself, or it took too long.
+            RunFailedError: The run failed without a kill, or it took too long.
         """
         if not kills:
             self._tell(how)
@@ -407,7 +408,7 @@ class _Check:
         return records, ""
 
     def _is_enough(self, records: Records) -> bool:
-        """Whether every rank has begun an iteration after the last one that is compared."""
+        """Return whether every rank has begun an iteration after the last one to compare."""
         begun = {
             one.rank
             for one in records.all
@@ -431,13 +432,13 @@ class _Check:
         return Compared(twice=compare(*pair), states=states, values=values)
 
     def _forget_values(self) -> None:
-        """Remove what may be large; the records stay."""
+        """Remove the states' values, which may be large; the records stay."""
         for file in self._lab.folder.glob(f"check-{self._job.word}-*/rank-*.pt"):
             file.unlink(missing_ok=True)
 
 
 class _Follower:
-    """Kills what stands still to be killed, and tells how training comes back."""
+    """The one that kills ranks at their places, and reports how training comes back."""
 
     def __init__(
         self,
@@ -454,14 +455,14 @@ class _Follower:
         self._back: list[RecoveryFinished] = []
 
     def hear(self, entry: Entry) -> None:
-        """Keep what the log says, on the lab's thread."""
+        """Keep what a log entry says; runs on the lab's thread."""
         if isinstance(entry.event, Unprotected):
             self.unprotected.set()
         if isinstance(entry.event, RecoveryFinished) and entry.event.recovery:
             self._back.append(entry.event)
 
     def look(self) -> None:
-        """Strike what is due, and tell."""
+        """Kill the ranks that wait for it, and report recoveries."""
         for record in self._records.news():
             if isinstance(record, Struck):
                 kill = self._kills[record.number]
