@@ -127,6 +127,17 @@ def test_training_in_the_mode_of_evaluation_is_training() -> None:
     assert told == ["forward"]
 
 
+def test_after_an_evaluation_before_the_version_the_first_pass_is_training() -> None:
+    """The version has the mode of the evaluation, and the hook comes after it was put back."""
+    told: list[str] = []
+    engine = Engine(told)
+    engine.module.eval()
+    hook_step(engine, Hook(told))
+    engine.module.train()
+    engine.module(torch.zeros(1))
+    assert told == ["forward"]
+
+
 def test_unhooked_the_engine_steps_alone() -> None:
     told: list[str] = []
     engine = Engine(told)

@@ -317,6 +317,14 @@ def test_a_step_is_one_update_whatever_it_calls_and_also_after_one_that_raised()
     assert (engine.global_steps, hook.told) == (3, [])
 
 
+def test_after_an_evaluation_before_the_version_the_first_pass_is_training():
+    """The version has the mode of the evaluation, and the hook comes after it was put back."""
+    model, hook = nn.Linear(1, 1).eval(), Told()
+    hook_optimizer(TorchEngine(model, sgd(model)), hook)
+    model.train()(torch.ones(1))
+    assert hook.told == ["forward"]
+
+
 @pytest.mark.parametrize("make", [sgd, lambda model: torch.optim.AdamW(model.parameters())])
 def test_the_step_by_which_torch_makes_a_state_to_save_is_no_update(make):
     """For an optimizer without state it is taken at each save."""

@@ -76,15 +76,16 @@ def hook_step(
     """
     inner: Callable[..., Any] = engine.step
     module = engine.module
-    trains_in_mode = module.training
+    # An evaluation before a version leaves its mode to the start that restores that version.
+    modes = {True, module.training}
 
     def begin_forward(*_: object) -> None:
-        if torch.is_grad_enabled() and module.training == trains_in_mode:
+        if torch.is_grad_enabled() and module.training in modes:
             hook.begin_forward()
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        nonlocal trains_in_mode
-        trains_in_mode = module.training
+        nonlocal modes
+        modes = {module.training}
         hook.begin_forward()  # also where the model is not called as a whole
         is_update = next_step_updates(engine)
         if is_update:

@@ -172,16 +172,17 @@ def hook_optimizer(engine: TorchEngine, hook: StepHook) -> Callable[[], None]:
         Takes the hook off again.
     """
     module, waited_s = engine.module, 0.0
-    trains_in_mode = module.training
+    # An evaluation before a version leaves its mode to the start that restores that version.
+    modes = {True, module.training}
 
     @_uncompiled
     def begin_forward(*_: object) -> None:
-        if torch.is_grad_enabled() and module.training == trains_in_mode:
+        if torch.is_grad_enabled() and module.training in modes:
             hook.begin_forward()
 
     def before_update() -> None:
-        nonlocal trains_in_mode, waited_s
-        trains_in_mode = module.training
+        nonlocal modes, waited_s
+        modes = {module.training}
         hook.begin_forward()  # also where the model is not called as a whole
         waited_s = hook.before_update()
 
