@@ -56,7 +56,7 @@ def carried_names(tree: ast.Module) -> list[str]:
         elif isinstance(node, ast.For | ast.While) and (
             _called(node) & trains or any(isinstance(one, ast.Yield) for one in ast.walk(node))
         ):
-            uses = [*chain(*map(_uses, [getattr(node, "test", None) or node.target, *node.body]))]
+            uses = [*chain(*map(_uses, [next(ast.iter_child_nodes(node)), *node.body]))]
         elif isinstance(node, ast.Assign) and _GENERATORS.intersection(_chain(node.value)):
             seen["change"] |= dict.fromkeys(map(_base, node.targets), node.lineno)
         first = {name: how for how, name, _ in reversed(uses)}
