@@ -84,7 +84,7 @@ class TerminalBar:
     """A bar of tqdm where there is a total, and a line in words; other lines go above it."""
 
     def __init__(self, total: int | None, initial: int) -> None:
-        self._total, self._pace = total, IterationPace()
+        self._total, self._pace = total, ProgressPace()
         self._bar = tqdm(
             total=total,
             initial=initial,
@@ -157,7 +157,7 @@ class CellBar:
         self._handle, self._total = handle, total
         self._newest: deque[str] = deque(maxlen=CELL_LINES)
         self._left_out = 0
-        self._pace = IterationPace()
+        self._pace = ProgressPace()
         self._shown = ""
         self._handle.display(_bundle("", "starting"), raw=True)
 
@@ -193,7 +193,7 @@ class CellBar:
         return f'<div style="{CELL}">{bar}{escape(words)}{said}</div>'
 
 
-class IterationPace:
+class ProgressPace:
     """How fast iterations are done, of the newest ones."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class IterationPace:
         return (last_s - first_s) / (last - first)
 
 
-def words(run: FollowableRun, total: int | None, pace: IterationPace) -> str:
+def words(run: FollowableRun, total: int | None, pace: ProgressPace) -> str:
     """Return how far a run is, in one line."""
     parts = [_done(run, total), run.phase]
     if run.phase != "over":

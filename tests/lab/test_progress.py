@@ -11,7 +11,7 @@ from lab_stand_in import NODES, printed, run_in, seated, step, tell
 from gemini_lab.lab.progress_bars import (
     CELL_LINES,
     CellBar,
-    IterationPace,
+    ProgressPace,
     TerminalBar,
     describe,
     laid,
@@ -185,7 +185,7 @@ def test_a_cells_bar_keeps_the_newest_lines_and_says_how_a_run_failed(run):
 
 
 def test_the_rest_is_told_by_the_newest_iterations_and_not_by_what_a_failure_cost():
-    pace = IterationPace()
+    pace = ProgressPace()
     assert pace.left_s(10) is None
     for second in (0, 1, 2):
         pace.note(second, float(second), is_training=True)
