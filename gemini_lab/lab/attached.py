@@ -28,7 +28,7 @@ from gemini_lab.recovery.messages import (
     LogSaid,
     OutputSaid,
 )
-from gemini_lab.recovery.requests import AnyRequest, Requestable
+from gemini_lab.recovery.requests import AnyRequest
 from gemini_lab.report.follower import LogFollower
 from gemini_lab.settings import SettingValue
 from gemini_lab.wire.tcp import Channel, connect
@@ -43,7 +43,7 @@ OWNER_S: Final = 30.0
 """The same for who asks something and waits for the answer."""
 
 
-class AttachedRun(FollowedRun, Requestable):
+class AttachedRun(FollowedRun):
     """A run whose owner is elsewhere; following it leaves it alone.
 
     Its log is followed on a thread of its own, from `start`, or from the beginning of a `with`

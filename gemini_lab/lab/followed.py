@@ -7,14 +7,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from gemini_lab.display import last_lines, readable
 from gemini_lab.errors import RunFailedError
-from gemini_lab.lab.progress_bars import FollowableRun, Shown
+from gemini_lab.lab.progress_bars import Shown
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, readable_entry
 from gemini_lab.log.events import FailureCause, PersistFailed, PersistFinished, PersistStarted
+from gemini_lab.recovery.requests import Requestable
 from gemini_lab.report.follower import LogFollower
 from gemini_lab.report.recovery import WorkerExit, culprits
 from gemini_lab.report.reducer import FOR_PROGRESS
@@ -40,7 +41,7 @@ MOST_EXITS: Final = 4096
 """Newest workers that ended early, of which is known how."""
 
 
-class FollowedRun:
+class FollowedRun(Requestable):
     """A run that can be watched and waited for; the reader of its log calls `follow`.
 
     Args:
@@ -226,17 +227,6 @@ NO_TIER: Final = "the run has no persistent tier; name one with --persistent-url
 NOTHING_YET: Final = "no iteration was done since the start, so there was nothing to save"
 
 
-class Savable(FollowableRun, Protocol):
-    """A run that can be told to save its next version: a `Run`, or an `AttachedRun`."""
-
-    @property
-    def course(self) -> Course:
-        """Its facts."""
-
-    def save_version(self) -> object:
-        """Ask for the next version in the persistent tier; return at once."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """The outcome of a notice.
@@ -252,7 +242,7 @@ class Saved:
     reason: str = ""
 
 
-def save_within(run: Savable, notice_s: float) -> Saved:
+def save_within(run: FollowedRun, notice_s: float) -> Saved:
     """Save a version that `run` makes from now on; wait for it up to `notice_s`."""
     settings = run.course.settings
     if not settings.get("persistent_url"):
@@ -267,7 +257,7 @@ def save_within(run: Savable, notice_s: float) -> Saved:
         forget()
 
 
-def _wait(run: Savable, get: Callable[..., Entry], give_up_s: float, notice_s: float) -> Saved:
+def _wait(run: FollowedRun, get: Callable[..., Entry], give_up_s: float, notice_s: float) -> Saved:
     """Return the newest version that was saved, preferably one that was begun meanwhile."""
     begun: set[int] = set()
     newest = Saved(reason=f"none was whole there within the notice of {notice_s:.0f} s")

@@ -37,7 +37,7 @@ from gemini_lab.log.file import LOG_FILE, EventLog, read_log
 from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.messages import OutputSaid, RunDescribed
-from gemini_lab.recovery.requests import AnyRequest, Requestable, RunFacts
+from gemini_lab.recovery.requests import AnyRequest, RunFacts
 from gemini_lab.report import RunReport, load_report
 from gemini_lab.report.follower import BackgroundReader
 from gemini_lab.seats import Seats
@@ -64,7 +64,7 @@ class RunOrigin:
     root: str | None = None
 
 
-class Run(FollowedRun, Requestable):
+class Run(FollowedRun):
     """A job under way, or one that is over; its log is in `folder`.
 
     Args:
