@@ -151,7 +151,6 @@ def _within(row: Row) -> str:
 
 
 def _digits(value: float) -> str:
-    """Four digits, and more only before the point: 0.9503, 23.01, 23003."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -162,7 +161,6 @@ def _below(text: str, *, indent: int) -> list[str]:
 
 
 def _setting(name: str, value: Any) -> str:
-    """Return one setting for people: `link 38.1 MiB/s` for `link_bytes_per_s=4e7`."""
     unit = _unit(name, value)
     return f"{name.removesuffix(unit)} {with_unit(name, value)}"
 

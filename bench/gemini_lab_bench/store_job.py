@@ -95,12 +95,10 @@ class SlowStore:
                 shutil.rmtree(self._folder / f"version-{older}", ignore_errors=True)
 
     def _carry(self, size_bytes: int) -> None:
-        """Return when so many bytes of this rank have passed the store's link, which all share."""
         for passed in range(0, size_bytes, PIECE_BYTES):
             self._link.carry(min(PIECE_BYTES, size_bytes - passed))
 
     def _own_bytes(self, version: int) -> int:
-        """Return a rank's part of a checkpoint, all of which is equally large."""
         files = (self._folder / f"version-{version}").rglob("*")
         return sum(path.stat().st_size for path in files if path.is_file()) // self._ranks
 

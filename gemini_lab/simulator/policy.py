@@ -126,7 +126,6 @@ def highfreq(workload: Workload) -> Policy:
 
 @lru_cache(maxsize=16)
 def _schedule(workload: Workload, replicas: int, max_overhead: float | None) -> ChunkSchedule:
-    """Return the schedule that several policies of one workload share."""
     return chunk_schedule(workload, replicas=replicas, max_overhead=max_overhead)
 
 

@@ -176,5 +176,4 @@ class RunRecorder:
 
 
 def _length_s(stream: Stream) -> float:
-    """Return the seconds until a version is whole."""
     return stream.stall_s + stream.delay_s

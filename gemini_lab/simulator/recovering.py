@@ -131,7 +131,6 @@ class Recovering:
         return part, plan
 
     def _plan(self) -> tuple[ClusterPart, RecoveryPlan]:
-        """Plan what is loaded from where, and record every shard."""
         cluster = self._run.cluster
         part = cluster.everything if self._run.recorder else cluster.concerned()
         return part, cluster.plan(part)

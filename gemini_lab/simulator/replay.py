@@ -159,7 +159,6 @@ def _drawn_times(times: Times, iteration_s: float, iterations: int, draw: random
 
 
 def _drawn(spread: Spread, draw: random.Random) -> Spread:
-    """Return times of one run, all by the same law."""
     law = spread.law(draw)
     return Spread(samples_s=tuple(law.draw(draw) for _ in range(DRAWN)))
 

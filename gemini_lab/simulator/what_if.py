@@ -154,7 +154,6 @@ class WhatIf:
         return "\n".join([*lines, *(f"- {text}" for text in self.assumptions)])
 
     def _cost_is(self) -> str:
-        """Describe the content of a column."""
         if self.price is None:
             return "cost: paid node-hours for a node-hour of training that counts"
         return "cost: of a node-hour of training that counts, in the price's currency"
@@ -188,7 +187,6 @@ def _table(rows: Iterable[Sequence[str]], *, head: Sequence[str] = ()) -> str:
 
 
 def _marked(text: str) -> str:
-    """Text as HTML, with what stands between backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 

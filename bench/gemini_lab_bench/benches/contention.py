@@ -164,7 +164,6 @@ def _roomiest(turn: Turn) -> TimedRun:
 
 
 def _room(run: TimedRun) -> float:
-    """Idle time as a multiple of what the checkpoint takes the link for."""
     return run.idle_s / (run.sent_bytes / LINK_BYTES_PER_S)
 
 

@@ -214,7 +214,6 @@ def _fill(slab: Slab, source: torch.Tensor, *, checked: bool) -> None:
 
 
 def _parts(whole: torch.Tensor, size_bytes: int) -> list[torch.Tensor]:
-    """Views of `whole`, a tensor of bytes, of at most `size_bytes` each."""
     return [whole[at : at + size_bytes] for at in range(0, whole.numel(), size_bytes)]
 
 

@@ -132,7 +132,6 @@ def _felt(turns: Sequence[Turn], arm: str) -> Row:
 
 
 def _room(runs: Mapping[str, TimedRun], link_bytes_per_s: float) -> float:
-    """Idle time as a multiple of what a copy takes the link for."""
     return runs["copies"].idle_s / (runs["copies"].sent_bytes / link_bytes_per_s)
 
 

@@ -63,5 +63,4 @@ def _iteration_s(profile: Profile) -> float:
 
 
 def _traffic_s(profile: Profile) -> float:
-    """Time in which training holds the network."""
     return profile.iteration_s - profile.idle_s

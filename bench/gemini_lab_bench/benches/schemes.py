@@ -94,5 +94,4 @@ def _ratios(scheme: str, turns: Sequence[Mapping[str, TimedRun]]) -> dict[str, l
 
 
 def _refusal(run: TimedRun) -> str:
-    """Return why the scheme was not used, if it was not."""
     return next((note for note in run.notes if "refused" in note), "")

@@ -234,7 +234,6 @@ def draw(form: Schedule, count: int, *, kinds: Sequence[str], by_time: bool = Fa
 
 
 def _comes_last(kind: str) -> bool:
-    """Return whether nothing can be struck after it."""
     return KINDS[kind].ends_run or KINDS[kind].at == ("end",)
 
 

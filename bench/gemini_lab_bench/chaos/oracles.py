@@ -88,7 +88,6 @@ def misjudged(run: Aftermath) -> Iterator[str]:
 
 
 def _resized(run: Aftermath) -> int | None:
-    """Return the first epoch that began with another number of ranks than the job did."""
     planned = [e.event for e in run.entries if isinstance(e.event, events.RecoveryPlanned)]
     return next((one.epoch for one in planned if len(one.members) != len(planned[0].members)), None)
 

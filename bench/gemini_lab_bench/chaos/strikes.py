@@ -158,7 +158,6 @@ class Strikes:
         return [name for name in names if name]
 
     def _order(self, fault: Fault) -> tuple[str, None]:
-        """Ask the run's owner for it, as `gemini-lab inject` does."""
         failure = fault.failure(ranks=self._nodes)
         return ask(self._folder, InjectFailure(failure=failure.to_json())), None
 
@@ -187,12 +186,10 @@ class Strikes:
         return self._order(fault)
 
     def _rewind(self, fault: Fault) -> tuple[str, None]:
-        """Ask for a rewind of some iterations, which are done again with the same data."""
         steps = 1 + fault.bit % 2  # memory has two versions
         return ask(self._folder, RewindRun(steps=steps, skip=False)) or f"{steps} iterations", None
 
     def _ask(self, fault: Fault) -> tuple[str, Mend]:
-        """Type what cannot be at several shells; nothing has to end it."""
         return self._hands.ask(fault.bit), lambda: None
 
     def _fill_log(self, _fault: Fault) -> tuple[str, Mend]:

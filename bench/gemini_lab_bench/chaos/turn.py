@@ -151,12 +151,10 @@ class RunUnderFaults:
 
     @property
     def _is_late(self) -> bool:
-        """Whether the time for the run is up."""
         return self._stop_s is not None and time.monotonic() > self._stop_s
 
     @property
     def _goes_on(self) -> bool:
-        """Whether training goes on after all that was struck, though some of it may last."""
         return self._told.progress >= self._wanted
 
     @property

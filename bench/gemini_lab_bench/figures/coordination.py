@@ -45,5 +45,4 @@ def _note(cost: Coordination) -> str:
 
 
 def _count(number: float) -> str:
-    """Two digits of what is small, and every digit before the point of what is large."""
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"

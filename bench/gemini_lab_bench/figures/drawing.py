@@ -152,7 +152,6 @@ def _marker(origin: Origin, colour: str) -> dict[str, Any]:
 
 
 def _in_order(points: Iterable[Point]) -> list[Point]:
-    """Return points that have a value, from left to right."""
     return sorted((p for p in points if p.y is not None), key=lambda p: p.x)
 
 

@@ -163,7 +163,6 @@ class Figure:
         return tuple(found)
 
     def _standing(self, origin: Origin) -> dict[tuple[str, str], Point]:
-        """Return points that have a value, by where they stand."""
         return {(p.series, str(p.x)): p for p in self.of(origin) if p.y is not None}
 
     def _error(self, value: float, there: Point) -> float:

@@ -203,7 +203,6 @@ def twelfth(record: Mapping[str, Any]) -> Figure:
 
 
 def _stalled(iteration: Mapping[str, Any]) -> float:
-    """By how much a checkpoint's stall makes a cycle longer."""
     settings = iteration["settings"]
     return float(settings["cycle_s"] / (settings["iterations_a_cycle"] * iteration["median"]) - 1)
 

@@ -245,14 +245,12 @@ def _cell(row: Row) -> str:
 
 
 def _spread(row: PeerRow) -> str:
-    """Return the mean, and its interval if there is one."""
     scale, unit = {"s": (1000, " ms"), "MiB": (1, " MiB")}.get(row.unit, (1, ""))
     mean, low, high = (_digits(scale * one) for one in (row.mean, *row.interval))
     return f"{mean}{unit}" + (f" ({low} to {high})" if len(row.values) > 1 else "")
 
 
 def _digits(value: float) -> str:
-    """Three digits, and more only before the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -173,7 +173,6 @@ def survival(holders: Holders) -> float:
 
 
 def _most(holders: Holders) -> int:
-    """Return the most shards that one node keeps."""
     return max(sum(node in kept for kept in holders) for node in range(len(holders)))
 
 

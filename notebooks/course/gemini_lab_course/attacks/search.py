@@ -116,7 +116,6 @@ class Attacked(Generic[C, A]):
         )
 
     def _right(self, case: C, mine: Asked) -> A | None:
-        """Return what `mine` answers, if that is right."""
         answer, fault = self._asked(case, mine)
         return None if fault else answer
 

@@ -64,7 +64,6 @@ def _read(path: Path) -> tuple[Any, str]:
 
 
 def _checks(notebook: Any) -> dict[str, Any]:
-    """Return the cells that give points, by nbgrader's names."""
     marks = {id(cell): cell.metadata.get("nbgrader", {}) for cell in notebook.cells}
     return {m["grade_id"]: c for c in notebook.cells if (m := marks[id(c)]).get("grade")}
 

@@ -145,7 +145,6 @@ def as_actions(answer: object) -> tuple[Action, ...]:
 
 
 def _kind(value: object) -> str:
-    """Return what a value is, with its article."""
     if isinstance(value, type):
         return f"the class {value.__name__} itself"
     return kind_of(value)

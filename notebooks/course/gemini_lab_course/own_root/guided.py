@@ -247,7 +247,6 @@ class GuidedLifecycle(Lifecycle):
         return good_copies(self.run.state, self.run.inventory)
 
     def _members(self) -> tuple[str | None, ...]:
-        """Return the seats from now on."""
         return make_plan(self.run.state, self.run.living, self.run.inventory).members
 
     def _keeps(self) -> tuple[tuple[int, ...], ...]:
@@ -322,7 +321,6 @@ class GuidedRoot(RootAgent):
 
 
 def _only(said: Inventory, *, version: int | None) -> Inventory:
-    """Return the same inventory with nothing but the copies of one version."""
     copies = [copy for copy in said.copies if copy.version == version]
     return msgspec.structs.replace(said, copies=copies, persistent=None)
 
