@@ -1,4 +1,4 @@
-"""Versions that count no more: what rewinds left behind, and how the persistent tier learns of it.
+"""Versions that count no more: what rewinds and a user's word left behind, and who learns of it.
 
 When training goes back to a version, all later ones are left behind, although they exist and have
 higher numbers. Memory frees them at once, but the persistent tier may have them, a rank may die
@@ -9,6 +9,9 @@ A rewind is kept as the version to which training went back and the lineage that
 lineage, and of all before it, versions after this one are left behind. The next manifest in the
 tier says so. A run may end before the next save, so the tier is told at once, too: a run that
 resumes from there must not go on from what was left.
+
+What a user gave up is left behind in the same way: nodes that come back with it, and a tier that
+can be read again, do not end a run's newer history. The tier learns of it with the next save.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,11 +22,11 @@ import msgspec
 
 from gemini_lab.log.events import Note, Rewound, RunFailed
 from gemini_lab.recovery.messages import Disown, GoBack
-from gemini_lab.recovery.plan import RecoveryPlan, VersionId
+from gemini_lab.recovery.plan import RecoveryPlan, Unclear, VersionId
 from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import in_order
-from gemini_lab.shard.lineage import Lineage
+from gemini_lab.shard.lineage import MOST_REWINDS, Lineage
 
 MOST_KEPT: Final = 64
 """Rewinds that are kept: older ones left versions that no memory and no tier has any more."""
@@ -38,6 +41,24 @@ def left_of(said: Rewound, *, run: int) -> VersionId:
     lineage = Lineage(run=run, epoch=said.epoch, rewinds=said.rewinds - 1)
     skips = said.skips and said.cause == "person"  # script and guard skip them again
     return VersionId(version=said.version, lineage=lineage, skips=skips)
+
+
+def giving_up(state: RootState, plan: RecoveryPlan, unclear: Iterable[Unclear]) -> RootState:
+    """Return the state after a user, or a setting, chose this plan over newer versions.
+
+    Args:
+        state: With the epoch of the plan's start, in which later versions are made.
+        plan: What training goes on from.
+        unclear: Saved versions that are not whole now; their lineage is not known.
+    """
+    lineage = Lineage(run=state.job.run, epoch=state.epoch - 1, rewinds=MOST_REWINDS)
+    lost = VersionId(version=plan.version or 0, lineage=lineage)
+    discarded = replace(
+        state.discarded,
+        left=joined(state.discarded.left, [lost]),
+        rejected=(*state.discarded.rejected, *(VersionId(version=one.version) for one in unclear)),
+    )
+    return replace(state, discarded=discarded)
 
 
 def is_left(version: int, lineage: Lineage, left: Iterable[VersionId]) -> bool:

@@ -58,16 +58,7 @@ def moving(state: RootState) -> RootState:
 
 def forgotten(state: RootState, node: str) -> RootState:
     """Return the state without a dead node: another machine of its name is not to go."""
-    return replace(
-        state,
-        drain=replace(
-            state.drain,
-            leaving=tuple(name for name in state.drain.leaving if name != node),
-            holding="" if state.drain.holding == node else state.drain.holding,
-            moved=tuple(name for name in state.drain.moved if name != node),
-        ),
-        nodes=replace(state.nodes, wrong=tuple(name for name in state.nodes.wrong if name != node)),
-    )
+    return replace(state, drain=state.drain.without(node), nodes=state.nodes.without(node))
 
 
 def ask_for_nodes(state: RootState, living: Living, reason: str) -> Iterator[Instruction]:
@@ -164,13 +155,13 @@ class Drains:
         """
         needed = [node for node in state.drain.moved if node in state.members]
         for node in needed:
-            leaving = state.drain.leaving
             self._ahead.forget(node)
-            state = forgotten(state, node)
+            drain = state.drain.without(node)
             if was_drain:
                 reason = "its memory or its place could not be done without; ask once more later"
                 yield Emit(event=events.DrainWaiting(name=node, reason=reason, is_given_up=True))
             else:
-                state = replace(state, drain=replace(state.drain, leaving=leaving))
+                drain = replace(drain, leaving=state.drain.leaving)
+            state = replace(state, drain=drain)
         if needed:
             yield WriteState(state=state)

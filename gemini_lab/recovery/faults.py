@@ -89,10 +89,12 @@ def judge_exit(
     if _is_of_usage(state, exited):
         final |= {"SystemExit"}
     reason = reason_to_give_up(exited, node=node, attempts=state.faults.attempts, final=final)
-    has_spare = any(spare not in state.nodes.excluded for spare in spares)
-    if reason is None and has_spare and exited.error and exited.error.error in OF_THE_MACHINE:
+    lacks = exited.error is not None and exited.error.error in OF_THE_MACHINE
+    if reason is None and lacks and len(state.faults.barren) < MAX_BARREN:
+        assert exited.error is not None
         told = f"rank {exited.rank} on {node}: {exited.error.text}"
-        return FailureVerdict(state=state, reason=told, cause="machines", left=node)
+        if left := node_to_leave([node], state, spares):
+            return FailureVerdict(state=state, reason=told, cause="machines", left=left)
     # No script ends so by itself: the kernel lacks memory, or somebody on that machine kills.
     is_killed = reason is None and exited.code == -signal.SIGKILL
     if (
@@ -350,18 +352,43 @@ def _is_the_scripts(state: RootState, exited: WorkerEnded) -> bool:
 
 
 def node_to_leave(offences: Sequence[str], state: RootState, spares: Sequence[str]) -> str | None:
-    """The node on which every attempt failed, if the job can go on without it.
+    """Return the node on which every attempt failed, if another machine can take its place.
+
+    A machine that was excluded counts as another one: it may be well again.
 
     Args:
         offences: Where each attempt did.
         state: With the newest attempt counted.
         spares: Living nodes without a position.
     """
-    if len({*offences}) != 1:
-        return None
-    node = offences[0]
-    has_spare = any(spare not in state.nodes.excluded for spare in spares)
-    return node if has_spare and node not in state.nodes.excluded else None
+    is_one = len({*offences}) == 1
+    return offences[0] if is_one and spares and offences[0] not in state.nodes.excluded else None
+
+
+def leave(state: RootState, node: str, spares: Sequence[str]) -> tuple[RootState, str]:
+    """Exclude a node; without a fresh machine, use the one again that was excluded first.
+
+    A fresh machine gets as many attempts as the run began with, and so does the first machine that
+    is used again. Machines that only take turns get no more attempts, and their pauses grow.
+
+    Args:
+        state: The run's.
+        node: The node to exclude.
+        spares: Living nodes without a position.
+
+    Returns:
+        The state, and the node that is used again; empty for none.
+    """
+    has_fresh = any(spare not in state.nodes.excluded for spare in spares)
+    back = "" if has_fresh else next(one for one in state.nodes.excluded if one in spares)
+    nodes, faults = state.nodes, state.faults
+    if node not in nodes.again or has_got_further(state):
+        faults = replace(faults, attempts=0, offences=(), barren=())
+    if has_fresh:
+        faults = replace(faults, fruitless=0)
+    nodes = nodes.used_again([back] if back else [])
+    nodes = replace(nodes, excluded=(*nodes.excluded, node))
+    return replace(state, nodes=nodes, faults=faults), back
 
 
 def without_copy(

@@ -82,6 +82,11 @@ def last_done(answers: Iterable[Inventory]) -> int:
     return min(newest[max(newest)].values()) if newest else 0
 
 
+def used_again(node: str, reason: str) -> events.Note:
+    """Return the note that an excluded node is used again."""
+    return events.Note(text=f"{node} was excluded and is used again, because {reason}")
+
+
 def rejected_copy(copy: DamagedCopy, node: str, state: RootState) -> Emit:
     """A copy that an inventory found damaged."""
     return Emit(

@@ -6,7 +6,7 @@ from gemini_lab.log import events
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.discarded_versions import is_left
 from gemini_lab.recovery.messages import Inventory, JobOrder
-from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
+from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, Unclear, plan_recovery
 from gemini_lab.recovery.progress_at_risk import Hopes, newest_seen
 from gemini_lab.recovery.protocol import Emit
 from gemini_lab.recovery.recutting import with_cuts
@@ -14,6 +14,7 @@ from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.seating import rack_warning
 from gemini_lab.seats import in_order
 from gemini_lab.settings import Settings
+from gemini_lab.shard.lineage import Lineage
 
 
 def make_plan(
@@ -108,16 +109,24 @@ def good_copies(state: RootState, inventories: Mapping[str, Inventory]) -> list[
 def stored_versions(state: RootState, inventories: Mapping[str, Inventory]) -> list[Stored]:
     """What the persistent tier has for this run: its own versions, and others' if it resumes.
 
-    What a rewind left behind lies there until it is replaced, and counts for nothing.
+    What was left behind lies there until it is replaced, and counts for nothing. All versions of
+    other runs are older than this run's.
     """
-    order = state.job
+    order, before = state.job, Lineage(run=state.job.run)
     found = [one for said in inventories.values() for one in said.persistent or ()]
     return [
         one
         for one in found
-        if (order.is_resumed or one.lineage.run == order.run)
-        and not is_left(one.version, one.lineage, state.discarded.left)
+        if (is_own := one.lineage.run == order.run) or order.is_resumed
+        if not is_left(one.version, one.lineage if is_own else before, state.discarded.left)
     ]
+
+
+def unclear_versions(state: RootState, inventories: Mapping[str, Inventory]) -> list[Unclear]:
+    """Return the saved versions that are not whole now, without those that a user gave up."""
+    given_up = {one.version for one in state.discarded.rejected if one.version > state.tier.saved}
+    found = (one for said in inventories.values() for one in said.unclear)
+    return [one for one in found if one.version not in given_up]
 
 
 def resumes_elsewhere(order: JobOrder, settings: Settings) -> bool:
@@ -148,7 +157,7 @@ def hopes(state: RootState, inventories: Mapping[str, Inventory]) -> Hopes:
         newest=max(known, default=0),
         saved=0 if state.tier.saved in let_go else state.tier.saved,
         stored=tuple(one.version for one in stored_versions(state, inventories)),
-        unclear=tuple(one for said in inventories.values() for one in said.unclear),
+        unclear=tuple(unclear_versions(state, inventories)),
         silent=state.nodes.silent,
         unheard=tuple(
             node for node in state.nodes.silent if state.reached.is_unsure and node in lost

@@ -1,5 +1,6 @@
 """The state of a run that a root agent leaves to the next one, in parts."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -121,12 +122,31 @@ class NodesSetAside:
     Attributes:
         silent: Nodes that were lost without a sign that their memory is gone.
         excluded: Nodes that are used last of all, because every attempt on them failed.
+        again: Nodes that were excluded and used again since training last got further.
         wrong: Nodes that computed wrong sums; they are never used again.
     """
 
     silent: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
+
+    def without(self, *nodes: str) -> "NodesSetAside":
+        """Return this after other machines have taken these names."""
+        return replace(
+            self,
+            excluded=tuple(name for name in self.excluded if name not in nodes),
+            again=tuple(name for name in self.again if name not in nodes),
+            wrong=tuple(name for name in self.wrong if name not in nodes),
+        )
+
+    def used_again(self, nodes: Collection[str]) -> "NodesSetAside":
+        """Return this after excluded nodes came into use again."""
+        return replace(
+            self,
+            excluded=tuple(name for name in self.excluded if name not in nodes),
+            again=tuple(dict.fromkeys((*self.again, *nodes))),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

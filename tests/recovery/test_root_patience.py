@@ -6,16 +6,29 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gemini_lab.log import events
+from gemini_lab.recovery.discarded_versions import giving_up
 from gemini_lab.recovery.faults import MAX_ATTEMPTS, MAX_KILLS
-from gemini_lab.recovery.messages import Committed, Persist, PortHeld, ScriptError
+from gemini_lab.recovery.messages import (
+    Committed,
+    Inventory,
+    KeptCopy,
+    Persist,
+    PortHeld,
+    ScriptError,
+)
+from gemini_lab.recovery.plan import Unclear
+from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.protocol import AgentJoined, AgentLost, JobSubmitted, Requested
 from gemini_lab.recovery.requests import GiveUpProgress, StopRun
 from gemini_lab.recovery.root.agent import RootAgent
-from gemini_lab.recovery.root_state import RootState
+from gemini_lab.recovery.root_state import Discarded, RootState
+from gemini_lab.shard.lineage import MOST_REWINDS, Lineage
 
-from .story import JOB, Story, job
+from .story import JOB, RUN, Story, job
 from .test_root import commits, written
 
 # -- two histories ---------------------------------------------------------------------------------
@@ -53,6 +66,107 @@ def test_a_left_history_that_is_whole_is_gone_on_from_rather_than_the_start():
     story.join("node-1")
     assert (story.plan().version, story.plan().tier) == (5, "memory")
     assert "node-0" in story.members()
+
+
+@pytest.mark.parametrize("by", ["person", "setting"])
+def test_what_was_given_up_displaces_nobody_when_its_nodes_come_back(by):
+    """All of version 6 was silent; it comes back after training has gone on from the tier's 3."""
+    settings = {"give_up_progress_after_s": 60} if by == "setting" else {}
+    story = Story(nodes=8).start(iterations=6, persistent_url="memory://runs", **settings)
+    story.persistent = [3]
+    for node in ("node-0", "node-1", "node-2", "node-3"):
+        story.lose(node, "lease")
+    assert story.root.state.phase == "waiting"
+    if by == "person":
+        story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=GiveUpProgress())))
+    else:
+        story.tick(story.now_s + 61)
+    assert (story.plan().version, story.plan().tier) == (3, "persistent")
+    story.protect()
+    story.iterate(4)
+    for node in ("node-0", "node-1", "node-2", "node-3"):
+        story.join(node)
+    story.exit(0, -9)
+    assert (story.plan().version, story.members()[0]) == (4, "node-4")
+    story.next_root()
+    story.lose("node-4")
+    story.lose("node-5")
+    assert (story.plan().version, story.plan().tier) == (3, "persistent")
+
+
+def test_what_the_tier_shows_again_was_given_up_and_no_other_runs_version_comes_back():
+    """A run that resumes could not read the tier, and a person had it begin at the start."""
+    story = Story(nodes=5)
+    story.unread = "503"
+    order = msgspec.structs.replace(
+        job(persistent_url="memory://runs"), is_resumed=True, run=RUN + 1
+    )
+    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=order)))
+    assert story.root.state.phase == "waiting"
+    story.do(story.root.handle(Requested(at_s=1.0, number=1, request=GiveUpProgress())))
+    assert story.plan().tier == "start"
+    story.unread, story.persistent = "", [400]
+    story.exit(0, -9)
+    assert story.plan().tier == "start"
+
+
+def test_a_version_that_is_not_whole_is_waited_for_once():
+    """A person gave it up: the next failure does not wait for it again."""
+    story = Story().start(iterations=3, persistent_url="memory://runs")
+    story.persistent, story.unclear = [2], [Unclear(version=20, seen="20 is not whole")]
+    for node in ("node-0", "node-1"):
+        story.lose(node)
+    assert "20 is not whole" in story.of(events.RecoveryWaiting)[-1].reason
+    story.join("node-5")
+    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=GiveUpProgress())))
+    assert story.plan().version == 2
+    story.protect()
+    story.iterate(3)
+    story.join("node-6")
+    for node in ("node-4", "node-5"):
+        story.lose(node)
+    story.join("node-7")
+    assert story.plan().version == 2
+    assert story.root.state.phase == "starting"
+
+
+@given(
+    copies=st.lists(
+        st.builds(
+            KeptCopy,
+            shard=st.integers(0, 3),
+            version=st.integers(1, 9),
+            lineage=st.builds(
+                Lineage,
+                run=st.just(RUN),
+                epoch=st.integers(1, 6),
+                rewinds=st.sampled_from([0, 1, MOST_REWINDS]),
+            ),
+        ),
+        max_size=24,
+    ),
+    given_up=st.integers(0, 9),
+    owners=st.randoms(use_true_random=False),
+)
+def test_no_plan_goes_on_from_what_was_given_up(copies, given_up, owners):
+    """Whoever has it, in whatever lineage, on whatever node; all else counts as before."""
+    story = Story(nodes=6).start(iterations=0)
+    state = replace(story.root.state, epoch=4)
+    chosen = replace(story.plan(), version=given_up)
+    state = giving_up(state, chosen, ())
+    held = {node: [] for node in story.root.living}
+    for copy in copies:
+        held[owners.choice(sorted(held))].append(copy)
+    asked = {n: Inventory(epoch=4, copies=kept, damaged=[]) for n, kept in held.items()}
+    plan = make_plan(state, story.root.living, asked)
+    counts = [c for c in copies if c.lineage.epoch >= 4 or c.version <= given_up]
+    only = {
+        n: Inventory(epoch=4, copies=[c for c in kept if c in counts], damaged=[])
+        for n, kept in held.items()
+    }
+    assert plan == make_plan(replace(state, discarded=Discarded()), story.root.living, only)
+    if plan.version is not None:
+        assert plan.lineage.epoch >= 4 or plan.version <= given_up
 
 
 def test_a_version_that_was_rejected_counts_again_when_it_was_made_anew():

@@ -17,7 +17,7 @@ import msgspec
 
 from gemini_lab.limits import split_names
 from gemini_lab.log import events
-from gemini_lab.recovery.discarded_versions import skipped_again
+from gemini_lab.recovery.discarded_versions import giving_up, skipped_again
 from gemini_lab.recovery.drains import moving
 from gemini_lab.recovery.faults import has_got_further, pause_s, rejected_version
 from gemini_lab.recovery.log_events import (
@@ -25,6 +25,7 @@ from gemini_lab.recovery.log_events import (
     finished_event,
     planned_event,
     rejected_copy,
+    used_again,
 )
 from gemini_lab.recovery.messages import (
     Fence,
@@ -37,7 +38,7 @@ from gemini_lab.recovery.messages import (
     TakeInventory,
 )
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
-from gemini_lab.recovery.planning import hopes, rack_notes, stored_versions
+from gemini_lab.recovery.planning import hopes, rack_notes, stored_versions, unclear_versions
 from gemini_lab.recovery.progress_at_risk import TierPause, reason_to_wait
 from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
 from gemini_lab.recovery.replicas import RestartPlacement
@@ -81,7 +82,11 @@ class Lifecycle:
         state = moving(self.run.state)
         state = replace(state, copies=replace(state.copies, is_replacing=False))
         if has_got_further(state):
-            state = replace(state, faults=replace(state.faults, barren=(), fruitless=0))
+            state = replace(
+                state,
+                faults=replace(state.faults, barren=(), fruitless=0),
+                nodes=replace(state.nodes, again=()),
+            )
         if cause not in NO_FAILURES:
             state = replace(
                 state, faults=replace(state.faults, fruitless=state.faults.fruitless + 1)
@@ -260,6 +265,7 @@ class Lifecycle:
             )
             reason = self._reason_to_wait(plan, at_s)
         reason = reason or self._reason_to_pause(at_s)
+        gives_up = reason_to_wait(plan, hopes(self.run.state, self.run.inventory)) is not None
         if reason or plan.missing:
             self.run.state = before
             yield from self.wait(at_s, plan, reason)
@@ -271,6 +277,9 @@ class Lifecycle:
             self.run.state = before
             yield from self.restart(at_s, cause="not_kept", lost=[])
             return
+        if gives_up:
+            unclear = unclear_versions(placed.state, self.run.inventory)
+            placed = replace(placed, state=giving_up(placed.state, placed.plan, unclear))
         yield from self._carry_out(at_s, before, placed)
 
     def give_up(
@@ -324,19 +333,33 @@ class Lifecycle:
             discarded=replace(self.run.state.discarded, has_given_up=False),
         )
         self.run.saver.let_go(self.run.state.tier.saved)
+        noted = [*self._use_again(plan)]
         is_standby_used = len(self.run.spares()) < self.run.state.seats.standbys
         self.run.retry_s, self._waits_for = FIRST_RETRY_S, ""
         yield from self.run.enter("rendezvous", at_s)
         yield Emit(
             event=planned_event(plan, recovery=self.run.state.recovery, epoch=self.run.state.epoch)
         )
-        yield from (*rack_notes(before, plan), *self._skips_lost(plan), *placed.told)
+        yield from (*rack_notes(before, plan), *self._skips_lost(plan), *noted, *placed.told)
         if self.run.keeping.address:
             yield from self._start_workers(at_s, self.run.keeping.address)
         else:
             yield self._ask_for_port(plan, before.members)
         if is_standby_used:
             yield from self.run.ask_for_nodes("a standby was used")
+
+    def _use_again(self, plan: RecoveryPlan) -> Iterator[Emit]:
+        """Use excluded nodes again that the plan cannot do without, once until training gets on.
+
+        One that fails again stays excluded on its position, so that its failures have an end.
+        """
+        aside = self.run.state.nodes
+        back = [n for n in plan.members if n in aside.excluded and n not in aside.again]
+        nodes = aside.used_again([str(node) for node in back])
+        self.run.state = replace(self.run.state, nodes=nodes)
+        for node in back:
+            why = "no other machine is there, or has what its memory has"
+            yield Emit(event=used_again(str(node), why))
 
     def _skips_lost(self, plan: RecoveryPlan) -> Iterator[Emit]:
         """Emit a note if batches come again that a user wanted skipped."""

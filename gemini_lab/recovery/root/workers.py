@@ -13,12 +13,18 @@ from gemini_lab.recovery.faults import (
     judge_exit,
     judge_hang,
     judge_machine,
+    leave,
     rejections,
     without_copy,
 )
 from gemini_lab.recovery.hangs import UNPROTECTED_S, Limits
 from gemini_lab.recovery.keeping import HUNG, SEVERED
-from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_finite_reason
+from gemini_lab.recovery.log_events import (
+    divergence_reason,
+    loss_event,
+    not_finite_reason,
+    used_again,
+)
 from gemini_lab.recovery.messages import (
     AllLive,
     EndReached,
@@ -442,15 +448,9 @@ class Workers:
         elif verdict.left is not None:
             left = verdict.left
             yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
-            excluded = (*self.run.state.nodes.excluded, left)
-            self.run.state = replace(
-                self.run.state,
-                nodes=replace(self.run.state.nodes, excluded=excluded),
-                faults=replace(self.run.state.faults, attempts=0, offences=(), barren=()),
-            )
-            self.run.state = replace(
-                self.run.state, faults=replace(self.run.state.faults, fruitless=0)
-            )  # another machine is another chance
+            self.run.state, back = leave(self.run.state, left, self.run.spares())
+            if back:
+                yield Emit(event=used_again(back, f"no other machine can take {left}'s place"))
             yield from self.lifecycle.restart(at_s, cause="node_excluded", lost=[left])
         else:
             ending = events.RunFailed(reason=verdict.reason, cause=verdict.cause, output=output)

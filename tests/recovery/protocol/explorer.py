@@ -64,6 +64,8 @@ RESIZES_EVERY = 4  # schedules, one has a run that goes on with other numbers of
 REWINDS_EVERY = 2  # schedules, one has training go back
 SEVERS_EVERY = 5  # schedules, in one connections between workers break
 SICK_EVERY = 6  # schedules, in one the tier lists and does not read, or lists too little
+GIVES_UP_EVERY = 11  # schedules, in one a user gives up what comes back later
+LACKS_EVERY = 7  # schedules, in one workers cannot be started on some machines for a time
 RETURNS_EVERY = 8  # schedules, one has a node that returns
 _RARE = (("cancel",), ("give_up",))
 
@@ -87,6 +89,8 @@ def make_schedule(seed: int) -> tuple[Shape, tuple[Action, ...]]:
         actions = _severed(random.Random(-3 - seed), actions)
     if seed % SICK_EVERY == 1:
         actions = _with_sick_tier(random.Random(-4 - seed), actions)
+    if seed % LACKS_EVERY == 1:
+        actions = _lacking(random.Random(-5 - seed), actions)
     if seed % REWINDS_EVERY:
         return shape, actions
     rng, with_rewinds = random.Random(-1 - seed), list(actions)
@@ -111,10 +115,29 @@ def _with_sick_tier(rng: random.Random, actions: tuple[Action, ...]) -> tuple[Ac
     return (*actions[:place], *sick, *actions[place:])
 
 
+def _lacking(rng: random.Random, actions: tuple[Action, ...]) -> tuple[Action, ...]:
+    """The same, after starts that fail on one machine, and later on the one in its place."""
+
+    def fail_starts(*before: Action) -> list[Action]:
+        starts = ("sever_worker", "go", "wait")
+        numbers = {"sever_worker": (rng.randrange(6),), "go": (rng.randrange(10**6), 300)}
+        return [*before, *((kind, *numbers.get(kind, (rng.choice((8, 60)),))) for kind in starts)]
+
+    first, second = rng.sample(range(6), 2)
+    return (
+        actions[0],
+        *fail_starts(("lack", first)),
+        *fail_starts(("lack", second), *((("regain", first),) if rng.random() < 0.7 else ())),
+        *actions[1:],
+    )
+
+
 def _failing(seed: int) -> tuple[Shape, tuple[Action, ...]]:
     rng = random.Random(seed)
     if seed % RETURNS_EVERY == 0:
         return Shape(nodes=2, standbys=2, has_tier=False, iterations=20), _returning(rng)
+    if seed % GIVES_UP_EVERY == 5:
+        return Shape(nodes=2, standbys=2, iterations=20), _giving_up(rng)
     shape = rng.choice(SHAPES)
     kinds = list(rng.choice(_TOGETHER))
     if rng.random() < 0.6:
@@ -171,6 +194,27 @@ def _returning(rng: random.Random) -> tuple[Action, ...]:
         ("freeze_group", rng.randrange(4)),
         go(60, 300),
         *((("thaw_all",), go(60, 300)) if rng.random() < 0.5 else ()),
+    )
+
+
+def _giving_up(rng: random.Random) -> tuple[Action, ...]:
+    """All that train fall silent, a user goes on from the tier; then they are there again."""
+
+    def go(*moves: int) -> Action:
+        return ("go", rng.randrange(10**6), rng.choice(moves))
+
+    last: list[Action] = [("sever_worker", 0), ("sever_worker", 1), ("sever_worker", 2)]
+    return (
+        go(400, 500, 600),
+        ("freeze_group", 0),
+        ("wait", 30),
+        go(200, 300),
+        ("give_up",),
+        go(200, 300),
+        ("thaw_all",),
+        go(60, 200),
+        *rng.sample([*last, ("kill_group", 0)], 3),
+        go(200, 400),
     )
 
 

@@ -7,9 +7,12 @@ from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.planning import hopes
 from gemini_lab.recovery.progress_at_risk import reason_to_wait
 from gemini_lab.recovery.protocol import AgentJoined, Instruction
+from gemini_lab.recovery.replicas import RestartPlacement
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root.agents import Agents
+from gemini_lab.recovery.root.known_run import KnownRun
 from gemini_lab.recovery.root.lifecycle import Lifecycle
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab_course.model.judged import Rules
 
 
@@ -63,6 +66,38 @@ class TrustsAnyMemory(RootAgent):
     lifecycle_kind = TrustingLifecycle
 
 
+class TakingLifecycle(Lifecycle):
+    """A lifecycle in which what a user gave up counts again once it is back."""
+
+    def _carry_out(
+        self, at_s: float, before: RootState, placed: RestartPlacement
+    ) -> Iterator[Instruction]:
+        discarded = replace(placed.state.discarded, left=before.discarded.left)
+        placed = replace(placed, state=replace(placed.state, discarded=discarded))
+        yield from super()._carry_out(at_s, before, placed)
+
+
+class TakesWhatWasGivenUp(RootAgent):
+    """Nodes that return with what a user gave up displace those that train."""
+
+    lifecycle_kind = TakingLifecycle
+
+
+class ForgivingNothing(KnownRun):
+    """A run in which an excluded machine is no spare."""
+
+    def spares(self) -> list[str]:
+        return [node for node in super().spares() if node not in self.state.nodes.excluded]
+
+
+class ExcludesForGood(RootAgent):
+    """A machine that failed once is never tried again if another one fails."""
+
+    def __init__(self, *, state: RootState, at_s: float) -> None:
+        super().__init__(state=state, at_s=at_s)
+        self.run.__class__ = ForgivingNothing
+
+
 class SaysNothingAgain(RootAgent):
     """What a root was cut off from saying of a recovery's start or end is never said."""
 
@@ -79,6 +114,8 @@ OLD_RULES = {
     "versions do not count rewinds": (Rules(counts_rewinds=False), 60),
     "agents forget rewinds": (Rules(keeps_rewinds=False), 590),
     "a slab keeps its first form": (Rules(lays_out_anew=False), 25),
+    "what was given up comes back": (Rules(root=TakesWhatWasGivenUp), 300),
+    "an exclusion never ends": (Rules(root=ExcludesForGood), 273),
     "nothing is said again": (Rules(root=SaysNothingAgain), 10),
 }
 """The rules, each with a seed from which on a schedule soon breaks the protocol by it."""

@@ -187,6 +187,16 @@ class ActingWorld(JudgedWorld):
             self.worker_kills += 1
             node.exit_worker(-9)
 
+    def do_lack(self, number: int) -> None:
+        """No worker can be started on a machine any more; one that runs goes on."""
+        self._node(number).lacks = True
+
+    def do_regain(self, number: int) -> None:
+        """Workers can be started there again."""
+        node = self._node(number)
+        if node.lacks:
+            node.lacks, node.well_since_s = False, self.now_s
+
     def do_sever_worker(self, number: int) -> None:
         node = self._node(number)
         if node.can_act:

@@ -24,9 +24,11 @@ from gemini_lab.recovery.messages import (
     Release,
     RootOrder,
     SaveFailed,
+    ScriptError,
     Settle,
     StartWorkers,
     TakeInventory,
+    WorkerEnded,
 )
 from gemini_lab.recovery.plan import VersionId
 from gemini_lab.shard.layout import ShardRecord
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from gemini_lab_course.model.judged import JudgedWorld
     from gemini_lab_course.model.shell import Shell
 
+WELL_S = 100.0  # longer than three of the longest pauses between two starts
+
 
 class AgentNode:
     """One machine of the lab.
@@ -54,6 +58,8 @@ class AgentNode:
         is_frozen: Whether every process of it stands still.
         is_cut_off: Whether nothing reaches its agent, nor does it reach any.
         sees_store: Whether it reaches the store.
+        lacks: Whether no worker can be started on it, as its machine lacks memory or processes.
+        well_since_s: When that was over last.
         epoch: The newest that its agent knows.
         term: Of the newest root that has greeted its agent.
     """
@@ -64,6 +70,7 @@ class AgentNode:
         self.is_alive, self.refuses = True, True
         self.is_frozen = self.is_cut_off = False
         self.sees_store = True
+        self.lacks, self.well_since_s = False, 0.0
         self.epoch = self.term = 0
         self.link: Link | None = None
         self.worker: ModelledWorker | None = None
@@ -81,6 +88,13 @@ class AgentNode:
     def can_act(self) -> bool:
         """Whether its processes run."""
         return self.is_alive and not self.is_frozen
+
+    @property
+    def is_well(self) -> bool:
+        """Whether workers could be started on it for long enough that a run should have tried."""
+        is_reached = self.can_act and not self.is_cut_off and self.sees_store
+        is_free = not self.lacks and self.name not in self.world.store.drains
+        return is_reached and is_free and self.world.now_s - self.well_since_s >= WELL_S
 
     @property
     def reaches_store(self) -> bool:
@@ -195,6 +209,10 @@ class AgentNode:
                 f"{self.name} starts rank {rank} of epoch {order.epoch} while rank "
                 f"{self.worker.rank} of epoch {self.worker.epoch} still writes its memory"
             )
+        if self.lacks:
+            said = ScriptError(error="CapacityError", text="its process could not be started")
+            self.say(WorkerEnded(rank=rank, epoch=order.epoch, code=1, output="", error=said))
+            return
         self.turn_to(order.seats.world_size)
         key = (order.epoch, order.rendezvous)
         job = self.world.jobs.get(key)

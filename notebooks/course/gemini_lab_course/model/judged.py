@@ -14,7 +14,7 @@ from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
 from gemini_lab.settings import Settings, SettingValue
-from gemini_lab.shard.lineage import Lineage
+from gemini_lab.shard.lineage import MOST_REWINDS, Lineage
 from gemini_lab_course.model.machines import LEASE_S, ModelledJob, Store, Tier
 from gemini_lab_course.model.node import Node
 from gemini_lab_course.model.shell import Shell
@@ -123,6 +123,7 @@ class JudgedWorld:
         self.flips = 0
         self.has_given_up = self.is_cancelled = False
         self.worker_kills = 0
+        self.given_up: tuple[VersionId, ...] = ()  # by a user's word, for good
         self.replaced = 0  # how often copies were placed again
         self._halfway = 0  # the epoch in which `go_halfway` came there last
         self._fuses: dict[str, tuple[int, str]] = {}
@@ -238,6 +239,8 @@ class JudgedWorld:
         self.heard = plan.version or 0
         if self.has_given_up or self.flips:
             self.safety.is_excused = True
+            if self.has_given_up and not self.flips:
+                self._note_given_up(shell.root.state, plan, newest)
             return
         self._check_line(shell.root, plan)
         if (plan.version or 0) < newest:
@@ -246,21 +249,39 @@ class JudgedWorld:
                 f"version {newest} exists: {plan.reason}"
             )
 
+    def _note_given_up(self, state: RootState, plan: events.RecoveryPlanned, newest: int) -> None:
+        """Note that a user chose a plan over newer versions: these count no more."""
+        version = plan.version or 0
+        if version < newest:
+            before = Lineage(run=self.order.run, epoch=state.epoch - 1, rewinds=MOST_REWINDS)
+            self.given_up = (*self.given_up, VersionId(version=version, lineage=before))
+        # The root agent may have asked for what nobody had heard of.
+        told = (one for one in state.discarded.left if one.lineage.rewinds == MOST_REWINDS)
+        self.left = joined(self.left, (*self.given_up, *told))
+
     def _check_line(self, root: RootAgent, plan: events.RecoveryPlanned) -> None:
-        """Check that no asked node knows of a rewind that left this version."""
+        """Check that neither an asked node nor a user knows that this version was left."""
         asked = [node for name, node in self.nodes.items() if name in root.living]
         known = joined((), (one for node in asked if node.is_alive for one in node.left))
         lineage = Lineage(run=self.order.run, epoch=plan.made_in, rewinds=plan.made_after)
-        if plan.version is not None and is_left(plan.version, lineage, known):
-            raise BrokenError(
-                f"recovery {plan.recovery} goes on from version {plan.version} of {lineage}, which "
-                f"a rewind left: {known}"
-            )
+        for left, how in ((known, "a rewind left"), (self.given_up, "a user gave up")):
+            if plan.version is not None and is_left(plan.version, lineage, left):
+                raise BrokenError(
+                    f"recovery {plan.recovery} goes on from version {plan.version} of {lineage}, "
+                    f"which {how}: {left}"
+                )
 
     def _check_failure(self, shell: Shell, event: events.RunFailed) -> None:
+        """Check that a run ends for its machines only if those that are well cannot go on."""
         assert shell.root is not None
-        if not self.is_cancelled and self.worker_kills < 3:
-            raise BrokenError(f"a healthy run fails: {event.reason}")
+        if self.is_cancelled or self.worker_kills >= 3:
+            return
+        well = [node.name for node in self.nodes.values() if node.is_well]
+        has_lacked = any(node.lacks or node.well_since_s for node in self.nodes.values())
+        can_send = [c for one in self.nodes.values() if not one.lacks for c in one.copies()]
+        is_needed = self.flips or whole_states(can_send) < whole_states(self.memory())
+        if not has_lacked or (len(well) >= self.shape.nodes and self.heard and not is_needed):
+            raise BrokenError(f"a healthy run fails, with {well} at hand: {event.reason}")
 
     def _check_drained(self, shell: Shell, name: str) -> None:
         """Check that a drained node runs no worker."""
@@ -283,5 +304,6 @@ class JudgedWorld:
         state = shell.root.state
         if self.store.root is shell.record:
             self.heard = max(self.heard, state.reached.newest)
-        if state.phase == "waiting" and not isinstance(shell.said, events.RecoveryWaiting):
+        has_said = state.story.parting is not None or isinstance(shell.said, events.RecoveryWaiting)
+        if state.phase == "waiting" and not has_said:
             raise BrokenError(f"the root waits, but the last it said is {shell.said}")

@@ -9,6 +9,7 @@ from gemini_lab_course.model.truth import BrokenError
 
 CALM_ROUNDS = 600
 CALM_EPOCHS = 14
+PAUSED_S = 100.0  # the most that passes here between two looks
 
 
 class World(ActingWorld):
@@ -39,9 +40,17 @@ class World(ActingWorld):
             self.do_join(number)
             if not node.is_alive:
                 node.refuses = True
+        self._mend_machines()
         enough = self.order.seats.machines if self.shape.is_refilled else self.shape.nodes
         while sum(node.is_alive for node in self.nodes.values()) < enough:
             self._add_node()
+
+    def _mend_machines(self) -> None:
+        """Have as many machines well as train, and no more."""
+        lacking = [number for number, node in enumerate(self.nodes.values()) if node.lacks]
+        alive = sum(node.is_alive for node in self.nodes.values())
+        for number in lacking[: max(0, self.shape.nodes - alive + len(lacking))]:
+            self.do_regain(number)
 
     def _round(self) -> bool:
         """Do what every part has to do; return whether anything was."""
@@ -70,6 +79,8 @@ class World(ActingWorld):
             assert shell.root is not None
             if shell.root.state.discarded.has_given_up:
                 continue
+            if self.now_s < shell.root.lifecycle.resumes_s + PAUSED_S:
+                continue  # it pauses, or is about to go on, and waits for no version
             newest = self.newest_saved()
             known = shell.root.state.reached.newest
             is_hopeless = any(
