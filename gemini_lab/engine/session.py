@@ -32,7 +32,6 @@ from gemini_lab.recovery.messages import (
     OldSlabsWanted,
     Refused,
     RestoreFailed,
-    Serve,
     SlabRequest,
     SlotWanted,
     Stand,
@@ -84,7 +83,7 @@ FENCE_S: Final = 120.0
 """The same where the root agent has to plan anew."""
 MEET_S: Final = 1800.0
 """For all ranks to call `protect`."""
-Order = Hold | GoBack | Flawed | Cut | Stand | Serve | GoOn
+Order = Hold | GoBack | Flawed | Cut | Stand | GoOn
 """What the node's agent may ask of a worker at any time."""
 _ARRIVED: Final = "gemini_lab/protect/arrived"
 _ALL: Final = "gemini_lab/protect/all"
@@ -275,10 +274,11 @@ class WorkerSession:
 
     def _hear(self) -> None:
         while (answer := self._channel.receive()) is not None:
-            if isinstance(answer[0], Order):
-                self._obey(answer[0])
+            order, fds = answer
+            if isinstance(order, Order):
+                self._obey(order, fds)
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: Order, fds: Sequence[int] = ()) -> None:
         """Note what is asked of all ranks, who do it once they agree; do the rest at once."""
         match order:
             case Hold():
@@ -293,8 +293,8 @@ class WorkerSession:
                 # On a thread of its own, or the session would not hear the agent while the other
                 # end is slow.
                 threading.Thread(target=self._cut, args=(order,), daemon=True).start()
-            case Stand() | Serve() | GoOn():
-                self.kept.on_order(order)
+            case Stand() | GoOn():
+                self.kept.on_order(order, fds)
 
     def _cut(self, order: Cut) -> None:
         ours = self.start.rank

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -24,18 +24,16 @@ from gemini_lab.recovery.messages import (
     GoOn,
     Message,
     ReadyToJoin,
-    Serve,
-    Serving,
     Severed,
     Stand,
     Stands,
     WorkerStart,
 )
 from gemini_lab.settings import Settings
-from gemini_lab.transfer.group import rendezvous_client
+from gemini_lab.transfer.group import join_rendezvous, rendezvous_client
 from gemini_lab.transfer.sockets import can_be_found
 
-KeptOrder = Stand | Serve | GoOn
+KeptOrder = Stand | GoOn
 """An order of the node's agent that only kept processes know."""
 NOT_ASKED: Final = "the launcher was not told to keep processes"
 NOT_IN_LOOP: Final = (
@@ -109,8 +107,14 @@ class KeptProcess:
         if self.why_not != NOT_ASKED and session.start.rank == 0:
             session.emit(Note(text=f"keep_processes keeps no process here: {self.why_not}"))
 
-    def on_order(self, order: KeptOrder) -> None:
-        """Do what the node's agent orders; called on the thread that listens to it."""
+    def on_order(self, order: KeptOrder, fds: Sequence[int] = ()) -> None:
+        """Do what the node's agent orders; called on the thread that listens to it.
+
+        Args:
+            order: The order.
+            fds: The port of the ranks' store, if this process is to serve it.
+        """
+        del fds  # no port comes, as this process never goes on
         if isinstance(order, Stand):
             self._answer(order, self.why_not)
 
@@ -192,7 +196,6 @@ class StandingProcess(KeptProcess):
         self.groups = groups
         self._publish = publish
         groups.tell = self._notice_severed
-        self._served: Any = None  # a store for all, as long as this process serves it
         self._is_late = is_late
         self._stands_by = False
         self._is_published = False
@@ -209,16 +212,12 @@ class StandingProcess(KeptProcess):
     def attach(self, session: Tie) -> None:
         self._session = session
 
-    def on_order(self, order: KeptOrder) -> None:
-        assert self._session is not None
+    def on_order(self, order: KeptOrder, fds: Sequence[int] = ()) -> None:
         match order:
             case Stand():
                 self._answer(order, self.stand())
-            case Serve(epoch=epoch, host=host):
-                rank = self._session.start.rank
-                self._session.say(Serving(rank=rank, epoch=epoch, port=self._serve(host)))
             case GoOn(start=start):
-                self._go_on(start)
+                self._go_on(start, *fds)
                 if not self._stands_by:
                     threading.Thread(target=self._see_it_go_on, daemon=True).start()
                 self._stands_by = False
@@ -243,16 +242,9 @@ class StandingProcess(KeptProcess):
             return f"a version on its way was not broken off within {STOP_S:.0f} s"
         return ""
 
-    def _serve(self, host: str) -> int:
-        """Serve a store for all ranks, where every process goes on; return the port."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
-
-        self._served = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        return int(self._served.port)
-
-    def _go_on(self, start: WorkerStart) -> None:
+    def _go_on(self, start: WorkerStart, port: int | None = None) -> None:
         """Wake training's thread; the first kept rank publishes the record of its set-up."""
-        store = rendezvous_client(start.rendezvous)
+        store = join_rendezvous(start.rendezvous, port)
         if start.rank == min(start.kept):
             store.set(_RECORD, self.groups.record.encode())  # type: ignore[arg-type]  # bytes, too
         self._next = start, store

@@ -1,16 +1,12 @@
 """A node's workers that keep their processes in a recovery, as their agent orders them about."""
 
 import asyncio
-import signal
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from gemini_lab.recovery.messages import (
     Fence,
     GoOn,
-    HoldPort,
-    Serve,
-    Serving,
     Stand,
     Stands,
     WorkerStart,
@@ -41,9 +37,6 @@ class Host(Protocol):
     def workers(self) -> Mapping[int, NodeWorker]:
         """Those that live, by rank."""
 
-    def signal(self, rank: int, number: int, /) -> object:
-        """Send a signal to a worker."""
-
 
 class KeptWorkers:
     """Stops a node's workers at a fence, and lets them go on.
@@ -55,7 +48,6 @@ class KeptWorkers:
     def __init__(self, *, say: Callable[[str], None]) -> None:
         self._say = say
         self._asked: dict[int, asyncio.Future[Stands]] = {}
-        self._serving: asyncio.Future[int] | None = None
         self._epoch = 0
         self._said: set[str] = set()
 
@@ -90,40 +82,23 @@ class KeptWorkers:
                 return
             await asyncio.wait(asked, timeout=LOOK_S)
 
-    async def serve(self, host: Host, order: HoldPort, *, ip: str) -> int | None:
-        """Start the rendezvous in a worker that stands still, if the order names one.
+    def go_on(self, host: Host, start: WorkerStart, port: tuple[int, ...]) -> bool:
+        """Order a worker to go on, and to serve the port of this descriptor, if there is one.
 
         Returns:
-            The port; `None` if there is no such worker, or it did not answer and was ended.
+            Whether its process is still there.
         """
-        if order.keeper is None or (worker := host.workers.get(order.keeper)) is None:
-            return None
-        self._epoch = order.epoch
-        self._serving = asyncio.get_running_loop().create_future()
-        worker.channel.send(Serve(epoch=order.epoch, host=ip))
-        await asyncio.wait([self._serving], timeout=STAND_S)
-        if self._serving.done():
-            return self._serving.result()
-        host.signal(order.keeper, signal.SIGKILL)
-        return None
-
-    def go_on(self, host: Host, start: WorkerStart) -> bool:
-        """Order a worker to go on; return whether its process is still there."""
         worker = host.workers.get(start.rank)
         if worker is None:
             return False
         worker.is_ahead = False
-        worker.channel.send(GoOn(start=start))
+        worker.channel.send(GoOn(start=start), port)
         return True
 
-    def on_answer(self, said: Stands | Serving) -> None:
+    def on_answer(self, said: Stands) -> None:
         """Note a worker's answer."""
         if said.epoch != self._epoch:
             return  # to an older fence
-        if isinstance(said, Serving):
-            if self._serving is not None and not self._serving.done():
-                self._serving.set_result(said.port)
-            return
         asked = self._asked.get(said.rank)
         if asked is not None and not asked.done():
             asked.set_result(said)

@@ -978,7 +978,7 @@ class RecoveryStep(OfRecovery, frozen=True, kw_only=True):
     """One step of a recovery ended (paper, Fig. 14).
 
     Attributes:
-        step: fence, inventory, reserve, plan, start, retrieve or warm_up.
+        step: fence, inventory, reserve, start, retrieve or warm_up; in older logs also plan.
         start_s: When it began.
         end_s: When it ended.
     """

@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import psutil
@@ -25,8 +25,6 @@ from gemini_lab.recovery.messages import (
     Forked,
     Kill,
     Killed,
-    Listen,
-    Listening,
     Message,
     ParentReady,
     Preload,
@@ -38,7 +36,6 @@ from gemini_lab.recovery.messages import (
 )
 from gemini_lab.wire.local import LocalChannel
 
-Answer = TypeVar("Answer", Listening, Killed)
 LINE_BYTES: Final = 2**16  # so long a line is one, whether it ends or not
 GONE_LOOK_S: Final = 0.05
 GONE_S: Final = 1.0  # for what killed workers left running, at the agent's end
@@ -51,10 +48,6 @@ ANSWER_S: Final = 30.0  # the same for its answers: less than the root waits for
 CLOSE_S: Final = 5.0  # for it to end its workers and itself, at the agent's end
 SCRATCH: Final = "gemini_lab-node-"
 """What the names of folders for workers' temporary files begin with."""
-
-
-class _ParentEndedError(Exception):
-    """The warm parent ended before it had answered."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,12 +107,9 @@ class WorkerHost:
         # Workers whose parent was ended before it had seen them go.
         self._dying = set[psutil.Process]()
         # By epoch, and in the order of the questions: several may wait for the same.
-        self._listening: defaultdict[int, deque[asyncio.Future[Listening]]] = defaultdict(deque)
         self._killed: defaultdict[int, deque[asyncio.Future[Killed]]] = defaultdict(deque)
         self._is_ready = asyncio.Event()
         self._lost_imports = 0  # parents in a row that ended before they were ready
-        self._holds: int | None = None  # the epoch of whose rendezvous the parent holds the port
-        self._lost_port: int | None = None  # that of a port that went with the last parent
         self._no_parent = ""  # why none could be started, as long as there is none
         self._has_orphans = False  # whether a parent died before it had reaped its workers
         self._is_closed = False
@@ -139,25 +129,6 @@ class WorkerHost:
         """Wait until the warm parent has imported everything."""
         await self._is_ready.wait()
 
-    async def hold_port(self, *, host: str, epoch: int) -> int:
-        """Hold a free port of `host` for the job's rendezvous; the next worker listens there.
-
-        Raises:
-            CapacityError: The machine lacks what that needs.
-        """
-        question = Listen(epoch=epoch, host=host)
-        while True:
-            if self._no_parent:
-                raise CapacityError(self._no_parent)
-            try:
-                answer = await self._ask(question, self._listening[epoch])
-            except _ParentEndedError:
-                continue  # the next one is on its way
-            if answer.reason:
-                raise CapacityError(f"no port of {host} could be opened: {answer.reason}")
-            self._holds = epoch
-            return answer.port
-
     async def kill_all(self, *, epoch: int, spare: Collection[int] = ()) -> None:
         """Kill the workers, but for those of the ranks to spare, and wait until none is left.
 
@@ -166,7 +137,7 @@ class WorkerHost:
         to the node's memory. The root agent does without this node then.
         """
         if self.workers.keys() - {*spare}:
-            await self._ask(Kill(epoch=epoch, spare=[*spare]), self._killed[epoch])
+            await self._have_killed(Kill(epoch=epoch, spare=[*spare]))
         while self._dying:
             self._dying = {one for one in self._dying if is_alive(one)}
             await asyncio.sleep(GONE_LOOK_S if self._dying else 0)
@@ -209,8 +180,12 @@ class WorkerHost:
             order = Preload(epoch=start.epoch, modules=[], environment={})
             self._begin_next(order, self._on_note)
 
-    def start(self, start: WorkerStart) -> None:
+    def start(self, start: WorkerStart, port: tuple[int, ...] = ()) -> None:
         """Start one worker; of one that cannot be started it is said how it ended.
+
+        Args:
+            start: What it is told.
+            port: The descriptor of the port in which all ranks meet, if this worker serves it.
 
         Raises:
             OSError: The agent itself has no descriptor left for it.
@@ -238,15 +213,13 @@ class WorkerHost:
         loop = asyncio.get_running_loop()
         loop.add_reader(channel, self._read_worker, worker)
         loop.add_reader(output_fd, self._read_output, worker)
-        if not self._no_parent and start.epoch != self._lost_port:
+        if not self._no_parent:
             start = msgspec.structs.replace(start, scratch=worker.scratch)
-            self._parent.send(Fork(start=start), (theirs.fileno(), their_output))
+            self._parent.send(Fork(start=start), (theirs.fileno(), their_output, *port))
         theirs.close()
         os.close(their_output)
         if self._no_parent:
             self._end_unstarted(worker, self._no_parent)
-        elif start.epoch == self._lost_port:  # no other rank would ever come there
-            self._end(worker, -signal.SIGKILL)
 
     def signal(self, rank: int, signal_number: int) -> int | None:
         """Send a signal to a worker; returns its pid, or `None` when it does not run."""
@@ -316,20 +289,20 @@ class WorkerHost:
         self._retired.append(self._process)
         self._preloaded = self._next.modules
         self._process, self._parent = self._next.hand_over()
-        self._next, self._holds = None, None
+        self._next = None
         self._is_ready.set()
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
-    async def _ask(self, question: Message, waiting: deque[asyncio.Future[Answer]]) -> Answer:
-        """Return the warm parent's answer; end one that does not answer, and start another."""
-        # Answers have no numbers: the parent answers in order, so the oldest question is meant.
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    async def _have_killed(self, order: Kill) -> None:
+        """Wait until the warm parent has obeyed; end one that does not answer, and start another."""
+        # Answers have no numbers: the parent answers in order, so the oldest order is meant.
+        future: asyncio.Future[Killed] = asyncio.get_running_loop().create_future()
         with suppress(TimeoutError):
             async with asyncio.timeout(IMPORTS_S):
                 await self.ready()
-        waiting.append(future)
+        self._killed[order.epoch].append(future)
         if self._is_ready.is_set():
-            self._parent.send(question)
+            self._parent.send(order)
             await asyncio.wait([future], timeout=self._answer_s)
         if not future.done():
             self._on_note(
@@ -338,7 +311,7 @@ class WorkerHost:
             )
             self._kill_parent()
             self._replace_parent()  # which tells all who wait
-        return await future
+        await future
 
     def _kill_parent(self) -> None:
         """End the warm parent and all that it started, as far as the kernel does it at once."""
@@ -370,8 +343,6 @@ class WorkerHost:
                 worker.pid = message.pid
                 if isinstance(message, Reaped):
                     self._end(worker, message.code)
-            case Listening():
-                _answer(self._listening[message.epoch], message)
             case Killed():
                 _answer(self._killed[message.epoch], message)
 
@@ -384,17 +355,12 @@ class WorkerHost:
         if not self._is_ready.is_set():
             self._lose_imports(self._process)
         self._is_ready.clear()
-        self._lost_port, self._holds = self._holds, None
         self._start_next_parent()
         for worker in list(self.workers.values()):
             self._end(worker, -signal.SIGKILL)
         for epoch, waiting in self._killed.items():
             while waiting:
                 _answer(waiting, Killed(epoch=epoch))
-        for asking in self._listening.values():
-            while asking:
-                if not (future := asking.popleft()).done():
-                    future.set_exception(_ParentEndedError())
 
     def _lose_imports(self, parent: "subprocess.Popen[bytes]") -> None:
         """Count parents that died while they imported; after some, import nothing ahead."""
@@ -472,7 +438,7 @@ def _as_shown(line: bytes) -> bytes:
     return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
-def _answer(waiting: deque[asyncio.Future[Answer]], answer: Answer) -> None:
+def _answer(waiting: deque[asyncio.Future[Killed]], answer: Killed) -> None:
     """Give the answer to the oldest question."""
     if waiting and not (future := waiting.popleft()).done():
         future.set_result(answer)

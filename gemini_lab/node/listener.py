@@ -44,7 +44,6 @@ from gemini_lab.recovery.messages import (
     Refused,
     RestoreFailed,
     ScriptFinished,
-    Serving,
     Severed,
     SlabGiven,
     SlabRequest,
@@ -97,7 +96,7 @@ class WorkerListener:
                 self._pass_on(message.entry)
             case WorkerPulse():
                 self.watch.hear(message)
-            case Stands() | Serving():
+            case Stands():
                 self._kept.on_answer(message)
             case SlabRequest():
                 self._tasks.begin(self._give_slab(worker, message))

@@ -5,6 +5,7 @@ It starts and ends the workers, has the memory read and versions saved, and says
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from typing import Final
@@ -33,14 +34,12 @@ from gemini_lab.recovery.messages import (
     Flawed,
     GoBack,
     Hold,
-    HoldPort,
     Inventory,
     Joined,
     ListVersions,
     NodeLeaves,
     OrderFailed,
     Persist,
-    PortHeld,
     Preload,
     ReadyToStart,
     Release,
@@ -58,6 +57,8 @@ from gemini_lab.units import format_bytes
 FENCE_S: Final = 1.0
 """For the root agent to say itself that an epoch has begun, and which workers go on in it."""
 LONGEST_REASON: Final = 2000
+RANKS_WAITING: Final = 1024
+"""Connections of ranks that wait for the one that serves their port, which starts meanwhile."""
 
 
 class Supervisor:
@@ -121,6 +122,8 @@ class Supervisor:
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
         self._kernel_kills = kernel_kills()  # at the last look
         self._noted = 0  # the newest epoch that the store said has begun
+        self._port: socket.socket | None = None  # held for the ranks of an epoch to meet in
+        self._port_epoch = 0
         self._leaves_at_s: float | None = None  # when this node's machine goes, if it was told so
 
     def joined(self) -> Joined:
@@ -218,6 +221,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """End all that was started here, and let the memory go."""
+        self._close_port()
         self.host.close()
         await self.bulk.close()
         self.memory.close()
@@ -257,8 +261,6 @@ class Supervisor:
                 self._tasks.begin(self.memory.settle(order.ranks))
             case Drained() if self._leaves_at_s is not None:
                 self._leave()
-            case HoldPort():
-                self._tasks.begin(self._answered(order, self._hold_port(order)))
             case StartWorkers():
                 self._start_workers(order)
             case Preload() if self._is_warm:
@@ -275,11 +277,34 @@ class Supervisor:
         self._give_up_work()
         kept = await self._kept.stand(self.host, order)
         await self.host.kill_all(epoch=self.epoch, spare=kept)
-        self.root.send(Fenced(epoch=order.epoch, kept=kept))
+        address, no_port = self._hold_port(order.epoch)
+        self.root.send(Fenced(epoch=order.epoch, kept=kept, address=address, no_port=no_port))
+
+    def _hold_port(self, epoch: int) -> tuple[str, str]:
+        """Hold a port in which the ranks of an epoch may meet, so that no other program takes it.
+
+        Returns:
+            Its address; and, if none could be opened, the reason.
+        """
+        if self._port is None or self._port_epoch != epoch:  # older workers may still call the old
+            self._close_port()
+            try:
+                self._port = socket.create_server((self._ip, 0), backlog=RANKS_WAITING)
+            except OSError as error:
+                return "", f"no port of {self._ip} could be opened: {error}"
+            self._port_epoch = epoch
+        return f"{self._ip}:{self._port.getsockname()[1]}", ""
+
+    def _close_port(self) -> None:
+        """Close this process's end of the port: once its worker ends, ranks must be refused."""
+        if self._port is not None:
+            self._port.close()
+            self._port = None
 
     async def _release(self) -> None:
         """Free all that was kept of a run that is over."""
         self._give_up_work()
+        self._close_port()
         self.writer.is_full = False
         await self.host.kill_all(epoch=self.epoch)
         await self.memory.free()
@@ -291,14 +316,6 @@ class Supervisor:
                 worker.channel.send(order)
         elif all(self.host.lives(rank) for rank in self._seated):
             self.root.send(AllLive(epoch=order.epoch))
-
-    async def _hold_port(self, order: HoldPort) -> None:
-        """Hold a port beside other orders: a warm parent that imports must not delay a fence."""
-        host = self._ip
-        port = await self._kept.serve(self.host, order, ip=host)
-        if port is None:
-            port = await self.host.hold_port(host=host, epoch=order.epoch)
-        self.root.send(PortHeld(epoch=order.epoch, address=f"{host}:{port}"))
 
     def _give_up_work(self) -> None:
         """Cancel what is being saved or read."""
@@ -322,7 +339,13 @@ class Supervisor:
         self._listener.is_placed = order.seats.placement is not None
         self.memory.turn_to(order.seats.world_size)
         interface = network_of(self._ip).interface
-        for rank in order.seats.ranks_on(self.name):
+        ranks = order.seats.ranks_on(self.name)
+        port: tuple[int, ...] = ()
+        if self._port is not None and order.rendezvous == self._hold_port(order.epoch)[0]:
+            port = (self._port.fileno(),)
+        server = min(ranks, key=lambda rank: (rank in order.kept, rank), default=None)
+        for rank in ranks:
+            served = port if rank == server else ()
             start = WorkerStart(
                 rank=rank,
                 epoch=order.epoch,
@@ -337,16 +360,17 @@ class Supervisor:
                 code=order.code,
             )
             if rank in order.kept:
-                if not self._kept.go_on(self.host, start):
+                if not self._kept.go_on(self.host, start, served):
                     self._tell_gone(start)
                 continue
             try:
-                self.host.start(start)
+                self.host.start(start, served)
             except OSError as error:
                 self._tell_unstarted(start, f"{self.name}'s agent cannot start it: {error}")
                 continue
             for flaw in self._flaws if rank in self.host.workers else ():
                 self.host.workers[rank].channel.send(flaw)
+        self._close_port()
 
     def _tell_unstarted(self, start: WorkerStart, reason: str) -> None:
         """Tell that a worker never began, for something that this machine lacks."""

@@ -17,7 +17,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import traceback
@@ -38,8 +37,6 @@ from gemini_lab.recovery.messages import (
     Forked,
     Kill,
     Killed,
-    Listen,
-    Listening,
     Message,
     ParentReady,
     Preload,
@@ -94,8 +91,6 @@ class WarmParent:
         self._warm = warm
         self._children: dict[int, WorkerStart] = {}  # by pid
         self._own: set[int] = set()  # processes of its own: what its imports started
-        self._listener: socket.socket | None = None
-        self._address = ""  # where it listens
 
     def serve(self) -> None:
         """Do what the agent asks until it is gone; then kill the workers."""
@@ -126,8 +121,6 @@ class WarmParent:
         match message:
             case Fork():
                 self._fork(message.start, fds)
-            case Listen():
-                self._listen(message)
             case Preload():
                 from gemini_lab.node.preload import preload  # noqa: PLC0415 - imports much
 
@@ -136,25 +129,9 @@ class WarmParent:
                 self._kill_all(spare=message.spare)
                 self._channel.send(Killed(epoch=message.epoch))
 
-    def _listen(self, message: Listen) -> None:
-        """Hold a port for the job's rendezvous, so that no other program takes it meanwhile."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        try:
-            self._listener = socket.create_server((message.host, 0), backlog=1024)
-        except OSError as error:
-            self._channel.send(Listening(epoch=message.epoch, port=0, reason=str(error)))
-            return
-        port = self._listener.getsockname()[1]
-        self._address = f"{message.host}:{port}"
-        self._channel.send(Listening(epoch=message.epoch, port=port))
-
     def _fork(self, start: WorkerStart, fds: list[int]) -> None:
-        channel_fd, output_fd = fds
-        # A port may be left from a restart that another failure cut short: all meet elsewhere now.
-        is_meant = self._listener is not None and self._address == start.rendezvous
-        listen_fd = self._listener.fileno() if self._listener and is_meant else None
+        channel_fd, output_fd, *port = fds
+        listen_fd = port[0] if port else None
         reason = ""
         try:
             pid = os.fork()
@@ -164,9 +141,6 @@ class WarmParent:
             self._become_worker(start, channel_fd, output_fd, listen_fd)
         for fd in fds:
             os.close(fd)
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
         if reason:
             self._channel.send(
                 Reaped(pid=0, code=1, rank=start.rank, epoch=start.epoch, reason=reason)

@@ -32,7 +32,7 @@ from gemini_lab.kept.process import kept_process
 from gemini_lab.node.locked_tempdir import MPI_SHARED
 from gemini_lab.node.processes import WORKER, name_semaphores, semaphore_prefix
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
-from gemini_lab.transfer.group import rendezvous_client
+from gemini_lab.transfer.group import join_rendezvous
 from gemini_lab.wire.local import LocalChannel
 
 if TYPE_CHECKING:
@@ -79,24 +79,6 @@ def distributed_environment(start: WorkerStart) -> dict[str, str]:
     }
 
 
-def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
-    """Return the job's store: the worker that was given its port serves it, the others connect."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
-    from torch.torch_version import __version__  # noqa: PLC0415
-
-    if listen_fd is None:
-        return rendezvous_client(address)
-    host, _, port = address.rpartition(":")
-    return TCPStore(
-        host,
-        int(port),
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listen_fd,
-        use_libuv=__version__ >= TAKES_OPEN_PORT,
-    )
-
-
 def keep_sockets_in(folder: str) -> None:
     """Put the sockets of multiprocessing here, a DataLoader's workers among them.
 
@@ -109,9 +91,6 @@ def keep_sockets_in(folder: str) -> None:
     # public way to name the folder.
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]  # noqa: SLF001
 
-
-TAKES_OPEN_PORT: Final = "2.8"
-"""The first PyTorch whose store by libuv takes a port that is open already."""
 
 PRINTED: Final = 16_000
 """Characters of an error's text that a person is shown, at most: a tensor's may have millions."""

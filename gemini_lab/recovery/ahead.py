@@ -12,8 +12,7 @@ from typing import Final
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import (
     Fence,
-    HoldPort,
-    PortHeld,
+    Fenced,
     ReadyToJoin,
     StartWorkers,
     WorkerEnded,
@@ -95,7 +94,7 @@ class Ahead:
     def begin(
         self, at_s: float, state: RootState, living: Living, node: str
     ) -> Iterator[Instruction]:
-        """Have the standby that will take the node's place hold a port for the ranks to meet."""
+        """Fence the standby that will take the node's place; its answer names a port to meet in."""
         if self.standby:
             return
         self.standby, self.leaving = next_standby(state, living, node), node
@@ -105,11 +104,10 @@ class Ahead:
         reason = f"{self.standby} starts its ranks' processes meanwhile"
         yield Emit(event=events.DrainWaiting(name=node, reason=reason))
         yield Send(to=self.standby, order=Fence(epoch=state.epoch))
-        yield Send(to=self.standby, order=HoldPort(epoch=state.epoch))
 
-    def start(self, state: RootState, node: str, said: PortHeld) -> Iterator[Instruction]:
-        """The port is held: start the processes there."""
-        if node != self.standby or self.address:
+    def start(self, state: RootState, node: str, said: Fenced) -> Iterator[Instruction]:
+        """Start the processes on the standby, which holds a port now."""
+        if node != self.standby or self.address or not said.address:
             return
         members = [node if one == self.leaving else one for one in state.members]
         seats = state.seats_to_tell.seated(members)

@@ -2,11 +2,11 @@
 
 At a recovery's first fence, workers may stand still instead of ending. They go on in place if the
 version that is chosen is in memory, and every one of them has its seat on its own node. A new
-process serves the rendezvous, which starts now or was started ahead of a planned move; where all go
-on, one of them does. Whatever else comes, all start anew.
+process serves the port in which all meet, which starts now or was started ahead of a planned move;
+if all go on, one of them does. Whatever else comes, all start anew.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from gemini_lab.log.events import DRAIN
@@ -14,6 +14,7 @@ from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.messages import Fenced
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.recovery.root_state import RootState
+from gemini_lab.seats import Seats
 
 SEVERED: Final = "link_cut"
 HUNG: Final = "worker_hung"
@@ -104,14 +105,7 @@ class Keeping:
             and all(seats.node_of(rank) == node for rank, node in self._nodes.items())
         )
 
-    def hosts(self, plan: RecoveryPlan, state: RootState) -> Mapping[str, None]:
-        """Nodes, in order, one of which has the rendezvous: where ranks start anew, if any do."""
-        seats = state.seats.seated(plan.members)
+    def hosts(self, seats: Seats) -> list[str]:
+        """Return nodes, in order, one of which serves the port: those with new ranks, if any."""
         new = [rank for rank in seats.ranks if rank not in self._nodes]
-        return dict.fromkeys(seats.node_of(rank) for rank in new or seats.ranks)
-
-    def server(self, host: str, state: RootState) -> int | None:
-        """The rank of `host` that serves the rendezvous, where no rank starts anew."""
-        if len(self._nodes) < state.seats.world_size:
-            return None
-        return min(rank for rank, node in self._nodes.items() if node == host)
+        return [*dict.fromkeys(seats.node_of(rank) for rank in new or seats.ranks)]

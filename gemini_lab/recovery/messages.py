@@ -365,17 +365,6 @@ class TakeInventory(RootOrder, frozen=True, kw_only=True):
     asks_settings: bool = False
 
 
-class HoldPort(RootOrder, frozen=True, kw_only=True):
-    """Hold a port for the job's rendezvous.
-
-    Attributes:
-        keeper: The rank of this node whose process goes on and serves it; without one, the next
-            worker does that starts here.
-    """
-
-    keeper: Rank | None = None
-
-
 class StartWorkers(RootOrder, frozen=True, kw_only=True):
     """Start the workers of your position; `plan` is your part of it.
 
@@ -557,10 +546,15 @@ class Fenced(Message, frozen=True, kw_only=True):
 
     Attributes:
         kept: Their ranks.
+        address: A port that this node holds, in which the epoch's ranks may meet; the worker that
+            serves it gets it as it starts. Empty if none could be opened.
+        no_port: Why none could be opened.
     """
 
     epoch: Epoch
     kept: list[Rank] = []
+    address: str = ""
+    no_port: Told = ""
 
 
 class DamagedCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -610,13 +604,6 @@ class Inventory(Message, frozen=True, kw_only=True):
     iterations: list[IterationBegun | Iteration] = []
     left: list[VersionId] = []
     code: dict[str, ExecutedAs] = {}
-
-
-class PortHeld(Message, frozen=True, kw_only=True):
-    """The address of the rendezvous."""
-
-    epoch: Epoch
-    address: str
 
 
 class Persisted(Message, frozen=True, kw_only=True):
@@ -697,16 +684,9 @@ class WorkerEnded(Message, frozen=True, kw_only=True):
 
 
 class Fork(Message, frozen=True, kw_only=True):
-    """To the warm parent: fork a worker; its socket and output pipe come along."""
+    """To the warm parent: fork a worker; its socket, output pipe and port, if any, come along."""
 
     start: WorkerStart
-
-
-class Listen(Message, frozen=True, kw_only=True):
-    """To the warm parent: hold a free port of `host`; the next worker listens there."""
-
-    epoch: Epoch
-    host: str
 
 
 class Kill(Message, frozen=True, kw_only=True):
@@ -761,19 +741,6 @@ class Killed(Message, frozen=True, kw_only=True):
     """No worker is left, but for those that were to be spared."""
 
     epoch: Epoch
-
-
-class Listening(Message, frozen=True, kw_only=True):
-    """The port that is held.
-
-    Attributes:
-        port: 0 where none could be.
-        reason: Why not; else empty.
-    """
-
-    epoch: Epoch
-    port: Count
-    reason: Told = ""
 
 
 # -- worker and version maker: one question at a time, about memory that both have mapped ----------
@@ -1027,23 +994,8 @@ class AllLive(Message, frozen=True, kw_only=True):
     epoch: Epoch
 
 
-class Serve(Message, frozen=True, kw_only=True):
-    """Agent to worker, which stands still: serve the rendezvous of those that go on, on `host`."""
-
-    epoch: Epoch
-    host: str
-
-
-class Serving(Message, frozen=True, kw_only=True):
-    """The worker's answer: where."""
-
-    rank: Rank
-    epoch: Epoch
-    port: Count
-
-
 class GoOn(Message, frozen=True, kw_only=True):
-    """Agent to worker: go on from the version of this plan, in your process."""
+    """Agent to worker: go on from the version of this plan; the port to serve may come along."""
 
     start: WorkerStart
 
@@ -1108,7 +1060,6 @@ class WorkerPulse(Message, frozen=True, kw_only=True):
 FromAgentMessage = (
     Fenced
     | Inventory
-    | PortHeld
     | OrderFailed
     | Persisted
     | SaveFailed

@@ -311,7 +311,8 @@ class Requestable:
         """Go on from the best version at hand: do not wait for newer ones that may come back.
 
         A waiting run says for what, in its log and in `progress`. Training computes again what it
-        gives up; if training is not deterministic, that progress is lost.
+        gives up; if training is not deterministic, that progress is lost. Versions that come back
+        later are not used again.
         """
         return self.ask(GiveUpProgress())
 

@@ -19,17 +19,14 @@ Phase = Literal[
     "fencing",
     "inventory",
     "waiting",
-    "rendezvous",
     "starting",
     "running",
     "finishing",
     "done",
     "failed",
 ]
-ACTIVE: Final = frozenset(
-    {"fencing", "inventory", "waiting", "rendezvous", "starting", "running", "finishing"}
-)
-RESTARTING: Final = frozenset({"fencing", "inventory", "waiting", "rendezvous", "starting"})
+ACTIVE: Final = frozenset({"fencing", "inventory", "waiting", "starting", "running", "finishing"})
+RESTARTING: Final = frozenset({"fencing", "inventory", "waiting", "starting"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,6 +216,28 @@ def rendezvous_client(address: str) -> "TCPStore":
     return TCPStore(host, int(port), is_master=False)
 
 
+def join_rendezvous(address: str, listen_fd: int | None) -> "TCPStore":
+    """Return the job's store; the worker that was given its port serves it, the others connect."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
+    from torch.torch_version import __version__  # noqa: PLC0415
+
+    if listen_fd is None:
+        return rendezvous_client(address)
+    host, _, port = address.rpartition(":")
+    return TCPStore(
+        host,
+        int(port),
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listen_fd,
+        use_libuv=__version__ >= TAKES_OPEN_PORT,
+    )
+
+
+TAKES_OPEN_PORT: Final = "2.8"
+"""The first PyTorch whose store by libuv takes a port that is open already."""
+
+
 def let_go(groups: list[Any]) -> None:
     """Free Gloo's groups with their threads, sockets and buffers.
 

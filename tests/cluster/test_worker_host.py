@@ -28,19 +28,20 @@ from gemini_lab.node.worker import SOCKETS_FOLDER_BYTES
 from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
-    HoldPort,
     Inventory,
     JobOrder,
     Message,
     Preload,
+    Release,
     ScriptFinished,
     SlabRequest,
     SlotWanted,
+    StartWorkers,
     TakeInventory,
     WorkerPulse,
     WorkerStart,
 )
-from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.plan import PlanPart, RecoveryPlan
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, lay_out
 from gemini_lab.wire.local import LocalChannel
@@ -69,20 +70,27 @@ def a_host(
     )
 
 
-def test_two_questions_of_the_same_epoch_are_both_answered():
+def serve(host: WorkerHost, start: WorkerStart) -> None:
+    """Start a worker that serves its own port, in which it meets nobody else."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        address = f"127.0.0.1:{port.getsockname()[1]}"
+        host.start(msgspec.structs.replace(start, rendezvous=address), (port.fileno(),))
+
+
+def test_two_fences_of_the_same_epoch_are_both_answered():
     """An agent is told to fence by the root, and by the state in the store, at the same time."""
 
-    async def ask_twice() -> list[int]:
+    async def ask_twice() -> None:
         host = a_host()
         try:
-            both = (host.hold_port(host="127.0.0.1", epoch=8) for _ in range(2))
-            return await asyncio.wait_for(asyncio.gather(*both), PATIENCE_S)
+            serve(host, a_start(1, epoch=7))
+            both = (host.kill_all(epoch=8) for _ in range(2))
+            await asyncio.wait_for(asyncio.gather(*both), PATIENCE_S)
+            assert not host.workers
         finally:
             host.close()
 
-    first, second = asyncio.run(ask_twice())
-    assert first > 0
-    assert second > 0
+    asyncio.run(ask_twice())
 
 
 def test_where_warm_parents_are_killed_while_they_import_workers_start_without_them(
@@ -105,52 +113,36 @@ def test_where_warm_parents_are_killed_while_they_import_workers_start_without_t
     assert "ended 3 times before it had imported everything" in note
 
 
-def test_a_question_that_its_warm_parent_did_not_live_to_answer_is_put_to_the_next():
+def test_a_fence_that_its_warm_parent_did_not_live_to_answer_is_over():
     """Otherwise the agent waits for ever, and counts as one that hangs after a minute."""
 
-    async def ask_a_dying_one() -> int:
+    async def ask_a_dying_one() -> None:
         host = a_host()
         try:
             await host.ready()
+            serve(host, a_start(1, epoch=7))
             host.signal_all(signal.SIGSTOP)
-            asking = asyncio.create_task(host.hold_port(host="127.0.0.1", epoch=8))
+            asking = asyncio.create_task(host.kill_all(epoch=8))
             await asyncio.sleep(0.1)  # it is asked, and does not answer
             host.signal_all(signal.SIGKILL)
-            return await asyncio.wait_for(asking, PATIENCE_S)
-        finally:
-            host.close()
-
-    assert asyncio.run(ask_a_dying_one()) > 0
-
-
-def test_a_worker_whose_rendezvous_died_with_the_warm_parent_ends_at_once():
-    """Nobody listens on the port that was promised: all ranks would wait there for minutes."""
-
-    async def start_after_a_death() -> list[int]:
-        codes: list[int] = []
-        host = a_host(lambda _, code: codes.append(code))
-        try:
-            port = await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=8), PATIENCE_S)
-            host.signal_all(signal.SIGKILL)
-            await asyncio.sleep(0.2)
-            await asyncio.wait_for(host.ready(), PATIENCE_S)
-            host.start(a_start(port, epoch=8))
+            await asyncio.wait_for(asking, PATIENCE_S)
             assert not host.workers
-            return codes
         finally:
             host.close()
 
-    assert asyncio.run(start_after_a_death()) == [-signal.SIGKILL]
+    asyncio.run(ask_a_dying_one())
 
 
-def test_a_port_that_is_left_from_a_restart_that_was_cut_short_is_nobodys():
-    """A worker that was given it while all were to meet on another node ended for that."""
+def test_a_worker_serves_the_port_that_its_start_names_and_no_other():
+    """One that was given another while all were to meet on another node ended for that."""
 
     async def given(*, is_meant: bool) -> str:
         host = a_host()
         try:
-            port = await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=7), PATIENCE_S)
-            host.start(a_start(port if is_meant else port % 65535 + 1, epoch=8))
+            if is_meant:
+                serve(host, a_start(1, epoch=8))
+            else:
+                host.start(a_start(1, epoch=8))
             (worker,) = host.workers.values()
             while worker.pid is None or "gemini_lab.node.cold" not in command_of(worker.pid):
                 await asyncio.sleep(0.01)
@@ -182,11 +174,10 @@ def test_what_a_worker_is_told_stands_on_no_command_line(tmp_path):
     async def shown() -> str:
         host = a_host()
         try:
-            port = await host.hold_port(host="127.0.0.1", epoch=8)
-            start = a_start(port, epoch=8, cwd=str(tmp_path))
+            start = a_start(1, epoch=8, cwd=str(tmp_path))
             job = replace(start.order.job, env={"API_KEY": secret}, args=["x" * 50_000] * 4)
             order = msgspec.structs.replace(start.order, job=job)
-            host.start(msgspec.structs.replace(start, order=order))
+            serve(host, msgspec.structs.replace(start, order=order))
             (worker,) = host.workers.values()
             while not (told.exists() and told.read_text()):
                 assert worker.rank in host.workers, "it has ended"
@@ -234,8 +225,7 @@ def test_a_killed_workers_multiprocessing_leaves_nothing(tmp_path, monkeypatch):
             codes: list[int] = []
             host = a_host(lambda _, code: codes.append(code))
             try:
-                port = await host.hold_port(host="127.0.0.1", epoch=8)
-                host.start(a_start(port, epoch=8, cwd=str(tmp_path)))
+                serve(host, a_start(1, epoch=8, cwd=str(tmp_path)))
                 while not codes:
                     await asyncio.sleep(0.01)
                 left.append(names_below(short))
@@ -311,8 +301,7 @@ def end_of_worker(folder: Path) -> int:
         codes: list[int] = []
         host = a_host(lambda _, code: codes.append(code))
         try:
-            port = await host.hold_port(host="127.0.0.1", epoch=8)
-            host.start(a_start(port, epoch=8, cwd=str(folder)))
+            serve(host, a_start(1, epoch=8, cwd=str(folder)))
             while not codes:
                 await asyncio.sleep(0.01)
         finally:
@@ -361,8 +350,7 @@ def test_a_script_that_ends_has_its_threads_and_exit_handlers_end_first(tmp_path
             on_note=print,
         )
         try:
-            port = await host.hold_port(host="127.0.0.1", epoch=8)
-            host.start(a_start(port, epoch=8, cwd=str(tmp_path)))
+            serve(host, a_start(1, epoch=8, cwd=str(tmp_path)))
             while not there:
                 await asyncio.sleep(0.01)
         finally:
@@ -376,11 +364,11 @@ def test_a_script_that_ends_has_its_threads_and_exit_handlers_end_first(tmp_path
 def test_the_parent_that_has_preloaded_takes_over_at_a_fence_and_the_last_one_ends():
     notes: list[str] = []
 
-    async def take_over() -> int:
+    async def take_over() -> None:
         others = {*psutil.Process().children()}
         host = a_host(on_note=notes.append)
         try:
-            await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=7), PATIENCE_S)
+            await asyncio.wait_for(host.ready(), PATIENCE_S)
             (last,) = {*psutil.Process().children()} - others
             order = Preload(epoch=7, modules=["sched"], environment={})
             host.preload(order)
@@ -391,15 +379,14 @@ def test_the_parent_that_has_preloaded_takes_over_at_a_fence_and_the_last_one_en
                 epoch += 1
                 await asyncio.wait_for(host.kill_all(epoch=epoch), PATIENCE_S)
                 await asyncio.sleep(0.01)
-            port = await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=epoch), PATIENCE_S)
+            await asyncio.wait_for(host.ready(), PATIENCE_S)
             host.preload(order)
             assert {*psutil.Process().children()} - others - {last} == {ahead}
             assert ahead.status() != psutil.STATUS_ZOMBIE
-            return port
         finally:
             host.close()
 
-    assert asyncio.run(asyncio.wait_for(take_over(), PATIENCE_S)) > 0
+    asyncio.run(asyncio.wait_for(take_over(), PATIENCE_S))
     assert notes == []  # where rank 0 runs says it for all
 
 
@@ -411,34 +398,71 @@ def test_a_node_whose_warm_parent_is_slow_is_fenced_without_delay():
         node = a_supervisor(said)
         try:
             node.host.signal_all(signal.SIGSTOP)
-            for order in (HoldPort(epoch=1), Fence(epoch=2), HoldPort(epoch=2)):
-                await asyncio.wait_for(node.obey(order), PATIENCE_S / 10)
-            assert said.messages == [Fenced(epoch=2)]
-            node.host.signal_all(signal.SIGCONT)
-            while len(said.messages) < 3:
-                await asyncio.sleep(0.01)
+            for epoch in (1, 2, 2):
+                await asyncio.wait_for(node.obey(Fence(epoch=epoch)), PATIENCE_S / 10)
             return said.messages
         finally:
             await node.close()
 
-    fenced, *held = asyncio.run(asyncio.wait_for(fence_a_slow_one(), PATIENCE_S))
-    assert isinstance(fenced, Fenced)
-    assert [answer.epoch for answer in held] == [1, 2]  # so the second port is the one that stays
+    first, second, again = asyncio.run(asyncio.wait_for(fence_a_slow_one(), PATIENCE_S))
+    assert isinstance(first, Fenced)
+    assert isinstance(second, Fenced)
+    assert [first.epoch, second.epoch] == [1, 2]
+    assert first.address
+    assert first.address != second.address  # older workers may still call there
+    assert again == second
+
+
+def test_a_port_is_held_from_the_fence_until_workers_start_here_or_elsewhere():
+    async def is_held() -> list[bool]:
+        said, seen = Said(), list[bool]()
+        node = a_supervisor(said)
+        try:
+            await node.obey(Fence(epoch=3))
+            (fenced,) = said.messages
+            assert isinstance(fenced, Fenced)
+            host, _, port = fenced.address.rpartition(":")
+
+            def look() -> None:
+                with socket.socket() as caller:
+                    seen.append(caller.connect_ex((host, int(port))) == 0)
+
+            look()
+            start = a_start(1, epoch=3)  # all meet on another node
+            seats = replace(start.seats, members=("node-9",))
+            order = StartWorkers(
+                epoch=3,
+                order=start.order,
+                seats=seats,
+                plan=PlanPart(version=None, tier="start"),
+                rendezvous="10.0.0.1:1",
+                fingerprint=None,
+            )
+            await node.obey(order)
+            look()
+            await node.obey(Fence(epoch=4))
+            await node.obey(Release(epoch=4))
+            return seen
+        finally:
+            await node.close()
+
+    assert asyncio.run(asyncio.wait_for(is_held(), PATIENCE_S)) == [True, False]
 
 
 def test_a_warm_parent_that_stands_still_is_replaced_aloud():
     notes: list[str] = []
 
-    async def ask() -> int:
+    async def fence() -> None:
         host = a_host(on_note=notes.append, answer_s=1.0)
         try:
             await host.ready()
+            serve(host, a_start(1, epoch=7))
             host.signal_all(signal.SIGSTOP)
-            return await asyncio.wait_for(host.hold_port(host="127.0.0.1", epoch=8), PATIENCE_S)
+            await asyncio.wait_for(host.kill_all(epoch=8), PATIENCE_S)
         finally:
             host.close()
 
-    assert asyncio.run(ask()) > 0
+    asyncio.run(fence())
     assert notes
     assert all("does not answer: it is ended with its workers" in note for note in notes)
 
@@ -513,9 +537,8 @@ def test_what_a_worker_started_in_sessions_of_its_own_ends_with_it(tmp_path, how
         codes: list[int] = []
         host = a_host(lambda _, code: codes.append(code))
         try:
-            port = await host.hold_port(host="127.0.0.1", epoch=8)
             args = ("goes" if how == "it ends" else "stays",)
-            host.start(a_start(port, epoch=8, cwd=str(tmp_path), args=args))
+            serve(host, a_start(1, epoch=8, cwd=str(tmp_path), args=args))
             while not (tmp_path / "left").exists():
                 await asyncio.sleep(0.01)
             told = [int(word) for word in (tmp_path / "left").read_text().split()]
@@ -599,8 +622,7 @@ def test_what_a_worker_says_last_is_heard_though_it_ends_no_line(tmp_path):
     async def end() -> None:
         host = a_host(lambda worker, _: words.append([*worker.output]))
         try:
-            port = await host.hold_port(host="127.0.0.1", epoch=8)
-            host.start(a_start(port, epoch=8, cwd=str(tmp_path)))
+            serve(host, a_start(1, epoch=8, cwd=str(tmp_path)))
             while not words:
                 await asyncio.sleep(0.01)
         finally:

@@ -22,7 +22,6 @@ from gemini_lab.job import Job, find_module
 from gemini_lab.node.worker import (
     SOCKETS_FOLDER_BYTES,
     distributed_environment,
-    join_rendezvous,
     keep_sockets_in,
     leave_early,
     local_rank_option,
@@ -34,6 +33,7 @@ from gemini_lab.node.worker import (
 from gemini_lab.recovery.messages import JobOrder, ScriptError, WorkerStart
 from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.seats import Seats
+from gemini_lab.transfer.group import join_rendezvous
 
 
 @pytest.mark.parametrize("is_long", [False, True])

@@ -24,11 +24,9 @@ from gemini_lab.recovery.messages import (
     FromAgentMessage,
     Held,
     Hold,
-    HoldPort,
     Inventory,
     JobOrder,
     KeptCopy,
-    PortHeld,
     ReadyToJoin,
     RestoreFailed,
     ScriptError,
@@ -99,7 +97,7 @@ class Story:
         self.silent: set[str] = set()
         self.deaf: set[str] = set()  # whose inventories take long
         self.ended: set[int] = set()  # ranks whose processes could not stand still
-        self.importing: set[str] = set()  # whose warm parents cannot hold a port yet
+        self.portless: set[str] = set()  # whose agents can open no port
         self.slow: set[int] = set()  # ranks whose new processes take long to start
         self.ahead: dict[str, list[int]] = {}  # ranks whose processes wait on a node for a place
         self.remembered: dict[str, list[events.Iteration]] = {}  # what agents know of iterations
@@ -199,7 +197,10 @@ class Story:
                 waiting = self.ahead.pop(sent.to, [])
                 ranks = (*self.root.state.seats.ranks_on(sent.to), *waiting) if keeps else ()
                 kept = [rank for rank in ranks if rank not in {*self.ended, *ends}]
-                self.say(sent.to, Fenced(epoch=epoch, kept=kept))
+                address = "" if sent.to in self.portless else f"{sent.to}:{epoch}"
+                lacks = "" if address else "Too many open files"
+                said = Fenced(epoch=epoch, kept=kept, address=address, no_port=lacks)
+                self.say(sent.to, said)
             case TakeInventory(persistent_url=url) if sent.to not in self.deaf:
                 is_read = url is not None and not self.unread
                 made = Lineage(run=RUN, epoch=1)
@@ -228,8 +229,6 @@ class Story:
             case Settle():
                 kept = self.copies[sent.to]
                 kept[:] = [copy for copy in kept if copy.ranks == sent.order.ranks]
-            case HoldPort() if sent.to not in self.importing:
-                self.say(sent.to, PortHeld(epoch=epoch, address=f"{sent.to}:{epoch}"))
             case StartWorkers(joins=joins, seats=seats) if joins:
                 self.ahead[sent.to] = [*seats.ranks_on(sent.to)]
                 for rank in {*seats.ranks_on(sent.to)} - self.slow:

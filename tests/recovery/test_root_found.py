@@ -112,7 +112,7 @@ def test_settings_that_no_root_could_store_come_from_the_nodes_that_run_by_them(
     root.take_over(9.0)
     epoch = root.state.epoch
     for node in story.copies:
-        root.handle(FromAgent(at_s=9.0, node=node, message=Fenced(epoch=epoch)))
+        root.handle(FromAgent(at_s=9.0, node=node, message=Fenced(epoch=epoch, address="a:1")))
     given = []
     for node, copies in story.copies.items():
         said = Inventory(

@@ -17,7 +17,6 @@ from gemini_lab.recovery.messages import (
     Inventory,
     KeptCopy,
     Persist,
-    PortHeld,
     ScriptError,
 )
 from gemini_lab.recovery.plan import Unclear
@@ -28,7 +27,7 @@ from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import Discarded, RootState
 from gemini_lab.shard.lineage import MOST_REWINDS, Lineage
 
-from .story import JOB, RUN, Story, job
+from .story import RUN, Story, job
 from .test_root import commits, written
 
 # -- two histories ---------------------------------------------------------------------------------
@@ -308,26 +307,6 @@ def test_a_new_root_waits_too_going_by_what_memory_shows():
     assert second.root.state.phase == "waiting"
     second.do(second.root.handle(AgentLost(at_s=9.0, node="node-0", cause="dead")))
     assert "node-1 fell silent" in second.of(events.RecoveryWaiting)[-1].reason
-
-
-def test_a_slow_import_delays_a_start_and_does_not_begin_it_again():
-    story = Story(nodes=4)
-    story.importing = set(story.copies)
-    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=JOB)))
-    story.tick(story.now_s + 290)
-    assert (story.root.state.phase, story.epoch) == ("rendezvous", 1)
-    story.importing.clear()
-    story.say("node-0", PortHeld(epoch=1, address="host:1"))
-    assert story.root.state.phase == "starting"
-
-
-def test_a_port_that_is_never_held_is_asked_for_again():
-    story = Story(nodes=4)
-    story.importing = set(story.copies)
-    story.do(story.root.handle(JobSubmitted(at_s=0.0, order=JOB)))
-    story.importing.clear()
-    story.tick(story.now_s + 401)
-    assert (story.root.state.phase, story.epoch) == ("starting", 2)
 
 
 # -- bad machines ----------------------------------------------------------------------------------

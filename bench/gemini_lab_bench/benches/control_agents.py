@@ -127,18 +127,14 @@ class StandInHost(WorkerHost):
         self._memory, self._crowd = memory, crowd
         self._talking: set[asyncio.Task[None]] = set()
 
-    async def hold_port(self, *, host: str, epoch: int) -> int:
-        """Any port: nobody meets there."""
-        del host, epoch
-        return 1
-
     async def kill_all(self, *, epoch: int, spare: Collection[int] = ()) -> None:
         """End all workers' talk."""
         del epoch, spare
         self.close()
 
-    def start(self, start: WorkerStart) -> None:
-        """Start a worker, which talks."""
+    def start(self, start: WorkerStart, port: tuple[int, ...] = ()) -> None:
+        """Start a worker, which talks and serves no port."""
+        del port
         channel, _ = LocalChannel.pair()
         self.workers[start.rank] = worker = Worker(
             rank=start.rank,

@@ -13,7 +13,6 @@ from gemini_lab_bench.chaos.kinds import Moment
 
 AFTER_STEP: Final[dict[str, Moment]] = {
     "fence": "inventory",
-    "plan": "start",
     "start": "retrieve",
     "retrieve": "warm_up",
 }
@@ -62,6 +61,7 @@ class LogSoFar:
                 self._note("fence")
             case events.RecoveryPlanned():
                 self._note("plan")
+                self._note("start")
                 self._done = event.version or 0  # to go back to it is no progress
             case events.RecoveryStep() if event.step in AFTER_STEP:
                 self._note(AFTER_STEP[event.step])

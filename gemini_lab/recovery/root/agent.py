@@ -26,7 +26,6 @@ from gemini_lab.recovery.messages import (
     NodeLeaves,
     OrderFailed,
     Persisted,
-    PortHeld,
     ReadyToJoin,
     ReadyToStart,
     RestoreFailed,
@@ -82,9 +81,6 @@ from gemini_lab.seats import in_order
 
 FENCE_LIMIT_S: Final = 60.0  # an agent that has not killed its workers by then counts as lost
 INVENTORY_LIMIT_S: Final = 900.0  # reading every checksum of a large memory takes minutes
-RENDEZVOUS_LIMIT_S: Final = (
-    400.0  # an agent may wait 300 s for imports; then it begins again itself
-)
 LONGEST_RETRY_S: Final = 30.0
 
 
@@ -155,7 +151,7 @@ class RootAgent:
         if message.epoch not in {None, self.run.state.epoch}:
             return  # from before a fence
         match message:
-            case Fenced() | Inventory() | PortHeld():
+            case Fenced() | Inventory():
                 yield from self.lifecycle.on_answer(said.at_s, said.node, message)
             case EventSaid() if isinstance(message.entry.event, HeardEvent):
                 yield from self.workers.on_event(said.at_s, message.entry.event)
@@ -298,10 +294,6 @@ class RootAgent:
                 yield from self.agents.drop_silent(at_s)
             case "waiting":
                 yield from self._look_again(at_s)
-            case "rendezvous" if at_s - self.run.entered_s > RENDEZVOUS_LIMIT_S:
-                node = "" if self.run.port is None else self.run.port.to
-                reason = f"{node} held no port for the rendezvous within {RENDEZVOUS_LIMIT_S:.0f} s"
-                yield from self.workers.on_machine(at_s, node, reason, cause="no answer")
             case "starting" | "running":
                 yield from self._look_at_workers(at_s)
             case "failed" if self.run.state.is_disowning:

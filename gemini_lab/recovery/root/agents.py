@@ -9,7 +9,6 @@ import msgspec
 from gemini_lab.log import events
 from gemini_lab.recovery.discarded_versions import disown
 from gemini_lab.recovery.drains import forgotten
-from gemini_lab.recovery.keeping import SEVERED
 from gemini_lab.recovery.messages import (
     Fence,
     Inventory,
@@ -135,7 +134,7 @@ class Agents:
         phase = self.run.state.phase
         if phase == "running" and self.run.ahead.is_lost_with(joined):
             yield from self.run.without_ahead(joined.at_s, f"the connection to {joined.node} broke")
-        if phase in {"fencing", "inventory", "rendezvous"}:
+        if phase in {"fencing", "inventory"}:
             yield from self._ask_question_again(joined)
         elif phase in {"starting", "running"} and joined.node in self.run.state.members:
             self.run.repeats.skip(self.run.state.seats.ranks_on(joined.node))
@@ -144,7 +143,7 @@ class Agents:
             }
             if not joined.workers.keys() >= set(self.run.state.seats.ranks_on(joined.node)):
                 reason = f"workers on {joined.node} ended while the connection to it was broken"
-                yield from self.workers.on_machine(
+                yield from self.lifecycle.on_machine(
                     joined.at_s, joined.node, reason, cause="worker_exited"
                 )
             else:
@@ -167,17 +166,13 @@ class Agents:
     def _ask_question_again(self, joined: AgentJoined) -> Iterator[Instruction]:
         """Ask an agent again if its connection broke before it answered, `MOST_BREAKS` times."""
         node = joined.node
-        is_port = self.run.port is not None and self.run.port.to == node
-        if node in self.run.answered or (self.run.state.phase == "rendezvous" and not is_port):
+        if node in self.run.answered:
             return
         self.run.breaks[node] += 1
         if self.run.breaks[node] < MOST_BREAKS:
-            yield self.run.port if self.run.port is not None else self.lifecycle.question(node)
-        elif self.run.port is None:
-            yield from self._drop(joined.at_s, [node])
+            yield self.lifecycle.question(node)
         else:
-            reason = f"the connection to {node} broke {MOST_BREAKS} times as it was to hold a port"
-            yield from self.workers.on_machine(joined.at_s, node, reason, cause=SEVERED)
+            yield from self._drop(joined.at_s, [node])
 
     def on_failed_order(self, at_s: float, node: str, said: OrderFailed) -> Iterator[Instruction]:
         """Go on without an agent that lacks what an order needs; it may do it later."""
@@ -189,10 +184,6 @@ class Agents:
         elif phase == "inventory" and node in self.run.living:
             yield from self._avoid(node, reason)
             yield from self._without_inventory(at_s, node, reason)
-        elif phase == "rendezvous" and self.run.port is not None and self.run.port.to == node:
-            yield from self.workers.on_machine(
-                at_s, node, reason, cause="order_failed", is_told=True
-            )
 
     def _without_inventory(self, at_s: float, node: str, reason: str) -> Iterator[Instruction]:
         """Go on without a node's inventory until it can send one."""

@@ -17,7 +17,7 @@ from gemini_lab.recovery.messages import ExecutedAs, Inventory, RootOrder
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.progress import Progress
-from gemini_lab.recovery.protocol import AgentJoined, Emit, Instruction, Send, WriteState
+from gemini_lab.recovery.protocol import AgentJoined, Emit, Instruction, WriteState
 from gemini_lab.recovery.repeats import Repeats
 from gemini_lab.recovery.replicas import ReplicaPlacing
 from gemini_lab.recovery.resizes import Resizes
@@ -77,8 +77,7 @@ class KnownRun:
         asked_s: When the answer was asked for that is waited for.
         inventory: What each agent has in memory.
         retry_s: Pause until what failed is tried again.
-        port: The question for a port of the rendezvous.
-        portless: Nodes that could not hold one.
+        ports: The port that each agent has held since this fence; empty if it could open none.
         tier_asked: The agent that is asked for the persistent tier's list.
         breaks: How often each agent's connection broke in this phase.
         asked_back: The last order to rewind.
@@ -92,8 +91,7 @@ class KnownRun:
         self.retry_s = FIRST_RETRY_S
         self.plan: RecoveryPlan | None = None
         self.inventory: dict[str, Inventory] = {}
-        self.port: Send | None = None
-        self.portless = set[str | None]()
+        self.ports: dict[str, str] = {}
         self.tier_asked = ""
         self.breaks: Counter[str] = Counter()
         self.asked_back: RootOrder | None = None
@@ -117,12 +115,12 @@ class KnownRun:
             yield self.step(self.state.phase, at_s)
         self.state = replace(self.state, phase=phase)
         self.entered_s = self.asked_s = at_s
-        self.answered, self.port, self.tier_asked = set(), None, ""
+        self.answered, self.tier_asked = set(), ""
         self.breaks.clear()
         yield WriteState(state=self.state)
 
     def step(self, name: str, end_s: float) -> Emit:
-        names = {"fencing": "fence", "rendezvous": "plan", "waiting": "reserve"}
+        names = {"fencing": "fence", "waiting": "reserve"}
         return Emit(
             event=events.RecoveryStep(
                 recovery=self.state.recovery,

@@ -1,7 +1,7 @@
 """The phases of a run, from a failure to training.
 
-    idle -> fencing -> inventory <-> (waiting) -> rendezvous -> starting -> running
-                ^___________________________________________________________|   any failure
+    idle -> fencing -> inventory <-> (waiting) -> starting -> running
+                ^_______________________________________________|   any failure
     running -> finishing -> done;   anything -> failed
 
 A failure in any phase starts again at fencing, with the next epoch; every step can be repeated. A
@@ -19,7 +19,14 @@ from gemini_lab.limits import split_names
 from gemini_lab.log import events
 from gemini_lab.recovery.discarded_versions import giving_up, skipped_again
 from gemini_lab.recovery.drains import moving
-from gemini_lab.recovery.faults import has_got_further, pause_s, rejected_version
+from gemini_lab.recovery.faults import (
+    FailureVerdict,
+    has_got_further,
+    judge_machine,
+    leave,
+    pause_s,
+    rejected_version,
+)
 from gemini_lab.recovery.log_events import (
     beginning,
     finished_event,
@@ -30,9 +37,7 @@ from gemini_lab.recovery.log_events import (
 from gemini_lab.recovery.messages import (
     Fence,
     Fenced,
-    HoldPort,
     Inventory,
-    PortHeld,
     Preload,
     StartWorkers,
     TakeInventory,
@@ -118,6 +123,7 @@ class Lifecycle:
         )
         if is_new and trouble is not None:
             self.run.state = beginning(self.run.state, trouble)
+        self.run.ports = {}
         yield from self.run.enter("fencing", at_s)
         self._waits_for, self.has_run_short = "", False
         if is_new:  # said when it is written: a root that was deposed begins no recovery
@@ -147,9 +153,13 @@ class Lifecycle:
         )
 
     def on_answer(
-        self, at_s: float, node: str, answer: Fenced | Inventory | PortHeld
+        self, at_s: float, node: str, answer: Fenced | Inventory
     ) -> Iterator[Instruction]:
-        """Act on an answer to this phase's question; ignore one to an earlier phase's."""
+        """Act on an answer to this phase's question; of one to an earlier phase's keep the port."""
+        if isinstance(answer, Fenced):
+            self.run.ports[node] = answer.address
+            if answer.no_port:
+                yield Emit(event=events.Note(text=f"{node}: {answer.no_port}"))
         match answer, self.run.state.phase:
             case Fenced(), "fencing":
                 self.run.answered.add(node)
@@ -169,9 +179,7 @@ class Lifecycle:
                 if self.run.state.setup.settings is None and answer.protected is not None:
                     self.run.learn_settings(answer.protected)
                 yield from self.advance(at_s)
-            case PortHeld(), "rendezvous":
-                yield from self._start_workers(at_s, answer.address)
-            case PortHeld(), "running":
+            case Fenced(), "running":
                 yield from self.run.ahead.start(self.run.state, node, answer)
 
     def advance(self, at_s: float) -> Iterator[Instruction]:
@@ -246,7 +254,7 @@ class Lifecycle:
         return Send(to=node, order=self._inventory_order(persistent_url=url))
 
     def decide(self, at_s: float) -> Iterator[Instruction]:
-        """Plan; then hold a port for the rendezvous, or wait for machines or for memory."""
+        """Plan; then start the workers, or wait for machines or for memory."""
         if self.run.state.story.parting is not None:
             yield from self._save_and_end(at_s)
             return
@@ -277,10 +285,36 @@ class Lifecycle:
             self.run.state = before
             yield from self.restart(at_s, cause="not_kept", lost=[])
             return
+        address = self._meeting_port(placed, before.members)
+        if not address:
+            self.run.state = before
+            yield from self._without_port(at_s, placed)
+            return
         if gives_up:
             unclear = unclear_versions(placed.state, self.run.inventory)
             placed = replace(placed, state=giving_up(placed.state, placed.plan, unclear))
-        yield from self._carry_out(at_s, before, placed)
+        yield from self._carry_out(at_s, before, placed, address)
+
+    def _hosts(self, placed: RestartPlacement) -> list[str]:
+        return self.run.keeping.hosts(placed.state.seats.seated(placed.plan.members))
+
+    def _meeting_port(self, placed: RestartPlacement, before: Sequence[str | None]) -> str:
+        """Return a port that the agent of a node holds which starts ranks; empty for none.
+
+        Nodes that had ranks before come first, because others may still import.
+        """
+        hosts = sorted(self._hosts(placed), key=lambda node: node not in before)
+        ports = (self.run.ports.get(node, "") for node in hosts)
+        return self.run.keeping.address or next(filter(None, ports), "")
+
+    def _without_port(self, at_s: float, placed: RestartPlacement) -> Iterator[Instruction]:
+        """Leave a machine without a port if a standby has one; else try again later."""
+        if any(map(self.run.ports.get, self.run.spares())):
+            node = self._hosts(placed)[0]
+            reason = f"{node} holds no port in which the ranks could meet"
+            yield from self.on_machine(at_s, node, reason, cause="order_failed", is_told=True)
+        else:
+            yield from self.restart(at_s, cause="order_failed", lost=[])
 
     def give_up(
         self, at_s: float, ending: events.RunFailed, *, cause: str
@@ -314,9 +348,16 @@ class Lifecycle:
                 yield rejected_copy(copy, node, self.run.state)
 
     def _carry_out(
-        self, at_s: float, before: RootState, placed: RestartPlacement
+        self, at_s: float, before: RootState, placed: RestartPlacement, address: str
     ) -> Iterator[Instruction]:
-        """Emit the plan and ask for a port of the rendezvous; `before` has the old seats."""
+        """Emit the plan and start the workers, which meet at `address`.
+
+        Args:
+            at_s: Now.
+            before: The state with the old seats.
+            placed: The plan, and the state that it is for.
+            address: The port that an agent holds.
+        """
         self.run.state, self.run.plan = placed.state, placed.plan
         plan, lineage = placed.plan, placed.plan.lineage
         self.run.repeats.restart(plan.version, epoch=lineage.epoch, rewinds=lineage.rewinds)
@@ -325,7 +366,12 @@ class Lifecycle:
             self.run.state,
             setup=replace(self.run.state.setup, placed=self.run.state.seats.seated(plan.members)),
             reached=replace(
-                self.run.state.reached, newest=plan.version or 0, begun=plan.version or 0
+                self.run.state.reached,
+                newest=plan.version or 0,
+                begun=plan.version or 0,
+                is_unsure=False,
+                trained=self.run.state.epoch,
+                rendezvous=address,
             ),
             tier=replace(
                 self.run.state.tier, saved=min(self.run.state.tier.saved, plan.version or 0)
@@ -336,15 +382,12 @@ class Lifecycle:
         noted = [*self._use_again(plan)]
         is_standby_used = len(self.run.spares()) < self.run.state.seats.standbys
         self.run.retry_s, self._waits_for = FIRST_RETRY_S, ""
-        yield from self.run.enter("rendezvous", at_s)
+        yield from self.run.enter("starting", at_s)
         yield Emit(
             event=planned_event(plan, recovery=self.run.state.recovery, epoch=self.run.state.epoch)
         )
         yield from (*rack_notes(before, plan), *self._skips_lost(plan), *noted, *placed.told)
-        if self.run.keeping.address:
-            yield from self._start_workers(at_s, self.run.keeping.address)
-        else:
-            yield self._ask_for_port(plan, before.members)
+        yield from self._start_workers(plan)
         if is_standby_used:
             yield from self.run.ask_for_nodes("a standby was used")
 
@@ -366,15 +409,6 @@ class Lifecycle:
         told = (one for said in self.run.inventory.values() for one in said.disowned)
         if text := skipped_again(plan, (*self.run.state.discarded.left, *told)):
             yield Emit(event=events.Note(text=text))
-
-    def _ask_for_port(self, plan: RecoveryPlan, members: Sequence[str | None]) -> Send:
-        """Ask a node for a port; one of `members` if possible, because new nodes may import."""
-        hosts = self.run.keeping.hosts(plan, self.run.state)
-        ready = [node for node in hosts if node in members] or [*hosts]
-        host = str(min(ready, key=lambda node: node in self.run.portless))  # of equals the first
-        keeper = self.run.keeping.server(host, self.run.state)
-        self.run.port = Send(to=host, order=HoldPort(epoch=self.run.state.epoch, keeper=keeper))
-        return self.run.port
 
     def _make_plan(self) -> RecoveryPlan:
         return self.run.plan_of(self.run.state)
@@ -450,30 +484,22 @@ class Lifecycle:
             )
         )
 
-    def _start_workers(self, at_s: float, address: str) -> Iterator[Instruction]:
-        assert self.run.plan is not None
-        epoch = self.run.state.epoch
-        self.run.state = replace(
-            self.run.state,
-            reached=replace(
-                self.run.state.reached, is_unsure=False, trained=epoch, rendezvous=address
-            ),
-        )
-        yield from self.run.enter("starting", at_s)
+    def _start_workers(self, plan: RecoveryPlan) -> Iterator[Instruction]:
+        state, address = self.run.state, self.run.state.reached.rendezvous
         if kept := self.run.keeping.trained:
-            recovery = self.run.state.recovery
-            yield Emit(event=events.ProcessesKept(recovery=recovery, epoch=epoch, ranks=kept))
-        self.run.watch.on_start(self.run.state.ranks, iteration=self.run.plan.version or 0)
-        for node, part in self.run.plan.parts().items():
+            told = events.ProcessesKept(recovery=state.recovery, epoch=state.epoch, ranks=kept)
+            yield Emit(event=told)
+        self.run.watch.on_start(state.ranks, iteration=plan.version or 0)
+        for node, part in plan.parts().items():
             order = StartWorkers(
-                epoch=self.run.state.epoch,
-                order=self.run.state.job,
-                seats=self.run.state.seats_to_tell,
+                epoch=state.epoch,
+                order=state.job,
+                seats=state.seats_to_tell,
                 plan=part,
                 rendezvous=address,
-                fingerprint=self.run.state.setup.fingerprint,
+                fingerprint=state.setup.fingerprint,
                 kept=[*self.run.keeping.ranks],
-                code=self.run.state.digests,
+                code=state.digests,
             )
             yield Send(to=node, order=order)
 
@@ -513,6 +539,40 @@ class Lifecycle:
             modules, environment = split_names(told), dict(job.job.env)
             order = Preload(epoch=self.run.state.epoch, modules=modules, environment=environment)
             yield from (Send(to=node, order=order) for node in in_order(nodes))
+
+    # -- starts that fail ----------------------------------------------------------------------
+
+    def on_machine(
+        self, at_s: float, node: str, reason: str, *, cause: str, is_told: bool = False
+    ) -> Iterator[Instruction]:
+        """Start the recovery again after it failed at one machine; without that one if possible."""
+        spares = self.run.spares()
+        verdict = judge_machine(self.run.state, node, reason=reason, spares=spares, is_told=is_told)
+        yield from self.act_on(at_s, verdict, cause=cause)
+
+    def act_on(
+        self,
+        at_s: float,
+        verdict: FailureVerdict,
+        *,
+        cause: str,
+        output: tuple[str, ...] = (),
+        ends: Sequence[int] = (),
+    ) -> Iterator[Instruction]:
+        """Start again, leave the node that is to blame, or give the run up."""
+        self.run.state = verdict.state
+        if not verdict.reason:
+            yield from self.restart(at_s, cause=cause, lost=[], ends=ends)
+        elif verdict.left is not None:
+            left = verdict.left
+            yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
+            self.run.state, back = leave(self.run.state, left, self.run.spares())
+            if back:
+                yield Emit(event=used_again(back, f"no other machine can take {left}'s place"))
+            yield from self.restart(at_s, cause="node_excluded", lost=[left])
+        else:
+            ending = events.RunFailed(reason=verdict.reason, cause=verdict.cause, output=output)
+            yield from self.give_up(at_s, ending, cause=cause)
 
     def finish_if_all_did(self, at_s: float) -> Iterator[Instruction]:
         if self.run.state.phase not in {"starting", "running"}:

@@ -7,24 +7,17 @@ from gemini_lab.log import events
 from gemini_lab.recovery.discarded_versions import disown, left_of
 from gemini_lab.recovery.ends import Apart, Places
 from gemini_lab.recovery.faults import (
-    FailureVerdict,
     is_of_apart,
     judge_apart,
     judge_exit,
     judge_hang,
     judge_machine,
-    leave,
     rejections,
     without_copy,
 )
 from gemini_lab.recovery.hangs import UNPROTECTED_S, Limits
 from gemini_lab.recovery.keeping import HUNG, SEVERED
-from gemini_lab.recovery.log_events import (
-    divergence_reason,
-    loss_event,
-    not_finite_reason,
-    used_again,
-)
+from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_finite_reason
 from gemini_lab.recovery.messages import (
     AllLive,
     EndReached,
@@ -264,7 +257,7 @@ class Workers:
             return
         verdict = judge_exit(self.run.state, exited, node=node, spares=self.run.spares())
         output = tuple(exited.output.splitlines())
-        yield from self._act_on(at_s, verdict, cause="worker_exited", output=output)
+        yield from self.lifecycle.act_on(at_s, verdict, cause="worker_exited", output=output)
 
     def on_trouble(
         self, at_s: float, node: str, said: Severed | AllLive | RestoreFailed
@@ -298,7 +291,7 @@ class Workers:
             reason = f"rank {said.rank} on {node}, where others read: {said.reason}"
             verdict = judge_machine(before, node, reason=reason, spares=self.run.spares())
             self._pause_tier(at_s, said.reason)
-            yield from self._act_on(at_s, verdict, cause="restore_failed")
+            yield from self.lifecycle.act_on(at_s, verdict, cause="restore_failed")
             return
         known = [
             copy
@@ -382,7 +375,7 @@ class Workers:
             return
         waiting = self.run.watch.pulses.waiting
         ends = [rank for rank in ranks if rank not in waiting]
-        yield from self._act_on(at_s, verdict, cause=HUNG, ends=ends)
+        yield from self.lifecycle.act_on(at_s, verdict, cause=HUNG, ends=ends)
 
     def _apart_at(self, at_s: float, exited: WorkerEnded) -> Apart | None:
         """Return the rank that ended earlier and may have made this worker end."""
@@ -404,7 +397,7 @@ class Workers:
             )
         )
         verdict = judge_apart(self.run.state, apart, spares=self.run.spares())
-        yield from self._act_on(at_s, verdict, cause="ranks_apart")
+        yield from self.lifecycle.act_on(at_s, verdict, cause="ranks_apart")
 
     @property
     def _limits(self) -> Limits:
@@ -421,37 +414,3 @@ class Workers:
         return self.run.watch.pulses.places(
             at_s, self._limits, node_of=self.run.state.seats.node_of
         )
-
-    def on_machine(
-        self, at_s: float, node: str, reason: str, *, cause: str, is_told: bool = False
-    ) -> Iterator[Instruction]:
-        """Start the recovery again after it failed at one machine; without that one if possible."""
-        if self.run.state.phase == "rendezvous":
-            self.run.portless.add(node)
-        spares = self.run.spares()
-        verdict = judge_machine(self.run.state, node, reason=reason, spares=spares, is_told=is_told)
-        yield from self._act_on(at_s, verdict, cause=cause)
-
-    def _act_on(
-        self,
-        at_s: float,
-        verdict: FailureVerdict,
-        *,
-        cause: str,
-        output: tuple[str, ...] = (),
-        ends: Sequence[int] = (),
-    ) -> Iterator[Instruction]:
-        """Start again, leave the node that is to blame, or give the run up."""
-        self.run.state = verdict.state
-        if not verdict.reason:
-            yield from self.lifecycle.restart(at_s, cause=cause, lost=[], ends=ends)
-        elif verdict.left is not None:
-            left = verdict.left
-            yield Emit(event=events.NodeExcluded(name=left, reason=verdict.reason))
-            self.run.state, back = leave(self.run.state, left, self.run.spares())
-            if back:
-                yield Emit(event=used_again(back, f"no other machine can take {left}'s place"))
-            yield from self.lifecycle.restart(at_s, cause="node_excluded", lost=[left])
-        else:
-            ending = events.RunFailed(reason=verdict.reason, cause=verdict.cause, output=output)
-            yield from self.lifecycle.give_up(at_s, ending, cause=cause)

@@ -15,12 +15,10 @@ from gemini_lab.recovery.messages import (
     FromAgentMessage,
     Held,
     Hold,
-    HoldPort,
     Inventory,
     KeptCopy,
     Persist,
     Persisted,
-    PortHeld,
     Release,
     RootOrder,
     SaveFailed,
@@ -144,12 +142,10 @@ class AgentNode:
             case Fence():
                 self.expected = None
                 self.kill_worker()
-                self.say(Fenced(epoch=order.epoch))
+                self.world.ports += 1
+                self.say(Fenced(epoch=order.epoch, address=f"{self.name}:{self.world.ports}"))
             case TakeInventory():
                 self.say(self._inventory(order))
-            case HoldPort():
-                self.world.ports += 1
-                self.say(PortHeld(epoch=order.epoch, address=f"{self.name}:{self.world.ports}"))
             case StartWorkers():
                 self._start_worker(order)
             case Hold() | CallRoll() if self.worker is not None:

@@ -214,7 +214,10 @@ class JudgedWorld:
                 self.told.hear(self.told.started, event)
             case events.RecoveryFinished():
                 if self.told.hear(self.told.finished, event):
-                    self.has_given_up = False  # said once, it holds for one recovery
+                    # Said once, it holds for one recovery; a root agent may not have read it yet.
+                    assert shell.root is not None
+                    read = shell.root.state.discarded.given_up
+                    self.has_given_up = (self.store.give_up or 0) > read
             case events.RecoveryPlanned():
                 self._check_plan(shell, event)
             case events.RunFailed():

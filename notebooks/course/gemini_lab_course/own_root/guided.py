@@ -15,7 +15,7 @@ import msgspec
 
 from gemini_lab.log.events import RunFailed
 from gemini_lab.recovery.messages import Fenced as FencedSaid
-from gemini_lab.recovery.messages import Inventory, PortHeld
+from gemini_lab.recovery.messages import Inventory
 from gemini_lab.recovery.plan import Copy, RecoveryPlan
 from gemini_lab.recovery.planning import good_copies, hopes, make_plan
 from gemini_lab.recovery.protocol import AgentJoined, AgentLost, Instruction, WriteState
@@ -82,14 +82,15 @@ class GuidedLifecycle(Lifecycle):
         yield from self.ask_guide(at_s, Failed(cause=cause, lost=tuple(lost)))
 
     def on_answer(
-        self, at_s: float, node: str, answer: FencedSaid | Inventory | PortHeld
+        self, at_s: float, node: str, answer: FencedSaid | Inventory
     ) -> Iterator[Instruction]:
-        if not self.is_guided or isinstance(answer, PortHeld):
+        if not self.is_guided or self.run.state.phase == "running":
             yield from super().on_answer(at_s, node, answer)
         elif self.run.state.phase not in ASKING:
             return
         elif isinstance(answer, FencedSaid):
             self._has_fenced.add(node)
+            self.run.ports[node] = answer.address
             self.run.answered |= {node} if self.run.state.phase == "fencing" else set()
             yield from self.ask_guide(at_s, Fenced(node=node))
         elif self.run.state.phase == "inventory":
