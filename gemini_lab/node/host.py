@@ -294,7 +294,7 @@ class WorkerHost:
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
     async def _have_killed(self, order: Kill) -> None:
-        """Wait until the warm parent has obeyed; end one that does not answer, and start another."""
+        """Wait until the warm parent has obeyed; replace one that does not answer."""
         # Answers have no numbers: the parent answers in order, so the oldest order is meant.
         future: asyncio.Future[Killed] = asyncio.get_running_loop().create_future()
         with suppress(TimeoutError):
