@@ -9,5 +9,5 @@
     record      a set-up's results, replayed to a rank that comes late
 
 To take the feature out, take this room out, `engine/rejoining.py` (the state of a version, put in
-place), and the root agent's decision in `recovery`: keeping, ahead, roll_call.
+place), and the root agent's decision: `recovery/kept_ranks.py`.
 """

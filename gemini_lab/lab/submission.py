@@ -28,8 +28,8 @@ from gemini_lab.log.events import RunStarted
 from gemini_lab.log.file import LATEST, LOG_FILE, LogFeed, find_log, hidden_arguments, read_line
 from gemini_lab.placement import Placement, Risk
 from gemini_lab.placement.own import placed_by
-from gemini_lab.recovery.learning import READ, learn_risk
 from gemini_lab.recovery.messages import JobOrder
+from gemini_lab.recovery.replicas import RISK_EVENTS, learn_risk
 from gemini_lab.seats import Seats, node_name
 from gemini_lab.settings import AUTO, Settings, SettingValue
 from gemini_lab.storage import absolute_url, persistent_tier
@@ -308,7 +308,7 @@ def learn_from(runs: Sequence[str]) -> Risk:
 
 def _lines_of_machines(path: Path) -> Iterator[Entry]:
     """Yield the entries that tell of machines, and the last one, which tells how long it was."""
-    kinds = tuple(f'"kind":"{kind.__struct_config__.tag}"'.encode() for kind in READ)
+    kinds = tuple(f'"kind":"{kind.__struct_config__.tag}"'.encode() for kind in RISK_EVENTS)
     last = b""
     with path.open("rb") as lines:
         for number, line in enumerate(lines):

@@ -2,28 +2,24 @@
 
     root/               the root agent: one class, made of parts
     root_state          the state that it leaves to the next root agent
-    requests            what users ask of a run, from the shell to the root agent
     protocol            happenings and instructions: its input and its output
     requests            what a user asks of a run, from the shell to the root agent
     messages            every message between the processes of a lab
     log_events          the root agent's decisions as events of the log
 
     plan                version, sources and transfers of a restart, from copies and nodes
-    planning            the same from what the root agent knows
+    planning            the same from what the root agent knows, also of another world size
     seating             which node takes which empty position
-    recutting           a version that another world size made
     progress_at_risk    whether a plan throws progress away that waiting may save
-    learning            how often machines fail, from earlier logs
 
     stop                all ranks stop at one version, for these:
     drains              a node's ranks move before its machine goes
     resizes             the run goes on with another number of nodes
-    replicas            copies are placed again as failures are seen
-    ahead, keeping      processes that start early, or go on through a recovery
-    roll_call           whether all workers live after a connection broke
+    replicas            copies are placed again as failures are seen, also in earlier runs
+    kept_ranks          processes that go on through a recovery, or start before it
 
     saver               versions on their way to the persistent tier
-    discarded_versions  versions that a rewind left behind, and how the tier learns of them
+    discarded_versions  versions that rewinds and users left behind
 
     faults              whether a run starts again, leaves a node, or ends
     hangs               which worker hangs

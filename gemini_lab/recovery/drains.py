@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gemini_lab.log import events
-from gemini_lab.recovery.ahead import Ahead
+from gemini_lab.recovery.kept_ranks import Ahead
 from gemini_lab.recovery.messages import Drained
 from gemini_lab.recovery.protocol import Emit, Instruction, RequestNodes, Send, WriteState
 from gemini_lab.recovery.requests import why_no_drain

@@ -3,7 +3,7 @@
 The size is decided where a recovery is planned: a run that is short of machines, and may, takes
 those that there are. To change it without a failure all ranks stop where a version is whole, as for
 a drain. The shards of the last version are then cut anew from the memory of those who stay
-(`recovery.recutting`). A size that the script refuses is not tried again.
+(`recovery.planning`). A size that the script refuses is not tried again.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,9 +16,8 @@ from gemini_lab.recovery.drains import ask_for_nodes, seat_to_leave
 from gemini_lab.recovery.faults import OF_THE_MACHINE, own_error
 from gemini_lab.recovery.messages import Inventory, Settle, WorkerEnded
 from gemini_lab.recovery.plan import Copy, VersionId
-from gemini_lab.recovery.planning import good_copies
+from gemini_lab.recovery.planning import Holders, covering, good_copies, newest_whole
 from gemini_lab.recovery.protocol import Emit, Instruction, Send, WriteState
-from gemini_lab.recovery.recutting import Holders, covering, newest_whole
 from gemini_lab.recovery.requests import why_no_size
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.recovery.stop import Living, Stop

@@ -8,7 +8,7 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry, encode_entry
 from gemini_lab.log.file import LOG_FILE
 from gemini_lab.placement.risk import EXPECTED_DAYS
-from gemini_lab.recovery.learning import learn_risk
+from gemini_lab.recovery.replicas import learn_risk
 from gemini_lab.settings import Settings
 
 DAY = 86400.0

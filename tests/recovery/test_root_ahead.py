@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.ahead import AHEAD_S
+from gemini_lab.recovery.kept_ranks import AHEAD_S
 from gemini_lab.recovery.messages import (
     Fence,
     Hold,

@@ -13,7 +13,7 @@ from gemini_lab.log import events
 from gemini_lab.recovery.discarded_versions import ask_back
 from gemini_lab.recovery.drains import nodes_wanted
 from gemini_lab.recovery.guard import LossWatch
-from gemini_lab.recovery.keeping import SEVERED
+from gemini_lab.recovery.kept_ranks import SEVERED
 from gemini_lab.recovery.messages import (
     AllLive,
     Committed,

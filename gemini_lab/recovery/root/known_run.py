@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
-from gemini_lab.recovery.ahead import Ahead
 from gemini_lab.recovery.discarded_versions import disown, joined
 from gemini_lab.recovery.drains import Drains, ask_for_nodes
 from gemini_lab.recovery.ends import RankEnds
 from gemini_lab.recovery.guard import LossWatch
 from gemini_lab.recovery.hangs import Pulses
-from gemini_lab.recovery.keeping import Keeping
+from gemini_lab.recovery.kept_ranks import Ahead, Keeping, RollCall
 from gemini_lab.recovery.messages import ExecutedAs, Inventory, RootOrder
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.planning import make_plan
@@ -21,7 +20,6 @@ from gemini_lab.recovery.protocol import AgentJoined, Emit, Instruction, WriteSt
 from gemini_lab.recovery.repeats import Repeats
 from gemini_lab.recovery.replicas import ReplicaPlacing
 from gemini_lab.recovery.resizes import Resizes
-from gemini_lab.recovery.roll_call import RollCall
 from gemini_lab.recovery.root_state import RESTARTING, Phase, RootState
 from gemini_lab.recovery.saver import Saver
 from gemini_lab.recovery.stop import Stop

@@ -16,7 +16,7 @@ from gemini_lab.recovery.faults import (
     without_copy,
 )
 from gemini_lab.recovery.hangs import UNPROTECTED_S, Limits
-from gemini_lab.recovery.keeping import HUNG, SEVERED
+from gemini_lab.recovery.kept_ranks import HUNG, SEVERED
 from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_finite_reason
 from gemini_lab.recovery.messages import (
     AllLive,

@@ -1,0 +1,308 @@
+"""Kept processes: which ranks go on through a recovery, as the root agent decides it.
+
+At a recovery's first fence, workers may stand still instead of ending. They go on in place if the
+version that is chosen is in memory, and every one of them has its seat on its own node (`Keeping`).
+A new process serves the port in which all meet, which starts now or was started ahead of a planned
+move; if all go on, one of them does. Whatever else comes, all start anew.
+
+The ranks of a node that is to leave need new processes on a standby (`Ahead`). These start, import,
+and build their model while training goes on, with the record of the other ranks' set-up. When they
+could take their places, the ranks stop, and only the switch stands between two iterations. If
+anything comes between, they are ended, and the move goes on without them.
+
+A worker whose peer has died often knows it before that one's agent does, so the root agent asks all
+agents if a connection breaks (`RollCall`). An agent answers after all that it has said of workers
+that ended, and not if one of them has: the end of that one is on its way, with its words.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from gemini_lab.log import events
+from gemini_lab.recovery.messages import (
+    CallRoll,
+    Fence,
+    Fenced,
+    ReadyToJoin,
+    StartWorkers,
+    WorkerEnded,
+)
+from gemini_lab.recovery.plan import PlanPart, RecoveryPlan
+from gemini_lab.recovery.protocol import AgentJoined, Emit, Instruction, Send
+from gemini_lab.recovery.root_state import RootState
+from gemini_lab.recovery.seating import fill_positions
+from gemini_lab.recovery.stop import Living
+from gemini_lab.seats import Seats, in_order
+
+AHEAD_S: Final = 120.0
+"""For the new processes to come to `protect`; of a notice, half of what it gives."""
+
+
+def next_standby(state: RootState, living: Living, node: str) -> str:
+    """Who would take a node's place now; empty if nobody would at once."""
+    spares = (
+        set(state.seats.spares(living)) - state.avoided - {*state.drain.leaving, *state.nodes.wrong}
+    )
+    ready = [one for one in in_order(spares) if living[one].is_ready]
+    seats = state.seats
+    filled = fill_positions(
+        members=[None if one == node else one for one in seats.members],
+        spares=ready,
+        copies=(),
+        holders=seats.holders.holders,
+        workers_per_node=seats.workers_per_node,
+        rack_of=seats.rack_of,
+    )
+    return filled[seats.members.index(node)] or ""
+
+
+class Ahead:
+    """The processes of one move that start ahead, as a root agent follows them.
+
+    Attributes:
+        leaving: The node whose places they are to take; empty for none.
+        standby: Where they are; empty for nowhere.
+        address: Where the ranks will meet, if all of these can join; empty before it is known.
+    """
+
+    def __init__(self) -> None:
+        self.leaving = self.standby = self.address = ""
+        self._seats: Seats | None = None
+        self._ready: set[int] = set()
+        self._until_s = 0.0
+        self._given_up: set[str] = set()  # nodes whose moves do without
+        self._within_s: dict[str, float] = {}
+
+    def note_notice(self, node: str, within_s: float | None) -> None:
+        """A node is to go within a time."""
+        if within_s is not None:
+            self._within_s[node] = within_s
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Whose processes these are."""
+        return () if self._seats is None else tuple(self._seats.ranks_on(self.standby))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all of them could join."""
+        return bool(self.ranks) and self._ready >= {*self.ranks}
+
+    def is_awaited(self, state: RootState, living: Living, node: str) -> bool:
+        """Whether the node's ranks stop later, when new processes for them could join."""
+        if node == self.leaving:
+            return not self.is_ready
+        settings = state.read_settings()
+        can_be_kept = (
+            settings.keep_processes
+            and settings.verify_every is None
+            and settings.replicate != "gradients"
+        )
+        is_new = can_be_kept and bool(state.reached.rendezvous) and node not in self._given_up
+        return is_new and bool(next_standby(state, living, node))
+
+    def begin(
+        self, at_s: float, state: RootState, living: Living, node: str
+    ) -> Iterator[Instruction]:
+        """Fence the standby that will take the node's place; its answer names a port to meet in."""
+        if self.standby:
+            return
+        self.standby, self.leaving = next_standby(state, living, node), node
+        self.address, self._seats, self._ready = "", None, set()
+        half_notice_s = self._within_s.get(node, 2 * AHEAD_S) / 2
+        self._until_s = at_s + min(AHEAD_S, half_notice_s)
+        reason = f"{self.standby} starts its ranks' processes meanwhile"
+        yield Emit(event=events.DrainWaiting(name=node, reason=reason))
+        yield Send(to=self.standby, order=Fence(epoch=state.epoch))
+
+    def start(self, state: RootState, node: str, said: Fenced) -> Iterator[Instruction]:
+        """Start the processes on the standby, which holds a port now."""
+        if node != self.standby or self.address or not said.address:
+            return
+        members = [node if one == self.leaving else one for one in state.members]
+        seats = state.seats_to_tell.seated(members)
+        self.address, self._seats = said.address, seats
+        order = StartWorkers(
+            epoch=state.epoch,
+            order=state.job,
+            seats=seats,
+            plan=PlanPart(version=state.reached.newest, tier="memory"),
+            rendezvous=said.address,
+            fingerprint=state.setup.fingerprint,
+            kept=[rank for rank in seats.ranks if rank not in self.ranks],
+            joins=state.reached.rendezvous,
+            code=state.digests,
+        )
+        yield Send(to=node, order=order)
+
+    def hear(self, node: str, said: ReadyToJoin) -> bool:
+        """A process could join; whether now all could."""
+        if node == self.standby:
+            self._ready.add(said.rank)
+        return self.is_ready
+
+    def has(self, node: str, exited: WorkerEnded) -> bool:
+        """Whether a worker that ended was one of these, and none that trains."""
+        return node == self.standby and exited.rank in self.ranks
+
+    def give_up(self, state: RootState, why: str) -> Iterator[Instruction]:
+        """The move does without them."""
+        standby, node = self.standby, self.leaving
+        self.end()
+        self._given_up.add(node)
+        text = f"the ranks of {node} move without processes that were started ahead: {why}"
+        yield Emit(event=events.Note(text=text))
+        yield Send(to=standby, order=Fence(epoch=state.epoch))
+
+    def is_late(self, at_s: float) -> bool:
+        """Whether they have not come to where they could join, in time."""
+        return bool(self.standby) and not self.is_ready and at_s > self._until_s
+
+    def is_lost_with(self, joined: AgentJoined) -> bool:
+        """Whether they are gone with the connection of their agent, which came back."""
+        return joined.node == self.standby
+
+    def end(self) -> None:
+        """They have joined, or are ended: another move has its own."""
+        self.leaving = self.standby = self.address = ""
+        self._seats, self._ready = None, set()
+
+    def forget(self, node: str) -> None:
+        """The node's ranks have moved, or it stays: another time it may be tried again."""
+        self._given_up.discard(node)
+        self._within_s.pop(node, None)
+
+
+SEVERED: Final = "link_cut"
+HUNG: Final = "worker_hung"
+ENDED: Final = frozenset({"worker_exited", "node_lost", events.DRAIN, SEVERED, HUNG})
+"""Causes after which the ranks that are left are well."""
+
+
+class Keeping:
+    """The ranks that stand still, as a root agent hears of them.
+
+    Args:
+        ahead: Processes that were started before they are needed.
+
+    Attributes:
+        ends: Ranks that are to end at the fence under way.
+    """
+
+    def __init__(self, ahead: Ahead) -> None:
+        self.ends: list[int] = []
+        self._ahead = ahead
+        self._new: tuple[int, ...] = ()  # ranks whose processes were started ahead
+        self._standby = self._address = ""
+        self._is_asked = False
+        self._lost: frozenset[str] = frozenset()
+        self._nodes: dict[int, str] = {}  # by rank
+
+    def begin(
+        self, state: RootState, cause: str, lost: Iterable[str], *, ends: Iterable[int] = ()
+    ) -> None:
+        """A fence begins; another one in the same recovery ends all workers.
+
+        Args:
+            state: As it was when training was still under way.
+            cause: Of the fence.
+            lost: Nodes whose ranks go elsewhere.
+            ends: Ranks that may never come to the top of their loop again.
+        """
+        self._nodes, self._lost, self.ends = {}, frozenset(lost), sorted(ends)
+        is_first = state.phase == "running" and state.story.trouble is None
+        self._is_asked = is_first and cause in ENDED and state.read_settings().keep_processes
+        ahead = self._ahead
+        is_of_use = self._is_asked and cause == events.DRAIN and ahead.is_ready
+        self._new = ahead.ranks if is_of_use else ()
+        self._address = ahead.address if is_of_use else ""
+        self._standby = ahead.standby if is_of_use else ""
+        if ahead.standby and not is_of_use:
+            self._lost |= {ahead.standby}
+        ahead.end()
+
+    def asks(self, node: str) -> bool:
+        """Whether a node's workers may stand still at the fence under way."""
+        return self._is_asked and node not in self._lost
+
+    def hear(self, node: str, said: Fenced) -> None:
+        """A node answered the fence."""
+        self._nodes.update(dict.fromkeys(said.kept, node))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Who stands still, and who has a process that was started ahead."""
+        return tuple(sorted(self._nodes))
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Those of them whose processes have trained already."""
+        return tuple(rank for rank in self.ranks if rank not in self._new)
+
+    @property
+    def standby(self) -> str:
+        """The node whose processes were started ahead, and would take a place; empty for none."""
+        return self._standby
+
+    @property
+    def address(self) -> str:
+        """Where all meet, if one of them serves that already; else empty."""
+        return self._address if {*self._new} <= self._nodes.keys() else ""
+
+    def fits(self, plan: RecoveryPlan, before: RootState, now: RootState) -> bool:
+        """Whether those who stand still can go on by this plan; nobody stands is as well."""
+        if not self._nodes:
+            return True
+        seats = now.seats.seated(plan.members)
+        return (
+            plan.tier == "memory"
+            and not plan.cuts
+            and seats.world_size == before.seats.world_size
+            and seats.placement == before.seats.placement
+            and all(seats.node_of(rank) == node for rank, node in self._nodes.items())
+        )
+
+    def hosts(self, seats: Seats) -> list[str]:
+        """Return nodes, in order, one of which serves the port: those with new ranks, if any."""
+        new = [rank for rank in seats.ranks if rank not in self._nodes]
+        return [*dict.fromkeys(seats.node_of(rank) for rank in new or seats.ranks)]
+
+
+ANSWER_S: Final = 0.5
+"""For the answers; who gives none may be gone, which is noticed otherwise, or just be slow."""
+
+
+class RollCall:
+    """Which nodes' workers all live.
+
+    Attributes:
+        is_under_way: Whether nodes were asked, and have not all answered.
+    """
+
+    def __init__(self) -> None:
+        self.is_under_way = False
+        self._since_s = 0.0
+        self._open: set[str | None] = set()
+
+    def restart(self) -> None:
+        """The workers end, or stand still: what was asked is answered."""
+        self.is_under_way = False
+
+    def begin(self, at_s: float, state: RootState, living: Living) -> Iterator[Send]:
+        """Ask all nodes that train, unless they are asked already."""
+        if self.is_under_way:
+            return
+        self.is_under_way, self._since_s = True, at_s
+        self._open = {*state.members}
+        for member in dict.fromkeys(state.members):
+            if member in living:
+                yield Send(to=str(member), order=CallRoll(epoch=state.epoch))
+
+    def hear(self, node: str) -> bool:
+        """All workers of a node live; whether now those of all nodes do."""
+        self._open.discard(node)
+        return self.is_under_way and not self._open
+
+    def is_late(self, at_s: float) -> bool:
+        """Whether it is to be done without the answers that are missing."""
+        return self.is_under_way and at_s - self._since_s >= ANSWER_S
