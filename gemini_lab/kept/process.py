@@ -59,7 +59,7 @@ class Heart(Protocol):
         """Seconds for which training's thread has done nothing."""
 
     def place(self) -> str:
-        """Where in the script it is."""
+        """Return its place in the script."""
 
 
 class Tie(Protocol):

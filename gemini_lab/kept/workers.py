@@ -35,7 +35,7 @@ class Host(Protocol):
 
     @property
     def workers(self) -> Mapping[int, NodeWorker]:
-        """Those that live, by rank."""
+        """Return the living workers, by rank."""
 
 
 class KeptWorkers:

@@ -37,7 +37,7 @@ CANNOT_GO_BACK: Final = (
 
 
 def left_of(said: Rewound, *, run: int) -> VersionId:
-    """What a rewind left, of which one of a run's workers says."""
+    """Return the versions that a rewind left behind, as a worker reports it."""
     lineage = Lineage(run=run, epoch=said.epoch, rewinds=said.rewinds - 1)
     skips = said.skips and said.cause == "person"  # script and guard skip them again
     return VersionId(version=said.version, lineage=lineage, skips=skips)
@@ -62,7 +62,7 @@ def giving_up(state: RootState, plan: RecoveryPlan, unclear: Iterable[Unclear]) 
 
 
 def is_left(version: int, lineage: Lineage, left: Iterable[VersionId]) -> bool:
-    """Whether a version was left behind by one of these rewinds."""
+    """Return whether one of these rewinds left a version behind."""
     return any(
         lineage.run == one.lineage.run and lineage <= one.lineage and version > one.version
         for one in left
@@ -70,7 +70,7 @@ def is_left(version: int, lineage: Lineage, left: Iterable[VersionId]) -> bool:
 
 
 def skipped_again(plan: RecoveryPlan, left: Iterable[VersionId]) -> str:
-    """What a plan undoes of rewinds with which batches were skipped; empty for nothing.
+    """Return which skipped batches a plan brings back, for users; empty for none.
 
     Where the data stand after one is known to the versions that were made since.
     """
@@ -92,7 +92,7 @@ def skipped_again(plan: RecoveryPlan, left: Iterable[VersionId]) -> str:
 
 
 def joined(left: Sequence[VersionId], more: Iterable[VersionId]) -> tuple[VersionId, ...]:
-    """What is known of rewinds with more of them, in the order in which they happened.
+    """Return the known rewinds with more of them, in the order in which they happened.
 
     One that went further back than those of its run before it says all that these did. Nodes may
     know of other runs, too.
@@ -124,7 +124,7 @@ def ask_back(
 
 
 def disown(state: RootState, living: Collection[str]) -> Iterator[Send]:
-    """Have one agent write what was left behind; nothing where there is no tier, or no agent."""
+    """Order one agent to write what was left behind, if there are a tier and an agent."""
     url = state.read_settings().persistent_url
     if url is None or not state.discarded.left or not living:
         return
@@ -135,7 +135,7 @@ def disown(state: RootState, living: Collection[str]) -> Iterator[Send]:
 
 
 def not_disowned(state: RootState, reason: str) -> str:
-    """What it means that the tier could not be told."""
+    """Return, for users, what follows if the tier was not told."""
     newest, url = state.discarded.left[-1].version, state.read_settings().persistent_url
     return (
         f"{url} could not be told that its versions after {newest} count no more ({reason}): until "
@@ -144,7 +144,7 @@ def not_disowned(state: RootState, reason: str) -> str:
 
 
 def with_way_on(state: RootState, versions: Sequence[int], reason: str) -> RootState:
-    """The state in which the run's end says from what another run would go on.
+    """Return the state whose end names the version that another run would start from.
 
     Args:
         state: Of a run that failed.

@@ -29,7 +29,7 @@ WAY_OUT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """What is seen of ranks that do not get on.
+    """The ranks that make no progress, as they are seen.
 
     Attributes:
         node_of: Where a rank runs.
@@ -72,7 +72,7 @@ class Apart:
 
 
 class RankEnds:
-    """Where each rank is, and what of it is over."""
+    """The position of each rank, and what of it is over."""
 
     def __init__(self) -> None:
         self._done: dict[int, int] = {}

@@ -51,7 +51,7 @@ OF_THE_MACHINE: Final = frozenset({"CapacityError"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureVerdict:
-    """What becomes of a run whose workers failed or hang.
+    """The decision on a run whose workers failed or hang.
 
     Attributes:
         state: The run's, with this attempt counted.
@@ -69,7 +69,7 @@ class FailureVerdict:
 def judge_exit(
     state: RootState, exited: WorkerEnded, *, node: str, spares: Sequence[str]
 ) -> FailureVerdict:
-    """What becomes of a run one of whose workers ended before its script did.
+    """Decide on a run after a worker ended before its script did.
 
     Args:
         state: Before.
@@ -126,7 +126,7 @@ def judge_hang(
     spares: Sequence[str],
     is_past: bool,
 ) -> FailureVerdict:
-    """What becomes of a run whose workers stand still.
+    """Decide on a run whose workers stand still.
 
     Args:
         state: Before.
@@ -146,7 +146,7 @@ def judge_hang(
 
 
 def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> FailureVerdict:
-    """What becomes of a run one of whose ranks came to an end while others train on.
+    """Decide on a run in which ranks ended while others train on.
 
     It may have been for a moment's reason, such as a time that was up on one machine first; so all
     start again, once. No start would get further if the same comes after the same iteration again,
@@ -169,7 +169,7 @@ def judge_apart(state: RootState, apart: Apart, *, spares: Sequence[str]) -> Fai
 
 
 def is_of_apart(exited: WorkerEnded) -> bool:
-    """Whether a worker may have ended because another one came to an end before it.
+    """Return whether a worker may have ended because another one ended before it.
 
     It lost its peer, sums of different sizes met, which ends its process, or it is that other one.
     """
@@ -182,7 +182,7 @@ def is_of_apart(exited: WorkerEnded) -> bool:
 def judge_machine(
     state: RootState, node: str, *, reason: str, spares: Sequence[str], is_told: bool = False
 ) -> FailureVerdict:
-    """What becomes of a run whose recovery failed at one machine, with no worker to blame.
+    """Decide on a run whose recovery failed at one machine, with no worker to blame.
 
     Such a failure never ends a run: without another machine it is tried again, ever later.
 
@@ -203,7 +203,7 @@ def judge_machine(
 
 
 def pause_s(state: RootState) -> float:
-    """How long a run that keeps failing waits before its workers start again: ever longer."""
+    """Return the pause before the next start of a run that keeps failing."""
     late = state.faults.fruitless - FREE_TRIES
     return min(2.0 ** min(late, 10), LONGEST_PAUSE_S) if late > 0 else 0.0
 
@@ -226,7 +226,7 @@ def _with_attempt(
 def _judge_barren(
     state: RootState, failed: str, *, cause: FailureCause, spares: Sequence[str]
 ) -> FailureVerdict:
-    """What becomes of a run that is worth another start, if not so many have come to nothing.
+    """Decide on a run that deserves another start, unless too many have come to nothing.
 
     A worker that always fails soon after the first iteration would be started again for ever.
     """
@@ -242,7 +242,7 @@ def _judge_barren(
 
 
 def has_got_further(state: RootState) -> bool:
-    """Whether the last start was worth it, whatever comes of it.
+    """Return whether training has got further since the last start.
 
     It is by the versions that it made: what is in none is done again after the next failure. Where
     none are kept, it is by iterations.
@@ -256,21 +256,21 @@ def has_got_further(state: RootState) -> bool:
 
 
 def _is_of_usage(state: RootState, exited: WorkerEnded) -> bool:
-    """Whether a script refused its arguments: it would do so again, on any machine."""
+    """Return whether a script refused its arguments, which it does on any machine."""
     error = exited.error
     has_left = error is not None and error.error == "SystemExit"
     return has_left and exited.code == USAGE and not state.reached.newest
 
 
 def is_of_the_network(error: str) -> bool:
-    """Whether an error sounds like one that a rank raises because another one is gone."""
+    """Return whether an error reads like one that a rank raises if another one is gone."""
     if _OF_THE_BUILD.search(error):
         return False
     return error.startswith("Dist") or _OF_THE_NETWORK.search(error) is not None
 
 
 def cause_of(exited: WorkerEnded) -> FailureCause:
-    """What ended a worker because of which the run is given up: its script, or its machine."""
+    """Return what ended a worker and with it the run: its script, or its machine."""
     error = exited.error
     said = "" if error is None else f"{error.error}: {error.text}"
     if exited.code < 0 or is_of_the_network(said):
@@ -279,7 +279,7 @@ def cause_of(exited: WorkerEnded) -> FailureCause:
 
 
 def own_error(exited: WorkerEnded) -> str:
-    """The script's own exception, told apart from others; empty if a lost machine may be behind it.
+    """Return the script's own exception; empty if a lost machine may be the cause.
 
     Numbers count for nothing: an index or a step differs each time.
     """
@@ -298,7 +298,7 @@ def _without_numbers(text: str) -> str:
 def reason_to_stop_repeating(
     exited: WorkerEnded, *, node: str, times: int, most: int | None
 ) -> str | None:
-    """Why the run ends with an error that its script has raised before, progress or not.
+    """Return why the run ends with an error that its script has raised before.
 
     Args:
         exited: What its agent said.
@@ -319,7 +319,7 @@ def reason_to_stop_repeating(
 def reason_to_give_up(
     exited: WorkerEnded, *, node: str, attempts: int, final: Collection[str] = FINAL_ERRORS
 ) -> str | None:
-    """Why the run ends with this worker; `None` when it is worth another start.
+    """Return why the run ends with this worker; `None` if it deserves another start.
 
     Args:
         exited: What its agent said.
@@ -346,7 +346,7 @@ def _said_last(exited: WorkerEnded) -> str:
 
 
 def _is_the_scripts(state: RootState, exited: WorkerEnded) -> bool:
-    """Whether a worker ended with what it would on any other machine, too."""
+    """Return whether a worker would end so on any other machine, too."""
     is_final = exited.error is not None and exited.error.error in FINAL_ERRORS
     return is_final or _is_of_usage(state, exited)
 
@@ -416,7 +416,7 @@ def without_copy(
 def rejections(
     before: RootState, after: RootState, said: RestoreFailed, known: Sequence[Copy]
 ) -> Iterator[Emit]:
-    """Say that a copy could not be used, and if none of its version is left in memory."""
+    """Emit that a copy could not be used, and whether none of its version is left."""
     number = before.recovery
     yield Emit(
         event=ReplicaRejected(
@@ -434,7 +434,7 @@ def rejections(
 
 
 def rejected_version(state: RootState, version: int, reason: str) -> Emit:
-    """Say that a version is tried no more."""
+    """Return the event that a version is tried no more."""
     return Emit(
         event=VersionRejected(
             recovery=state.recovery, epoch=state.epoch, version=version, reason=reason

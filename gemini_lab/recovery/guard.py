@@ -23,7 +23,7 @@ FEWEST: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What one rank saw of an iteration.
+    """One rank's view of an iteration.
 
     Attributes:
         loss: What it logged; `None` for nothing.
@@ -52,7 +52,7 @@ class Guard:
 
     @classmethod
     def of(cls, settings: Settings) -> "Guard | None":
-        """The one that the settings ask for, if they do."""
+        """Return the guard that the settings ask for; `None` for none."""
         if not settings.is_guarded:
             return None
         return cls(
@@ -61,7 +61,7 @@ class Guard:
         )
 
     def judge(self, iteration: int, seen: Sequence[Sight]) -> str:
-        """Why the iteration is rejected, for people; empty if it is good, and then it counts.
+        """Return why the iteration is rejected; count a good one and return an empty text.
 
         Args:
             iteration: Its number.
@@ -77,7 +77,7 @@ class Guard:
         return reason
 
     def goal(self, iteration: int) -> int:
-        """The version to go back to, now that the iteration was rejected; below 0 for none."""
+        """Return the version to go back to after a rejection; below 0 for none."""
         return min(iteration - 1, self._trouble - self._tries)
 
     def _accept(self, iteration: int, seen: Sequence[Sight]) -> None:
@@ -110,16 +110,16 @@ class Guard:
     # -- with each version -----------------------------------------------------------------------
 
     def to_small(self) -> dict[str, object]:
-        """What of it travels in a version, so that it judges alike after a recovery."""
+        """Return the part that a version stores, so that it judges alike after a recovery."""
         return {"good": [*self._good], "trouble": self._trouble, "tries": self._tries}
 
     def restore(self, small: Mapping[str, Any]) -> None:
-        """Be as when a version was made that a recovery loads."""
+        """Restore the state that it had when a recovery's version was made."""
         self.go_back(small)
         self._trouble, self._tries = small["trouble"], small["tries"]
 
     def go_back(self, small: Mapping[str, Any]) -> None:
-        """Forget losses after a version to which training goes back, but not why it does."""
+        """Forget the losses after a version to which training goes back, but not the reason."""
         self._good = deque(small["good"], maxlen=WINDOW)
 
 
@@ -131,7 +131,7 @@ def _mean(seen: Iterable[Sight]) -> float | None:
 
 
 def _usual(losses: Sequence[float] | deque[float]) -> tuple[float, float]:
-    """Mean and standard deviation, to the bit the same on all ranks."""
+    """Return mean and standard deviation, to the bit the same on all ranks."""
     mean = fsum(losses) / len(losses)
     return mean, sqrt(fsum((loss - mean) ** 2 for loss in losses) / len(losses))
 
@@ -142,7 +142,7 @@ looks for its scale, and makes no update of them."""
 
 
 class LossWatch:
-    """Which ranks' losses are NaN or infinite.
+    """The ranks whose losses are NaN or infinite.
 
     Attributes:
         since: The iteration in which that began; `None` while all losses are numbers.
@@ -153,7 +153,7 @@ class LossWatch:
         self._ranks: set[int] = set()
 
     def take(self, said: Iteration) -> bool:
-        """A rank ended an iteration; whether it began with that, or ended for all ranks."""
+        """Note a rank's loss; return whether trouble began with it, or ended for all ranks."""
         loss = said.value(LOSS)
         if loss is None:
             return False

@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hung:
-    """A worker that is to be started anew.
+    """A worker that has to be started again.
 
     Attributes:
         quiet_s: How long it has stood still, or said nothing.
@@ -74,7 +74,7 @@ class Hung:
 
 
 class Pulses:
-    """What was last seen of each rank; of a rank that is not in here it gets on."""
+    """The last pulse of each rank; a rank without one makes progress."""
 
     def __init__(self) -> None:
         self._heard: dict[int, tuple[WorkerPulse, float]] = {}  # and when
@@ -82,17 +82,17 @@ class Pulses:
         self._is_late_told = self._is_standing_told = False
 
     def restart(self) -> None:
-        """All workers begin."""
+        """Forget all pulses, because all workers start."""
         self._heard, self._iterations = {}, {}
         self._is_late_told = self._is_standing_told = False
 
     def hear(self, pulse: WorkerPulse, *, at_s: float) -> None:
-        """An agent tells what it sees of a worker."""
+        """Note what an agent sees of a worker."""
         self._heard[pulse.rank] = (pulse, at_s)
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Who was seen last in a collective, and speaks."""
+        """Return the ranks that were last seen in a collective and still report."""
         heard = (pulse for pulse, _ in self._heard.values())
         return frozenset(one.rank for one in heard if one.waits_in and one.silent_s == 0)
 
@@ -118,14 +118,14 @@ class Pulses:
         return all(_does_nothing(self._standing(rank, at_s, limits), limits) for rank in ranks)
 
     def note_iteration(self, rank: int, iteration: int) -> None:
-        """A rank has finished one: whatever was seen of it before is over."""
+        """Note that a rank has finished an iteration, and forget its pulse."""
         self._heard.pop(rank, None)
         self._iterations[rank] = iteration
 
     def hung(
         self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]
     ) -> list[Hung]:
-        """Who is hung, in order; nobody in most cases.
+        """Return the hung ranks, in order.
 
         Args:
             at_s: Now.
@@ -154,7 +154,7 @@ class Pulses:
     def late(
         self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]
     ) -> str:
-        """Who is waited for in `protect`, once a start and in words; empty if there is nothing.
+        """Return, once a start, which ranks `protect` waits for; else an empty text.
 
         Args:
             at_s: Now.
@@ -174,7 +174,7 @@ class Pulses:
 
     @property
     def is_any_in_protect(self) -> bool:
-        """Whether any rank was seen there, or beyond."""
+        """Whether any rank was seen in `protect`, or beyond it."""
         return any(
             pulse.doing not in {"starting", "finishing"} for pulse, _ in self._heard.values()
         )
@@ -182,7 +182,7 @@ class Pulses:
     def standing(
         self, at_s: float, limits: Limits, *, ranks: Iterable[int], finished: Collection[int]
     ) -> str:
-        """What all ranks stand in, once a start and in words; empty if there is nothing.
+        """Return, once a start, where all ranks stand; else an empty text.
 
         Before a first step no pace tells a hang from a slow start, so that nobody is started anew
         for long. Who reads the places in the script can tell.
@@ -225,7 +225,7 @@ class Pulses:
         return _Standing(pulse=pulse, quiet_s=quiet_s, limit_s=limit_s, idle_s=idle_s)
 
     def _culprits(self, seen: list["_Standing"]) -> list["_Standing"]:
-        """Whom the others wait for, if those have stood still for too long; nobody gets on."""
+        """Return the ranks that the others wait for, if these have stood still for too long."""
         active = [one for one in seen if not one.pulse.waits_in]
         if not all(one.is_overdue for one in active or seen):
             return []
@@ -234,7 +234,7 @@ class Pulses:
         return self._last_of(seen)  # all wait, or a device's waits look like work
 
     def _last_of(self, seen: list["_Standing"]) -> list["_Standing"]:
-        """Those that are furthest behind, by iterations and by collectives in the newest."""
+        """Return the ranks furthest behind, by iterations and by collectives in the newest."""
 
         def done(one: _Standing) -> tuple[int, int]:
             return self._iterations.get(one.pulse.rank, 0), one.pulse.calls
@@ -245,7 +245,7 @@ class Pulses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Standing:
-    """What one rank does, since when, and how long it may."""
+    """One rank's activity, since when, and how long it may last."""
 
     pulse: WorkerPulse
     quiet_s: float
@@ -254,7 +254,7 @@ class _Standing:
 
     @property
     def may_stand(self) -> bool:
-        """Whether it waits for something that is known to be under way, or is told of elsewhere."""
+        """Whether it waits for known work, or is reported elsewhere."""
         is_known = self.pulse.doing in {"paused", "held", "meeting", "restoring", "finishing"}
         return is_known or self.pulse.runs_other or self.pulse.compiles or self.pulse.silent_s > 0
 
@@ -264,7 +264,7 @@ class _Standing:
 
 
 def _waits_long(one: _Standing) -> bool:
-    """Whether a rank stands in a collective, or has done nothing at all since its start."""
+    """Return whether a rank stands in a collective, or has done nothing since its start."""
     if one.pulse.waits_in:
         return one.quiet_s >= STAND_S
     return one.pulse.doing == "starting" and one.idle_s >= PAST_S
@@ -280,7 +280,7 @@ def _does_nothing(one: _Standing, limits: Limits) -> bool:
 
 
 def _quiet_and_limit(pulse: WorkerPulse, limits: Limits) -> tuple[float, float]:
-    """How long a worker had been quiet when it was seen so, and how long it may be."""
+    """Return how long a worker had been quiet when it was seen, and its limit."""
     if pulse.silent_s > 0 and pulse.is_stopped:
         return pulse.silent_s, limits.stopped_s
     if pulse.doing in {"paused", "meeting", "held"}:
@@ -299,13 +299,13 @@ def _quiet_and_limit(pulse: WorkerPulse, limits: Limits) -> tuple[float, float]:
 
 
 def _met(seen: list[_Standing]) -> tuple[list[_Standing], list[_Standing]]:
-    """Who is in `protect`, and who is not."""
+    """Return the ranks in `protect`, and all others."""
     here = [one for one in seen if one.pulse.doing == "meeting"]
     return here, [one for one in seen if one.pulse.doing != "meeting"]
 
 
 def _past_protect(seen: list[_Standing], finished: Collection[int], limits: Limits) -> list[Hung]:
-    """Those that will never come to `protect`, where others wait; nobody if that is not certain."""
+    """Return the ranks that certainly never come to `protect`, in which others wait."""
     here, away = _met(seen)
     # Who has ended comes for certain no more.
     if not here or min(one.quiet_s for one in here) < (STILL_S if finished else PAST_S):
@@ -333,7 +333,7 @@ def _told_of_waiting(here: list[_Standing]) -> str:
 
 
 def _absent(one: _Standing) -> str:
-    """A rank that is not in `protect`; where it is, if it stays there."""
+    """Return, for users, where a rank is that is not in `protect`."""
     pulse = one.pulse
     if one.idle_s < STILL_S:
         return f"rank {pulse.rank} (at work)"

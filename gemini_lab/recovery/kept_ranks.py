@@ -39,7 +39,7 @@ AHEAD_S: Final = 120.0
 
 
 def next_standby(state: RootState, living: Living, node: str) -> str:
-    """Who would take a node's place now; empty if nobody would at once."""
+    """Return the standby that would take a node's place at once; empty for none."""
     spares = (
         set(state.seats.spares(living)) - state.avoided - {*state.drain.leaving, *state.nodes.wrong}
     )
@@ -74,13 +74,13 @@ class Ahead:
         self._within_s: dict[str, float] = {}
 
     def note_notice(self, node: str, within_s: float | None) -> None:
-        """A node is to go within a time."""
+        """Note how much time a leaving node has."""
         if within_s is not None:
             self._within_s[node] = within_s
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Whose processes these are."""
+        """The ranks of these processes."""
         return () if self._seats is None else tuple(self._seats.ranks_on(self.standby))
 
     @property
@@ -89,7 +89,7 @@ class Ahead:
         return bool(self.ranks) and self._ready >= {*self.ranks}
 
     def is_awaited(self, state: RootState, living: Living, node: str) -> bool:
-        """Whether the node's ranks stop later, when new processes for them could join."""
+        """Return whether the node's ranks stop later, after new processes are ready."""
         if node == self.leaving:
             return not self.is_ready
         settings = state.read_settings()
@@ -136,17 +136,17 @@ class Ahead:
         yield Send(to=node, order=order)
 
     def hear(self, node: str, said: ReadyToJoin) -> bool:
-        """A process could join; whether now all could."""
+        """Note that a process could join; return whether all could now."""
         if node == self.standby:
             self._ready.add(said.rank)
         return self.is_ready
 
     def has(self, node: str, exited: WorkerEnded) -> bool:
-        """Whether a worker that ended was one of these, and none that trains."""
+        """Return whether an ended worker was one of these, and none that trains."""
         return node == self.standby and exited.rank in self.ranks
 
     def give_up(self, state: RootState, why: str) -> Iterator[Instruction]:
-        """The move does without them."""
+        """Give these processes up; the move goes on without them."""
         standby, node = self.standby, self.leaving
         self.end()
         self._given_up.add(node)
@@ -155,20 +155,20 @@ class Ahead:
         yield Send(to=standby, order=Fence(epoch=state.epoch))
 
     def is_late(self, at_s: float) -> bool:
-        """Whether they have not come to where they could join, in time."""
+        """Return whether they are not ready in time."""
         return bool(self.standby) and not self.is_ready and at_s > self._until_s
 
     def is_lost_with(self, joined: AgentJoined) -> bool:
-        """Whether they are gone with the connection of their agent, which came back."""
+        """Return whether they were lost with their agent's connection, which came back."""
         return joined.node == self.standby
 
     def end(self) -> None:
-        """They have joined, or are ended: another move has its own."""
+        """Forget these processes, which have joined or ended."""
         self.leaving = self.standby = self.address = ""
         self._seats, self._ready = None, set()
 
     def forget(self, node: str) -> None:
-        """The node's ranks have moved, or it stays: another time it may be tried again."""
+        """Forget a node that has left or stays, so that another move may start processes."""
         self._given_up.discard(node)
         self._within_s.pop(node, None)
 
@@ -201,7 +201,7 @@ class Keeping:
     def begin(
         self, state: RootState, cause: str, lost: Iterable[str], *, ends: Iterable[int] = ()
     ) -> None:
-        """A fence begins; another one in the same recovery ends all workers.
+        """Note that a fence begins; another one in the same recovery ends all workers.
 
         Args:
             state: As it was when training was still under way.
@@ -222,35 +222,35 @@ class Keeping:
         ahead.end()
 
     def asks(self, node: str) -> bool:
-        """Whether a node's workers may stand still at the fence under way."""
+        """Return whether a node's workers may stand still at this fence."""
         return self._is_asked and node not in self._lost
 
     def hear(self, node: str, said: Fenced) -> None:
-        """A node answered the fence."""
+        """Note a node's answer to the fence."""
         self._nodes.update(dict.fromkeys(said.kept, node))
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Who stands still, and who has a process that was started ahead."""
+        """The ranks that stand still, or have a process that was started ahead."""
         return tuple(sorted(self._nodes))
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """Those of them whose processes have trained already."""
+        """The kept ranks whose processes have trained already."""
         return tuple(rank for rank in self.ranks if rank not in self._new)
 
     @property
     def standby(self) -> str:
-        """The node whose processes were started ahead, and would take a place; empty for none."""
+        """The node whose processes were started ahead; empty for none."""
         return self._standby
 
     @property
     def address(self) -> str:
-        """Where all meet, if one of them serves that already; else empty."""
+        """The port in which all meet, if one of them serves it already; else empty."""
         return self._address if {*self._new} <= self._nodes.keys() else ""
 
     def fits(self, plan: RecoveryPlan, before: RootState, now: RootState) -> bool:
-        """Whether those who stand still can go on by this plan; nobody stands is as well."""
+        """Return whether all ranks that stand still can go on by this plan."""
         if not self._nodes:
             return True
         seats = now.seats.seated(plan.members)
@@ -273,7 +273,7 @@ ANSWER_S: Final = 0.5
 
 
 class RollCall:
-    """Which nodes' workers all live.
+    """The nodes whose workers all live.
 
     Attributes:
         is_under_way: Whether nodes were asked, and have not all answered.
@@ -285,7 +285,7 @@ class RollCall:
         self._open: set[str | None] = set()
 
     def restart(self) -> None:
-        """The workers end, or stand still: what was asked is answered."""
+        """Forget the question, because all workers end or stand still."""
         self.is_under_way = False
 
     def begin(self, at_s: float, state: RootState, living: Living) -> Iterator[Send]:
@@ -299,10 +299,10 @@ class RollCall:
                 yield Send(to=str(member), order=CallRoll(epoch=state.epoch))
 
     def hear(self, node: str) -> bool:
-        """All workers of a node live; whether now those of all nodes do."""
+        """Note that a node's workers all live; return whether those of all nodes do now."""
         self._open.discard(node)
         return self.is_under_way and not self._open
 
     def is_late(self, at_s: float) -> bool:
-        """Whether it is to be done without the answers that are missing."""
+        """Return whether the missing answers are waited for no more."""
         return self.is_under_way and at_s - self._since_s >= ANSWER_S

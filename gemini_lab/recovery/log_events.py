@@ -1,4 +1,4 @@
-"""What the root agent knows and decides, as events of the log."""
+"""The root agent's knowledge and decisions, as events of the log."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from gemini_lab.recovery.root_state import RootState, Trouble
 
 
 def beginning(state: RootState, trouble: Trouble) -> RootState:
-    """A recovery begins in `state`, and that is to be said."""
+    """Return the state with the start of a recovery to emit."""
     started = events.RecoveryStarted(
         recovery=state.recovery,
         epoch=state.epoch,
@@ -26,7 +26,7 @@ def beginning(state: RootState, trouble: Trouble) -> RootState:
 
 
 def planned_event(plan: RecoveryPlan, *, recovery: int, epoch: int) -> events.RecoveryPlanned:
-    """The event that says what will be loaded from where in recovery number `recovery`."""
+    """Return the event that tells what recovery number `recovery` loads from where."""
     return events.RecoveryPlanned(
         recovery=recovery,
         epoch=epoch,
@@ -55,7 +55,7 @@ def finished_event(
     iteration: int,
     at_s: float,
 ) -> events.RecoveryFinished:
-    """The end of the recovery that `before` was in; agents know of iterations that no root saw."""
+    """Return the end of the recovery in `before`; agents may know of later iterations."""
     assert before.story.trouble is not None
     version = plan.version or 0
     done = max(before.reached.iteration, before.story.trouble.reached, last_done(answers))
@@ -70,7 +70,7 @@ def finished_event(
 
 
 def last_done(answers: Iterable[Inventory]) -> int:
-    """The newest iteration that all ranks of which the agents know had done when they were asked.
+    """Return the newest iteration that all ranks had done, as far as agents know.
 
     Of the newest epoch among them: what was done before it may have been left with its history.
     """
@@ -88,7 +88,7 @@ def used_again(node: str, reason: str) -> events.Note:
 
 
 def rejected_copy(copy: DamagedCopy, node: str, state: RootState) -> Emit:
-    """A copy that an inventory found damaged."""
+    """Return the event for a copy that an inventory found damaged."""
     return Emit(
         event=events.ReplicaRejected(
             recovery=state.recovery,
@@ -105,7 +105,7 @@ def rejected_copy(copy: DamagedCopy, node: str, state: RootState) -> Emit:
 def loss_event(
     said: events.Iteration, state: RootState, *, is_finite: bool
 ) -> events.LossNotFinite | events.LossFinite:
-    """That losses are no numbers from this iteration on, or are again."""
+    """Return the event that losses are not finite from this iteration on, or are again."""
     if is_finite:
         return events.LossFinite(rank=said.rank, epoch=said.epoch, iteration=said.iteration)
     return events.LossNotFinite(
@@ -118,12 +118,12 @@ def loss_event(
 
 
 def not_finite_reason(told: events.LossNotFinite) -> str:
-    """Why a run that is told to stop where a loss is no number ends."""
+    """Return why a run ends that has to stop at a loss that is not finite."""
     return f'{told} (the run ends here as "on_not_finite": "stop" says)'
 
 
 def divergence_reason(diverged: events.Diverged) -> str:
-    """Why a run that is told to stop at a divergence ends."""
+    """Return why a run ends that has to stop at a divergence."""
     return (
         f'{diverged}; likely: {diverged.cause} (the run ends here as "on_divergence": "stop" says)'
     )

@@ -282,7 +282,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker is told at its start.
+    """The order of a worker's start.
 
     Attributes:
         rank: Who it is.
@@ -316,7 +316,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a persistent version's manifest says of the run that made it.
+    """The run that made a persistent version, as its manifest has it.
 
     Attributes:
         left: What rewinds had left behind by then: a run that goes on from here knows it by this.
@@ -336,7 +336,7 @@ class VersionMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RootOrder(Message, frozen=True, kw_only=True):
-    """What only the root agent of this epoch, or of a later one, may say."""
+    """An order that only the root agent of this epoch, or of a later one, may send."""
 
     epoch: Epoch
 
@@ -427,7 +427,7 @@ class Disown(RootOrder, frozen=True, kw_only=True):
 
 
 class Hold(RootOrder, frozen=True, kw_only=True):
-    """Have your workers stop where a version is whole; handed on to each of them.
+    """Order to stop all workers when a version is whole; passed on to each of them.
 
     All ranks agree on the version: the word goes round with one.
     """
@@ -438,7 +438,7 @@ class CallRoll(RootOrder, frozen=True, kw_only=True):
 
 
 class GoBack(RootOrder, frozen=True, kw_only=True):
-    """Have training go back; handed on to each of your workers.
+    """Order to rewind training; passed on to each worker.
 
     All ranks agree on the iteration at whose end they do: the word goes round with a version.
 
@@ -477,7 +477,7 @@ class Cut(Message, frozen=True, kw_only=True):
 
 
 class Settle(RootOrder, frozen=True, kw_only=True):
-    """Let the memory go that versions of other numbers of ranks than this take."""
+    """Order to free the versions of every other world size."""
 
     ranks: Count
 
@@ -487,7 +487,7 @@ class Drained(RootOrder, frozen=True, kw_only=True):
 
 
 class Preload(RootOrder, frozen=True, kw_only=True):
-    """Have a warm parent import these, in this environment, for the next start."""
+    """Order to import modules in a warm parent for the next start."""
 
     modules: list[str]
     environment: dict[str, str]
@@ -576,7 +576,7 @@ class KeptCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Inventory(Message, frozen=True, kw_only=True):
-    """What a node's memory holds, and the persistent tier if it was asked for.
+    """The copies in a node's memory, and the versions of the tier if it was asked for.
 
     Attributes:
         copies: Whole ones of the run; those of other runs are nobody's any more.
@@ -784,7 +784,7 @@ class BulkReady(Message, frozen=True, kw_only=True):
 
 
 class BulkRequest(Message, frozen=True, kw_only=True):
-    """What an agent asks of a bulk process; `Refused` answers what could not be done."""
+    """An agent's question to a bulk process, which answers `Refused` if it failed."""
 
 
 class SlotWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -833,7 +833,7 @@ class FlipBit(BulkRequest, frozen=True, kw_only=True):
 
 
 class BitFlipped(Message, frozen=True, kw_only=True):
-    """Where it was."""
+    """The flipped bit."""
 
     shard: Count
     version: Count
@@ -881,7 +881,7 @@ class ListVersions(BulkRequest, frozen=True, kw_only=True):
 
 
 class VersionsListed(Message, frozen=True, kw_only=True):
-    """What it has.
+    """The versions in the persistent tier.
 
     Attributes:
         versions: Those that count, oldest first; `None` where nobody looked.
@@ -1023,7 +1023,7 @@ class ScriptFinished(Message, frozen=True, kw_only=True):
 
 
 class WorkerPulse(Message, frozen=True, kw_only=True):
-    """What a worker's training thread does: once a second to its agent, and on when it matters.
+    """A worker's pulse, once a second; its agent passes on what matters.
 
     Attributes:
         detail: Why it is paused, or where it restores from.

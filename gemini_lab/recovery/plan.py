@@ -1,4 +1,4 @@
-"""What is loaded from where after a failure (paper, section 6.2): the decision, without any I/O."""
+"""The decision what is loaded from where after a failure (paper, section 6.2), without I/O."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ Tier = Literal["memory", "persistent", "start"]
 
 
 class PlacementLike(Protocol):
-    """What recovery needs to know of a placement: who keeps whose shard, by position."""
+    """A placement as recovery sees it: which positions keep each position's shards."""
 
     @property
     def nodes(self) -> int:
@@ -51,7 +51,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unclear:
-    """A version that was saved to the persistent tier, and is not whole as an agent sees it.
+    """A saved version that is not whole as an agent sees it.
 
     Attributes:
         version: Its number; of which history it is, its manifest does not say.
@@ -80,7 +80,7 @@ class VersionId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where one shard comes from: `tier` is local, peer, persistent or start."""
+    """The origin of one shard: `tier` is local, peer, persistent or start."""
 
     shard: Count
     tier: Literal["local", "peer", "persistent", "start"]
@@ -109,13 +109,13 @@ class Cut:
     holders: tuple[str, ...]
 
     def reader(self, node: str, *, number: int) -> str:
-        """Who reads it for the node with this number: that node itself, or they take turns."""
+        """Return the node that reads it for a node: that node itself, or they take turns."""
         return node if node in self.holders else self.holders[number % len(self.holders)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPart:
-    """What one node has to know of a plan; together with all others' it is the plan.
+    """One node's part of a plan; all parts together are the plan.
 
     Attributes:
         version: The version that every rank loads; `None` when training starts anew.
@@ -136,7 +136,7 @@ class PlanPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """What every node does to bring training back.
+    """The plan by which all nodes bring training back.
 
     Attributes:
         version: The version that every rank loads; `None` when training starts anew.
@@ -165,7 +165,7 @@ class RecoveryPlan:
         return tuple(p for p, node in enumerate(self.members) if node is None)
 
     def parts(self) -> dict[str, PlanPart]:
-        """Each member's part, in time that grows with members and transfers."""
+        """Return each member's part, in time that grows with members and transfers."""
         moves: dict[str, list[CopyTransfer]] = defaultdict(list)
         for transfer in self.transfers:
             moves[transfer.sender].append(transfer)
@@ -183,12 +183,12 @@ class RecoveryPlan:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain JSON values."""
+        """Return the plan as plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "RecoveryPlan":
-        """The plan that `to_json` gave."""
+        """Return the plan that `to_json` gave."""
         return cls(
             version=record["version"],
             tier=record["tier"],
@@ -217,7 +217,7 @@ def plan_recovery(
     rack_of: Mapping[str, str] = MappingProxyType({}),
     late: Collection[str] = (),
 ) -> RecoveryPlan:
-    """The newest version of which every shard is whole somewhere, and how to load it.
+    """Return the newest version of which every shard is whole somewhere, and how to load it.
 
     Living nodes keep their positions; of the standbys, the one takes a lost node's position whose
     memory has most of what is kept there (the best match first), then one that leaves no shard
@@ -292,7 +292,7 @@ def _from_elsewhere(
     shards: Collection[int],
     reason: str,
 ) -> RecoveryPlan:
-    """All nodes load the newest version of the persistent tier; without one, training starts."""
+    """Return the plan that loads the tier's newest version; without one, training starts."""
     newest = max(stored, default=None)
     if newest is None:
         tier: Literal["persistent", "start"] = "start"
@@ -390,7 +390,7 @@ def _whole(
 
 
 def _holders(copies: Iterable[Copy]) -> dict[VersionId, dict[int, list[str]]]:
-    """Of each version, the nodes that have each shard."""
+    """Return, for each version, the nodes that have each shard."""
     found: dict[tuple[int, ...], tuple[VersionId, dict[int, list[str]]]] = {}
     for copy in copies:
         key = (

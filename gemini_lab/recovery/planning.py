@@ -41,7 +41,7 @@ def make_plan(
     importing: Collection[str] = (),
     first: str = "",
 ) -> RecoveryPlan:
-    """The plan for what these inventories show, without the nodes that are avoided.
+    """Return the plan for these inventories, without the nodes that are avoided.
 
     A node that every attempt failed on, or whose machine is to go, is used again only where there
     is no other, or where it has what would be lost without it; one that computes wrong, never.
@@ -72,7 +72,7 @@ def _plan_with(
     inventories: Mapping[str, Inventory],
     late: Collection[str],
 ) -> RecoveryPlan:
-    """The plan that uses these nodes, as spares in this order."""
+    """Return the plan that uses these nodes, as spares in this order."""
     seats = state.seats
     # Without a placement no worker has called protect yet, and there is nothing to load.
     copies = good_copies(state, inventories) if state.setup.settings else []
@@ -93,7 +93,7 @@ def _plan_with(
 
 
 def rack_notes(before: RootState, plan: RecoveryPlan) -> Iterator[Emit]:
-    """What the machines that this plan seats cost of safety, if anything."""
+    """Emit a warning if the machines of this plan put all copies of a shard in one rack."""
     seats = before.seats
     if seats.placement is not None and seats.placement.nodes == len(plan.members):
         holders, members = seats.placement.holders, before.members
@@ -102,7 +102,7 @@ def rack_notes(before: RootState, plan: RecoveryPlan) -> Iterator[Emit]:
 
 
 def good_copies(state: RootState, inventories: Mapping[str, Inventory]) -> list[Copy]:
-    """The run's copies in memory, without those that failed to load or were left behind."""
+    """Return the copies in memory, without those that failed to load or were left behind."""
     found = (
         Copy(
             shard=copy.shard,
@@ -123,7 +123,7 @@ def good_copies(state: RootState, inventories: Mapping[str, Inventory]) -> list[
 
 
 def stored_versions(state: RootState, inventories: Mapping[str, Inventory]) -> list[Stored]:
-    """What the persistent tier has for this run: its own versions, and others' if it resumes.
+    """Return the tier's versions for this run: its own, and others' if it resumes.
 
     What was left behind lies there until it is replaced, and counts for nothing. All versions of
     other runs are older than this run's.
@@ -146,7 +146,7 @@ def unclear_versions(state: RootState, inventories: Mapping[str, Inventory]) -> 
 
 
 def resumes_elsewhere(order: JobOrder, settings: Settings) -> bool:
-    """Whether a resumed run's script names another persistent tier than its launcher knew of.
+    """Return whether a resumed run's script names another tier than its launcher did.
 
     Then the first plan was made without the versions there, and another one is needed.
     """
@@ -155,7 +155,7 @@ def resumes_elsewhere(order: JobOrder, settings: Settings) -> bool:
 
 
 def hopes(state: RootState, inventories: Mapping[str, Inventory]) -> Hopes:
-    """What may still come back that is newer than what is at hand."""
+    """Return which newer versions may still come back."""
     seen = newest_seen(good_copies(state, inventories))
     let_go = {one.version for one in state.discarded.rejected}
     known = [v for v in (state.reached.newest, seen, state.tier.saved) if v not in let_go]
@@ -192,7 +192,7 @@ Holders = dict[int, list[str]]
 
 
 def with_cuts(plan: RecoveryPlan, copies: Iterable[Copy]) -> RecoveryPlan:
-    """The plan, or the same with a better version that other numbers of ranks have made.
+    """Return the plan, or one with a better version that another world size made.
 
     Args:
         plan: What there is without those.
@@ -224,7 +224,7 @@ def with_cuts(plan: RecoveryPlan, copies: Iterable[Copy]) -> RecoveryPlan:
 
 
 def newest_whole(copies: Sequence[Copy]) -> tuple[VersionId, Holders] | None:
-    """The newest version of which every shard is among these copies, and who has which."""
+    """Return the newest version whose shards are all among these copies, and their holders."""
 
     def kind(copy: Copy) -> tuple[VersionId, int]:
         return VersionId(version=copy.version, lineage=copy.lineage), copy.ranks
@@ -240,7 +240,7 @@ def newest_whole(copies: Sequence[Copy]) -> tuple[VersionId, Holders] | None:
 
 
 def covering(nodes: Sequence[str], count: int, holders: Holders) -> list[str] | None:
-    """So many of these nodes that together have every shard, the first where it is all the same.
+    """Return nodes that together have every shard, of equal ones the first.
 
     Args:
         nodes: To choose from, those that are to stay before others first.
@@ -266,7 +266,7 @@ def covering(nodes: Sequence[str], count: int, holders: Holders) -> list[str] | 
 
 
 def _source(shard: int, node: str | None, holders: Holders) -> Source:
-    """Where a new shard comes from, as far as it can be told before layouts are known."""
+    """Return the origin of a new shard, as far as it is known before layouts are."""
     if node is not None and all(node in held for held in holders.values()):
         return Source(shard=shard, tier="local", holder=node)
     return Source(shard=shard, tier="peer", holder=None)

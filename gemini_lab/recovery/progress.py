@@ -1,4 +1,4 @@
-"""How far each rank is, and at what pace they go."""
+"""The progress of each rank, and the pace of all."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -32,11 +32,11 @@ class Slowest:
 
     @property
     def number(self) -> int:
-        """The least one; there has to be a rank."""
+        """The least number; there has to be a rank."""
         return min(self._ranks_at)
 
     def note(self, rank: int, number: int) -> None:
-        """This is the number of a rank now."""
+        """Note the number of a rank."""
         before = self.of.get(rank)
         if before is not None:
             self._ranks_at[before] -= 1
@@ -59,20 +59,20 @@ class Progress:
         return self._newest.number
 
     def restart(self, ranks: Iterable[int], *, iteration: int) -> None:
-        """All ranks begin, after `iteration`."""
+        """Note that all ranks start after `iteration`."""
         self._newest = Slowest(dict.fromkeys(ranks, iteration))
 
     def note(self, rank: int, iteration: int, *, duration_s: float) -> None:
-        """A rank has finished an iteration."""
+        """Note that a rank has finished an iteration."""
         self._newest.note(rank, iteration)
         self._durations.append(duration_s)
 
     def go_back(self, rank: int, iteration: int) -> None:
-        """A rank has taken back what it did after an iteration."""
+        """Note that a rank has rewound to an iteration."""
         self._newest.note(rank, iteration)
 
     def step_limit_s(self, settings: Settings) -> float | None:
-        """How long a worker may stand still in a step; `None` while no pace is known."""
+        """Return how long a worker may stand still in a step; `None` while no pace is known."""
         if not self._durations:
             return None
         return max(settings.min_progress_s, SLOWER * median(self._durations))

@@ -15,7 +15,7 @@ from gemini_lab.seats import in_order, listed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hopes:
-    """What is known of newer versions than those at hand.
+    """The known versions that are newer than those at hand.
 
     Attributes:
         newest: The newest version that is known to have been whole; 0 for none.
@@ -46,7 +46,7 @@ class Hopes:
 
 
 def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
-    """What the run waits for rather than carry out `plan`; `None` if the plan loses nothing.
+    """Return what the run waits for; `None` if the plan loses nothing.
 
     A version in memory that is lost for certain is not waited for: if every node that kept it is
     known to be dead, the newest persistent version is the best there will ever be. A version that
@@ -92,7 +92,7 @@ def reason_to_wait(plan: RecoveryPlan, hopes: Hopes) -> str | None:
 
 
 def newest_seen(copies: Collection[Copy]) -> int:
-    """The newest version that must have been whole, going by what is in memory somewhere.
+    """Return the newest version that must have been whole, judged by all memory.
 
     A version is begun when the one before it is whole everywhere: so of the versions seen, the
     newest may never have become whole, but the one before it was.

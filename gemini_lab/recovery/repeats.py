@@ -81,7 +81,7 @@ class Account:
 
 
 def joined(known: Account | None, said: Said) -> Account:
-    """What is known of an iteration with one more thing said; a newer try replaces an older."""
+    """Return an iteration's account with one more event; a newer try replaces an older."""
     if known is None or known.epoch < said.epoch:
         known = Account(epoch=said.epoch)
     if isinstance(said, IterationBegun):
@@ -91,7 +91,7 @@ def joined(known: Account | None, said: Said) -> Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What differs first between two accounts of one iteration.
+    """The first difference between two accounts of one iteration.
 
     Attributes:
         what: As `Diverged.differs`.
@@ -107,7 +107,7 @@ class Difference:
 
 
 def difference(before: Account, after: Account, *, unseeded: Collection[str]) -> Difference | None:
-    """What differs first between two accounts of one iteration of one rank; `None` for nothing.
+    """Return the first difference between two accounts of an iteration; `None` for none.
 
     Where losses or norms are known and equal, another batch or random state was without effect:
     nothing is computed from what differs. The learning rate shows later, so it counts. A value
@@ -130,7 +130,7 @@ def difference(before: Account, after: Account, *, unseeded: Collection[str]) ->
 def inputs_difference(
     before: Inputs, after: Inputs, *, unseeded: Collection[str]
 ) -> Difference | None:
-    """What differs first between what an iteration began with, twice."""
+    """Return the first difference between two sets of an iteration's inputs."""
     if before.batch != after.batch:
         return _of_inputs("batch", before.batch, after.batch)
     for name in differing_generators(before, after):

@@ -35,7 +35,7 @@ Make = Callable[[RootState], RecoveryPlan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPlacement:
-    """What a restart begins with.
+    """The placement and the plan of a restart.
 
     Attributes:
         state: The run's, with the placement that the plan is for.
@@ -49,13 +49,13 @@ class RestartPlacement:
 
 
 def follows(state: RootState) -> bool:
-    """Whether this run's copies follow the risk; its own root agent or placement decides alone."""
+    """Return whether copies follow the risk; a root agent or placement of the user's does not."""
     is_known = state.setup.settings is not None and state.setup.settings.adapt_replicas
     return is_known and not state.job.root and state.job.seats.placement is None
 
 
 def follower(settings: Settings) -> Follower:
-    """What changes placements as these settings ask for."""
+    """Return the follower that changes placements as these settings ask for."""
     return Follower(
         target=settings.survival_target,
         horizon_days=settings.survival_days,
@@ -64,7 +64,7 @@ def follower(settings: Settings) -> Follower:
 
 
 def known_risk(state: RootState, order: JobOrder) -> Risk:
-    """What a job begins with: what was seen here, and with the first one what was learned."""
+    """Return a job's first risk: seen here, and for the first job learned from logs."""
     return (
         state.copies.risk.after(order.seats.risk)
         if state.setup.order is None
@@ -73,7 +73,7 @@ def known_risk(state: RootState, order: JobOrder) -> Risk:
 
 
 def memory_of(living: Living) -> dict[str, int]:
-    """Bytes for copies on each node, as it said when it joined; nodes of a machine share them."""
+    """Return the bytes for copies on each node; nodes of one machine share its memory."""
     nodes = Counter(one.machine for one in living.values() if one.machine)
     return {
         name: int(MEMORY_SHARE * one.memory_bytes / nodes.get(one.machine, 1))
@@ -83,13 +83,13 @@ def memory_of(living: Living) -> dict[str, int]:
 
 
 def seats_with(state: RootState, living: Living, at_s: float) -> Seats:
-    """The seats with what is known of the machines now."""
+    """Return the seats with the machines' risk and memory."""
     known = {**state.seats.risk.memory_bytes, **memory_of(living)}
     return replace(state.seats, risk=replace(state.copies.risk.at(at_s), memory_bytes=known))
 
 
 def next_change(state: RootState, seats: Seats) -> Change | None:
-    """What of the placement is to change now; `None` for nothing."""
+    """Return the change that the placement needs now; `None` for none."""
     settings = state.read_settings()
     return follower(settings).change(
         seats.holders,
@@ -115,7 +115,7 @@ class ReplicaPlacing:
     def hear(
         self, happening: Happening, done: Iterable[Instruction], state: RootState
     ) -> RootState:
-        """The state with what a happening, and what was done about it, tell of machines."""
+        """Return the state with the risk that a happening and its answer show."""
         risk = state.copies.risk
         if isinstance(happening, AgentJoined):
             risk = risk.joined(happening.node, happening.at_s)
@@ -144,7 +144,7 @@ class ReplicaPlacing:
     def place(
         self, at_s: float, state: RootState, plan: RecoveryPlan, living: Living, make: Make
     ) -> RestartPlacement:
-        """The placement with which all workers start anew, and the plan for it.
+        """Return the placement for the next start, and the plan for it.
 
         Args:
             at_s: Now.
@@ -176,7 +176,7 @@ class ReplicaPlacing:
     def _offers(
         self, state: RootState, seats: Seats, plan: RecoveryPlan
     ) -> Iterator[tuple[Placement, Placement | None, Emit]]:
-        """Placements that would be better, the best first, each with what it is on the way to."""
+        """Yield better placements, the best first, each with the one that follows it."""
         if later := _later(state):
             reason = "the copies in their new places are whole, and the others are not needed"
             yield later, None, _told(seats, later, state, reason)
@@ -193,7 +193,7 @@ class ReplicaPlacing:
             )
 
     def begin_if_due(self, at_s: float, state: RootState, living: Living) -> Iterator[Instruction]:
-        """Have all ranks stop if copies are to be placed anew, and can be now."""
+        """Order all ranks to stop if copies have to be placed again and can be now."""
         is_idle = state.phase == "running" and not self._stop.is_under_way
         if not is_idle or not follows(state) or seat_to_leave(state):
             return
@@ -240,7 +240,7 @@ class ReplicaPlacing:
 
 
 def _later(state: RootState) -> Placement | None:
-    """The placement that the one of now is on the way to, if the nodes are still as many."""
+    """Return the placement that follows this one, if there are still as many nodes."""
     later = state.copies.later
     return later if later is not None and later.nodes == state.seats.nodes else None
 
@@ -252,7 +252,7 @@ def _what(plan: RecoveryPlan) -> tuple[object, ...]:
 def _keeps_copies(
     seats: Seats, placement: Placement, plan: RecoveryPlan, made: RecoveryPlan
 ) -> bool:
-    """Whether no copy that is there goes before those that are to stay are there.
+    """Return whether no copy is freed before the copies that stay are there.
 
     Args:
         seats: With the placement of now.
@@ -272,7 +272,7 @@ def _keeps_copies(
 
 
 def _with_killed(risk: Risk, happening: Happening) -> Risk:
-    """What a worker that ended says of its node: an error of the script's own says nothing."""
+    """Return the risk after a worker ended; the script's own errors change nothing."""
     if not (isinstance(happening, FromAgent) and isinstance(happening.message, WorkerEnded)):
         return risk
     is_killed = happening.message.code < 0  # by a signal
@@ -280,7 +280,7 @@ def _with_killed(risk: Risk, happening: Happening) -> Risk:
 
 
 def _with_size(state: RootState, happening: Happening) -> RootState:
-    """The state with the size of the largest shard, as workers told it in this start."""
+    """Return the state with the size of the largest shard, as workers reported it."""
     message = happening.message if isinstance(happening, FromAgent) else None
     said = message.entry.event if isinstance(message, EventSaid) else None
     if not isinstance(said, events.Protected):
@@ -290,7 +290,7 @@ def _with_size(state: RootState, happening: Happening) -> RootState:
 
 
 def _told(seats: Seats, placement: Placement, state: RootState, reason: str) -> Emit:
-    """What changes, with the names of nodes."""
+    """Return the event of a change, with the names of nodes."""
     settings = state.read_settings()
     known, horizon_days = dangers(seats, settings), settings.survival_days
     before = seats.holders
@@ -316,7 +316,7 @@ def _told(seats: Seats, placement: Placement, state: RootState, reason: str) -> 
 
 
 def _seen(seats: Seats, settings: Settings) -> str:
-    """Which nodes and racks have failed, and what rate that gives."""
+    """Return, for users, which nodes and racks have failed, and the rate."""
     risk, expected = seats.risk, settings.expected_failures
     members: Mapping[str, None] = dict.fromkeys(node for node in seats.members if node)
     failed = [(node, risk.nodes[node]) for node in members if node in risk.nodes]
@@ -358,7 +358,7 @@ RISK_EVENTS: Final = (
 
 
 class RiskReader:
-    """Follows a log, and knows what was seen of each machine by then.
+    """The risk of each machine, as one run's log shows it.
 
     A machine fails when it is lost, falls silent, or when one of its workers is killed by a signal
     or hangs. Errors of the script's own, and machines that were to go, are no failures.
@@ -377,7 +377,7 @@ class RiskReader:
         self._last_s = 0.0
 
     def take(self, entry: Entry) -> None:
-        """Take in one entry."""
+        """Update the risk by one entry."""
         at_s, event = entry.at_s, entry.event
         self._last_s = at_s
         match event:
@@ -404,7 +404,7 @@ class RiskReader:
                 pass
 
     def close(self) -> None:
-        """Nothing more is seen of anybody."""
+        """Close the risk at the last entry's moment."""
         self.risk = self.risk.at(self._last_s)
 
     def _take_end(
@@ -424,7 +424,7 @@ class RiskReader:
 
 
 def learn_risk(entries: Iterable[Entry]) -> Risk:
-    """What the entries of one run's log tell of its machines."""
+    """Return the risk that the entries of one run's log show."""
     reader = RiskReader()
     for entry in entries:
         reader.take(entry)

@@ -76,7 +76,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InTier:
-    """What the persistent tier has.
+    """The run's versions in the persistent tier.
 
     Attributes:
         saved: Newest version that is known to be there and still counts.
@@ -220,7 +220,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPlacement:
-    """Where copies are placed as failures are seen.
+    """The placement of copies, which follows the failures that are seen.
 
     Attributes:
         risk: Failures seen of each machine.

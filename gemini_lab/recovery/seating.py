@@ -1,4 +1,4 @@
-"""Which machine takes which empty position: whose memory is of use, then whose rack is safe."""
+"""The choice of machines for empty positions: by useful memory, then by safe racks."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,15 +12,15 @@ MOST_TRIED: Final = 4096
 
 
 class SpareCopy(Protocol):
-    """What a node has in memory, as far as it matters for where it sits."""
+    """A copy in a node's memory, as far as it decides where the node sits."""
 
     @property
     def shard(self) -> int:
-        """Of which rank."""
+        """The rank whose shard it is."""
 
     @property
     def node(self) -> str:
-        """Where it is."""
+        """The node that has it."""
 
 
 def fill_positions(
@@ -33,7 +33,7 @@ def fill_positions(
     rack_of: Mapping[str, str],
     late: Collection[str] = (),
 ) -> tuple[str | None, ...]:
-    """The members with spares on the empty positions; `None` where none is left.
+    """Return the members with spares on the empty positions; `None` if none is left.
 
     A spare whose memory has what a position keeps takes that one, the best match first. Of the
     others, those are chosen, and so put, that as few shards as possible have all their copies in
@@ -70,7 +70,7 @@ def fill_positions(
 
 
 def positions_kept(holders: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The positions whose shards each position keeps, its own first."""
+    """Return the positions whose shards each position keeps, its own first."""
     kept: list[list[int]] = [[position] for position in range(len(holders))]
     for owner, keepers in enumerate(holders):
         for keeper in keepers[1:]:
@@ -83,7 +83,7 @@ def in_one_rack(
     members: Sequence[str | None],
     rack_of: Mapping[str, str],
 ) -> dict[int, str]:
-    """The positions whose shards have two copies or more, all in one rack, and which that is."""
+    """Return the positions whose shards have several copies, all in one rack, and the rack."""
     found: dict[int, str] = {}
     for owner, keepers in enumerate(holders):
         racks = [_rack(members[keeper], rack_of) for keeper in keepers]
@@ -98,7 +98,7 @@ def rack_warning(
     members: Sequence[str | None],
     rack_of: Mapping[str, str],
 ) -> str:
-    """What other machines on the positions cost of safety, in words; empty if nothing."""
+    """Return, for users, what new machines on the positions cost of safety; else empty."""
     known = in_one_rack(holders, before, rack_of) if len(before) == len(members) else {}
     new = {p: r for p, r in in_one_rack(holders, members, rack_of).items() if p not in known}
     if not new:
@@ -147,7 +147,7 @@ class _Seating:
     def _best(
         self, taken: Sequence[int], spares: Sequence[str], racks: Sequence[str]
     ) -> dict[int, str]:
-        """The best of all ways: of a rack's spares those without a wait first, then in order."""
+        """Return the best seating; of a rack's spares those without a wait come first."""
         in_rack = {
             rack: sorted(
                 (node for node in spares if _rack(node, self._rack_of) == rack),
@@ -165,7 +165,7 @@ class _Seating:
         return min(ways, key=lambda way: (self._harm(way), [number[node] for node in way.values()]))
 
     def _improve(self, position: int, taken: Sequence[int], spares: list[str]) -> bool:
-        """Put another one here, or let two change places, if that does less harm."""
+        """Replace or exchange a node if that does less harm; return whether it did."""
         here = self._filled[position]
         assert here is not None
         now = self._harm({position: here})
@@ -187,7 +187,7 @@ class _Seating:
         return False
 
     def _harm(self, put: Mapping[int, str]) -> tuple[int, int, int]:
-        """Shards in one rack alone, nodes to wait for, copies that share a rack: of these places.
+        """Return the shards in one rack alone, the nodes to wait for, the copies that share a rack.
 
         A position that is still empty may get any rack.
         """
@@ -204,6 +204,6 @@ class _Seating:
 
 
 def _shared(racks: Iterable[str]) -> int:
-    """How many copies are in a rack where another one is."""
+    """Return how many copies share a rack with another one."""
     known = Counter(rack for rack in racks if rack)
     return sum(count - 1 for count in known.values())

@@ -1,4 +1,4 @@
-"""What a failure costs: wasted time and how often to checkpoint (paper, section 2.1)."""
+"""The cost of a failure: wasted time, and how often to checkpoint (paper, section 2.1)."""
 
 import math
 from typing import Final

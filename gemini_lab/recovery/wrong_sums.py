@@ -34,7 +34,7 @@ Work = Literal["gradient", "update"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a machine said of a piece of work.
+    """A machine's answer to a piece of work.
 
     Attributes:
         rank: Whose work it was.
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What some answers come to.
+    """The verdict that some answers allow.
 
     Attributes:
         wrong: Nodes that computed wrong, for certain.
@@ -63,7 +63,7 @@ class Verdict:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all machines said the same."""
+        """Whether all machines gave the same answers."""
         return not self.ranks
 
     @property
@@ -73,7 +73,7 @@ class Verdict:
 
 
 def judge(answers: Iterable[Answer]) -> Verdict:
-    """What these answers, of any number of replays, come to."""
+    """Return the verdict on these answers of any number of replays."""
     said: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for one in answers:
         said[one.rank][one.node].add(one.digest)
@@ -97,7 +97,7 @@ def _digests(by_node: Mapping[str, set[int]]) -> set[int]:
 
 
 def _supported(by_node: Mapping[str, set[int]]) -> set[int]:
-    """The answers that two machines gave."""
+    """Return the answers that two machines gave."""
     return {
         digest
         for digest in _digests(by_node)
@@ -106,7 +106,7 @@ def _supported(by_node: Mapping[str, set[int]]) -> set[int]:
 
 
 def _convicted(by_node: Mapping[str, set[int]]) -> set[str]:
-    """Who is wrong by what was said of one piece of work."""
+    """Return the nodes that are wrong by the answers to one piece of work."""
     contradicted = {node for node, given in by_node.items() if len(given) > 1}
     right = _supported(by_node)
     if len(right) != 1:  # with more than one, machines are wrong in the same bits: no telling
@@ -115,13 +115,13 @@ def _convicted(by_node: Mapping[str, set[int]]) -> set[str]:
 
 
 def _is_open(by_node: Mapping[str, set[int]], wrong: set[str]) -> bool:
-    """Whether those who are not known to be wrong still contradict one another."""
+    """Return whether nodes that are not known to be wrong still contradict one another."""
     others = {node: given for node, given in by_node.items() if node not in wrong}
     return len(_digests(others)) > 1
 
 
 def shifts(nodes: int) -> tuple[int, ...]:
-    """By how many machines work moves in each replay; the later ones only where answers differ.
+    """Return by how many machines work moves in each replay, the later ones if answers differ.
 
     Args:
         nodes: Machines of the job.
@@ -132,13 +132,13 @@ def shifts(nodes: int) -> tuple[int, ...]:
 
 
 def left_by(said: WrongSums, *, run: int) -> VersionId:
-    """What is left behind when training goes back to the newest version that is verified."""
+    """Return what is left behind if training goes back to the newest verified version."""
     lineage = Lineage(run=run, epoch=said.epoch, rewinds=said.rewinds)
     return VersionId(version=said.version, lineage=lineage)
 
 
 def unheard(state: RootState, agents: Iterable[AgentJoined]) -> WrongSums | None:
-    """What these agents know of wrong sums that no root agent has acted upon.
+    """Return wrong sums that these agents know of and no root agent has acted on.
 
     Workers say it once, and stand still: a root agent that was lost just then, or a connection,
     took it along.
@@ -153,7 +153,7 @@ def unheard(state: RootState, agents: Iterable[AgentJoined]) -> WrongSums | None
 
 
 def without(state: RootState, nodes: tuple[str, ...]) -> RootState:
-    """The state in which these nodes are never used again."""
+    """Return the state in which these nodes are never used again."""
     return replace(
         state,
         nodes=replace(
@@ -166,7 +166,7 @@ def without(state: RootState, nodes: tuple[str, ...]) -> RootState:
 
 
 def reason_to_end(said: WrongSums, state: RootState) -> str:
-    """Why the run ends because of it; empty if it does not."""
+    """Return why the run ends because of it; empty if it does not."""
     if state.read_settings().on_wrong_sums == "stop":
         return f'{said} (the run ends here as "on_wrong_sums": "stop" says)'
     if said.goes_back:

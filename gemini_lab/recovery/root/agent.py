@@ -111,7 +111,7 @@ class RootAgent:
 
     @property
     def living(self) -> dict[str, AgentJoined]:
-        """What the agent of each node said when it joined."""
+        """The first message of each node's agent."""
         return self.run.living
 
     def close(self) -> None:
