@@ -20,7 +20,7 @@ from gemini_lab.kept.process import KeptProcess
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, Note, OfWorker, Unprotected
 from gemini_lab.recovery.messages import (
-    Cut,
+    CutLinks,
     EventSaid,
     Flawed,
     GoBack,
@@ -83,7 +83,7 @@ FENCE_S: Final = 120.0
 """The same where the root agent has to plan anew."""
 MEET_S: Final = 1800.0
 """For all ranks to call `protect`."""
-Order = Hold | GoBack | Flawed | Cut | Stand | GoOn
+Order = Hold | GoBack | Flawed | CutLinks | Stand | GoOn
 """What the node's agent may ask of a worker at any time."""
 _ARRIVED: Final = "gemini_lab/protect/arrived"
 _ALL: Final = "gemini_lab/protect/all"
@@ -289,14 +289,14 @@ class WorkerSession:
                 self.order_back = order
             case Flawed():
                 self.flaws.append(order)
-            case Cut():  # it waits for the other end
+            case CutLinks():  # it waits for the other end
                 # On a thread of its own, or the session would not hear the agent while the other
                 # end is slow.
                 threading.Thread(target=self._cut, args=(order,), daemon=True).start()
             case Stand() | GoOn():
                 self.kept.on_order(order, fds)
 
-    def _cut(self, order: Cut) -> None:
+    def _cut(self, order: CutLinks) -> None:
         ours = self.start.rank
         for rank in order.ranks:
             try:

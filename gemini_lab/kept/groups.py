@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.kept.record import SetUpRecord, results_of
-from gemini_lab.kept.works import Apart, Done, Promise, Watched
+from gemini_lab.kept.works import DoneWork, LoneWork, Promise, Watched
 from gemini_lab.transfer.group import let_go
 from gemini_lab.transfer.sockets import OwnConnections
 
@@ -243,7 +243,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._timeout, self._more = timeout, more
         self._group: Any = None
         self._gloo: Any = None
-        self._apart: Apart | None = None  # the newest
+        self._apart: LoneWork | None = None  # the newest
         self._promised: set[Promise] = set()
         self._promising = threading.Lock()
         self._are_promised = threading.Event()
@@ -369,18 +369,18 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         """A collective of that name, as torch's functions call it."""
         groups, record = self._groups, self._groups.record
         if groups.mode is Mode.BROKEN:
-            return Done(args)
+            return DoneWork(args)
         entry = record.next(name, args) if self.size() > 1 else None
         if groups.mode is Mode.ALONE and self.size() > 1:
             record.play(name, args)
-            return Done(args)
+            return DoneWork(args)
         try:
             work = getattr(self._group, name)(*args, **kwargs)
         except RuntimeError as error:
             self.fail(error)
-            return Done(args)
+            return DoneWork(args)
         if name in KNOW_NO_LIMIT:
-            work = self._apart = Apart(work)
+            work = self._apart = LoneWork(work)
         return Watched(work, self, args, lambda: record.fill(entry, results_of(name, args)))
 
     def fail(self, error: RuntimeError) -> None:

@@ -24,7 +24,7 @@ class Judge(Protocol):
         """A future of it."""
 
 
-class Done(_Work):  # type: ignore[misc]
+class DoneWork(_Work):  # type: ignore[misc]
     """A collective that is over, and has left its tensors as they were."""
 
     def __init__(self, args: Sequence[Any]) -> None:
@@ -53,7 +53,7 @@ class Done(_Work):  # type: ignore[misc]
         return future
 
 
-class Apart:
+class LoneWork:
     """A handle whose `wait` knows no time-out: a thread of its own waits for it.
 
     It may wait for long after nobody else does; then it touches nothing any more.
@@ -117,7 +117,7 @@ class Watched(_Work):  # type: ignore[misc]
                 self._group.wait_for(self._work)
         except RuntimeError as error:
             self._group.fail(error)
-            self._work = Done(self._args)
+            self._work = DoneWork(self._args)
         else:
             self._done()
         return True

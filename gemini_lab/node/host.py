@@ -23,8 +23,8 @@ from gemini_lab.node.processes import end_orphans, is_alive, is_workers, reap, s
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
-    Kill,
     Killed,
+    KillWorkers,
     Message,
     ParentReady,
     Preload,
@@ -137,7 +137,7 @@ class WorkerHost:
         to the node's memory. The root agent does without this node then.
         """
         if self.workers.keys() - {*spare}:
-            await self._have_killed(Kill(epoch=epoch, spare=[*spare]))
+            await self._have_killed(KillWorkers(epoch=epoch, spare=[*spare]))
         while self._dying:
             self._dying = {one for one in self._dying if is_alive(one)}
             await asyncio.sleep(GONE_LOOK_S if self._dying else 0)
@@ -293,7 +293,7 @@ class WorkerHost:
         self._is_ready.set()
         asyncio.get_running_loop().add_reader(self._parent, self._read_parent)
 
-    async def _have_killed(self, order: Kill) -> None:
+    async def _have_killed(self, order: KillWorkers) -> None:
         """Wait until the warm parent has obeyed; replace one that does not answer."""
         # Answers have no numbers: the parent answers in order, so the oldest order is meant.
         future: asyncio.Future[Killed] = asyncio.get_running_loop().create_future()

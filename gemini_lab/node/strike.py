@@ -18,7 +18,7 @@ from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
 from gemini_lab.node.start_config import AgentConfig
-from gemini_lab.recovery.messages import Cut, Flawed
+from gemini_lab.recovery.messages import CutLinks, Flawed
 
 
 class Victim(Protocol):
@@ -107,7 +107,7 @@ def _compute_wrong(node: Victim, action: Action) -> None:
 
 
 def _cut_workers(node: Victim, action: Action) -> None:
-    order = Cut(ranks=[*action.others])
+    order = CutLinks(ranks=[*action.others])
     told = [worker.channel.send(order) for worker in node.host.workers.values()]
     if any(told):
         _said(node, action)

@@ -35,8 +35,8 @@ from gemini_lab.node.processes import end_orphans, remove_semaphores, semaphore_
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
-    Kill,
     Killed,
+    KillWorkers,
     Message,
     ParentReady,
     Preload,
@@ -125,7 +125,7 @@ class WarmParent:
                 from gemini_lab.node.preload import preload  # noqa: PLC0415 - imports much
 
                 self._channel.send(preload(message))
-            case Kill():
+            case KillWorkers():
                 self._kill_all(spare=message.spare)
                 self._channel.send(Killed(epoch=message.epoch))
 

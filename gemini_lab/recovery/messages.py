@@ -467,7 +467,7 @@ class Flawed(Message, frozen=True, kw_only=True):
     seed: Seed
 
 
-class Cut(Message, frozen=True, kw_only=True):
+class CutLinks(Message, frozen=True, kw_only=True):
     """Close your connections to these ranks' workers, which are told the same; agent to worker.
 
     An injected failure.
@@ -689,7 +689,7 @@ class Fork(Message, frozen=True, kw_only=True):
     start: WorkerStart
 
 
-class Kill(Message, frozen=True, kw_only=True):
+class KillWorkers(Message, frozen=True, kw_only=True):
     """To the warm parent: kill all workers, but for those of the ranks to spare."""
 
     epoch: Epoch

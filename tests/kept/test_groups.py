@@ -18,7 +18,7 @@ from json_lines import json_lines
 
 from gemini_lab.kept.groups import StandingGroup, StandingGroups, obstacle
 from gemini_lab.kept.record import SetUpRecord
-from gemini_lab.kept.works import Apart, Done
+from gemini_lab.kept.works import DoneWork, LoneWork
 from gemini_lab.launch.etcd import held_port
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.sockets import can_be_found
@@ -153,7 +153,7 @@ class Work:
 
 def test_a_handle_that_takes_no_notice_of_a_time_out_is_waited_for_apart():
     work = Work()
-    apart = Apart(work)
+    apart = LoneWork(work)
     with pytest.raises(RuntimeError, match=r"not over within 0\.01 s"):
         apart.wait(timedelta(seconds=0.01))
     assert not apart.is_completed()
@@ -166,7 +166,7 @@ def test_what_went_wrong_there_is_told():
     work = Work(RuntimeError("the peer is gone"))
     work.is_due.set()
     with pytest.raises(RuntimeError, match="the peer is gone"):
-        Apart(work).wait(timedelta(seconds=60))
+        LoneWork(work).wait(timedelta(seconds=60))
 
 
 class OverJustAfterALook:
@@ -229,7 +229,7 @@ def test_a_handle_gives_its_result_and_gloos_own_barrier_is_one():
 
 def test_of_what_never_came_nobody_is_said_to_have_sent_it():
     """The iteration is thrown away, but the script has to come to its end."""
-    work = Done([[torch.ones(1)]])
+    work = DoneWork([[torch.ones(1)]])
     assert (work._source_rank(), work.result()) == (0, [torch.ones(1)])
 
 
