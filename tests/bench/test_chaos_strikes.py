@@ -484,13 +484,13 @@ def test_the_log_tells_who_is_root_who_sits_where_and_how_training_goes(tmp_path
     told.poll()
     assert (told.root, told.progress) == ("node-0", 1)
     assert told.keepers_of(1) == ["node-0"]  # whose agent said so; there is no placement yet
-    assert list(told.since_s) == ["plan"]  # of the start
+    assert list(told.since_s) == ["plan", "start"]  # of the first start
     for entry in LOG[6:]:
         log.append(entry)
     told.poll()
     assert (told.root, told.is_over) == ("node-2", True)
     assert told.progress == 4
-    assert list(told.since_s) == ["plan", "fence", "end"]
+    assert list(told.since_s) == ["plan", "start", "fence", "end"]
     log.close()
 
 
