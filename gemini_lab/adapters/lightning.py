@@ -295,7 +295,6 @@ def _obstacles_of_fit(trainer: Any) -> Iterator[tuple[str, str]]:
 
 
 def _stand_around(thing: object, name: str, around: Callable[..., Any]) -> None:
-    """Wrap a method of one object in `around`, which gets the method first."""
     setattr(thing, name, functools.partial(around, getattr(thing, name)))
 
 

@@ -105,7 +105,6 @@ class LightningState:
             callback.load_state_dict(state)
 
     def _changed(self) -> StateDict:
-        """Return what was set in the Trainer since the script made it."""
         now = {name: getattr(self._trainer, name) for name in _SET}
         return {name: value for name, value in now.items() if value != self._first_set[name]}
 
@@ -178,7 +177,6 @@ class LightningState:
 
 
 def _kinds_of(callback: Any) -> set[str]:
-    """Return names of the library's classes that it is of."""
     return {kind.__name__ for kind in type(callback).__mro__ if is_librarys(kind)}
 
 

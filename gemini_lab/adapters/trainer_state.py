@@ -74,7 +74,6 @@ class OwnCounts:
             setattr(self._trainer, name, _put_count(getattr(self._trainer, name, None), value))
 
     def _plain_ones(self) -> Iterator[tuple[str, object]]:
-        """Yield attributes that are not the library's, as copies."""
         for name, value in vars(self._trainer).items():
             if name not in self._librarys and _is_plain(value):
                 yield name, _copied(value)

@@ -378,7 +378,7 @@ def _to_host(sums: torch.Tensor) -> torch.Tensor:
 
 
 def _arrival() -> Any:
-    """Marks the moment on the device's queue at which all that was asked for so far is done."""
+    """Return a mark on the device's queue of all that was asked for until now."""
     event = get_accelerator().Event()
     event.record()
     return event

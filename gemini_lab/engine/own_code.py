@@ -370,7 +370,6 @@ class SameCode:
             self._say({name: digest})
 
     def _first_to_import(self, name: str, digest: str) -> str:
-        """Return the digest of the rank that was the first to import a file."""
         return self._store.compare_set(f"{_KEY}/late/{name}", "", digest).decode()
 
 

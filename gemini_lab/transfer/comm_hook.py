@@ -205,7 +205,7 @@ class CommHook:
 
     @property
     def _stands_still_at_s(self) -> float:
-        """When an iteration's time will have passed since a collective last began or ended."""
+        """Return when an iteration's time will have passed since the last collective."""
         if self._profile is None:
             return math.inf
         return self._moved_s + max(self._profile.iteration_s, _STILL_S)
@@ -238,7 +238,6 @@ class CommHook:
         return True
 
     def _wake(self) -> None:
-        """Wake all waiting threads, which then check their conditions again."""
         self._wakes_at = sys.maxsize
         self._changed.notify_all()
 

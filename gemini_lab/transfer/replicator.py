@@ -451,7 +451,6 @@ class Replicator:
         buffers: VersionBuffers[WriteBuffer],
         moment: Moment,
     ) -> dict[int, Words]:
-        """Finish the own shard's copy, and swap its checksums for those of the others."""
         local.up_to(version.payload_bytes)
         require_unwritten(version, moment, buffers.own.data)
         return self._exchange_digests(version, buffers)

@@ -136,14 +136,13 @@ def _over_ip() -> Iterator[tuple[str, str, tuple[int, str]]]:
 
 
 def _address(name: tuple[object, ...]) -> str:
-    """Host and port; a host is written alike where IPv6 carries IPv4, and where it does not."""
+    """Return host and port; the host is written alike if IPv6 carries IPv4."""
     # One end may see an IPv4 address where the other has it mapped into IPv6.
     host = str(name[0]).removeprefix("::ffff:")
     return f"{host} {name[1]}"
 
 
 def _is_there(fd: int, name: str) -> bool:
-    """Return whether a descriptor is still this socket's."""
     with suppress(OSError):
         return str((_OPEN / str(fd)).readlink()) == name
     return False
@@ -165,7 +164,6 @@ def _connection(fd: int, name: str) -> Iterator[socket.socket]:
 
 
 def _let_rest(sockets: Collection[tuple[int, str]]) -> None:
-    """Stop watchers of connections that stay open."""
     for fd, name in sockets:
         with suppress(OSError), _connection(fd, name):
             look_once_more(fd)

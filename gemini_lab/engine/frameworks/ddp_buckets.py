@@ -129,7 +129,7 @@ class BucketOrder:
         self.indices = [*indices]
 
     def _sparse(self) -> set[int]:
-        """Of which weights DDP expects sparse gradients, as an embedding's may be; by identity."""
+        """Return the identities of weights that DDP expects sparse gradients for, as embeddings."""
         weights, are_sparse = self._ddp._build_params_for_reducer()  # noqa: SLF001
         return {id(w) for w, is_sparse in zip(weights, are_sparse, strict=True) if is_sparse}
 

@@ -107,7 +107,6 @@ def copied(value: Any) -> Any:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether it is numbers and texts, and not very many."""
     found = [*islice(_leaves(value), _MANY + 1)]
     return len(found) <= _MANY and all(isinstance(one, _PLAIN_OPTIONS) for one in found)
 

@@ -374,6 +374,5 @@ def _members(block: TensorBlock) -> list[int]:
 
 
 def _word(forms: Sequence[Kept]) -> list[int]:
-    """Return a checksum of which tensors there are, as one signed word."""
     text = repr([(form.parameter, form.name, form.dtype) for form in forms])
     return [xxhash.xxh3_64_intdigest(text.encode()) >> 1]

@@ -137,7 +137,6 @@ class _StandIns:
 
 
 def _number(step: RecordedStep) -> int:
-    """Return which step of the optimizer's it is, by its own count."""
     return 1 + max(int(update.scalars.get("step", 0)) for update in step.updates)
 
 

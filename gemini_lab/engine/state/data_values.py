@@ -191,7 +191,7 @@ class DataValues:
                 yield one, seen
 
     def _iterators(self) -> Iterator["_Attribute"]:
-        """Iterators, which nobody can ask how far they have come; a file is opened anew."""
+        """Yield iterators, which cannot be asked how far they are; a file is opened again."""
         for one in self._attributes():
             if hasattr(type(one.value), "__next__") and not isinstance(one.value, io.IOBase):
                 yield one
@@ -269,7 +269,7 @@ def _put(thing: Any, name: str, wanted: Any) -> None:
 
 
 def _is_kind(value: object, kinds: tuple[type, ...] | type) -> bool:
-    """By its type alone: a weak proxy answers for something that may be gone."""
+    """Return whether its own type is such; a weak proxy answers for what may be gone."""
     return issubclass(type(value), kinds)
 
 
@@ -298,7 +298,7 @@ def _ends(parts: list[object]) -> list[object]:
 
 
 def _chosen_of_set(parts: list[object]) -> list[object]:
-    """Sets that are equal may give their elements in any order, and so have no ends."""
+    """Return all elements or none: equal sets may give theirs in any order, without ends."""
     return parts if len(parts) <= _MOST_OF_SET else []
 
 

@@ -389,6 +389,5 @@ def _flat(payload: Payload) -> torch.Tensor:
 
 
 def _view(flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Return one tensor of a payload, in place."""
     part = flat[spec.offset_bytes : spec.offset_bytes + spec.size_bytes]
     return part.view(getattr(torch, spec.dtype)).view(spec.shape)

@@ -69,7 +69,7 @@ def _are_same(then: dict[str, nn.Parameter], now: dict[str, nn.Parameter]) -> bo
 
 
 def _is_same(then: nn.Parameter, now: nn.Parameter) -> bool:
-    """FSDP2 may have a whole weight stand for its shard, after it computed without gradients."""
+    """Return whether it is the same; FSDP2 may show a whole weight in place of its shard."""
     return then is now or is_dtensor(then)
 
 

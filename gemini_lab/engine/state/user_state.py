@@ -165,7 +165,6 @@ def _tensors(part: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _kinds(name: str) -> tuple[type, ...]:
-    """Return a class of torchmetrics, if it is there."""
     package: Any = sys.modules.get("torchmetrics")
     kind = getattr(package, name, None)
     return () if kind is None else (kind,)

@@ -101,5 +101,4 @@ def _large(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _is_layer(module: torch.nn.Module) -> bool:
-    """Return whether it computes with weights of its own, and is no mere container."""
     return next(module.parameters(recurse=False), None) is not None

@@ -205,7 +205,6 @@ class Verifier:
             yield Answer(rank=self._moved(rank, -shift), node=node, digest=digest)
 
     def _moved(self, rank: int, shift: int) -> int:
-        """Return the rank of the same place on another machine."""
         return (rank + shift * self._seats.workers_per_node) % self._seats.world_size
 
     def _swap(self, parcel: Parcel, shift: int) -> Parcel:
