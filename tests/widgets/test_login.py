@@ -6,7 +6,15 @@ import pytest
 
 pytest.importorskip("bokeh")
 
-from gemini_lab_widgets.login import KEY_BYTES, MOST_TRIES, LoginGuard, kept_key, page_of, whose
+from gemini_lab_widgets.login import (
+    KEY_BYTES,
+    LOGIN_PAGE,
+    MOST_TRIES,
+    LoginGuard,
+    kept_key,
+    page_of,
+    whose,
+)
 
 PASSWORD = "correct horse"
 KEY = bytes(32)
@@ -129,3 +137,7 @@ def test_tries_from_many_addresses_of_one_machine_are_not_looked_at_at_once():
         assert await asyncio.gather(*tries) == [False] * MOST_TRIES
 
     asyncio.run(guess())
+
+
+def test_the_form_asks_for_a_password_and_says_what_comes_then() -> None:
+    assert "<button>Look at the run</button>" in LOGIN_PAGE

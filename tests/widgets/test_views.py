@@ -20,11 +20,8 @@ from bokeh.models import (
 from gemini_lab_widgets.pictures.palette import (
     BLUE,
     DARK,
-    GREEN,
     LIGHT,
     ON_DARK,
-    RED,
-    css,
     esc,
     shown,
 )
@@ -34,7 +31,6 @@ from gemini_lab_widgets.views import (
     CurvesView,
     IterationsView,
     MemoryView,
-    RecoveryView,
     ReplicasView,
     SpentView,
     StatusView,
@@ -43,7 +39,7 @@ from gemini_lab_widgets.views import (
 )
 from gemini_lab_widgets.views.answers import chances
 from gemini_lab_widgets.views.view import switch
-from told_runs import TRACEBACK, ToldRun, with_a_bug, with_a_drain, with_one_loss
+from told_runs import ToldRun, with_a_drain, with_one_loss
 
 from gemini_lab.log import events
 from gemini_lab.report.tables import Tables, tables_of
@@ -236,32 +232,6 @@ def test_up_to_32_nodes_stand_in_a_ring_and_more_in_a_grid() -> None:
     assert len(grid.cells.data["x"]) == 66
     assert grid.cells.data["number"][:4] == ["0", "1", "1", "0"]  # whose, and who keeps it
     assert "keeps those of: <b>node-1 (1)</b>" in grid.nodes.data["html"][0]
-
-
-@pytest.mark.parametrize(("kind", "part"), [(StatusView, "strip"), (RecoveryView, "errors")])
-def test_a_bug_is_shown_with_the_tracebacks_last_lines_as_lines(
-    kind: type[View], part: str
-) -> None:
-    text = getattr(drawn(kind, with_a_bug()), part).text
-    shown_lines = text.partition("<pre class=output>")[2].partition("</pre>")[0].split("\n")
-    assert shown_lines[-1] == TRACEBACK[-1]
-    assert shown_lines[-2] == TRACEBACK[-2]
-    assert f"rank 1 on node-1: {TRACEBACK[-1]}" in text
-    assert "\ufffd" not in text
-
-
-def test_the_chip_of_a_node_whose_worker_failed_is_not_green() -> None:
-    text = drawn(StatusView, with_a_bug()).strip.text
-    (chip,) = (item for item in text.split("<li>") if "</i>node-1" in item)
-    assert css(RED) in chip
-    assert "its worker failed" in chip
-    assert css(GREEN) not in text.partition("<ul")[2]
-
-
-def test_only_a_live_run_says_what_it_survives_now() -> None:
-    live = ToldRun().protect().train(1, 3)
-    assert "now: version 3 stays in memory" in drawn(StatusView, live).strip.text
-    assert "at its end: version 3 stays" in drawn(StatusView, live.finish(3)).strip.text
 
 
 def test_health_differs_by_shape_and_completeness_by_dashes() -> None:
@@ -560,11 +530,6 @@ def test_what_a_recovery_wastes_that_the_run_did_not_survive_is_not_nothing() ->
     text = drawn(StatusView, run).strip.text
     assert "not known<" in text
     assert "a recovery did not end" in text
-
-
-def test_no_part_of_a_bar_has_a_pattern_that_bokeh_does_not_know() -> None:
-    """It would say so in the browser's console at each drawing."""
-    assert "" not in drawn(SpentView, with_one_loss()).parts.data["hatch"]
 
 
 def test_nothing_is_said_to_be_added_where_there_was_nothing_to_compare_with() -> None:

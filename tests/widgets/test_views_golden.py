@@ -17,6 +17,8 @@ def drawn(view):
         for part, model in value.items() if isinstance(value, dict) else [("", value)]:
             if isinstance(model, ColumnDataSource):
                 rows = max(map(len, model.data.values()), default=0)
+                # Bokeh knows no pattern of this name, and says so in the console at each drawing.
+                assert "" not in model.data.get("hatch", ())
                 found[f"{name} {part}".strip()] = model.data if rows else 0
             elif isinstance(model, Div):
                 found[name] = model.text
