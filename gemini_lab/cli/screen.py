@@ -13,10 +13,10 @@ from gemini_lab.display import readable
 from gemini_lab.report.recovery import Recovery
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.course import ENDED
-from gemini_lab.report.tables import NodeRow, SpentRow, Status, leaving_of, losses_of
+from gemini_lab.report.tables.recoveries import losses as losses_of
 from gemini_lab.report.tables.replica_map import memory
-from gemini_lab.report.tables.spent import spent
-from gemini_lab.report.tables.status import status
+from gemini_lab.report.tables.spent import SpentRow, spent
+from gemini_lab.report.tables.status import NodeRow, Status, leaving_of, status
 from gemini_lab.units import format_bytes, format_seconds
 
 RECENT: Final = 64

@@ -7,7 +7,8 @@ from gemini_lab.log import events
 from gemini_lab.log.events import DRAIN, RecoveryStarted
 from gemini_lab.report import build_report
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables import leaving_of, tables_of
+from gemini_lab.report.tables import tables_of
+from gemini_lab.report.tables.status import leaving_of
 
 
 def status_of(run: ToldRun):

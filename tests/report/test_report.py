@@ -15,7 +15,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import find_log, find_run
 from gemini_lab.report import Step, build_report, load_report
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables import losses_of
+from gemini_lab.report.tables.recoveries import losses as losses_of
 from gemini_lab.report.tables.recoveries import recoveries
 from gemini_lab.report.text import ASCII, BLOCKS, WIDTH, gantt, ink_for, render
 

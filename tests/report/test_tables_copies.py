@@ -14,8 +14,8 @@ from gemini_lab.placement import Placement, enumerated_probability, plan_placeme
 from gemini_lab.recovery.plan import Copy, RecoveryPlan, Stored, plan_recovery
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.copies import NONE
-from gemini_lab.report.tables import ReplicaTable, Tables, tables_of
-from gemini_lab.report.tables.replica_map import planned, what_if
+from gemini_lab.report.tables import Tables, tables_of
+from gemini_lab.report.tables.replica_map import ReplicaTable, planned, what_if
 
 
 def tables(run: ToldRun) -> Tables:

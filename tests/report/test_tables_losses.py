@@ -6,7 +6,9 @@ from told_runs import ToldRun, with_one_loss
 from gemini_lab.recovery.wasted_time import wasted_time_s
 from gemini_lab.report import build_report
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables import RecoveryRow, Tables, losses_of, tables_of
+from gemini_lab.report.tables import Tables, tables_of
+from gemini_lab.report.tables.recoveries import RecoveryRow
+from gemini_lab.report.tables.recoveries import losses as losses_of
 
 
 def tables(run: ToldRun, *earlier: RunReducer) -> Tables:

@@ -8,10 +8,12 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.iteration_pace import WINDOW, IterationPace
-from gemini_lab.report.tables import IterationSeries, IterationTable, tables_of
+from gemini_lab.report.tables import tables_of
 from gemini_lab.report.tables.iterations import (
     SHOWN,
     Baseline,
+    IterationSeries,
+    IterationTable,
     iterations,
     median_draws,
     overhead,

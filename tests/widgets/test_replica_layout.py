@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemini_lab.placement import plan_placement
-from gemini_lab.report.tables import CopyRow, NodeRow, ReplicaTable
+from gemini_lab.report.tables.replica_map import CopyRow, ReplicaTable
+from gemini_lab.report.tables.status import NodeRow
 
 
 def table(nodes, *, replicas=2, racks=0, lost=()):

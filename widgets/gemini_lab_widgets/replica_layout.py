@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from gemini_lab.report.tables import CopyRow, ReplicaTable
+from gemini_lab.report.tables.replica_map import CopyRow, ReplicaTable
 
 RING_NODES: Final = 32
 """Nodes that are drawn as a ring, at most."""

@@ -11,7 +11,9 @@ from gemini_lab.report.follower import opened
 from gemini_lab.report.moments import Moments
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.reducers.traffic_bars import TrafficBars
-from gemini_lab.report.tables import Losses, Tables, losses_of, tables_of
+from gemini_lab.report.tables import Tables, tables_of
+from gemini_lab.report.tables.recoveries import Losses
+from gemini_lab.report.tables.recoveries import losses as losses_of
 
 REFRESH_EVENTS: Final = 2_000
 """Recoveries are worked out anew after so many entries, or after one that concerns them; at the end

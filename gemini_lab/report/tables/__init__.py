@@ -3,71 +3,30 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemini_lab.report.recovery import STEPS
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.iterations import (
     Baseline,
-    Curve,
     CurveTable,
-    IterationSeries,
     IterationTable,
-    Match,
     curves,
     iterations,
 )
 from gemini_lab.report.tables.recoveries import (
     Losses,
-    RecoveryRow,
     RecoveryTable,
-    WastedRow,
     WastedTable,
     recoveries,
     wasted,
 )
 from gemini_lab.report.tables.recoveries import losses as losses_of
 from gemini_lab.report.tables.replica_map import (
-    CopyRow,
-    CopyState,
-    LossOutcome,
-    MemoryRow,
     MemoryTable,
     ReplicaTable,
     memory,
     replicas,
 )
-from gemini_lab.report.tables.spent import FAILURES, Part, SpentRow, SpentTable, spent
-from gemini_lab.report.tables.status import NodeHealth, NodeRow, Status, leaving_of, status
-
-__all__ = [
-    "FAILURES",
-    "STEPS",
-    "CopyRow",
-    "CopyState",
-    "Curve",
-    "CurveTable",
-    "IterationSeries",
-    "IterationTable",
-    "LossOutcome",
-    "Losses",
-    "Match",
-    "MemoryRow",
-    "MemoryTable",
-    "NodeHealth",
-    "NodeRow",
-    "Part",
-    "RecoveryRow",
-    "RecoveryTable",
-    "ReplicaTable",
-    "SpentRow",
-    "SpentTable",
-    "Status",
-    "Tables",
-    "WastedRow",
-    "WastedTable",
-    "leaving_of",
-    "losses_of",
-    "tables_of",
-]
+from gemini_lab.report.tables.spent import SpentTable, spent
+from gemini_lab.report.tables.status import Status, status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

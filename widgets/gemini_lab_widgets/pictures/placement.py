@@ -8,8 +8,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, PathPatch, Wedge
 from matplotlib.path import Path
 
 from gemini_lab.placement import Placement
-from gemini_lab.report.tables import ReplicaTable
-from gemini_lab.report.tables.replica_map import Survival, planned
+from gemini_lab.report.tables.replica_map import ReplicaTable, Survival, planned
 from gemini_lab_widgets import replica_layout as layout
 from gemini_lab_widgets.pictures import palette
 from gemini_lab_widgets.pictures.board import LINE, MARGIN, WIDTH, Board, rows

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from gemini_lab.report.reducers.course import ENDED
-from gemini_lab.report.tables import LossOutcome, ReplicaTable, Status
+from gemini_lab.report.tables.replica_map import LossOutcome, ReplicaTable
+from gemini_lab.report.tables.status import Status
 from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, SKY, css, esc, shown
 
 SHARDS_NAMED: Final = 12

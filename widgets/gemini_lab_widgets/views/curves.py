@@ -5,7 +5,8 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import CustomJS, Div, Range1d, Select
 
-from gemini_lab.report.tables import Curve, CurveTable, Match, Tables
+from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.iterations import Curve, CurveTable, Match
 from gemini_lab_widgets.pictures.palette import (
     BLUE,
     FONT,

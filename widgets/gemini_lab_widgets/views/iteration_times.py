@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Final
 from bokeh.layouts import row
 from bokeh.models import FactorRange
 
-from gemini_lab.report.tables import IterationSeries, IterationTable, Tables
-from gemini_lab.report.tables.iterations import Overhead
+from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.iterations import IterationSeries, IterationTable, Overhead
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import BLUE, GREY, ORANGE, shown
 from gemini_lab_widgets.views.view import (

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import CustomJS, FactorRange
 
-from gemini_lab.report.tables import MemoryRow, MemoryTable, Tables
+from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.replica_map import MemoryRow, MemoryTable
 from gemini_lab.units import format_bytes
 from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, SKY, shown
 from gemini_lab_widgets.views.view import LegendKey, View, hover, put, source, stretch

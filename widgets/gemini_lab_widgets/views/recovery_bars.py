@@ -5,8 +5,10 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import Div
 
+from gemini_lab.report.recovery import STEPS
 from gemini_lab.report.reducers.course import ENDED
-from gemini_lab.report.tables import STEPS, RecoveryRow, RecoveryTable, Tables
+from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.recoveries import RecoveryRow, RecoveryTable
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
 from gemini_lab_widgets.pictures.palette import shown

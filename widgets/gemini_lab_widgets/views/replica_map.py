@@ -8,7 +8,9 @@ from bokeh.document import Document
 from bokeh.layouts import column, row
 from bokeh.models import AutocompleteInput, CustomJS, Div, Select, TapTool
 
-from gemini_lab.report.tables import CopyRow, CopyState, NodeHealth, ReplicaTable, Tables
+from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.replica_map import CopyRow, CopyState, ReplicaTable
+from gemini_lab.report.tables.status import NodeHealth
 from gemini_lab_widgets import replica_layout as layout
 from gemini_lab_widgets.pictures.palette import (
     BLUE,

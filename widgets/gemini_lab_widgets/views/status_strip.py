@@ -7,7 +7,9 @@ from typing import Any, ClassVar, Final
 from bokeh.models import Div
 
 from gemini_lab.report.reducers.course import ENDED
-from gemini_lab.report.tables import NodeHealth, NodeRow, SpentTable, Status, Tables, leaving_of
+from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.spent import SpentTable
+from gemini_lab.report.tables.status import NodeHealth, NodeRow, Status, leaving_of
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import (
     BLUE,

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Final
 
 from bokeh.models import Div
 
-from gemini_lab.report.tables import FAILURES, Part, SpentRow, SpentTable, Tables
+from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.spent import FAILURES, Part, SpentRow, SpentTable
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import FELT, FONT, GREEN, LIGHT, TRAINING, esc, on
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 
-from gemini_lab.report.tables import Tables, WastedRow, WastedTable
+from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.recoveries import WastedRow, WastedTable
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, YELLOW, shown
 from gemini_lab_widgets.views.view import BarsView, LegendKey, hover, put, source
