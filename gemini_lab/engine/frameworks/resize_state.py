@@ -7,7 +7,7 @@ its number; else what is drawn is drawn anew, and anything else is refused.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import xxhash
 
@@ -16,6 +16,8 @@ from gemini_lab.engine.random_states import seeded_random_states
 from gemini_lab.errors import ConfigError
 from gemini_lab.shard.codec import encode
 from gemini_lab.shard.layout import ShardLayout
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Heir:
             f"a version of {self.ranks_then} ranks cannot be loaded by {self.ranks}: {reason}"
         )
 
-    def shared(self, values: Sequence[Any], what: str, *, way_out: str = "") -> Any:
+    def shared(self, values: Sequence[Value], what: str, *, way_out: str = "") -> Value:
         """Return what all ranks had alike.
 
         Raises:
@@ -58,7 +60,7 @@ class Heir:
             raise self.refusal(f"{what} differs between its ranks; {way_out}")
         return values[0]
 
-    def own(self, values: Sequence[Any], what: str) -> Any:
+    def own(self, values: Sequence[Value], what: str) -> Value:
         """Return what the rank of this number had, if ranks differ.
 
         Raises:
@@ -76,7 +78,7 @@ class Heir:
         )
         return values[self.rank]
 
-    def lent(self, values: Sequence[Any], what: str) -> Any:
+    def lent(self, values: Sequence[Value], what: str) -> Value:
         """Return what the rank of this number had, or another rank if this one is new."""
         if are_alike(values):
             return values[0]
@@ -85,7 +87,7 @@ class Heir:
         )
         return values[self.rank % self.ranks_then]
 
-    def drawn(self, values: Sequence[Any], renew: Callable[[int], Any]) -> Any:
+    def drawn(self, values: Sequence[Value], renew: Callable[[int], Value]) -> Value:
         """Return a generator's state; a new rank's is seeded by its number and another's."""
         if are_alike(values):
             if self.ranks_then == 1:
@@ -107,7 +109,7 @@ class Heir:
     def random(self, states: Sequence[StateView]) -> StateDict:
         """Return the states of the generators that all code shares."""
 
-        def seeded(name: str, seed: int) -> Any:
+        def seeded(name: str, seed: int) -> object:
             return seeded_random_states(seed)[name]
 
         return {
@@ -116,7 +118,7 @@ class Heir:
         }
 
 
-def are_alike(values: Sequence[Any]) -> bool:
+def are_alike(values: Sequence[object]) -> bool:
     """Return whether they are equal to the bit."""
     first, *others = map(encode, values)
     return all(one == first for one in others)
