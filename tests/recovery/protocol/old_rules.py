@@ -70,11 +70,11 @@ class TakingLifecycle(Lifecycle):
     """A lifecycle in which what a user gave up counts again once it is back."""
 
     def _carry_out(
-        self, at_s: float, before: RootState, placed: RestartPlacement
+        self, at_s: float, before: RootState, placed: RestartPlacement, address: str
     ) -> Iterator[Instruction]:
         discarded = replace(placed.state.discarded, left=before.discarded.left)
         placed = replace(placed, state=replace(placed.state, discarded=discarded))
-        yield from super()._carry_out(at_s, before, placed)
+        yield from super()._carry_out(at_s, before, placed, address)
 
 
 class TakesWhatWasGivenUp(RootAgent):
