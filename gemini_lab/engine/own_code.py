@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgspec
 import xxhash
 
-from gemini_lab.engine.contract import StateView
 from gemini_lab.errors import CannotGoOnError, ConfigError
 from gemini_lab.job import Job
 from gemini_lab.log.events import AnyEvent, CodeSeen, Note
@@ -37,6 +36,9 @@ from gemini_lab.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+    # A warm parent imports this module, and must serve its agent even if torch cannot be imported.
+    from gemini_lab.engine.contract import StateView
 
 MOST_FILES: Final = 1000
 """More are not told of: what tells goes to each worker with the order to start."""
@@ -386,7 +388,7 @@ def _folders(job: Job) -> tuple[str, ...]:
 
 
 def say_if_resumed_otherwise(
-    meta: StateView, code: Mapping[str, str], remark: Callable[[str], None]
+    meta: "StateView", code: Mapping[str, str], remark: Callable[[str], None]
 ) -> None:
     """Tell once that a version of another run was made by other code, as a person may want."""
     before = meta.get("code")
