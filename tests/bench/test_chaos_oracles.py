@@ -14,6 +14,7 @@ from gemini_lab.log.events import (
     Note,
     PersistFinished,
     ProcessesKept,
+    Protected,
     RecoveryFinished,
     RecoveryPlanned,
     RecoveryStarted,
@@ -30,6 +31,8 @@ from gemini_lab.log.events import (
     VersionRejected,
     WorkerExited,
 )
+from gemini_lab.placement.planner import Placement
+from gemini_lab.settings import Settings
 from gemini_lab_bench.chaos import lost
 from gemini_lab_bench.chaos.aftermath import NOTHING, Aftermath, Seen
 from gemini_lab_bench.chaos.oracles import (
@@ -418,6 +421,22 @@ def test_a_run_whose_owner_was_killed_need_not_finish_but_nothing_else_is_forgiv
     assert problems(replace(short, left=("process 7",)))
     wrong = (*LOG[:6], iteration(3, 1, loss=7.0))
     assert problems(replace(short, entries=wrong))
+
+
+@pytest.mark.parametrize(
+    ("lost", "is_excused"), [(("node-0", "node-1"), True), (("node-1",), False), ((), False)]
+)
+def test_memory_gives_an_older_version_only_if_all_holders_of_a_shard_are_lost(lost, is_excused):
+    pair = Placement(
+        nodes=2, replicas=2, strategy="group", groups=((0, 1),), holders=((0, 1), (1, 0))
+    )
+    told = Protected(
+        rank=0, epoch=1, shard_bytes=1, fingerprint="x", settings=Settings(), placement=pair
+    )
+    newer = [entry(told), whole(3, 0), whole(3, 1)]
+    gone = [entry(NodeLost(name=name, cause="connection")) for name in lost]
+    said = problems(replace(HELD, entries=after(LOG[10], *newer, *gone)))
+    assert any("though 3 was whole" in one for one in said) != is_excused, said
 
 
 def test_memory_may_be_bare_after_the_last_iteration_and_where_copies_were_bad():

@@ -48,6 +48,9 @@ def thrown_away(run: Aftermath) -> Iterator[str]:
     """Check that memory gave the newest whole version, unless copies of it were bad."""
     complete: dict[int, set[int]] = {}  # the ranks that told of each version
     newest, ranks, is_excused, word = 0, 0, False, GivenUp(run)
+    holders: Sequence[Sequence[int]] = ()  # of each shard: the positions
+    members: Sequence[str | None] = ()
+    gone = set[str | None]()
     for entry in run.entries:
         word.take(entry)
         match event := entry.event:
@@ -61,9 +64,20 @@ def thrown_away(run: Aftermath) -> Iterator[str]:
                 complete, newest = {}, min(newest, event.version)
             case events.ReplicaRejected() | events.VersionRejected():
                 is_excused = True
+            case events.Protected(placement=placement) if placement is not None:
+                holders = placement.holders
+            case events.NodeLost():
+                gone.add(event.name)
+            case events.NodeJoined():
+                gone.discard(event.name)  # its memory may be back
             case events.RecoveryPlanned():
                 version = event.version or 0
                 is_excused |= word.is_given
+                # Then memory has an older version at most, of nodes that came back.
+                is_excused |= any(
+                    all(rank < len(members) and members[rank] in gone for rank in shard)
+                    for shard in holders
+                )
                 if event.tier == "memory" and version < newest and not is_excused:
                     yield (
                         f"epoch {event.epoch} goes on from version {version}, though {newest} was "
@@ -71,6 +85,7 @@ def thrown_away(run: Aftermath) -> Iterator[str]:
                     )
                 complete, newest, is_excused = {}, version, False
                 ranks = len(event.members) or ranks  # each node of a campaign has one
+                members, gone = event.members, set()
 
 
 def left_in_memory(run: Aftermath) -> Iterator[str]:
