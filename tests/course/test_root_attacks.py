@@ -30,7 +30,7 @@ from gemini_lab_course.own_root.process import MOST_BYTES, loaded, packed
 
 CRASH = (("go", 1, 300), ("kill_worker", 0))
 HEARD_LATE = (("go", 2, 320), ("kill_worker", 0), ("go", 2, 200))
-TWO_LOST = (("go", 15, 238), ("go", 30, 10), ("kill_group", 3), ("go", 23, 100))
+TWO_LOST = (("go", 3, 200), ("go", 30, 10), ("kill_group", 3), ("go", 23, 100))
 FALL_SILENT = (
     ("freeze", 1),
     ("go", 2, 280),
@@ -40,10 +40,10 @@ FALL_SILENT = (
     ("wait", 30),
     ("go", 2, 115),
 )
-HALFWAY = ("go_halfway", 1, 900)
+HALFWAY, LATER = ("go_halfway", 1, 900), ("go_halfway", 3, 900)
 COMES_BACK = (
-    *(HALFWAY, ("freeze", 0), ("kill_worker", 1), ("wait", 30)),
-    *(HALFWAY, ("thaw", 0), ("kill_worker", 1), ("kill", 3, 1)),
+    *(LATER, ("freeze", 0), ("kill_worker", 1), ("wait", 30)),
+    *(LATER, ("thaw", 0), ("kill_worker", 1), ("kill", 3, 1)),
 )
 ELSEWHERE = (
     *(HALFWAY, ("freeze", 2), ("wait", 30), ("go", 1, 150), ("thaw", 2)),

@@ -97,6 +97,7 @@ IN_WORDS = {
     "a store that does not return": "a number of tries, engine.restore.ASK_AGAIN_S",
     "the lock of a compilation": "a setting",
     "other ranks, its agent": "what the root sees",
+    "all that torchrun has started": "twice lab.under_torchrun.END_S",
     "its lab | 10 min": "gemini-lab node's option, launch.join.WAIT_S by default",
 }
 NO_WAITS = {

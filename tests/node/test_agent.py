@@ -19,8 +19,8 @@ from tests.node.test_lab_link import opened
 class FullHost(Host):
     """No descriptor is free for a worker."""
 
-    def start(self, start):
-        del start
+    def start(self, start, port=()):
+        del start, port
         raise OSError(errno.EMFILE, "Too many open files")
 
 

@@ -238,7 +238,12 @@ WRONG = [
         "raw_bytes = replace(gemini(job), name='mine', assumptions='', restart_s=0.0)",
         "differs in more",
     ),
-    ("lab_08", 1, HASTY, "not yet, with 2 nodes and 1 standby; node-0 loses its worker: root= starts"),
+    (
+        "lab_08",
+        1,
+        HASTY,
+        "not yet, with 2 nodes and 1 standby; node-0 loses its worker: root= starts",
+    ),
     (
         "lab_08",
         1,

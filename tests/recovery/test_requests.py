@@ -151,7 +151,7 @@ def test_a_verb_is_registered_in_four_files_at_most(kind):
     assert found <= {
         "recovery/requests.py",
         "recovery/root/agent.py",
-        "cli/requests.py",
-        "cli/runs.py" if verb == "stop" else "cli/requests.py",
+        "cli/request_commands.py",
+        "cli/follow_commands.py" if verb == "stop" else "cli/request_commands.py",
         "cli/main.py",
     }

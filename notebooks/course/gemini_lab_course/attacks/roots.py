@@ -317,7 +317,7 @@ def _with_less(schedule: tuple[Fate, ...]) -> Iterator[tuple[Fate, ...]]:
 
 def _figures(make_root: MakeRoot) -> tuple[BesideOurs, ...]:
     """Return what recoveries cost: one crashed worker a run, at thirty moments while training."""
-    runs = [(("go", SEED, moves), ("kill_worker", moves // 6 % 2)) for moves in range(250, 430, 6)]
+    runs = [(("go", SEED, moves), ("kill_worker", moves // 6 % 2)) for moves in range(210, 360, 5)]
     yours = [tell(SMALL, schedule, make_root) for schedule in runs]
     ours = [tell(SMALL, schedule, of_the_lab) for schedule in runs]
     where = f"{len(runs)} runs with a crash"
