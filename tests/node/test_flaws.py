@@ -21,8 +21,9 @@ class Host:
         self.workers = {}
 
     def start(self, start, port=()):
+        del port
         told = []
-        channel = SimpleNamespace(send=lambda said, port=(): told.append(said), told=told)
+        channel = SimpleNamespace(send=lambda said, *_: told.append(said), told=told)
         self.workers[start.rank] = SimpleNamespace(
             rank=start.rank, channel=channel, status="running", is_ahead=bool(start.joins)
         )
