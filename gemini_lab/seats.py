@@ -122,7 +122,7 @@ class Seats:
         return self.ranks_at(self.members.index(node)) if node in self.members else range(0)
 
     def spares(self, nodes: Collection[str]) -> list[str]:
-        """Those of `nodes` that have no position, in counting order."""
+        """Return the `nodes` without a position, in counting order."""
         return in_order(set(nodes) - set(self.members))
 
     # -- who keeps what --------------------------------------------------------------------------

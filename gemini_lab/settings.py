@@ -138,7 +138,7 @@ class SavingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GuardSettings:
-    """What a run does when training goes wrong.
+    """The reactions of a run when training goes wrong.
 
     Attributes:
         on_divergence: If an iteration that is done again after a recovery differs from the first
@@ -276,7 +276,7 @@ class TrafficSettings:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What the settings emulate, for every result that is made with them."""
+        """Describe what the settings emulate, for every result that is made with them."""
         found = []
         if self.link_bytes_per_s is not None:
             found.append(f"each node on a link paced to {format_bytes(self.link_bytes_per_s)}/s")
@@ -456,7 +456,7 @@ def _with_replicas(changes: Mapping[str, SettingValue]) -> dict[str, Any]:
 
 
 def _unknown(unknown: Sequence[str], known: Sequence[str]) -> str:
-    """What to say of names that are no setting's: the nearest that are."""
+    """Name the settings nearest to names that are none."""
     near = [name for each in unknown for name in get_close_matches(each[:SHOWN], known, n=3)]
     nearest = f"the nearest: {', '.join(dict.fromkeys(near))}; " if near else ""
     names = ", ".join(map(shown, unknown))
@@ -464,7 +464,7 @@ def _unknown(unknown: Sequence[str], known: Sequence[str]) -> str:
 
 
 def origins(*layers: Mapping[str, SettingValue]) -> dict[str, str]:
-    """Who said each setting: one of `LAYERS`, or `"default"`."""
+    """Return the source of each setting: one of `LAYERS`, or `"default"`."""
     found = {field.name: "default" for field in fields(Settings)}
     for name, layer in zip(LAYERS, layers, strict=False):
         found |= dict.fromkeys(layer, name)

@@ -241,7 +241,7 @@ class WitnessedSteps:
 
 
 class WitnessedLoops:
-    """What `protect` returns, with a witness in its loops.
+    """The protected script, with a witness in its loops.
 
     Args:
         witness: Records what the loops reach.

@@ -34,7 +34,7 @@ FEWEST: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What the main job showed.
+    """The result of the main job.
 
     Attributes:
         undisturbed: The run that never failed.
@@ -96,7 +96,7 @@ def loss_table(undisturbed: RunReport, disturbed: RunReport, *, rows: int = 8) -
 
 
 def summary(result: Result, *, ink: Ink = BLOCKS) -> str:
-    """What the run with failures did, the losses beside those of the other, and the verdict."""
+    """Return the report of the run with failures, both runs' losses, and the verdict."""
     table = loss_table(result.undisturbed, result.disturbed)
     return f"{render(result.disturbed, ink=ink)}\n\n{table}\n\n{result.verdict}"
 
@@ -166,7 +166,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def asked_for(options: argparse.Namespace) -> tuple[Job, Scenario]:
-    """What is to run and to break, if a lab can have it: nothing is started to find out.
+    """Check the job and its failures before anything is started, and return both.
 
     Raises:
         ConfigError: It cannot.
