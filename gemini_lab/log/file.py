@@ -269,8 +269,9 @@ def read_log(path: Path, *, seen: Callable[[int], object] | None = None) -> Iter
     Raises:
         EventError: A line is not an event; the message has its number.
         SchemaError: The log is of a newer schema.
+        ConfigError: It is no regular file.
     """
-    with path.open("rb") as lines:
+    with open_file(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return

@@ -1,6 +1,7 @@
 """Claims about logs on disk: of this schema, of the first one, and while they grow."""
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -137,6 +138,13 @@ def test_what_is_lost_at_the_end_is_an_error(path):
         with pytest.raises(OSError, match="too large"):
             log.close()
     assert log.waiting == 2
+
+
+@pytest.mark.timeout(60)
+def test_a_fifo_that_nobody_writes_is_refused_before_it_is_read(tmp_path):
+    os.mkfifo(tmp_path / "events.jsonl")
+    with pytest.raises(ConfigError, match="no regular file"):
+        list(read_log(tmp_path / "events.jsonl"))
 
 
 def test_a_bad_line_is_named_with_its_number(path):

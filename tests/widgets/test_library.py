@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -116,3 +117,10 @@ def test_a_page_says_why_a_part_is_coarse(tmp_path: Path) -> None:
     assert pyramid is not None
     pyramid.trouble = "No space left on device"
     assert "takes no more (No space left on device)" in follower.trouble
+
+
+@pytest.mark.timeout(60)
+def test_a_page_passes_over_a_log_beside_its_own_that_nobody_can_read(tmp_path: Path) -> None:
+    """A FIFO that nobody writes to held the page for ever."""
+    os.mkfifo(tmp_path / "events.jsonl")
+    assert library.job_of(tmp_path / "events.jsonl") is None

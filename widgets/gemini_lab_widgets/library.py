@@ -243,8 +243,6 @@ def _job_of(log: Path) -> tuple[tuple[object, ...], float]:
     Raises:
         LookupError: It does not.
     """
-    if not log.is_file():  # such as a FIFO, of which reading may never end
-        raise LookupError(log)
     try:
         for entry in islice(read_log(log), HEAD):
             match entry.event:
