@@ -5,7 +5,7 @@ A value knows no picture, and this package imports nothing that draws. What draw
 group `gemini_lab.display`:
 
 - `ipython`: called with IPython's shell, it says there which values it shows, and how;
-- `picture`: called with a value, it gives a `Picture`, or raises `TypeError` where it has none.
+- `picture`: called with a value, it gives a `Drawable`, or raises `TypeError` where it has none.
 """
 
 import re
@@ -146,7 +146,7 @@ def columns(meanings: Mapping[str, str]) -> str:
     )
 
 
-class Picture(Protocol):
+class Drawable(Protocol):
     """A value as it is shown."""
 
     def svg(self) -> str:
@@ -159,7 +159,7 @@ class Picture(Protocol):
         """Return the drawing and, folded below it or not, its numbers."""
 
 
-def picture(value: object) -> Picture:
+def picture(value: object) -> Drawable:
     """Return the picture of a value.
 
     Raises:
@@ -167,7 +167,7 @@ def picture(value: object) -> Picture:
         TypeError: There is no picture of such a value.
     """
     for found in entry_points(group=GROUP, name="picture"):
-        drawn: Picture = found.load()(value)
+        drawn: Drawable = found.load()(value)
         return drawn
     raise ConfigError(
         f"nothing that is installed declares 'picture' in the group {GROUP!r}, so there is nothing "

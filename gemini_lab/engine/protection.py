@@ -52,7 +52,7 @@ from gemini_lab.engine.witness import Witness, WitnessedLoops, WitnessedSteps, b
 from gemini_lab.errors import ConfigError, UnsupportedError
 from gemini_lab.limits import require_text
 from gemini_lab.log import events
-from gemini_lab.log.witnessed import Order
+from gemini_lab.log.witnessed import WitnessOrder
 from gemini_lab.recovery.messages import WorkerStart
 from gemini_lab.settings import Settings, SettingValue
 from gemini_lab.transfer.assembly import Emit, open_replicator
@@ -224,7 +224,7 @@ def _witness(
     client_state: Mapping[str, Value] | None,
     also: Mapping[str, Keepable] | None,
 ) -> Witness | None:
-    order = Order.of(session.start.order.job.env)
+    order = WitnessOrder.of(session.start.order.job.env)
     if order is not None:
         session.witness = Witness(
             order,

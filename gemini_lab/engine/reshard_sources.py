@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from gemini_lab.errors import IntegrityError
-from gemini_lab.memory.held_shard import HeldShard
-from gemini_lab.memory.slab import Slab, chunk_digest
+from gemini_lab.memory.slab import HeldShard, Slab, chunk_digest
 from gemini_lab.recovery.plan import Cut, PlanPart
 from gemini_lab.seats import Seats
 from gemini_lab.shard.layout import ShardLayout, framed

@@ -36,11 +36,11 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import AnyEvent, Iteration, IterationBegun, OfWorker
 from gemini_lab.log.witnessed import (
     GENERATOR,
-    Order,
     PlaceName,
     PlaceSeen,
     StateSeen,
     Struck,
+    WitnessOrder,
     append,
     read,
     records_file,
@@ -71,7 +71,7 @@ class Witness:
 
     def __init__(
         self,
-        order: Order,
+        order: WitnessOrder,
         engine: Engine,
         *,
         epoch: Callable[[], int],
@@ -309,7 +309,7 @@ class _PlainSteps:
 
 def is_looked_at() -> bool:
     """Return whether this process is one of a check's."""
-    return Order.of(os.environ) is not None
+    return WitnessOrder.of(os.environ) is not None
 
 
 def beside_unprotected(unprotected: Protected, engine: Engine, **given: Any) -> Protected:
@@ -331,7 +331,7 @@ def look_without_lab(
     also: Mapping[str, object] | None = None,
 ) -> tuple[Witness, IterationLog] | None:
     """Record what trains without a lab, if a check looks at this process."""
-    order = Order.of(os.environ)
+    order = WitnessOrder.of(os.environ)
     if order is None:
         return None
     witness = Witness(order, engine, epoch=lambda: 0, client_state=client_state, also=also)

@@ -26,13 +26,13 @@ from gemini_lab.log.file import read_log
 from gemini_lab.log.witnessed import (
     HANDED_OVER,
     Kill,
-    Order,
     PlaceSeen,
     Records,
     StateDifference,
     StatesCompared,
     StateSeen,
     Struck,
+    WitnessOrder,
     choose_kills,
     compare_states,
     differing_anywhere,
@@ -328,7 +328,7 @@ class _Check:
     def _order(self, how: str, kills: Sequence[Kill] = ()) -> tuple[Records, Job]:
         folder = self._lab.folder.absolute() / f"check-{self._job.word}-{time.time_ns()}-{how}"
         folder.mkdir(parents=True, mode=0o700)
-        order = Order(folder=str(folder), iterations=self._iterations, kills=tuple(kills))
+        order = WitnessOrder(folder=str(folder), iterations=self._iterations, kills=tuple(kills))
         job = replace(self._job, env={**self._job.env, **order.to_variable()})
         return Records(folder, self._ranks), job
 

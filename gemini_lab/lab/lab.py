@@ -82,7 +82,7 @@ class Lab:
     ) -> None:
         self.config = config_of({"nodes": nodes, "standbys": standbys, **options})
         require_folder(self.config.folder)
-        self._dashboard: pages.Dashboard | None = None
+        self._dashboard: pages.DashboardHandle | None = None
         self._is_closed = False
         with ExitStack() as undo:  # what was started is ended again if the rest does not start
             loop = undo.enter_context(LoopThread())
@@ -204,7 +204,7 @@ class Lab:
             )
         return report.plans[-1].profile
 
-    def dashboard(self, **settings: Unpack[pages.PageSettings]) -> pages.Dashboard:
+    def dashboard(self, **settings: Unpack[pages.PageSettings]) -> pages.DashboardHandle:
         """Return a page that shows the newest run live, and goes on to the next one when it starts.
 
         It is served from a thread of this process until the lab is closed; as the last value of
@@ -231,7 +231,7 @@ class Lab:
         scenario: Scenario | None = None,
         root: Decide | None = None,
         **settings: SettingValue,
-    ) -> pages.Controls:
+    ) -> pages.ControlsHandle:
         """Return buttons for this lab below a cell: start, break something, stop.
 
         Args:

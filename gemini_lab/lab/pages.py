@@ -28,7 +28,7 @@ EXTRAS: Final = {
 """The extra of this package that installs all that an offer needs, if it needs one."""
 
 
-class Dashboard(Protocol):
+class DashboardHandle(Protocol):
     """A page about runs that is served until it is closed; a cell that ends in it shows it."""
 
     @property
@@ -49,7 +49,7 @@ class Dashboard(Protocol):
     def _ipython_display_(self) -> None: ...
 
 
-class Controls(Protocol):
+class ControlsHandle(Protocol):
     """Buttons below a cell."""
 
     def close(self) -> None:
@@ -84,7 +84,9 @@ class PageSettings(TypedDict, total=False):
     link: str | None
 
 
-def serve_log(newest: Callable[[], Path | None], **settings: Unpack[PageSettings]) -> Dashboard:
+def serve_log(
+    newest: Callable[[], Path | None], **settings: Unpack[PageSettings]
+) -> DashboardHandle:
     """Return a dashboard of the log that `newest` gives, for a notebook on this machine.
 
     Where it takes seconds to load what draws it, that is said.
@@ -95,7 +97,7 @@ def serve_log(newest: Callable[[], Path | None], **settings: Unpack[PageSettings
     """
     if "panel" not in sys.modules:
         tell("loading what draws the dashboard: some seconds, once")
-    dashboard: Dashboard = _offered("serve_log")(newest, **settings)
+    dashboard: DashboardHandle = _offered("serve_log")(newest, **settings)
     return dashboard
 
 
@@ -116,13 +118,13 @@ def save_log(log: Path, path: str | Path, *, window: tuple[float, float] | None 
     return saved
 
 
-def controls_of(target: object, *arguments: object, **settings: object) -> Controls:
+def controls_of(target: object, *arguments: object, **settings: object) -> ControlsHandle:
     """Return buttons for `target`, a lab or a run.
 
     Raises:
         ConfigError: ipywidgets is not installed.
     """
-    controls: Controls = _offered("controls")(target, *arguments, **settings)
+    controls: ControlsHandle = _offered("controls")(target, *arguments, **settings)
     return controls
 
 

@@ -16,8 +16,7 @@ from gemini_lab.lab.namespaces import NodeNetwork
 from gemini_lab.lab.under_torchrun import end_keepers, start_with_keeper
 from gemini_lab.limits import whole
 from gemini_lab.profiler.observe import ITERATIONS, SKIP
-from gemini_lab.profiler.profile import Profile
-from gemini_lab.profiler.show import report
+from gemini_lab.profiler.profile import Profile, report
 from gemini_lab.units import format_bytes, parse_bandwidth
 
 _TORCHRUN: Final = (*python_command("torch.distributed.run"), "--standalone")

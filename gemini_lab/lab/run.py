@@ -15,8 +15,7 @@ import msgspec
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Cast, Order, orders
-from gemini_lab.injector.pace import Pace
-from gemini_lab.injector.scenario import Scenario
+from gemini_lab.injector.scenario import Pace, Scenario
 from gemini_lab.job import Job
 from gemini_lab.lab import pages
 from gemini_lab.lab.control import close_control
@@ -164,7 +163,7 @@ class Run(FollowedRun):
         """
         return pages.save_log(self.log, path, window=window)
 
-    def controls(self) -> pages.Controls:
+    def controls(self) -> pages.ControlsHandle:
         """Return buttons that make the run fail, or end it.
 
         Raises:

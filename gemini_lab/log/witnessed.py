@@ -72,7 +72,7 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
         return f"{what} {self.rank} killed {where}"
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class WitnessOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The instructions to the processes of a run under a check.
 
     Attributes:
@@ -90,7 +90,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return {ORDER_VARIABLE: msgspec.json.encode(self).decode()}
 
     @staticmethod
-    def of(environment: Mapping[str, str]) -> "Order | None":
+    def of(environment: Mapping[str, str]) -> "WitnessOrder | None":
         """The order that this process was given; `None`: nobody checks it.
 
         Raises:
@@ -100,7 +100,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         if not told:
             return None
         try:
-            return msgspec.json.decode(told, type=Order)
+            return msgspec.json.decode(told, type=WitnessOrder)
         except msgspec.DecodeError as error:
             raise ConfigError(
                 f"{ORDER_VARIABLE} is no order of `gemini-lab check`, which alone sets it "

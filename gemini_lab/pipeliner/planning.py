@@ -1,12 +1,13 @@
 """Cut a rank's checkpoint into chunks for the idle spans of its job (paper, section 5.3)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final, get_args
+from typing import Final, cast, get_args
 
 from gemini_lab.errors import CapacityError, ConfigError, shown
 from gemini_lab.pipeliner import algorithm_2, drain
+from gemini_lab.pipeliner.machine import Calibration
 from gemini_lab.pipeliner.schedule import (
     BUFFER_BYTES,
     MU,
@@ -18,6 +19,7 @@ from gemini_lab.pipeliner.schedule import (
 from gemini_lab.pipeliner.task import Send, Task
 from gemini_lab.pipeliner.timing import AT_START, AT_UPDATE, Pipeline, modelled_delay_s
 from gemini_lab.profiler.profile import Profile
+from gemini_lab.settings import Settings
 from gemini_lab.units import LARGEST, LONGEST_S, check_number, format_bytes, format_seconds
 
 MOST_CHUNKS: Final = 1_000_000
@@ -228,3 +230,47 @@ def _notes(schedule: ChunkSchedule, task: Task) -> Iterator[str]:
             f"only one version in {schedule.every_iterations} is sent: it delays its iteration by "
             f"{format_seconds(schedule.delay_s)}"
         )
+
+
+def plan_for_ranks(
+    profile: Profile,
+    calibration: Calibration,
+    settings: Settings,
+    *,
+    shard_bytes: Sequence[int],
+    felt_s: float,
+    on_device: bool,
+) -> dict[int, ChunkSchedule]:
+    """Plan what each rank sends of its shard, and when; every rank computes the same plan.
+
+    Args:
+        profile: The one that all ranks agreed on.
+        calibration: Their machine.
+        settings: The job's.
+        shard_bytes: Payload bytes of every rank's shard.
+        felt_s: See `plan_chunks`.
+        on_device: Whether sub-buffers are emptied by a device's bus, as fast as was measured.
+
+    Raises:
+        CapacityError: The scheme needs more than its buffer.
+    """
+    emptied_at = calibration.copy_bytes_per_s if on_device else math.inf
+    by_size = {
+        size_bytes: plan_chunks(
+            profile,
+            checkpoint_bytes=size_bytes,
+            replicas=settings.replicas,
+            bandwidth_bytes_per_s=calibration.bandwidth_bytes_per_s,
+            alpha_s=calibration.alpha_s,
+            copy_bytes_per_s=settings.copy_bytes_per_s or emptied_at,
+            scheme=cast("Scheme", settings.scheme),
+            algorithm=cast("Algorithm", settings.algorithm),
+            buffer_bytes=settings.buffer_bytes,
+            sub_buffers=settings.sub_buffers,
+            mu=settings.mu,
+            max_overhead=settings.max_overhead,
+            felt_s=felt_s,
+        )
+        for size_bytes in set(shard_bytes)
+    }
+    return {rank: by_size[size_bytes] for rank, size_bytes in enumerate(shard_bytes)}

@@ -23,6 +23,7 @@ from gemini_lab.simulator.coordination import (
     RootDesign,
     coordinate,
 )
+from gemini_lab.simulator.forecast import Sensitivity, tornado
 from gemini_lab.simulator.interval import Interval
 from gemini_lab.simulator.laws import REPEAT_OFFENDERS, FailureLaw, failures_by_law
 from gemini_lab.simulator.money import Bill, Price, bill
@@ -34,11 +35,10 @@ from gemini_lab.simulator.outages import (
     poisson_failures,
     read_trace,
 )
-from gemini_lab.simulator.outcome import Outcome, Recovery
+from gemini_lab.simulator.outcome import Outcome, SimulatedRecovery
 from gemini_lab.simulator.peers import POLICIES, gemini_lab_auto
 from gemini_lab.simulator.policy import Policy, Stream
 from gemini_lab.simulator.replay import Replay, replay
-from gemini_lab.simulator.sensitivity import Sensitivity, tornado
 from gemini_lab.simulator.simulate import compare, outages_of, simulate
 from gemini_lab.simulator.times import Measured, Spread, Steps, Times
 from gemini_lab.simulator.what_if import WhatIf, plan
@@ -60,10 +60,10 @@ __all__ = [
     "Pauses",
     "Policy",
     "Price",
-    "Recovery",
     "Replay",
     "RootDesign",
     "Sensitivity",
+    "SimulatedRecovery",
     "Spread",
     "Steps",
     "Stream",

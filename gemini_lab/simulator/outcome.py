@@ -11,7 +11,7 @@ from gemini_lab.simulator.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class SimulatedRecovery:
     """One recovery; failures that struck before it ended belong to it.
 
     Attributes:
@@ -66,7 +66,7 @@ class Outcome:
     lost_s: float
     down_s: dict[str, float]
     failures: int
-    recoveries: tuple[Recovery, ...]
+    recoveries: tuple[SimulatedRecovery, ...]
     nodes: int
     standbys: int
     events: tuple[Entry, ...] = ()

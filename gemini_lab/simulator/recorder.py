@@ -8,7 +8,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.placement import Placement
 from gemini_lab.recovery.log_events import planned_event
 from gemini_lab.recovery.plan import RecoveryPlan
-from gemini_lab.simulator.outcome import Recovery
+from gemini_lab.simulator.outcome import SimulatedRecovery
 from gemini_lab.simulator.policy import Policy, Stream
 from gemini_lab.simulator.segments import TrainingSegment
 from gemini_lab.simulator.workload import Workload
@@ -157,7 +157,7 @@ class RunRecorder:
             )
             self.say(at_s, restored)
 
-    def recovered(self, at_s: float, recovery: Recovery, reached: int) -> None:
+    def recovered(self, at_s: float, recovery: SimulatedRecovery, reached: int) -> None:
         """Tell that training runs again, after iteration `reached` had been done before."""
         finished = events.RecoveryFinished(
             recovery=self.recovery,

@@ -10,7 +10,7 @@ from gemini_lab.recovery.plan import RecoveryPlan
 from gemini_lab.simulator.durations import FOUND
 from gemini_lab.simulator.machines import ClusterPart
 from gemini_lab.simulator.outages import Outage
-from gemini_lab.simulator.outcome import Recovery
+from gemini_lab.simulator.outcome import SimulatedRecovery
 from gemini_lab.simulator.run_state import RunState, Waits, Word
 from gemini_lab.simulator.segments import TrainingSegment
 from gemini_lab.simulator.selecting import select
@@ -45,7 +45,7 @@ class Recovering:
         version = plan.version or 0
         lost_s = run.redo_s(segment, elapsed_s, version)
         run.lost_s += lost_s
-        recovery = Recovery(
+        recovery = SimulatedRecovery(
             at_s=failed_s,
             failures=run.struck["failures"],
             lost_nodes=run.struck["nodes"],

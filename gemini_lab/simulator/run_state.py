@@ -14,7 +14,7 @@ from gemini_lab.simulator.durations import Durations
 from gemini_lab.simulator.following import FollowedRisk
 from gemini_lab.simulator.machines import SimulatedCluster
 from gemini_lab.simulator.outages import Outage
-from gemini_lab.simulator.outcome import Recovery
+from gemini_lab.simulator.outcome import SimulatedRecovery
 from gemini_lab.simulator.policy import Policy
 from gemini_lab.simulator.recorder import RunRecorder
 from gemini_lab.simulator.segments import TrainingSegment
@@ -86,7 +86,7 @@ class RunState:
         self.failures = 0
         self.lost_s = 0.0
         self.down_s: Counter[str] = Counter()
-        self.recoveries: list[Recovery] = []
+        self.recoveries: list[SimulatedRecovery] = []
 
     @property
     def elapsed_s(self) -> float:

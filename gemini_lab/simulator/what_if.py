@@ -22,15 +22,16 @@ from gemini_lab.simulator.catalog import model_named
 from gemini_lab.simulator.forecast import (
     HISTORIES,
     Forecast,
+    Sensitivity,
     forecast,
     history_days,
     policies_for,
+    tornado,
 )
 from gemini_lab.simulator.interval import Interval
 from gemini_lab.simulator.money import Price
 from gemini_lab.simulator.outages import FailureRate, Outage, poisson_failures
 from gemini_lab.simulator.policy import Policy, gemini, gemini_lab
-from gemini_lab.simulator.sensitivity import Sensitivity, tornado
 from gemini_lab.simulator.traffic import chunk_schedule
 from gemini_lab.simulator.workload import NETWORK_SHARE, Workload
 from gemini_lab.units import (

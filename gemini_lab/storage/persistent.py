@@ -44,9 +44,8 @@ from gemini_lab.storage.manifest import (
     sealed,
     unsealed,
 )
-from gemini_lab.storage.ownership import Ownership
 from gemini_lab.storage.shard_file import pack_header, unpack
-from gemini_lab.storage.store_files import StoreFiles
+from gemini_lab.storage.store_files import Ownership, StoreFiles
 from gemini_lab.storage.stored_shard import CHUNK_BYTES, StoredShard, digest_chunks, verified
 from gemini_lab.units import MIB, format_bytes
 

@@ -15,10 +15,10 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import Iteration, IterationBegun
 from gemini_lab.log.witnessed import (
     Kill,
-    Order,
     PlaceSeen,
     StateSeen,
     Struck,
+    WitnessOrder,
     append,
     read,
     records_file,
@@ -73,7 +73,7 @@ def trained(tmp_path_factory):
     def run(*words, is_checked=True, status=0):
         folder = path / f"{'-'.join(words)}-{is_checked}"
         folder.mkdir()
-        order = Order(folder=str(folder), iterations=3).to_variable()
+        order = WitnessOrder(folder=str(folder), iterations=3).to_variable()
         done = subprocess.run(
             [sys.executable, "train.py", *words],
             cwd=path,
@@ -170,7 +170,7 @@ class Engine:
 
 
 def witness(folder, *kills):
-    order = Order(folder=str(folder), iterations=9, kills=kills)
+    order = WitnessOrder(folder=str(folder), iterations=9, kills=kills)
     return Witness(order, Engine(), epoch=lambda: 4)
 
 

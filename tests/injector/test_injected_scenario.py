@@ -27,7 +27,7 @@ from gemini_lab.injector import (
     WrongSums,
     read_failure,
 )
-from gemini_lab.injector.pace import Pace
+from gemini_lab.injector.scenario import Pace
 
 EVERY_KIND = (
     WorkerCrash("rank-2"),

@@ -7,10 +7,10 @@ from gemini_lab.log.witnessed import (
     ORDER_VARIABLE,
     PLACES,
     Kill,
-    Order,
     PlaceSeen,
     Records,
     StateSeen,
+    WitnessOrder,
     append,
     choose_kills,
     compare_states,
@@ -147,8 +147,8 @@ def test_records_are_read_as_they_grow_and_a_line_that_is_not_whole_is_none(tmp_
 
 def test_an_order_comes_back_from_the_environment():
     kill = Kill(number=1, place="evaluation", version=8, rank=0, loses_node=True)
-    order = Order(folder="/somewhere", iterations=24, kills=(kill,))
-    assert Order.of(order.to_variable()) == order
-    assert Order.of({}) is None
+    order = WitnessOrder(folder="/somewhere", iterations=24, kills=(kill,))
+    assert WitnessOrder.of(order.to_variable()) == order
+    assert WitnessOrder.of({}) is None
     with pytest.raises(ConfigError, match=f"{ORDER_VARIABLE} is no order .* unset it"):
-        Order.of({ORDER_VARIABLE: "1"})
+        WitnessOrder.of({ORDER_VARIABLE: "1"})

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gemini_lab.pipeliner.agreement import encode, mean_profile
+from gemini_lab.profiler.average import encode, mean_profile
 from gemini_lab.profiler.profile import Collective, IdleSpan, Profile
 
 

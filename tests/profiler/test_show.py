@@ -4,8 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini_lab.profiler.average import build_profile
-from gemini_lab.profiler.profile import CollectiveRecord, Profile
-from gemini_lab.profiler.show import BUSY, IDLE, PARTLY, report, timeline
+from gemini_lab.profiler.profile import (
+    BUSY,
+    IDLE,
+    PARTLY,
+    CollectiveRecord,
+    Profile,
+    report,
+    timeline,
+)
 
 
 def test_the_time_line_shows_busy_and_idle_in_proportion() -> None:

@@ -5,7 +5,7 @@ from typing import assert_type
 
 from gemini_lab import Job, Lab, Placement, Run, RunReport, plan_placement
 from gemini_lab.injector import NodeLoss, Order, Scenario
-from gemini_lab.lab.pages import Controls, Dashboard
+from gemini_lab.lab.pages import ControlsHandle, DashboardHandle
 from gemini_lab.profiler import Profile
 
 
@@ -19,10 +19,10 @@ def cells() -> None:
     run.progress(24)
     assert_type(run.wait(until=12), Run)
     assert_type(run.save("run.html"), Path)
-    assert_type(run.controls(), Controls)
+    assert_type(run.controls(), ControlsHandle)
     assert_type(lab.run, Run | None)
-    assert_type(lab.controls(job, total=24, replicas=2), Controls)
-    assert_type(lab.dashboard(port=0), Dashboard)
+    assert_type(lab.controls(job, total=24, replicas=2), ControlsHandle)
+    assert_type(lab.dashboard(port=0), DashboardHandle)
     assert_type(lab.dashboard().url, str)
     assert_type(lab.profile(job), Profile)
     assert_type(plan_placement(nodes=4, replicas=2), Placement)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gemini_lab.display import Picture, picture
+from gemini_lab.display import Drawable, picture
 from gemini_lab.errors import ConfigError
 from gemini_lab_bench.figures.figure import Figure, PaperComparison, Point
 
@@ -73,7 +73,7 @@ def write(figure: Figure, folder: Path) -> tuple[Path, ...]:
     return paths
 
 
-def page(figure: Figure, drawn: Picture) -> str:
+def page(figure: Figure, drawn: Drawable) -> str:
     """Return a page of HTML that needs no other file."""
     return _document(f"{figure.name}: {figure.title}", drawn.html(is_open=True))
 

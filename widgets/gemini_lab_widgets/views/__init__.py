@@ -3,12 +3,11 @@
 from gemini_lab_widgets.views.curves import CurvesView
 from gemini_lab_widgets.views.iteration_times import IterationsView
 from gemini_lab_widgets.views.memory_bars import MemoryView
-from gemini_lab_widgets.views.recovery_bars import RecoveryView
+from gemini_lab_widgets.views.recovery_bars import RecoveryView, WastedView
 from gemini_lab_widgets.views.replica_map import ReplicasView
 from gemini_lab_widgets.views.status_strip import StatusView
 from gemini_lab_widgets.views.time_bar import SpentView
 from gemini_lab_widgets.views.view import View
-from gemini_lab_widgets.views.wasted import WastedView
 
 __all__ = [
     "VIEWS",

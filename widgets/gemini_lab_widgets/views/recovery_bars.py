@@ -1,4 +1,4 @@
-"""Recoveries as timelines: this run's, earlier ones', and the persistent baseline on one axis."""
+"""Recoveries as timelines on one axis, and the wasted time of each failure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
@@ -8,11 +8,20 @@ from bokeh.models import Div
 from gemini_lab.report.recovery import STEPS
 from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import Tables
-from gemini_lab.report.tables.recoveries import RecoveryRow, RecoveryTable
+from gemini_lab.report.tables.recoveries import RecoveryRow, RecoveryTable, WastedRow, WastedTable
 from gemini_lab.units import format_seconds
+from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, YELLOW, shown
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
-from gemini_lab_widgets.pictures.palette import shown
-from gemini_lab_widgets.views.view import CSS, OUTPUT_CSS, BarsView, LegendKey, output_html
+from gemini_lab_widgets.views.view import (
+    CSS,
+    OUTPUT_CSS,
+    BarsView,
+    LegendKey,
+    hover,
+    output_html,
+    put,
+    source,
+)
 
 ERRORS: Final = 2
 """Recoveries whose worker's last lines are shown."""
@@ -126,4 +135,108 @@ def describe(table: RecoveryTable, *, is_over: bool = False) -> str:
     return (
         f"{table.total} so far. The newest, {row.label}: {row.cause}; {row.source}; "
         f"{lasted}{times}{redo}."
+    )
+
+
+WASTED_PARTS: Final = {
+    "lost progress": (RED, "right_diagonal_line"),
+    "t_ckpt": (ORANGE, ""),
+    "1/(2f)": (YELLOW, "dot"),
+    "t_rtvl": (BLUE, ""),
+}
+"""Colour and hatch of each part. Lost progress is what t_ckpt + 1/(2f) is the mean of."""
+
+
+class WastedView(BarsView):
+    """A stacked bar for each: lost progress and retrieval, beside the parts of Eq. (1)."""
+
+    title: ClassVar[str] = "Wasted time of a failure"
+    AXIS: ClassVar[str] = "seconds wasted by a failure"
+    ROW_COLUMNS: ClassVar[dict[str, str]] = {"": "@row", "this part": "@took", "from": "@how"}
+
+    def _build(self) -> Sequence[Any]:
+        plot = self._bars()
+        self.each = source("row x took")
+        dots = plot.scatter("x", "row", marker="circle", size=9, source=self.each, line_width=1.5)
+        self._follow(dots.glyph, line_color="ink", fill_color="paper")
+        hover(plot, [dots], ("", "one failure"), ("wasted", "@took"))
+        return (self._legend(), plot)
+
+    def update(self, tables: Tables) -> None:
+        table = tables.wasted
+        names = [_wasted_name(row) for row in table.rows]
+        each = table.each_s if names else ()
+        put(
+            self.each,
+            {
+                "row": names[:1] * len(each),
+                "x": each,
+                "took": [format_seconds(value) for value in each],
+            },
+        )
+        ends = [row.total_s for row in table.rows]
+        told = [f"{name}: {format_seconds(end)}" for name, end in zip(names, ends, strict=True)]
+        self._draw_bars(
+            names,
+            [part for row in table.rows for part in _wasted_parts(row)],
+            texts=told,
+            briefs=told,
+            reach=1.04 * max([*ends, *each], default=1.0),
+        )
+        used = {part for row in table.rows for part, _ in row.parts}
+        keys = [
+            LegendKey(label=part, colour=colour, hatch=hatch)
+            for part, (colour, hatch) in WASTED_PARTS.items()
+            if part in used
+        ]
+        dots = [LegendKey(label="each failure", colour="inherit", mark="○")] if each else []
+        self._tell([*keys, *dots])
+        self._say(describe_wasted(table), notes=table.notes, brief=_brief(table))
+
+
+def _wasted_name(row: WastedRow) -> str:
+    mark = "" if row.origin != "model" else " (model)"
+    return shown(row.label, longest=44) + mark
+
+
+def _wasted_parts(row: WastedRow) -> Iterator[dict[str, Any]]:
+    at_s = 0.0
+    for label, seconds in row.parts:
+        colour, hatch = WASTED_PARTS[label]
+        yield {
+            "row": _wasted_name(row),
+            "start": at_s,
+            "end": at_s + seconds,
+            "colour": colour,
+            "hatch": hatch or "blank",
+            "alpha": 0.5 if row.origin == "model" else 1.0,
+            "took": format_seconds(seconds),
+            "how": row.how,
+        }
+        at_s += seconds
+
+
+def _brief(table: WastedTable) -> str:
+    """Return what the bars are, for a reader who sees them."""
+    if not table.rows:
+        return ""
+    hows = dict.fromkeys(f"{row.label}: {row.how}" for row in table.rows)
+    return (
+        "Eq. (1) of the paper: t_ckpt + 1/(2f) is the progress that a failure at any moment loses "
+        f"on average, t_rtvl the time to fetch the newest whole version. Here, {'; '.join(hows)}."
+    )
+
+
+def describe_wasted(table: WastedTable) -> str:
+    """Return the bars in words."""
+    if not table.rows:
+        return "Nothing to show yet."
+    return (
+        "; ".join(
+            f"{_wasted_name(row)} {format_seconds(row.total_s)} ("
+            + " + ".join(f"{label} {format_seconds(seconds)}" for label, seconds in row.parts)
+            + f"; {row.how})"
+            for row in table.rows
+        )
+        + "."
     )
