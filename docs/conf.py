@@ -60,7 +60,7 @@ def read_markdown(*event: Any) -> None:
 
 def setup(app: Sphinx) -> None:
     """Write the pages that are made from the code, and know what draws on others."""
-    reference.write(FOLDER / "reference")
+    reference.write(FOLDER / "reference" / "made")
     app.add_directive("house", house.House)
     app.add_directive("papers", figures.Papers)
     app.add_directive("measured", figures.Measured)

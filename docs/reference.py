@@ -34,7 +34,7 @@ def write(folder: Path) -> None:
     events = _events()
     if events is not None:
         pages["events.md"] = events
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         if old.name not in pages:
             old.unlink()

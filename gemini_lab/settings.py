@@ -232,7 +232,7 @@ class ProcessSettings:
             chosen version, with new process groups; only the lost ranks start again. What a script
             prints of that iteration means nothing. The launcher sets it
             (`--set keep_processes=true`), for loops over `protected.steps`, and for DeepSpeed on
-            CPUs; if a process cannot go on, all start again (`docs/guide/keep.md`).
+            CPUs; if a process cannot go on, all start again (`docs/how-to/keep.md`).
     """
 
     min_progress_s: float = above_zero(30.0)

@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Exit(IntEnum):
-    """The exit codes of `gemini-lab`, listed for people in docs/guide/operate.md."""
+    """The exit codes of `gemini-lab`, listed for people in docs/reference/exit-codes.md."""
 
     FINISHED = 0
     FAILED = 1

@@ -32,7 +32,7 @@ def require_known(missing: Collection[str], where: str, *, package: str) -> None
         raise UnsupportedError(
             f"{package} {version(package)} has no {', '.join(missing)} in {where}, and without it "
             "a part of the state would be left out; install a version that was tried "
-            "(docs/guide/start.md)"
+            "(docs/evidence/versions.md)"
         )
 
 

@@ -148,7 +148,7 @@ def test_named_checkpoints_go_on_after_those_that_a_lost_iteration_saved(tmp_pat
     [("tracking.py", r"^class (\w+Tracker)\b"), ("hooks.py", r"^class (\w+)\(ModelHook\)")],
 )
 def test_every_tracker_and_hook_that_accelerate_ships_stands_in_the_guides_table(file, pattern):
-    guide = (Path(__file__).parents[2] / "docs/guide/libraries.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs/reference/libraries.md").read_text(encoding="utf-8")
     text = (Path(accelerate.__file__).parent / file).read_text(encoding="utf-8")
     shipped = re.findall(pattern, text, re.MULTILINE)
     assert len(shipped) > 3

@@ -78,7 +78,7 @@ def test_a_callback_whose_changes_would_not_come_back_is_refused_by_name(name):
 
 
 def test_every_callback_that_lightning_ships_stands_in_the_guides_table():
-    guide = (Path(__file__).parents[2] / "docs/guide/libraries.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs/reference/libraries.md").read_text(encoding="utf-8")
     assert [name for name in callbacks.__all__ if f"`{name}`" not in guide] == ["Callback"]
 
 

@@ -358,7 +358,7 @@ def test_a_trainer_that_is_given_to_protect_itself_is_sent_to_its_own_way():
 
 
 def test_every_callback_that_transformers_ships_stands_in_the_guides_table():
-    guide = (Path(__file__).parents[2] / "docs/guide/libraries.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs/reference/libraries.md").read_text(encoding="utf-8")
     package = Path(transformers.__file__).parent
     text = "\n".join(
         (package / name).read_text(encoding="utf-8")

@@ -95,7 +95,7 @@ def test_a_pattern_names_all_kinds_that_it_fits_in_the_order_of_the_words():
 
 def test_the_guide_names_every_kind():
     """By its name, or by a pattern as `agent_*`."""
-    text = (Path(__file__).parents[2] / "docs/guide/chaos.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/evidence/chaos.md").read_text(encoding="utf-8")
     words = set(re.findall(r"`([a-z_]+\*?)`", text))
     untold = [kind for kind in KINDS if not any(fnmatchcase(kind, word) for word in words)]
     assert untold == []

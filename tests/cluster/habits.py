@@ -3,7 +3,7 @@
     gemini-lab check tests/cluster/habits.py NAME          # as it is found in scripts
     gemini-lab check tests/cluster/habits.py NAME told     # with what is missing handed over
 
-docs/guide/tried.md has the verdict on each; test_habits.py asks for all of them again.
+docs/evidence/tried.md has the verdict on each; test_habits.py asks for all of them again.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""The verdict on each habit of training loops is the one that docs/guide/tried.md gives."""
+"""The verdict on each habit of training loops is the one that docs/evidence/tried.md gives."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ from gemini_lab.lab.check import check_script
 
 HERE = Path(__file__).parent
 HABITS = HERE / "habits.py"
-PAGE = HERE.parents[1] / "docs/guide/tried.md"
+PAGE = HERE.parents[1] / "docs/evidence/tried.md"
 ROW = re.compile(r"\n\| `(?P<name>\w+)` \|[^|]+\| (?P<found>[^|]+) \| (?P<told>[^|\n]+) \|")
 ROWS = [row.groupdict() for row in ROW.finditer(PAGE.read_text())]
 OPEN = {"-", "untried"}

@@ -37,7 +37,7 @@ batches = endless()
     "parallel", [pytest.param("DistributedDataParallel", marks=pytest.mark.long), "fully_shard"]
 )
 def test_the_guides_script_loses_a_worker_and_a_node_and_no_bit(lab, script, parallel):
-    text = block("docs/guide/script.md", "In plain PyTorch")
+    text = block("docs/tutorials/your-script.md", "In plain PyTorch")
     text = text.replace("DistributedDataParallel(build_model())", f"{parallel}(build_model())")
     for line in block("README.md", "In your own script", 1).splitlines()[:2]:
         assert line in text

@@ -21,14 +21,14 @@ from .written import block, blocks, completed
 
 ITERATIONS = 14
 ELSEWHERE = {
-    ("docs/guide/notebook.md", "In a notebook", 0): "the same as README's",
-    ("docs/guide/providers.md", "A provider of your own", 0): "needs Kubernetes; it is compiled",
-    ("docs/guide/resize.md", "The position in the data", 0): "tests/engine/test_resize.py",
-    ("docs/guide/script.md", "In plain PyTorch", 0): "tests/cluster/test_torch.py",
-    ("docs/guide/script.md", "Several loops, and code around them", 0): (
+    ("docs/how-to/notebook.md", "Use a notebook", 0): "the same as README's",
+    ("docs/how-to/providers.md", "A provider of your own", 0): "needs Kubernetes; it is compiled",
+    ("docs/how-to/resize.md", "The position in the data", 0): "tests/engine/test_resize.py",
+    ("docs/tutorials/your-script.md", "In plain PyTorch", 0): "tests/cluster/test_torch.py",
+    ("docs/reference/protect.md", "Several loops, and code around them", 0): (
         "tests/engine/test_loops.py, tests/cluster/test_second_starts.py"
     ),
-    ("docs/guide/verify.md", "Try it", 0): "tests/cluster/test_wrong_sums.py",
+    ("docs/how-to/wrong-sums.md", "Try it", 0): "tests/cluster/test_wrong_sums.py",
 }
 
 BEGIN = f"""
@@ -166,8 +166,8 @@ TWO_PASSES = """
 import gemini_lab
 from torch.nn.parallel import DistributedDataParallel
 """
-README, SCRIPT = "README.md", "docs/guide/script.md"
-LIBRARIES = "docs/guide/libraries.md"
+README, SCRIPT, LOOP = "README.md", "docs/tutorials/your-script.md", "docs/reference/protect.md"
+LIBRARIES, NAN = "docs/tutorials/trainer.md", "docs/how-to/nan.md"
 
 
 def step(batch: str = "next(batches)") -> str:
@@ -211,7 +211,7 @@ def fetched_ahead() -> str:
     model = Pair()
     torch.manual_seed(2 + rank)
     """
-    text = block(SCRIPT, "The loop")
+    text = block(LOOP, "The loop")
     assert "    engine.backward(loss)\n" in text
     logged = text.replace(
         "    engine.backward(loss)\n",
@@ -229,7 +229,7 @@ def epochs() -> str:
         with torch.no_grad():
             engine(torch.randn(4, 6))
     """
-    text = block(SCRIPT, "The loop", 1)
+    text = block(LOOP, "The loop", 1)
     assert "protected.epochs(30)" in text
     text = text.replace("epochs(30)", "epochs(2)")
     return DEEPSPEED + textwrap.dedent(begin) + completed(text, body=step("batch"))
@@ -247,7 +247,7 @@ def rewound() -> str:
         torch.distributed.all_reduce(some, torch.distributed.ReduceOp.MAX)
         return bool(some)
     """
-    text = block(SCRIPT, "Going back")
+    text = block(NAN, "Going back")
     return DEEPSPEED + textwrap.dedent(begin) + completed(text, body=step())
 
 
@@ -257,8 +257,8 @@ EXAMPLES = {
     ),
     "README's two lines of PyTorch, DDP": lambda: two_lines("DistributedDataParallel"),
     "README's two lines of PyTorch, FSDP2": lambda: two_lines("fully_shard"),
-    "the guide's script": lambda: WITH_LOSS + block(SCRIPT, "In your own script"),
-    "two passes a step": lambda: TWO_PASSES + block(SCRIPT, "Two passes a step"),
+    "the guide's script": lambda: WITH_LOSS + block(SCRIPT, "Protect your own script"),
+    "two passes a step": lambda: TWO_PASSES + block(LOOP, "Two passes a step"),
     "a batch that is fetched ahead": fetched_ahead,
     "two nested loops": epochs,
     "going back": rewound,
@@ -303,12 +303,12 @@ def test_every_block_of_python_is_run_somewhere_and_all_are_python():
         (LIBRARIES, "transformers' Trainer"): 1,
         (LIBRARIES, "Accelerate"): 1,
         (LIBRARIES, "Lightning"): 1,
-        (SCRIPT, "In your own script"): 1,
-        (SCRIPT, "The loop"): 2,
-        (SCRIPT, "Going back"): 1,
-        (SCRIPT, "Two passes a step"): 1,
-        ("docs/guide/machines.md", "A run that outlives its launcher"): 1,
-        ("docs/guide/notebook.md", "Stage by stage"): 2,
+        (SCRIPT, "Protect your own script"): 1,
+        (LOOP, "The loop"): 2,
+        (NAN, "Going back"): 1,
+        (LOOP, "Two passes a step"): 1,
+        ("docs/how-to/detach.md", "Detach a run from its launcher"): 1,
+        ("docs/how-to/notebook.md", "Stage by stage"): 2,
     }
     counted = dict(run_here)
     for page, after, _ in ELSEWHERE:
@@ -318,7 +318,7 @@ def test_every_block_of_python_is_run_somewhere_and_all_are_python():
         compile(one.text, one.page, "exec")
         found[one.page, one.after] = found.get((one.page, one.after), 0) + 1
     assert found == counted
-    assert block(README, "From a notebook") == block("docs/guide/notebook.md", "In a notebook")
+    assert block(README, "From a notebook") == block("docs/how-to/notebook.md", "Use a notebook")
 
 
 @pytest.mark.long
@@ -350,7 +350,7 @@ def test_the_notebooks_lines_break_a_lab_and_its_log_is_simulated(tmp_path, monk
     report = names["run"].report()
     assert len(report.recoveries) >= 2
     assert len(report.losses) == 24 * 4
-    stage, simulated = (block("docs/guide/notebook.md", "Stage by stage", n) for n in (0, 1))
+    stage, simulated = (block("docs/how-to/notebook.md", "Stage by stage", n) for n in (0, 1))
     exec(compile(stage, "notebook.md", "exec"), {})
     written = '"runs/20260101-120000-train"'
     assert written in simulated
@@ -366,8 +366,8 @@ def test_the_lines_for_a_detached_run_start_find_and_stop_it(tmp_path, monkeypat
     text = Path(job.script).read_text().replace("sys.argv[1]", repr(str(tmp_path / "written")))
     Path("train.py").write_text(text.replace(f"steps, rank = {ITERATIONS}", "steps, rank = 10000"))
     names: dict[str, Any] = {}
-    lines = block("docs/guide/machines.md", "A run that outlives its launcher")
-    exec(compile(lines, "machines.md", "exec"), names)
+    lines = block("docs/how-to/detach.md", "Detach a run from its launcher")
+    exec(compile(lines, "detach.md", "exec"), names)
     assert names["run"].is_over_within(60)
     give_up_s = time.monotonic() + 60  # its agents end by themselves
     while "no run is under way" not in (told := shell("list").stdout):

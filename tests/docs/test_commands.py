@@ -15,7 +15,10 @@ from gemini_lab_bench.command import BENCHES
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {each.name for each in dataclasses.fields(Settings)}
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if "made" not in page.parts),
+)
 FILLED = {"...": "train.py", "WHERE": "otlp", "--your --own --arguments": "--seed 1"}
 
 

@@ -16,7 +16,7 @@ import gemini_lab
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 WRITTEN = [
-    *sorted(page for page in DOCS.rglob("*.md") if "reference" not in page.parts),
+    *sorted(page for page in DOCS.rglob("*.md") if "made" not in page.parts),
     *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
 ]
 
@@ -112,7 +112,7 @@ def test_every_public_name_is_described(site, own_modules):
 
 @pytest.mark.parametrize("stage", ["profiler", "placement", "pipeliner", "injector", "simulator"])
 def test_every_name_of_a_stage_is_described(site, stage):
-    ids = Links(site / "reference" / f"{stage}.html").ids
+    ids = Links(site / "reference" / "made" / f"{stage}.html").ids
     package = importlib.import_module(f"gemini_lab.{stage}")
     assert [name for name in package.__all__ if f"{package.__name__}.{name}" not in ids] == []
 
@@ -126,7 +126,7 @@ def test_the_drawing_is_on_the_page_and_tells_its_rooms_in_words(site, own_modul
 
 def test_every_figure_of_the_paper_and_all_that_was_measured_is_drawn(site, own_modules):
     del own_modules
-    page = (site / "guide" / "figures.html").read_text(encoding="utf-8")
+    page = (site / "evidence" / "figures.html").read_text(encoding="utf-8")
     drawn = re.findall(r"<title>([^<]*)</title><desc>", page)
     figures = importlib.import_module("figures")
     wanted = [figures.paper(name) for name in figures.FIGURES]
@@ -161,6 +161,6 @@ def test_links_between_written_pages_hold_without_the_site():
         f"{page.name}: {target}"
         for page in [*WRITTEN, ROOT / "README.md", ROOT / "notebooks" / "README.md"]
         for target in link.findall(page.read_text(encoding="utf-8"))
-        if not (page.parent / target).exists() and not target.startswith("reference/")
+        if not (page.parent / target).exists() and "made/" not in target
     ]
     assert not astray
