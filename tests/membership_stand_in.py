@@ -2,6 +2,7 @@
 
 import time
 
+from gemini_lab.node.machine import Machine
 from gemini_lab.node.membership import Membership
 from gemini_lab.node.root_shell import RootShell
 
@@ -36,19 +37,23 @@ class StoreStandIn:
 
 
 def member(store, name):
-    return Membership(store=store, streams=None, name=name, address=f"{name}:1", lease_s=2.0)
+    return Membership(
+        store=store, streams=None, name=name, address=f"{name}:1", lease_s=2.0, machine=Machine()
+    )
 
 
 async def shell_in(store, *, emit=lambda _event: None, wall_s=time.time):
     """A root agent's shell on node-0, which holds the place."""
     membership = member(store, "node-0")
     await membership.register()
+    machine = Machine()
+    machine.wall_s = wall_s
     shell = RootShell(
         membership=membership,
         record=await membership.campaign(await store.items()),
         token="secret",
         emit=emit,
         request_nodes=lambda _wanted, _reason: None,
-        wall_s=wall_s,
+        machine=machine,
     )
     return membership, shell

@@ -19,12 +19,12 @@ from gemini_lab.launch.mpi import Hosts
 from gemini_lab.launch.operator import MpiOperator
 from gemini_lab.launch.provider import Invitation, Supply
 from gemini_lab.memory.free import free_memory, too_little_for
-from gemini_lab.node.agent import address_towards
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.host import SCRATCH
 from gemini_lab.node.locked_tempdir import remove_left
 from gemini_lab.node.sealed_store import SealedStore
 from gemini_lab.node.start_config import Detached, LabRecord
+from gemini_lab.node.this_machine import address_towards
 
 LOOPBACK: Final = "127.0.0.1"
 

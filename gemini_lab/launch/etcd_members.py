@@ -29,11 +29,11 @@ from gemini_lab.launch.etcd_keeper import DEAF_S, Stay, leave_keeper
 from gemini_lab.launch.join import say
 from gemini_lab.launch.mpi import run_on_hosts
 from gemini_lab.launch.mpi_order import take_order
-from gemini_lab.node.agent import address_towards
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdStore
 from gemini_lab.node.start_config import OVER_KEY
+from gemini_lab.node.this_machine import address_towards
 
 PROGRAM: Final = "gemini_lab.launch.etcd_members"
 COUNT: Final = 3

@@ -6,12 +6,8 @@ and ends everything that it started, when the lab is closed or gone.
 """
 
 import asyncio
-import os
-import random
 import signal
-import socket
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -22,22 +18,16 @@ from gemini_lab.engine.heartbeat import BEAT_S
 from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_from_parent
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import NodeReady
-from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
-from gemini_lab.node.etcd_client import EtcdClient
-from gemini_lab.node.freeze_guard import end_stopped
-from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.lab_link import LabLink, RootLink
+from gemini_lab.node.machine import Machine
 from gemini_lab.node.membership import Membership, Reading, RootRecord, read_epoch
-from gemini_lab.node.orphan_etcd import end_left_stores
-from gemini_lab.node.processes import release_store
 from gemini_lab.node.root_role import RootRole
 from gemini_lab.node.sealed_store import Sealed
 from gemini_lab.node.start_config import LAB_KEY, AgentConfig, AgentUp
 from gemini_lab.node.strike import strike
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.node.tasks import Tasks
-from gemini_lab.node.this_machine import has_ended, machine_identity, network_of
 from gemini_lab.recovery.messages import (
     CloseLab,
     Flush,
@@ -66,8 +56,7 @@ class Agent:
     Args:
         config: What it is told.
         announce: Called once it listens and is registered.
-        host: What starts and ends its workers.
-        bulk: What does its bulk work; by default processes of its own.
+        machine: Where it runs.
     """
 
     def __init__(
@@ -75,17 +64,18 @@ class Agent:
         config: AgentConfig,
         announce: Callable[[AgentUp], None],
         *,
-        host: Callable[..., WorkerHost] = WorkerHost,
-        bulk: BulkProcesses | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self.config = config
+        self._machine = machine = machine or Machine()
         self._announce = announce
         self.name = config.name
-        self._ip = address_towards(config.etcd.endpoints[0])
+        self._ip = machine.address_towards(config.etcd.endpoints[0])
         self._stop = asyncio.Event()
         self._is_lab_over = self._is_end_known = False
         self._tasks = Tasks(self._say_failure)
-        self.lab, self.root = LabLink(config.name), RootLink(self._say_failure)
+        self.lab = LabLink(config.name, wall_s=machine.wall_s, steady_s=machine.steady_s)
+        self.root = RootLink(self._say_failure)
         self.supervisor = Supervisor(
             name=config.name,
             ip=self._ip,
@@ -94,11 +84,10 @@ class Agent:
             root=self.root,
             tasks=self._tasks,
             leave=self._stop.set,
-            host=host,
-            bulk=bulk,
+            machine=machine,
         )
         self._root_role = RootRole(
-            config=config, lab=self.lab, tasks=self._tasks, on_change=self._ring
+            config=config, lab=self.lab, tasks=self._tasks, machine=machine, on_change=self._ring
         )
         self._term = 0  # of the newest root that has greeted
         self._root_record: RootRecord | None = None
@@ -106,7 +95,7 @@ class Agent:
         self._is_store_away = False
         self._forged = ""  # what was said last of values that are not the lab's
         self._settled_s = 0.0  # when the store counts as complete again after it was away
-        self._lab_seen_s = time.monotonic()
+        self._lab_seen_s = self._machine.steady_s()
         self._lab_process = ""  # of the lab that connected last
 
     # -- life ----------------------------------------------------------------------------------
@@ -122,8 +111,11 @@ class Agent:
         etcd, prefix = self.config.etcd, self.config.prefix
         sealed = Sealed(etcd, prefix, token=self.config.token, identity=self.config.lab.identity)
         self.membership = Membership(
-            store=EtcdClient(etcd, prefix, values=sealed),
-            streams=EtcdClient(etcd, prefix, timeout_s=max(1.0, self.config.lab.lease_s / 2)),
+            store=self._machine.store(etcd, prefix, values=sealed),
+            streams=self._machine.store(
+                etcd, prefix, timeout_s=max(1.0, self.config.lab.lease_s / 2)
+            ),
+            machine=self._machine,
             name=self.config.name,
             address=self.address,
             lease_s=self.config.lab.lease_s,
@@ -134,13 +126,13 @@ class Agent:
         finally:  # also where who started it, or the store, is gone before it has joined
             server.close()
             await self._leave()
-        if self._is_end_known:
-            await asyncio.to_thread(end_stopped, self.config.prefix)
-            if self.config.etcd.is_followed:
-                release_store(self.config.prefix)
-        if self._is_lab_over:  # or this machine is cut off: then others here may still be in it
-            over = self.config.prefix if self._is_end_known else ""
-            await asyncio.to_thread(end_left_stores, STORE_LEFT_S, over)
+        if self._is_lab_over:
+            await self._machine.end_left(
+                prefix,
+                is_over=self._is_end_known,
+                has_store=etcd.is_followed,
+                within_s=STORE_LEFT_S,
+            )
         return self._is_lab_over
 
     async def _join(self) -> None:
@@ -148,7 +140,10 @@ class Agent:
         await self.membership.register()
         self._announce(
             AgentUp(
-                name=self.name, address=self.address, pid=os.getpid(), machine=machine_identity()
+                name=self.name,
+                address=self.address,
+                pid=self._machine.own_pid(),
+                machine=self._machine.identity(),
             )
         )
         loop = asyncio.get_running_loop()
@@ -185,16 +180,16 @@ class Agent:
             print(text, file=sys.stderr)  # noqa: T201
 
     async def _say_when_ready(self) -> None:
-        started_s = time.monotonic()
+        started_s = self._machine.steady_s()
         await self.supervisor.wait_until_ready()
-        import_s = time.monotonic() - started_s
-        network = network_of(self._ip)
+        import_s = self._machine.steady_s() - started_s
+        network = self._machine.network_of(self._ip)
         self.lab.emit(NodeReady(name=self.name, import_s=import_s, network=network))
 
     async def _keep_lease(self) -> None:
         while True:
             # A little uneven: thousands that beat together would all log in again together, too.
-            await asyncio.sleep(self.config.lab.lease_s * random.uniform(0.2, 0.25))
+            await asyncio.sleep(self.config.lab.lease_s * self._machine.random.uniform(0.2, 0.25))
             try:
                 if not await self.membership.renew():
                     await self._rejoin()
@@ -238,7 +233,7 @@ class Agent:
         try:
             reading = await self.membership.watch.read(whole=self._root_role.shell is not None)
             if self._is_store_away:
-                self._settled_s = time.monotonic() + 2 * self.config.lab.lease_s
+                self._settled_s = self._machine.steady_s() + 2 * self.config.lab.lease_s
             self._is_store_away, self._reading, self._forged = False, reading, ""
             await self._obey_store(reading)
         except StoreUnavailableError as error:
@@ -260,7 +255,7 @@ class Agent:
         """
         items = reading.items
         record = RootRecord.from_text(items["root"]) if "root" in items else None
-        is_settled = time.monotonic() > self._settled_s
+        is_settled = self._machine.steady_s() > self._settled_s
         if record is None or not is_settled:
             self.membership.watch.ring()  # time alone may change what is to be done
         if (shell := self._root_role.shell) is not None:
@@ -292,10 +287,10 @@ class Agent:
         reading, is_detached = self._reading, self.config.lab.detached is not None
         works = bool(self.supervisor.host.workers) if is_detached else self.lab.is_open
         if LAB_KEY in reading.items if reading is not None else works:
-            self._lab_seen_s = time.monotonic()
+            self._lab_seen_s = self._machine.steady_s()
         has_key_gone = reading is not None and LAB_KEY not in reading.items
-        is_killed = not is_detached and has_ended(self._lab_process)
-        is_away = time.monotonic() - self._lab_seen_s > self._lab_grace_s()
+        is_killed = not is_detached and self._machine.has_ended(self._lab_process)
+        is_away = self._machine.steady_s() - self._lab_seen_s > self._lab_grace_s()
         if is_away or is_killed:
             self._end_with_lab(is_known=has_key_gone or is_killed)
 
@@ -353,7 +348,7 @@ class Agent:
                         await strike(self.supervisor, message.action, self.config)
         finally:
             self.lab.close(channel)
-            self._lab_seen_s = time.monotonic()  # also by who was frozen until now
+            self._lab_seen_s = self._machine.steady_s()  # also by who was frozen until now
 
     async def _serve_root(self, channel: Channel, hello: RootHello) -> None:
         newest = 0 if self._root_record is None else self._root_record.term
@@ -398,14 +393,6 @@ class Agent:
             else:
                 return False
         return False
-
-
-def address_towards(endpoint: str) -> str:
-    """Return this machine's address on the way to `endpoint` (`host:port`); nothing is sent."""
-    host, _, port = endpoint.rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))
-        return str(probe.getsockname()[0])
 
 
 def say_up(answer: AgentUp) -> None:

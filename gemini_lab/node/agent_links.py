@@ -9,7 +9,6 @@ follow one another are answered ever later.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,8 +49,8 @@ class AgentLinks:
         token: str,
         tell: Callable[[Happening], None],
         emit: Callable[[Emit], None],
+        clock: Callable[[], float],
         on_lack: Callable[[OSError], None] = lambda _: None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._on_lack = on_lack
         self._hello = hello
@@ -162,9 +161,9 @@ class AgentLinks:
         pause_s = FIRST_PAUSE_S
         while not keeper.is_dead:
             if joined is not None:
-                began_s = time.monotonic()
+                began_s = self._clock()
                 await self._listen(node, self._channels[node])
-                if time.monotonic() - began_s > STEADY_S:
+                if self._clock() - began_s > STEADY_S:
                     pause_s = FIRST_PAUSE_S
                 joined = await self._relink(node, keeper)
             elif (joined := await self._link(node, keeper)) is not None:

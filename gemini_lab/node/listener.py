@@ -1,6 +1,5 @@
 """The receiver of what a node's workers send: for the log and the root agent, or for an answer."""
 
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ from gemini_lab.log.events import (
 )
 from gemini_lab.node.host import Worker
 from gemini_lab.node.lab_link import LabLink, RootLink
+from gemini_lab.node.machine import Machine
 from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
-from gemini_lab.node.processes import is_process_stopped
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.recovery.discarded_versions import joined, left_of
 from gemini_lab.recovery.hangs import STILL_S
@@ -65,6 +64,7 @@ class WorkerListener:
         memory: Has the memory that they ask for.
         writer: Saves versions; is told when one may be whole.
         kept: Waits for those that are to stand still.
+        machine: Where its agent runs.
 
     Attributes:
         watch: Hears their pulses.
@@ -81,8 +81,9 @@ class WorkerListener:
         memory: MemoryManager,
         writer: ShardWriter,
         kept: KeptWorkers,
+        machine: Machine,
     ) -> None:
-        self.watch = WorkerWatch()
+        self.watch = WorkerWatch(is_stopped=machine.is_stopped, clock=machine.steady_s)
         self.history = WorkerHistory()
         self.is_placed = False
         self._lab, self._root, self._tasks = lab, root, tasks
@@ -304,10 +305,10 @@ class WorkerWatch:
     def __init__(
         self,
         *,
-        is_stopped: Callable[[int], bool] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        is_stopped: Callable[[int], bool],
+        clock: Callable[[], float],
     ) -> None:
-        self._is_stopped = is_stopped or is_process_stopped
+        self._is_stopped = is_stopped
         self._clock = clock
         self._looked_s = clock()
         self._seen: dict[tuple[int, int], _Seen] = {}  # by rank and epoch

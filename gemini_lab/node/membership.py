@@ -7,14 +7,13 @@ and no change between two readings is seen in half.
 
 import asyncio
 import json
-import random
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from gemini_lab.node.control_store import PATIENCE_S, StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_client import EtcdClient
+from gemini_lab.node.machine import Machine
 
 NODES: Final = "nodes/"
 """Before the name of each node that is registered."""
@@ -63,7 +62,8 @@ class StoreWatch:
     Args:
         store: The lab's, to read.
         streams: The same store, to watch.
-        clock: A monotonic clock.
+        machine: Spreads the readings of many agents.
+        clock: A monotonic clock; by default the machine's.
     """
 
     def __init__(
@@ -71,14 +71,15 @@ class StoreWatch:
         store: EtcdClient,
         streams: EtcdClient,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        machine: Machine,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._store, self._streams = store, streams
-        self._clock = clock
+        self._rng, self._clock = machine.random, clock or machine.steady_s
         self._turn = asyncio.Lock()  # one look at a time
         self._watch: object | None = None  # the one that stands
         self._is_whole = False  # whether it is on all keys
-        self._rung_s: float | None = clock()  # since when something is to be read
+        self._rung_s: float | None = self._clock()  # since when something is to be read
         self._spread_s = 0.0  # by which those wait who have time
         self._read_s = -REREAD_S
         self._last: Reading | None = None
@@ -98,7 +99,7 @@ class StoreWatch:
     def ring(self) -> None:
         """Schedule another reading."""
         if self._rung_s is None:
-            self._rung_s, self._spread_s = self._clock(), random.uniform(0, SPREAD_S)
+            self._rung_s, self._spread_s = self._clock(), self._rng.uniform(0, SPREAD_S)
 
     async def read(self, *, whole: bool) -> Reading:
         """Return the store's content.
@@ -158,6 +159,7 @@ class Membership:
         name: This node.
         address: Where its agent listens.
         lease_s: How long the node counts as alive without a sign of life.
+        machine: Spreads the readings of many agents.
 
     Attributes:
         watch: Whether there is something to read.
@@ -172,39 +174,41 @@ class Membership:
         name: str,
         address: str,
         lease_s: float,
+        machine: Machine,
     ) -> None:
+        self._machine = machine
         self.store = store
         self.streams = streams
-        self.watch = StoreWatch(store, streams)
+        self.watch = StoreWatch(store, streams, machine=machine)
         self.name = name
         self.address = address
         self.lease_s = lease_s
         self.poll_s = min(0.25, lease_s / 8)
         self._lease: int | None = None
-        self._renewed_s = time.monotonic()
+        self._renewed_s = self._machine.steady_s()
         self._abstains_until_s = 0.0
 
     @property
     def silent_s(self) -> float:
         """Seconds since the store last confirmed the lease."""
-        return time.monotonic() - self._renewed_s
+        return self._machine.steady_s() - self._renewed_s
 
     async def register(self) -> None:
         """Take a lease and write this node under it."""
         ttl_s = max(2, round(self.lease_s))
         value = json.dumps({"address": self.address})
 
-        give_up_s = time.monotonic() + PATIENCE_S
+        give_up_s = self._machine.steady_s() + PATIENCE_S
         while True:
             try:
                 lease = await self.store.grant(ttl_s)
                 await self.store.put(f"{NODES}{self.name}", value, lease=lease)
                 break
             except StoreUnavailableError as error:
-                if isinstance(error, StoreForgedError) or time.monotonic() > give_up_s:
+                if isinstance(error, StoreForgedError) or self._machine.steady_s() > give_up_s:
                     raise
                 await asyncio.sleep(AGAIN_S)
-        self._lease, self._renewed_s = lease, time.monotonic()
+        self._lease, self._renewed_s = lease, self._machine.steady_s()
 
     async def renew(self) -> bool:
         """Keep the lease alive; return `False` if it has run out."""
@@ -213,7 +217,7 @@ class Membership:
             return False
         alive = await self.streams.keep_alive(lease)
         if alive:
-            self._renewed_s = time.monotonic()
+            self._renewed_s = self._machine.steady_s()
         else:
             self._lease = None
         return alive
@@ -230,7 +234,7 @@ class Membership:
 
     async def campaign(self, items: Mapping[str, str]) -> RootRecord | None:
         """Become root agent if there is none; return the record if this node won."""
-        is_asked = time.monotonic() >= self._abstains_until_s
+        is_asked = self._machine.steady_s() >= self._abstains_until_s
         if "root" in items or self._lease is None or not is_asked:
             return None
         record = RootRecord(
@@ -269,7 +273,7 @@ class Membership:
 
     async def stand_down(self, record: RootRecord) -> None:
         """Resign, and leave the place to others for `ABSTAINS_S`."""
-        self._abstains_until_s = time.monotonic() + ABSTAINS_S
+        self._abstains_until_s = self._machine.steady_s() + ABSTAINS_S
         await self.depose(record)
 
     async def depose(self, record: RootRecord) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from gemini_lab.job import python_command
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.lab_link import LabLink
+from gemini_lab.node.machine import Machine
 from gemini_lab.node.membership import Membership, RootRecord
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.start_config import AgentConfig, OwnerStart
@@ -27,15 +28,22 @@ class RootRole:
         config: The agent's.
         lab: The way to the log, and to who brings machines.
         tasks: Where it runs.
+        machine: Where its agent runs.
         on_change: Called when it begins and ends: what is read of the store differs.
     """
 
     def __init__(
-        self, *, config: AgentConfig, lab: LabLink, tasks: Tasks, on_change: Callable[[], None]
+        self,
+        *,
+        config: AgentConfig,
+        lab: LabLink,
+        tasks: Tasks,
+        machine: Machine,
+        on_change: Callable[[], None],
     ) -> None:
         self.shell: RootShell | None = None
         self._config, self._lab, self._tasks = config, lab, tasks
-        self._on_change = on_change
+        self._machine, self._on_change = machine, on_change
         self._shell_task: asyncio.Task[None] | None = None
         self._owner_task: asyncio.Task[None] | None = None
 
@@ -46,6 +54,7 @@ class RootRole:
             membership=membership,
             record=record,
             token=self._config.token,
+            machine=self._machine,
             emit=lambda event: lab.emit(event, term=record.term),
             request_nodes=lambda wanted, reason: lab.say(NeedNodes(wanted=wanted, reason=reason)),
         )

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from importlib.metadata import entry_points
@@ -20,6 +18,7 @@ from gemini_lab.node.control_store import (
     StoreUnavailableError,
 )
 from gemini_lab.node.lab_link import CLOCK_TRUST_S
+from gemini_lab.node.machine import Machine
 from gemini_lab.node.membership import Membership, Reading, RootRecord, node_addresses
 from gemini_lab.node.start_config import NONE_COME_KEY
 from gemini_lab.recovery.messages import JobOrder, RootHello
@@ -63,7 +62,7 @@ class RootShell:
         token: The lab's secret.
         emit: Says an event on behalf of this node.
         request_nodes: Asks the lab's operator for machines.
-        wall_s: This machine's clock, which may be set.
+        machine: Where its agent runs; somebody may set its wall clock.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class RootShell:
         token: str,
         emit: Callable[[AnyEvent], None],
         request_nodes: Callable[[int, str], None],
-        wall_s: Callable[[], float] = time.time,
+        machine: Machine,
     ) -> None:
         self.record = record
         self._membership = membership
@@ -82,8 +81,8 @@ class RootShell:
         self._request_nodes = request_nodes
         self._happenings: asyncio.Queue[Happening] = asyncio.Queue()
         # Moments follow a monotonic clock: a step of the machine's must restart no worker.
-        self._wall_s = wall_s
-        self._clock_offset_s = wall_s() - time.monotonic()
+        self._wall_s, self._machine = machine.wall_s, machine
+        self._clock_offset_s = machine.wall_s() - machine.steady_s()
         self._links = AgentLinks(
             hello=RootHello(name=record.name, term=record.term),
             token=token,
@@ -183,7 +182,7 @@ class RootShell:
         self._emit(shifted(event, set_by_s) if abs(set_by_s) > CLOCK_TRUST_S else event)
 
     def _clock(self) -> float:
-        return time.monotonic() + self._clock_offset_s
+        return self._machine.steady_s() + self._clock_offset_s
 
     @property
     def _others(self) -> dict[str, str]:
@@ -204,7 +203,7 @@ class RootShell:
 
     async def _reaches_others(self) -> bool:
         try:
-            return await reaches_others(self._others)
+            return await reaches_others(self._others, self._machine)
         except OSError as error:
             self._note_lack(error)
             return False
@@ -282,7 +281,7 @@ class RootShell:
 
         One that was away may have let the root's own lease run out: its place is taken again.
         """
-        give_up_s, is_told = time.monotonic() + STORE_PATIENCE_S, False
+        give_up_s, is_told = self._machine.steady_s() + STORE_PATIENCE_S, False
         while True:
             try:
                 if await self._membership.write_as_root(self.record, values):
@@ -294,7 +293,7 @@ class RootShell:
                 if isinstance(error, StoreFullError) and not is_told:  # who reads does not see it
                     self._say(Note(text=f"{error}; no failure is answered until then"))
                     is_told = True
-            if time.monotonic() > give_up_s:
+            if self._machine.steady_s() > give_up_s:
                 raise Deposed
             await asyncio.sleep(self._membership.poll_s)
 
@@ -406,18 +405,19 @@ class CutOff:
         return now_s - self._reached_s > CUT_OFF_S
 
 
-async def reaches_others(addresses: Mapping[str, str]) -> bool:
+async def reaches_others(addresses: Mapping[str, str], machine: Machine) -> bool:
     """Return whether the machine of any other agent answers this one.
 
     Args:
         addresses: Of the other agents that are registered; fewer than `FEWEST` prove nothing.
+        machine: Chooses those that are asked.
 
     Raises:
         OSError: This machine lacks what a connection needs, so no agent was asked.
     """
     if len(addresses) < FEWEST:
         return True
-    asked = random.sample(sorted(addresses.values()), min(ASKED, len(addresses)))
+    asked = machine.random.sample(sorted(addresses.values()), min(ASKED, len(addresses)))
     tries = [asyncio.create_task(answers(address, timeout_s=ANSWER_S)) for address in asked]
     try:
         for answer in asyncio.as_completed(tries):

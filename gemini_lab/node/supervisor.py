@@ -6,23 +6,19 @@ It starts and ends the workers, has the memory read and versions saved, and says
 import asyncio
 import signal
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from typing import Final
 
 from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.kept.workers import KeptWorkers
 from gemini_lab.log import events
-from gemini_lab.memory.free import free_memory, kernel_kills
-from gemini_lab.node.build_locks import BuildLocks
 from gemini_lab.node.bulk import BulkProcesses
-from gemini_lab.node.host import Worker, WorkerHost
+from gemini_lab.node.host import Worker
 from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.listener import WorkerHistory, WorkerListener
+from gemini_lab.node.machine import Machine
 from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
-from gemini_lab.node.processes import held_bytes
 from gemini_lab.node.tasks import Tasks
-from gemini_lab.node.this_machine import network_of
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
@@ -72,8 +68,7 @@ class Supervisor:
         root: The way to the root agent.
         tasks: Where work beside an order runs.
         leave: Ends the agent.
-        host: What starts and ends its workers.
-        bulk: What does its bulk work; by default processes of its own.
+        machine: Where its agent runs.
 
     Attributes:
         epoch: The newest that this node knows; what belongs to an older one counts no more.
@@ -89,14 +84,13 @@ class Supervisor:
         root: RootLink,
         tasks: Tasks,
         leave: Callable[[], None],
-        host: Callable[..., WorkerHost] = WorkerHost,
-        bulk: BulkProcesses | None = None,
+        machine: Machine,
     ) -> None:
         self.name, self.lab, self.root = name, lab, root
         self.epoch = 0
         self._ip, self._is_warm = ip, warm
         self._tasks, self._leave = tasks, leave
-        self.bulk = bulk or BulkProcesses()
+        self._machine, self.bulk = machine, machine.bulk
         self.memory = MemoryManager(self.bulk)
         self._kept = KeptWorkers(say=lab.note)
         self.writer = ShardWriter(
@@ -109,18 +103,19 @@ class Supervisor:
             memory=self.memory,
             writer=self.writer,
             kept=self._kept,
+            machine=machine,
         )
-        self.host = host(
+        self.host = machine.host(
             warm=warm,
             on_message=self._listener.hear,
             on_output=self._listener.hear_output,
             on_exit=self._on_exit,
             on_note=lab.note,
         )
-        self._build_locks = BuildLocks.here(name, say=lab.note)
+        self._build_locks = machine.build_locks(name, say=lab.note)
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
-        self._kernel_kills = kernel_kills()  # at the last look
+        self._kernel_kills = machine.kernel_kills()  # at the last look
         self._noted = 0  # the newest epoch that the store said has begun
         self._port: socket.socket | None = None  # held for the ranks of an epoch to meet in
         self._port_epoch = 0
@@ -139,7 +134,7 @@ class Supervisor:
             epoch=self.epoch,
             workers=workers,
             is_ready=self.host.is_ready,
-            memory_bytes=free_memory().size_bytes + self.memory.size_bytes,
+            memory_bytes=self._machine.free_memory().size_bytes + self.memory.size_bytes,
             wrong_sums=self._listener.history.wrong_sums,
             left=[*self._listener.history.left],
         )
@@ -155,7 +150,7 @@ class Supervisor:
         Args:
             within_s: From now; it becomes known by this.
         """
-        now_s = time.monotonic()
+        now_s = self._machine.steady_s()
         if within_s is not None:
             self._leaves_at_s = now_s + within_s
         if self._leaves_at_s is not None:
@@ -173,9 +168,9 @@ class Supervisor:
 
     def look_at_workers(self) -> None:
         """Tell the root agent what has changed in how they get on; called about once a second."""
-        self._kernel_kills = kernel_kills()
+        self._kernel_kills = self._machine.kernel_kills()
         for worker in self._seated.values():
-            worker.held_bytes = held_bytes(worker.pid) or worker.held_bytes
+            worker.held_bytes = self._machine.held_bytes(worker.pid) or worker.held_bytes
         watch = self._listener.watch
         for pulse in watch.look(self._seated.values()):
             self.root.send(pulse)
@@ -289,7 +284,7 @@ class Supervisor:
         if self._port is None or self._port_epoch != epoch:  # older workers may still call the old
             self._close_port()
             try:
-                self._port = socket.create_server((self._ip, 0), backlog=RANKS_WAITING)
+                self._port = self._machine.open_port(self._ip, waiting=RANKS_WAITING)
             except OSError as error:
                 return "", f"no port of {self._ip} could be opened: {error}"
             self._port_epoch = epoch
@@ -338,7 +333,7 @@ class Supervisor:
         self._listener.history.begin(order.order.run)
         self._listener.is_placed = order.seats.placement is not None
         self.memory.turn_to(order.seats.world_size)
-        interface = network_of(self._ip).interface
+        interface = self._machine.network_of(self._ip).interface
         ranks = order.seats.ranks_on(self.name)
         port: tuple[int, ...] = ()
         if self._port is not None and order.rendezvous == self._hold_port(order.epoch)[0]:
@@ -393,7 +388,8 @@ class Supervisor:
 
     def _seen_of_kill(self, worker: Worker) -> str:
         """Return what was seen of memory when a worker was killed, by whomever."""
-        free, kills = free_memory(), kernel_kills() - self._kernel_kills
+        free = self._machine.free_memory()
+        kills = self._machine.kernel_kills() - self._kernel_kills
         seen = "it was ended by SIGKILL"
         if kills > 0:
             seen += f", as the kernel's OOM killer ended {kills} of this machine's processes"

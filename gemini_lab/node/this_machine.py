@@ -19,6 +19,14 @@ _PIDS: Final = Path("/proc/self/ns/pid")
 _STATE, _STARTED = 0, 19  # places in /proc/PID/stat, after the program's name
 
 
+def address_towards(endpoint: str) -> str:
+    """Return this machine's address on the way to `endpoint` (`host:port`); nothing is sent."""
+    host, _, port = endpoint.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])
+
+
 def machine_identity() -> str:
     """Return what names this machine until it starts again: the same for all its processes.
 

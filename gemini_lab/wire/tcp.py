@@ -21,7 +21,6 @@ import hmac
 import secrets
 import socket
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
@@ -171,7 +170,7 @@ async def serve(
     strangers: dict[asyncio.StreamWriter, None] = {}  # in order
 
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        hello, began_s = None, time.monotonic()
+        hello, began_s = None, asyncio.get_running_loop().time()
         strangers[writer] = None
         if len(strangers) > MOST_STRANGERS:
             oldest = next(iter(strangers))
@@ -184,7 +183,7 @@ async def serve(
                     hello = await _admit(reader, writer, token, f"{host}:{port}")
             strangers.pop(writer, None)
             if hello is not None:
-                age_s = time.monotonic() - began_s
+                age_s = asyncio.get_running_loop().time() - began_s
                 await handle(Channel(reader, writer, hello, age_s=age_s))
         finally:
             strangers.pop(writer, None)

@@ -5,6 +5,7 @@ import errno
 import resource
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -32,6 +33,7 @@ class Agents:
             token=TOKEN,
             tell=self.told.put_nowait,
             emit=self.emitted.append,
+            clock=time.time,
         )
 
     async def start(

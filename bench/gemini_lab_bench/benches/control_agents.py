@@ -24,6 +24,7 @@ from gemini_lab.log.entry import Entry
 from gemini_lab.node.agent import Agent, say_up
 from gemini_lab.node.bulk import Answer, BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
+from gemini_lab.node.machine import Machine
 from gemini_lab.node.start_config import AgentConfig, AgentUp
 from gemini_lab.recovery.messages import (
     BulkRequest,
@@ -258,8 +259,9 @@ async def run_crowd(crowd: Crowd) -> None:
         agent = Agent(
             config,
             announce,
-            host=partial(StandInHost, memory=memory, crowd=crowd),
-            bulk=StandInBulk(memory),
+            machine=Machine(
+                host=partial(StandInHost, memory=memory, crowd=crowd), bulk=StandInBulk(memory)
+            ),
         )
         lives.append(asyncio.create_task(agent.run()))
     await asyncio.gather(*lives)
