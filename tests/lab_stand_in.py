@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from gemini_lab.engine.holding_points import HoldingPoints
 from gemini_lab.injector.orders import Order
 from gemini_lab.job import Job
 from gemini_lab.lab.lab import Lab
@@ -67,6 +68,7 @@ def run_in(
     log: EventLog | None = None,
     *,
     owner: ClusterStandIn | None = None,
+    hold_at: int | Sequence[int] = (),
 ) -> Run:
     """A run that no lab stands behind; it takes over `log`, if there is one."""
     folder.mkdir(parents=True, exist_ok=log is not None)
@@ -75,6 +77,7 @@ def run_in(
         number=1,
         job=job or Job(script="train.py"),
         seats=Seats(nodes=len(NODES)),
+        holds=HoldingPoints.at(hold_at).below(folder),
     )
     return Run(origin, owner or ClusterStandIn(), log)
 

@@ -13,6 +13,7 @@ from gemini_lab.engine.contract import WorldChange
 from gemini_lab.engine.frameworks.stepping import UpdateWatch
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.heartbeat import Heartbeat
+from gemini_lab.engine.holding_points import HoldingPoints
 from gemini_lab.engine.iteration_log import IterationLog, iteration_in
 from gemini_lab.engine.rejoining import Rejoining
 from gemini_lab.engine.rewinding import Rewinder, Wish, require_loop, require_steps, wish_of
@@ -79,6 +80,7 @@ class LiveProtection:
         self._update_watch = update_watch
         self._script_watch = ScriptWatch(state.script, remark, state.framework.notices)
         self._began_at = state.version
+        self._holding_points = HoldingPoints.of_worker()
         self._loops = ScriptLoops(place, state.version)
         self._sealer = VersionSealer(
             state,
@@ -387,6 +389,9 @@ class LiveProtection:
                 self._end_iteration(ends_at=ends_at, sends=sends)
         while self._rejoining is not None and self._process.is_broken:
             self._rejoin(self._rejoining)
+        if not self.is_early and self._holding_points.next == self._state.version:
+            with self.pause(f"holds after iteration {self._state.version}, for its user to act"):
+                self._holding_points.wait(self._state.version)
 
     def _end_iteration(self, *, ends_at: int | None, sends: bool) -> None:
         if self._loops.is_at_place:

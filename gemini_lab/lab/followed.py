@@ -34,7 +34,6 @@ PHASES: Final[dict[Phase, str]] = {
 
 GLANCE_S: Final = 0.05
 """Between two looks at how far a run has come."""
-LONG_S: Final = 3600.0
 SHOWN_S: Final = 5.0
 """So long a bar may take for its last lines."""
 MOST_EXITS: Final = 4096
@@ -109,16 +108,18 @@ class FollowedRun(Requestable):
             until: The iterations; by default those of the whole job.
 
         Raises:
+            ConfigError: The run holds before that, until a user acts.
             TimeoutError: It has not come so far in time.
             RunFailedError: The run was given up; the message says why.
         """
         end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self.is_over and (until is None or self.iteration < until):
+            self._require_moving(until)
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 what = "over" if until is None else f"at iteration {until}"
                 raise TimeoutError(f"{self} is not {what} after {timeout_s:.0f} s")
-            self._over.wait(min(left_s, GLANCE_S if until is not None else LONG_S))
+            self._over.wait(min(left_s, GLANCE_S))
         if self.is_over:
             self._finish_showing()
         if self.failure is not None:
@@ -197,6 +198,9 @@ class FollowedRun(Requestable):
         shown = [readable(line) for line in lines]
         for listener in self._listeners:
             listener(rank, shown)
+
+    def _require_moving(self, until: int | None) -> None:
+        """Refuse to wait for an iteration that training does not reach by itself."""
 
     def _culprits(self) -> Iterator[str]:
         """Give the table of the workers that ended in the last try, if they made the run fail."""

@@ -5,13 +5,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Final, Self, Unpack
 
-from gemini_lab.errors import ConfigError, RunFailedError
+from gemini_lab.engine.holding_points import HoldingPoints
+from gemini_lab.errors import ConfigError, RunFailedError, shown
 from gemini_lab.injector.scenario import Scenario
 from gemini_lab.job import Job, job_of
 from gemini_lab.lab import pages
@@ -105,6 +107,7 @@ class Lab:
         resume: bool = False,
         placement: Placement | Planner | None = None,
         root: Decide | None = None,
+        hold_at: int | Sequence[int] = (),
         **settings: SettingValue,
     ) -> Run:
         """Start a job on the nodes; returns at once.
@@ -120,6 +123,8 @@ class Lab:
                 for.
             root: Decides what is done after a failure, as `decide(state, event, cluster)`; see
                 `gemini_lab_course.own_root.deciding`. It knows what is in memory, not the tier.
+            hold_at: Iterations after which training holds until a user breaks something, asks for
+                something, or says `run.go_on()`. All nodes have to be on this machine.
             settings: Replace those in the script's `"gemini"` block; see `Settings`.
 
         Raises:
@@ -139,9 +144,17 @@ class Lab:
             root=root,
             settings=settings,
         )
+        holds = HoldingPoints.at(hold_at)
+        if holds.iterations and not self._cluster.is_local:
+            raise ConfigError(
+                f"hold_at={shown(hold_at)} needs all nodes on this machine, and these are on others"
+            )
+        folder = fresh_folder(self.folder / wanted.name)
+        holds = holds.below(folder)
         run = Run(
             RunOrigin(
-                folder=fresh_folder(self.folder / wanted.name),
+                folder=folder,
+                holds=holds,
                 number=self._runs.next_number(),
                 job=wanted.job,
                 scenario=wanted.scenario,
@@ -150,7 +163,8 @@ class Lab:
             ),
             self._cluster,
         )
-        order = wanted.order(
+        held = replace(wanted.job, env={**wanted.job.env, **holds.environment})
+        order = replace(wanted, job=held).order(
             number=run.number,
             shared=run.folder if self._cluster.is_local else None,
         )

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from gemini_lab.engine.holding_points import HoldingPoints
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Cast, Order, orders
@@ -53,12 +54,14 @@ class RunOrigin:
         seats: How many nodes and workers, and their racks.
         scenario: Failures to inject on the way.
         root: The node with the root agent.
+        holds: Iterations after which training holds until `go_on`.
     """
 
     folder: Path
     number: int
     job: Job
     seats: Seats
+    holds: HoldingPoints = field(default_factory=HoldingPoints)
     scenario: Scenario = field(default_factory=Scenario)
     root: str | None = None
 
@@ -85,6 +88,7 @@ class Run(FollowedRun):
         self._owner = owner
         self._seats = origin.seats
         self._scenario = origin.scenario
+        self._holds = origin.holds
         self.log = origin.folder / LOG_FILE
         self._log = log or EventLog(self.log)
         self._reader = BackgroundReader(self.log)
@@ -107,6 +111,7 @@ class Run(FollowedRun):
         if not self.is_over:
             request.check(self._facts())
             self._owner.ask(self.number, request)
+            self.go_on()
         elif request.late:
             raise ConfigError(f"{self.name} is over: {request.late}")
         return request.answer(self.folder.name)
@@ -131,13 +136,20 @@ class Run(FollowedRun):
         Raises:
             ConfigError: The run is over, or the failure names a node or rank that is not there.
         """
-        if self.is_over or not self.members:
-            late = "it is over" if self.is_over else "wait for its first, run.wait(until=1)"
-            raise ConfigError(f"nothing can fail now: {self} has no workers; {late}")
-        given = orders(failure, self._cast(), seed=self._scenario.seed)
-        for order in given:
-            self._owner.obey(order)
+        given = self._strike(failure)
+        self.go_on()
         return given
+
+    @property
+    def holds_at(self) -> int | None:
+        """The iteration after which training holds now, for its user to act."""
+        held = None if self.is_over else self._holds.next
+        return held if held is not None and self.iteration >= held else None
+
+    def go_on(self) -> None:
+        """Let training go on if it holds; a failure or a request does so, too."""
+        if (held := self.holds_at) is not None:
+            self._holds.let_pass(held)
 
     def events(self, *kinds: str) -> list[Entry]:
         """Return the log's entries so far, in order of arrival: all, or only these kinds."""
@@ -175,7 +187,7 @@ class Run(FollowedRun):
         nodes = ", ".join(f"{n} (root)" if n == self.root else n for n in self.members)
         rows = {
             "run": self.folder.name,
-            "phase": self.phase,
+            "phase": self.phase if self.holds_at is None else "holds, for you to act",
             "iteration": self.iteration,
             "nodes": nodes,
             "failure": self.failure or "none",
@@ -253,7 +265,7 @@ class Run(FollowedRun):
         )
         for failure in coming:
             try:
-                self.inject(failure)
+                self._strike(failure)
             except ConfigError as error:
                 self._say(f"{failure} did not happen: {error}")
 
@@ -268,6 +280,27 @@ class Run(FollowedRun):
                 f"the last {self._log.waiting} entries of {self.log} are lost: {error}",
                 RuntimeWarning,
                 stacklevel=2,
+            )
+
+    def _strike(self, failure: Failure) -> list[Order]:
+        if self.is_over or not self.members:
+            late = (
+                "this run has finished; start it again"
+                if self.is_over
+                else "wait for its first iteration: run.wait(until=1)"
+            )
+            raise ConfigError(f"nothing can fail now: {self} has no workers; {late}")
+        given = orders(failure, self._cast(), seed=self._scenario.seed)
+        for order in given:
+            self._owner.obey(order)
+        return given
+
+    def _require_moving(self, until: int | None) -> None:
+        held = self.holds_at
+        if held is not None and (until is None or until > held):
+            raise ConfigError(
+                f"{self.name} holds after iteration {held} until you act; break something, such as "
+                'run.inject(NodeLoss("rank-2")), or let it go on: run.go_on()'
             )
 
     def _tell_of_disk(self, before: int) -> None:

@@ -42,8 +42,8 @@ lab = Lab(nodes=nodes, standbys=standbys)
 lab
 
 # %% [markdown]
-# The dashboard shows live what goes on, run after run: keep it in sight, or open it in a tab of its
-# own. When the lab closes, a picture stays in its place.
+# The dashboard shows each run live. Keep it in sight, or open it in a tab of its own. The lab ends
+# when this notebook's kernel ends; a picture then stays in the dashboard's place.
 
 # %%
 lab.dashboard()
@@ -79,12 +79,13 @@ failures = (
     .add(WorkerCrash("rank-1"), iteration=iterations // 4)
     .add(RootLoss(), iteration=3 * iterations // 4)
 )
-run = lab.train(job, scenario=failures, name="with-failures")
+run = lab.train(job, scenario=failures, name="with-failures", hold_at=iterations // 2)
 run.progress(iterations)
 
 # %% [markdown]
-# The run goes on while you read. The next cell waits for its middle; then whichever node runs rank
-# 2 dies, with its agent, its worker and its memory. Watch the bar above, and the dashboard.
+# Take your time: this run **holds** in its middle until you act. The next cell waits until it is
+# there, and then kills the node that runs rank 2: its agent, its worker and its memory. Training
+# goes on after that. Watch the bar above, and the dashboard.
 
 # %%
 (order,) = run.wait(until=iterations // 2).inject(NodeLoss("rank-2"))
@@ -129,7 +130,8 @@ for each in failed.recoveries:
 failed
 
 # %%
-lost_node = failed.recoveries[1]
+killed = {order.node: each for each in failed.recoveries for order in each.injections}
+lost_node = killed[order.node]
 lost_node
 
 # %% [markdown]
@@ -169,11 +171,13 @@ print(f"here, measured:      {wasted.measured_mean_s / wasted.interval_s:4.1f} i
 
 # %% [markdown]
 # ## 7. Break it yourself
-# Start the job again, choose what fails and where, and press the button; the dashboard shows what
-# follows. A lab has one run at a time: before you go on, let this one end, or stop it.
+# Press *Start*, choose what fails and where, and press *Fail now*. This job trains until you press
+# *Stop*, so nothing hurries you; each of its layers takes a little longer, as on a larger model. A
+# lab has one run at a time: stop this one before you go on.
 
 # %%
-lab.controls(job, total=iterations)
+endless = gpt_job(size=size, iterations=10_000, layer_s=0.05)
+lab.controls(endless)
 
 # %% [markdown]
 # ## Exercise
@@ -209,10 +213,3 @@ with Verdict() as say:
 # %% [markdown]
 # Now predict what happens with the nodes of ranks 2 and 3, and try it: what does the check say, and
 # why?
-#
-# ## Close
-# All processes of the lab end and give their memory back. The logs stay: `gemini-lab report
-# with-failures` prints one.
-
-# %%
-lab.close()

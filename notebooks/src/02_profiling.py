@@ -223,19 +223,16 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## Further
-# Have the job train, with versions in the spans that you saw: press start, look at an iteration in
-# the dashboard, and break something. Is the profile made again after a recovery?
+# Train the job with versions in the spans that you saw: press *Start*, look at an iteration in the
+# dashboard, and break something. The job trains until you press *Stop*. Does it make its profile
+# again after a recovery?
 
 # %%
-lab.controls(job, total=1000, link_bytes_per_s=link, profile_iterations=profile_iterations)
+endless = gpt_job(size="tiny", iterations=10_000, **emulated)
+lab.controls(endless, link_bytes_per_s=link, profile_iterations=profile_iterations)
 
 # %% [markdown]
 # - What does `lab.profile(job, profile_iterations=20)` without a link to pace say? How many idle
 #   spans are left, and would you trust them?
 # - Lab 04 fills these spans with chunks.
 # - Paper: section 5.4 on profiling, Figs. 7 and 8 on idle time.
-#
-# ## Close
-
-# %%
-lab.close()

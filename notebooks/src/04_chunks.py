@@ -408,11 +408,12 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## Further
-# Does a schedule outlive a failure? Start the job again, kill a worker when the chunks lie in their
-# spans, and look in the dashboard where they lie afterwards.
+# Does a schedule outlive a failure? Press *Start*, kill a worker when the chunks lie in their
+# spans, and look in the dashboard where they lie afterwards. The job trains until you press *Stop*.
 
 # %%
-lab.controls(job, total=iterations, persistent_url=None, **settings)
+endless = gpt_job(size="tiny", iterations=10_000, **emulated)
+lab.controls(endless, persistent_url=None, **settings)
 
 # %% [markdown]
 # - `plan(replicas=3)` plans for two remote copies. How much idle time does it need?
@@ -421,8 +422,3 @@ lab.controls(job, total=iterations, persistent_url=None, **settings)
 # - `gemini-lab bench schemes` repeats section 4 in the paper's proportions, with intervals.
 # - Paper: section 5.3 with Algorithm 2 and Fig. 5, section 7.4 with Fig. 16. The printed algorithm
 #   has four slips; `gemini_lab/pipeliner/algorithm_2.py` names them.
-#
-# ## Close
-
-# %%
-lab.close()

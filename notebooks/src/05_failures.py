@@ -309,11 +309,12 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## Further
-# Break it as you like: start the job, choose what fails and where, and explain from the dashboard
-# what follows.
+# Break it as you like: press *Start*, choose what fails and where, and explain from the dashboard
+# what follows. The job trains until you press *Stop*.
 
 # %%
-lab.controls(job, total=iterations, persist_every_iterations=10)
+endless = gpt_job(size=size, iterations=10_000, layer_s=0.05)
+lab.controls(endless, persist_every_iterations=10)
 
 # %% [markdown]
 # - What an attack finds in a placement can be done for real: `found = attack(mine)`, then `train`
@@ -324,8 +325,3 @@ lab.controls(job, total=iterations, persist_every_iterations=10)
 # - `gemini-lab report group-loss` prints a whole run, and `--chrome-trace FILE` is for Perfetto.
 # - Paper: section 6 on recovery, section 7.3 with Fig. 14. Lab 03 tells how likely the fall back
 #   is.
-#
-# ## Close
-
-# %%
-lab.close()

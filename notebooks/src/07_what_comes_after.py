@@ -351,7 +351,7 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## 7. The same, for real
-# Four nodes and a standby on this machine train a small GPT. While it trains, you will
+# Four nodes and a standby on this machine train a small GPT. It holds four times for you to act:
 #
 # - *resize* it to three nodes: shards are cut anew from memory,
 # - *rewind* two iterations, without their batches: no process starts,
@@ -380,7 +380,7 @@ lab.dashboard()
 # %% tags=["nodes"]
 small = gpt_job(size="tiny", iterations=80, global_batch=12)
 kept = {"keep_in_memory": 3, "keep_processes": True, "persistent_url": None}
-run = lab.train(small, name="what-comes-after", **kept)
+run = lab.train(small, name="what-comes-after", hold_at=(10, 25, 35, 55), **kept)
 run.progress(80)
 
 # %% tags=["nodes"]
@@ -420,19 +420,15 @@ slowest_pause.came_out(f"{max(each.duration_s for each in report.recoveries):.1f
 # starts none. Which of the four did section 6 simulate, and what did it leave out?
 
 # %% [markdown]
-# Now ask for something yourself, or break something: start the job again, and see in the dashboard
-# how long each pause is.
+# Now ask for something yourself, or break something, and see in the dashboard how long each pause
+# is. The job trains until you press *Stop*.
 
 # %% tags=["nodes"]
-lab.controls(small, total=80, **kept)
+endless = gpt_job(size="tiny", iterations=10_000, global_batch=12, layer_s=0.05)
+lab.controls(endless, **kept)
 
 # %% [markdown]
 # **Further reading.** Mohan, Phanishayee, Chidambaram, *CheckFreq* (FAST 2021). Yao and others,
 # *LowDiff* (arXiv 2509.04084). Bhardwaj and others, *Checkmate* (arXiv 2507.13522). Zhou and
 # others, *Odyssey* (arXiv 2508.21613). To go further here: `read_trace` takes your own cluster's
 # failures from a CSV file, and any `Policy` can be compared on them.
-#
-# ## Close
-
-# %% tags=["nodes"]
-lab.close()

@@ -187,10 +187,11 @@ with Verdict() as say:
 # %% [markdown]
 # ## Further
 # Break it yourself, while the lab's own root agent leads; with `root=mine` in the next cell, yours
-# does.
+# does. The job trains until you press *Stop*.
 
 # %%
-lab.controls(job, total=iterations)
+endless = gpt_job(size=size, iterations=10_000, layer_s=0.05)
+lab.controls(endless)
 
 # %% [markdown]
 # - The lab's own root agent is in `gemini_lab/recovery/root/agent.py`: `handle` takes a happening
@@ -199,8 +200,3 @@ lab.controls(job, total=iterations)
 # - Kill the root agent's own node, with `RootLoss()`. Does yours go on where it stood?
 # - A node that only falls silent: `NodeFreeze("rank-1")`. Which of your branches answers it?
 # - Paper: section 6.2. For the whole art: Raft in MIT's course 6.5840, and Jepsen's Maelstrom.
-#
-# ## Close
-
-# %%
-lab.close()

@@ -86,6 +86,7 @@ IN_WORDS = {
     "a worker that stands still in a step": "settings",
     "a worker that does nothing": "a setting",
     "a worker inside": "no end",
+    "its user to act": "no end",
     "a store in which a stranger": "no end",
     "the other ranks, where an epoch": "no end",
     "the other ranks' scripts": "no end",
@@ -102,7 +103,6 @@ IN_WORDS = {
 }
 NO_WAITS = {
     "lab.agent_cluster.LONGEST_RETRY_S": "a pause",
-    "lab.followed.LONG_S": "a glance in a loop",
     "lab.otlp.EVERY_S": "how often",
     "lab.under_torchrun.END_S": "a call",
     "lab.announcement.LEASE_S": "how long a key stands",

@@ -1,11 +1,16 @@
 """The hook in an engine's step: around updates, and not around other micro-batches."""
 
+import threading
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
 import pytest
 import torch
 from torch import nn
 
 from gemini_lab.engine.frameworks.stepping import hook_step
 from gemini_lab.engine.heartbeat import Heartbeat
+from gemini_lab.engine.holding_points import HoldingPoints
 from gemini_lab.engine.iteration_log import IterationLog
 from gemini_lab.engine.live import LiveProtection
 from gemini_lab.engine.script_loops import MOST_LEFT_OUT, Pass
@@ -309,6 +314,31 @@ class Training:
         told = [*self.told]
         self.told.clear()
         return told
+
+
+def test_training_holds_at_the_top_of_its_loop_until_its_user_lets_it_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = HoldingPoints.at([2, 4]).below(tmp_path)
+    for name, value in points.environment.items():
+        monkeypatch.setenv(name, value)
+    training, steps = Training(), SimpleQueue[int]()
+
+    def train() -> None:
+        for step in training.protection.steps(6):
+            training.update()
+            steps.put(step + 1)
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    for held in (2, 4):
+        assert [steps.get(timeout=60) for _ in range(2)] == [held - 1, held]
+        with pytest.raises(Empty):
+            steps.get(timeout=0.3)
+        assert training.take()[-1].startswith(f"send {held}"), "what is held can be restored"
+        points.let_pass(held)
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_a_version_is_sealed_when_the_next_iteration_computes_and_whole_before_its_update() -> None:

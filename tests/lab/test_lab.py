@@ -1,6 +1,7 @@
 """What a lab does by itself, whatever its nodes are: here they are only names."""
 
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from full_disk import full_at
 from lab_stand_in import ClusterStandIn, begin, lab_on, printed, tell
 
 from gemini_lab import Job, Lab, NodeLoss, Placement, Scenario, plan_placement
+from gemini_lab.engine.holding_points import HoldingPoints
 from gemini_lab.errors import WIDE, ConfigError, LaunchError, RunFailedError
 from gemini_lab.job import job_of
 from gemini_lab.lab.control import CONTROL_FILE, OwnerAddress, ask, write_secret
@@ -92,6 +94,34 @@ def test_a_job_is_submitted_with_its_settings(lab, cluster, job):
     run = lab.train(job, replicas=3)
     assert cluster.jobs[0].settings == {"replicas": 3}
     assert run.events()[-1].kind == "run_started"
+
+
+def test_a_run_on_this_machine_tells_its_workers_where_to_hold(lab, cluster, job):
+    cluster.is_local = True
+    run = lab.train(job, hold_at=[50, 3], scenario=Scenario().lose(node=1, iteration=3))
+    points = HoldingPoints.of_worker(cluster.jobs[0].job.env)
+    assert run.job == job, "another start of it holds nowhere"
+    assert points.iterations == (3, 50)
+    assert points.next == 3
+    begin(run)
+    assert cluster.orders, "the scenario's failure struck"
+    assert run.holds_at == 3, "and did not act in place of the user"
+    run.go_on()
+    assert (points.next, run.holds_at) == (50, None)
+    points.wait(3)
+    shutil.rmtree(run.folder)
+    points.wait(50)
+
+
+@pytest.mark.parametrize("wanted", [0, -1, True, 2.5, "50", [1] * 101, 2**60])
+def test_where_no_run_can_hold_is_refused_in_a_sentence(lab, cluster, job, wanted):
+    cluster.is_local = True
+    with pytest.raises(ConfigError, match=r"hold_at=.*give an iteration such as 50"):
+        lab.train(job, hold_at=wanted)
+    cluster.is_local = False
+    with pytest.raises(ConfigError, match="needs all nodes on this machine"):
+        lab.train(job, hold_at=50)
+    assert cluster.jobs == []
 
 
 def test_nothing_is_submitted_that_cannot_run(lab, cluster, job):

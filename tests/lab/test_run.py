@@ -11,6 +11,7 @@ from lab_stand_in import NODES, ClusterStandIn, begin, entry, printed, run_in, s
 from msgspec.structs import replace
 
 from gemini_lab.errors import ConfigError, RunFailedError
+from gemini_lab.injector.failures import NodeLoss
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.lab.run import Placed
 from gemini_lab.log.events import (
@@ -43,6 +44,24 @@ def test_who_waits_gets_the_run_back_at_an_iteration_or_at_the_end(tmp_path):
         run.wait(0)
     tell(run, RunFinished(iteration=9))
     assert run.wait(until=100).is_over
+
+
+def test_a_run_that_holds_waits_for_its_user_and_not_for_the_clock(tmp_path):
+    run = run_in(tmp_path / "run", hold_at=(3, 5))
+    begin(run)
+    assert run.wait(until=3).holds_at == 3
+    for wait in (run.wait, lambda: run.wait(until=4)):
+        with pytest.raises(ConfigError, match=r"holds after iteration 3 until you act; .*go_on"):
+            wait()
+    assert "for you to act" in run._repr_html_()
+    run.inject(NodeLoss("rank-2"))
+    assert run.holds_at is None
+    tell(run, *(step(rank, number) for number in (4, 5) for rank in range(len(NODES))))
+    assert run.holds_at == 5
+    run.rewind(1)
+    assert run.holds_at is None
+    tell(run, RunFinished(iteration=9))
+    assert run.wait().is_over
 
 
 def test_a_run_is_shown_while_others_go_on_and_who_waits_says_why_it_was_given_up(tmp_path, capsys):

@@ -201,6 +201,23 @@ def test_stop_ends_the_run_and_not_the_lab(lab, cluster, job):
     panel.close()
 
 
+def test_a_button_closes_the_lab_and_then_nothing_can_be_pressed(lab, cluster, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    panel.close_button.click()
+    assert (lab.is_closed, cluster.is_closed) == (True, True)
+    buttons = (panel.start_button, panel.fail_button, panel.stop_button, panel.close_button)
+    assert all(button.disabled for button in buttons)
+    assert panel.status.value.endswith("the lab is closed")
+    panel.close()
+
+
+def test_a_runs_own_panel_closes_no_lab(tmp_path):
+    panel = Controls(run_in(tmp_path / "run"))
+    assert panel.close_button.disabled
+    panel.close()
+
+
 def test_nothing_can_be_pressed_when_the_lab_is_closed(lab, job):
     panel = Controls(lab, job)
     panel.start_button.click()

@@ -1,4 +1,4 @@
-"""Buttons for a lab or a run, in the notebook of its owner: nobody else has them.
+"""Buttons for a lab or a run, in the notebook of its owner and nowhere else.
 
 The panel is drawn from a thread, so that it goes on while a cell computes. The kernel hears buttons
 only between cells: while a cell runs, a click waits.
@@ -53,7 +53,7 @@ class PanelState:
     Attributes:
         text: The run in one line.
         places: Where something can fail, by kind of failure; kinds without any are left out.
-        can_start, can_fail, can_stop: Which buttons work.
+        can_start, can_fail, can_stop, can_close: Which buttons work.
     """
 
     text: str
@@ -62,6 +62,7 @@ class PanelState:
     can_start: bool = False
     can_fail: bool = False
     can_stop: bool = False
+    can_close: bool = False
 
 
 @dataclass(slots=True)
@@ -119,7 +120,7 @@ def sight(
     if run is None:
         text = "no run yet" if has_job else "no run yet; lab.controls(job) has a job to start"
         text = "the lab is closed" if is_closed else text
-        return PanelState(text=text, can_start=has_job and not is_closed)
+        return PanelState(text=text, can_start=has_job and not is_closed, can_close=not is_closed)
     nodes = ", ".join(f"{node} (root)" if node == run.root else node for node in run.members)
     text = f"{run.folder.name}: {run.phase}, iteration {run.iteration}"
     if run.failure:
@@ -135,6 +136,7 @@ def sight(
         can_start=has_job and run.is_over and not is_closed,
         can_fail=bool(run.members) and not run.is_over and not is_closed,
         can_stop=not run.is_over and not is_closed,
+        can_close=not is_closed,
     )
 
 
@@ -225,6 +227,11 @@ class Controls:
         if self.run is not None:
             self.run.stop()
 
+    def close_lab(self) -> None:
+        """End the lab with all its processes; its runs' logs stay."""
+        if self._lab is not None:
+            self._lab.close()
+
     def refresh(self, *, anyway: bool = False) -> None:
         """Show how things are, unless the view is paused."""
         run = self.run
@@ -242,6 +249,7 @@ class Controls:
         self.start_button.disabled = not seen.can_start
         self.fail_button.disabled = not seen.can_fail
         self.stop_button.disabled = not seen.can_stop
+        self.close_button.disabled = self._lab is None or not seen.can_close
         self.asking.offer(run.members if run else (), is_open=seen.can_fail)
         self.log.value = f"<pre style='{PRE}'>{escape(self._text())}</pre>"
 
@@ -267,6 +275,11 @@ class Controls:
         self.bar = ipywidgets.IntProgress(min=0, max=total or 1, layout=length)
         self.start_button = button(description="Start", icon="play", button_style="success")
         self.stop_button = button(description="Stop", icon="stop")
+        self.close_button = button(
+            description="Close lab",
+            icon="power-off",
+            tooltip="ends all processes of the lab, and gives their memory back",
+        )
         self.pause = ipywidgets.ToggleButton(
             value=False,
             description="Pause view",
@@ -285,6 +298,7 @@ class Controls:
             (self.start_button, self.start),
             (self.fail_button, self.fail),
             (self.stop_button, self.stop),
+            (self.close_button, self.close_lab),
         ):
             pressed.on_click(lambda _, act=act: self._try(act))
         self.pause.observe(lambda _: self.refresh(anyway=True), "value")
@@ -292,7 +306,7 @@ class Controls:
         lines = [
             self.status,
             self.bar,
-            ipywidgets.HBox([self.start_button, self.stop_button, self.pause]),
+            ipywidgets.HBox([self.start_button, self.stop_button, self.pause, self.close_button]),
             ipywidgets.HBox([self.kind, self.place, self.fail_button]),
             self.asking.row,
             self.log,
