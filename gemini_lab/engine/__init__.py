@@ -11,7 +11,7 @@
     kept processes  rejoining puts a version in place in a process that outlives a recovery
     script's code   own_code digests what is executed, tells it from installed packages, and
                     compares it among ranks
-    the agent       session; heartbeat reports once a second
+    the agent       session; heartbeat reports once a second; holding_points waits for a lab's user
     a check         witness notes the places that a script reaches, and its state there
     small things    rank_agreement, random_states, process_exit, private_names
 

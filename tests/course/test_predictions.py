@@ -1,4 +1,4 @@
-"""Predictions are kept as they are typed, and stand once it has come out."""
+"""Predictions are kept as they are typed, and a result is hidden until this kernel reveals it."""
 
 import json
 
@@ -9,9 +9,10 @@ from nbclient import NotebookClient
 pytest.importorskip("ipywidgets")
 
 from gemini_lab.errors import ConfigError
-from gemini_lab_course.predictions import CHANGE, Prediction
+from gemini_lab_course import predictions
+from gemini_lab_course.predictions import CHANGE, MOST_CHARACTERS, Prediction
 
-QUESTION = "fatal pairs: groups, ring"
+QUESTION = "fatal pairs of the ring?"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -20,46 +21,83 @@ def file(tmp_path):
     return tmp_path / "predictions.json"
 
 
+@pytest.fixture
+def restart():
+    """Forget what this kernel has revealed, as the next one does not know it."""
+    yield predictions._revealed.clear
+    predictions._revealed.clear()
+
+
+def kept(file):
+    return json.loads(file.read_text())[QUESTION]
+
+
 def test_what_is_typed_is_kept_and_shown_beside_what_came_out(file, capsys):
     asked = Prediction(QUESTION, file=file)
     assert asked.words == "predicted: nothing"
-    asked.box.value = "2, 3"
-    assert asked.words == f"predicted: 2, 3; {CHANGE}"
-    assert json.loads(file.read_text()) == {QUESTION: {"predicted": "2, 3"}}
-    asked.came_out("2, 4")
-    assert capsys.readouterr().out == "predicted: 2, 3; came out: 2, 4\n"
-    assert asked.words == "predicted: 2, 3; came out: 2, 4"
+    asked.box.value, asked.why.value = "4", "each has a neighbour"
+    assert asked.words == f"predicted: 4, because each has a neighbour; {CHANGE}"
+    assert kept(file) == {"predicted": "4", "why": "each has a neighbour"}
+    asked.came_out(4)
+    assert capsys.readouterr().out == f"{asked.words}\n"
+    assert asked.words == "predicted: 4, because each has a neighbour; came out: 4"
+    assert kept(file)["came_out"] == "4"
 
 
-def test_a_prediction_outlives_its_kernel_and_stands_once_it_has_come_out(file):
-    Prediction("another", file=file).box.value = "7"
-    Prediction(QUESTION, file=file).box.value = "2, 3"
+def test_a_choice_is_one_of_those_and_is_judged(file):
+    asked = Prediction(QUESTION, "two", "four", file=file)
+    assert asked.box.value is None, "nothing is chosen for who predicts"
+    asked.box.value = "four"
+    asked.came_out("four")
+    assert asked.words == "predicted: four; and so it came out: four"
+    asked.came_out("two")
+    assert asked.words == "predicted: four; it came out: two"
+    assert Prediction(QUESTION, "one", "two", file=file).box.value is None
+
+
+def test_the_next_kernel_shows_no_result_and_takes_an_honest_prediction(file, restart):
+    """Run All reveals every result once; who predicts after that is not told, nor called late."""
+    Prediction(QUESTION, file=file).came_out(4)
+    restart()
+    asked = Prediction(QUESTION, file=file)
+    assert "4" not in asked.words
+    assert "4" not in str(asked._as_text())
+    asked.box.value = "2"
+    assert asked.words == f"predicted: 2; {CHANGE}"
+    assert kept(file) == {"predicted": "2"}
+    asked.came_out(4)
+    assert kept(file) == {"predicted": "2", "came_out": "4"}
+    restart()
     again = Prediction(QUESTION, file=file)
-    assert (again.box.value, again.stands) == ("2, 3", False)
-    again.box.value = "2, 4"
-    again.came_out("2, 4")
-    last = Prediction(QUESTION, file=file)
-    assert (last.box.value, last.stands) == ("2, 4", True)
-    last.box.value = "changed by a script"
-    assert json.loads(file.read_text())[QUESTION] == {"predicted": "2, 4", "came_out": "2, 4"}
+    assert (again.box.value, again.words) == ("2", f"predicted: 2; {CHANGE}")
 
 
-def test_without_a_prediction_it_says_so_and_leaves_the_question_open(file, capsys):
+def test_what_is_entered_after_its_result_says_so_until_it_is_asked_again(file):
     asked = Prediction(QUESTION, file=file)
     asked.came_out(4)
-    assert capsys.readouterr().out == "predicted: nothing; came out: 4\n"
-    assert not Prediction(QUESTION, file=file).stands
+    asked.box.value = "4"
+    assert asked.words == "predicted: 4 (entered after it had come out); came out: 4"
+    asked.came_out(4)
+    assert kept(file)["entered"] == "after it had come out"
+    asked.reset_button.click()
+    assert (asked.box.value, asked.words) == ("", "predicted: nothing")
+    assert kept(file) == {}
+    asked.box.value = "3"
+    assert asked.words == f"predicted: 3; {CHANGE}"
 
 
-def test_what_is_entered_after_it_came_out_says_so(file):
-    Prediction(QUESTION, file=file).came_out(4)
-    late = Prediction(QUESTION, file=file)
-    late.box.value = "4"
-    assert late.stands
-    assert late.words == "predicted: 4 (entered after it had come out); came out: 4"
-    late.came_out(5)
-    kept = {"predicted": "4", "came_out": "5", "entered": "after it had come out"}
-    assert json.loads(file.read_text())[QUESTION] == kept
+def test_a_reset_forgets_a_choice_too(file):
+    asked = Prediction(QUESTION, "two", "four", file=file)
+    asked.box.value = "two"
+    asked.came_out("two")
+    asked.reset()
+    assert (asked.box.value, asked.words) == (None, "predicted: nothing")
+
+
+def test_an_endless_answer_is_cut(file):
+    asked = Prediction(QUESTION, file=file)
+    asked.box.value = asked.why.value = "7" * 10**6
+    assert {len(text) for text in kept(file).values()} == {MOST_CHARACTERS}
 
 
 CELLS = f"""
@@ -68,15 +106,18 @@ asked = Prediction("<img src=x onerror=alert(1)>")
 asked
 # %%
 asked.box.value = "<b>2</b>, {"3 and " * 20}4"
+asked.keep_button.click()
 # %%
 asked.came_out(4)
 # %%
-Prediction(asked.question)
+Prediction("nobody predicted this").came_out("a secret")
+# %%
+asked.reset_button.click()
 """
 
 
 def test_a_saved_notebook_has_a_prediction_as_text_where_no_kernel_knows_the_box(tmp_path):
-    """What stands there after each cell: a box beside the text, and once there is one no box."""
+    """What stands there after each cell: boxes, and once they are filled text in their place."""
     pytest.importorskip("ipykernel")
     cells = [nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS.split("# %%")]
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -91,13 +132,16 @@ def test_a_saved_notebook_has_a_prediction_as_text_where_no_kernel_knows_the_box
         assert WIDGET not in asked.data
         assert CHANGE in asked.data["text/html"]
         client.execute_cell(cells[2], 2)
+        (said,) = cells[2].outputs
+        for one in (asked, said):
+            assert "came out: 4" in one.data["text/html"]
+            assert "<b>2" not in one.data["text/html"]
+            assert "<img" not in one.data["text/html"]
         client.execute_cell(cells[3], 3)
-    (said,), (again,) = cells[2].outputs, cells[3].outputs
-    for one in (asked, said, again):
-        assert "came out: 4" in one.data["text/html"]
-        assert "<b>2" not in one.data["text/html"]
-        assert "<img" not in one.data["text/html"]
-    assert "\n" in said.data["text/plain"], "a terminal breaks a long line within a word"
+        (folded,) = cells[3].outputs
+        assert "<details><summary>nobody predicted this" in folded.data["text/html"]
+        client.execute_cell(cells[4], 4)
+        assert WIDGET in asked.data
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])

@@ -1,12 +1,12 @@
-"""Predictions: entered before a cell is run, kept, and shown beside what came out.
+"""Predictions: a number or a choice, and why; the result stays hidden until a cell reveals it.
 
-    size = predict("MT-NLG's checkpoint, in TB")
-    size
+    size = predict("How large is its checkpoint, in TB?")
+    slower = predict("Minutes or hours?", "minutes", "hours")
     ...
     size.came_out(f"{checkpoint_bytes / 1e12:.2f}")
 
-They are kept in `predictions.json` beside the notebook, so that they outlive its kernel. One that
-has come out stands, and what is entered only then says so: delete the file to predict anew.
+They are kept in `predictions.json` beside the notebook, with what came out, for a class to compare.
+A kernel shows a result only after it has revealed that result itself.
 """
 
 import json
@@ -17,92 +17,160 @@ from typing import Any, Final
 import ipywidgets
 from gemini_lab_widgets.cell_output import CellOutput
 
-from gemini_lab.display import NO_FORMULAS, say
+from gemini_lab.display import NO_FORMULAS, show_below_cell, tell
 from gemini_lab.errors import ConfigError
 
 FILE: Final = Path("predictions.json")
 LATE: Final = "entered"
-"""What a prediction has that was none when it was entered."""
+"""The key of a prediction that was entered after its result."""
 CHANGE: Final = "run this cell again to change it"
+MOST_CHARACTERS: Final = 1000
+"""Of an answer and of its reason; the rest is cut off."""
+_revealed: Final[dict[tuple[Path, str], str]] = {}
+"""The results that this kernel has revealed."""
 
 
 class Prediction:
-    """A question with a box for an answer; a cell that ends in it shows both.
+    """A question with an answer and a reason; a cell that ends in it asks for both.
 
-    What was entered takes the box's place as text, so that a saved notebook has it.
+    What was entered takes the boxes' place as text, so that a saved notebook has it.
 
     Args:
-        question: What is asked; the same words are the same question.
+        question: The same words are the same question.
+        choices: The answers to choose from; without them the answer is typed.
         file: Where predictions are kept.
 
     Raises:
         ConfigError: The file is not one of predictions.
     """
 
-    def __init__(self, question: str, *, file: Path = FILE) -> None:
-        self.question, self._file = question, file
+    def __init__(self, question: str, *choices: str, file: Path = FILE) -> None:
+        self.question, self._file, self._choices = question, file, choices
         self._known = _read(file).get(question, {})
-        self.box = ipywidgets.Text(
-            value=self._known.get("predicted", ""),
-            placeholder="your prediction, and Enter",
-            continuous_update=False,
-            layout={"width": "22em"},
+        before = self._known.get("predicted", "")
+        if choices:
+            self.box = ipywidgets.ToggleButtons(
+                options=choices,
+                value=before if before in choices else None,
+                style={"button_width": "initial"},
+            )
+        else:
+            self.box = ipywidgets.Text(value=before, placeholder="your prediction")
+        self.why = ipywidgets.Text(
+            value=self._known.get("why", ""), placeholder="why?", layout={"width": "32em"}
         )
-        asked = ipywidgets.HTML(
-            f'<b class="{NO_FORMULAS}">{escape(question)}</b>', layout={"margin": "0 1em 0 0"}
-        )
-        self._row = ipywidgets.HBox([asked, self.box])
+        self.keep_button = ipywidgets.Button(description="Predict", icon="check")
+        self.reset_button = ipywidgets.Button(description="Start over", icon="undo")
+        asked = ipywidgets.HTML(f'<b class="{NO_FORMULAS}">{escape(question)}</b>')
+        buttons = ipywidgets.HBox([self.keep_button, self.reset_button])
+        self._row = ipywidgets.VBox([asked, self.box, self.why, buttons])
         self._below = CellOutput()
-        self.box.observe(self._keep, names="value")
+        for box in (self.box, self.why):
+            box.observe(lambda _: self._write(), names="value")
+        self.keep_button.on_click(lambda _: self._close())
+        self.reset_button.on_click(lambda _: self.reset())
 
     @property
-    def stands(self) -> bool:
-        return bool(self._known.get("predicted")) and "came_out" in self._known
+    def seen(self) -> str | None:
+        """The result, if this kernel has revealed it."""
+        return _revealed.get((self._file.absolute(), self.question))
 
     @property
     def words(self) -> str:
-        predicted, came_out = self._known.get("predicted"), self._known.get("came_out")
-        late = f" (entered {self._known[LATE]})" if LATE in self._known else ""
-        told = f"predicted: {predicted or 'nothing'}{late}"
-        if came_out is not None:
-            return f"{told}; came out: {came_out}"
-        return f"{told}; {CHANGE}" if predicted else told
+        """The prediction, its reason and, once it is revealed, the result."""
+        predicted, why = self._known.get("predicted"), self._known.get("why")
+        told = f"predicted: {predicted or 'nothing'}" + (f", because {why}" if why else "")
+        told += f" (entered {self._known[LATE]})" if LATE in self._known else ""
+        if self.seen is None:
+            return f"{told}; {CHANGE}" if predicted else told
+        if predicted and self._choices:
+            return (
+                f"{told}; {'and so it' if predicted == self.seen else 'it'} came out: {self.seen}"
+            )
+        return f"{told}; came out: {self.seen}"
 
     def came_out(self, seen: object) -> None:
-        """Say what was predicted beside what was seen; the prediction cannot change afterwards."""
-        predicted = str(self.box.value).strip()
-        say(f"predicted: {predicted or 'nothing'}; came out: {seen}")
+        """Reveal the result: beside the prediction, or folded if there is none yet."""
+        _revealed[self._file.absolute(), self.question] = str(seen)
         self._write(came_out=str(seen))
+        if not show_below_cell(_Result(self)):
+            tell(self.words)
+        self._below.put(self._as_text())
 
-    def _keep(self, _change: object) -> None:
-        if not self.stands:
-            self._write()
+    def reset(self) -> None:
+        """Forget the answer, its reason and the result, and ask again."""
+        _revealed.pop((self._file.absolute(), self.question), None)
+        self._keep({})
+        for box in (self.box, self.why):
+            box.value = None if box is self.box and self._choices else ""
+        self._below.put(self._as_widget())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was predicted."""
+        return not self._known.get("predicted")
 
     def _write(self, **more: str) -> None:
+        predicted = str(self.box.value or "").strip()[:MOST_CHARACTERS]
+        why = str(self.why.value).strip()[:MOST_CHARACTERS]
+        if predicted != self._known.get("predicted", ""):
+            if self.seen is not None and "came_out" not in more:
+                more[LATE] = "after it had come out"
+            else:
+                self._known.pop("came_out", None)  # of an earlier kernel
+        late = {LATE: self._known[LATE]} if LATE in self._known else {}
+        came = {key: self._known[key] for key in ("came_out",) if key in self._known}
+        self._keep({"predicted": predicted, "why": why, **came, **late, **more})
+
+    def _keep(self, known: dict[str, str]) -> None:
         kept = _read(self._file)
-        before, predicted = kept.get(self.question, {}), str(self.box.value).strip()
-        if predicted and "came_out" in before and not before.get("predicted"):
-            more[LATE] = "after it had come out"
-        self._known = kept[self.question] = {**before, "predicted": predicted, **more}
+        self._known = kept[self.question] = {key: text for key, text in known.items() if text}
         draft = self._file.with_suffix(".part")
         draft.write_text(json.dumps(kept, indent=1, ensure_ascii=False), encoding="utf-8")
         draft.replace(self._file)
-        self._below.put(self._text())
 
-    def _text(self) -> dict[str, Any]:
+    def _close(self) -> None:
+        """Put what was entered in the boxes' place."""
+        self._write()
+        if not self.is_empty:
+            self._below.put(self._as_text())
+
+    def _as_text(self) -> dict[str, Any]:
         told = f"<b>{escape(self.question)}</b>&emsp;{escape(self.words)}"
-        style = "overflow-wrap:anywhere;max-width:50em"
-        html = f'<p class="{NO_FORMULAS}" style="{style}">{told}</p>'
-        return {"text/html": html, "text/plain": f"{self.question}: {self.words}"}
+        return {"text/html": _paragraph(told), "text/plain": f"{self.question}: {self.words}"}
+
+    def _as_widget(self) -> dict[str, Any]:
+        return {**self._row._repr_mimebundle_(), **self._as_text()}
 
     def _ipython_display_(self) -> None:
-        asked = {} if self.stands else self._row._repr_mimebundle_()
-        self._below.show({**asked, **self._text()})
+        self._below.show(self._as_widget())
 
 
-def predict(question: str) -> Prediction:
+class _Result:
+    """What a cell shows that reveals a result."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        self._words, self._is_folded = prediction.words, prediction.is_empty
+        self._question, self._seen = prediction.question, prediction.seen
+
+    def __repr__(self) -> str:
+        return self._words
+
+    def _repr_html_(self) -> str:
+        if not self._is_folded:
+            return _paragraph(f"<b>{escape(self._question)}</b>&emsp;{escape(self._words)}")
+        told = f"<summary>{escape(self._question)} You have not predicted it yet.</summary>"
+        return _paragraph(f"<details>{told}It came out: {escape(str(self._seen))}</details>")
+
+
+def _paragraph(html: str) -> str:
+    style = "overflow-wrap:anywhere;max-width:50em;margin:.5em 0"
+    return f'<div class="{NO_FORMULAS}" style="{style}">{html}</div>'
+
+
+def predict(question: str, *choices: str) -> Prediction:
     """Ask for a prediction, which is kept beside the notebook; see `Prediction`."""
-    return Prediction(question)
+    return Prediction(question, *choices)
 
 
 def _read(file: Path) -> dict[str, dict[str, str]]:
