@@ -225,6 +225,7 @@ def launch(options: argparse.Namespace) -> int:
             resume=options.resume,
             placement=None,
             root=None,
+            hold_at=(),
             **wanted.settings,
         )
         taken = "" if options.name in {None, run.name} else f" ({options.name} was there already)"

@@ -200,7 +200,14 @@ class Lab:
         name = name or f"{default_name(job)}-profile"
         given: dict[str, SettingValue] = {"scheme": "gemini", "persistent_url": None, **settings}
         run = self.train(
-            job, scenario=None, name=name, resume=False, placement=None, root=None, **given
+            job,
+            scenario=None,
+            name=name,
+            resume=False,
+            placement=None,
+            root=None,
+            hold_at=(),
+            **given,
         )
         made = threading.Event()
         run.watch(lambda entry: made.set() if isinstance(entry.event, Profiled) else None)

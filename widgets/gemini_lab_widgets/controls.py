@@ -212,6 +212,7 @@ class Controls:
             resume=False,
             placement=None,
             root=self._decides,
+            hold_at=(),
             **self._settings,
         )
 

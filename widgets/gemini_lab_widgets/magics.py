@@ -109,6 +109,7 @@ def train_text(
         resume=False,
         placement=None,
         root=None,
+        hold_at=(),
         **settings,
     )
 
