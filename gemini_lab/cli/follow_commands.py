@@ -1,4 +1,4 @@
-"""`gemini-lab list`, `attach`, `status` and `stop`: runs that are under way, from any machine.
+"""`gemini-lab attach`, `status`, `top` and `stop`: running jobs, from any machine.
 
 A run is named by its folder where this machine sees it, else by its name and its store.
 """
@@ -17,18 +17,17 @@ from rich.live import Live
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.cli.screen import Beside, console, screen
-from gemini_lab.display import complain, interrupt_says, readable, tell
+from gemini_lab.display import complain, interrupt_says, tell
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.attached import AttachedRun, watched
-from gemini_lab.lab.control import RunGoneError, described, owner_listens, way_in
+from gemini_lab.lab.control import RunGoneError, owner_listens
 from gemini_lab.lab.detached import end_by_force
 from gemini_lab.lab.followed import save_within
 from gemini_lab.lab.progress_bars import show_progress
-from gemini_lab.lab.run_locator import Finder, ListedLab, access_in, labs_in
+from gemini_lab.lab.run_locator import Finder
 from gemini_lab.limits import seconds
-from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER
+from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
-from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.report.follower import LogFollower
 from gemini_lab.report.reducer import RunReducer
 
@@ -43,9 +42,7 @@ def parser_of(name: str, text: str | None, *, run: bool = True) -> argparse.Argu
     """Return the options of a command that finds a run, or only a store."""
     options = argparse.ArgumentParser(prog=f"gemini-lab {name}", description=text)
     if run:
-        options.add_argument(
-            "run", nargs="?", default=LATEST, help=f"{RUN_HELP}, which is the default"
-        )
+        options.add_argument("run", nargs="?", default=LATEST, help=f"{RUN_HELP} (default: latest)")
     add_finding(options, token=run)
     return options
 
@@ -56,16 +53,16 @@ def add_finding(options: argparse.ArgumentParser, *, token: bool = True) -> None
     options.add_argument(
         "--etcd",
         metavar="HOST:PORT[,...]",
-        help="the run's etcd, where this machine does not see its folder"
+        help="the run's etcd, if this machine does not see the run's folder"
         if token
-        else "name the runs of this etcd",
+        else "list the runs of this etcd",
     )
     if token:
         options.add_argument(
             "--token-file",
             type=Path,
             metavar="FILE",
-            help="with --etcd: file with the lab's token; by default GEMINI_LAB_TOKEN has it",
+            help="with --etcd: file with the lab's token (default: the variable GEMINI_LAB_TOKEN)",
         )
 
 
@@ -85,64 +82,6 @@ def same_run(options: argparse.Namespace) -> str:
     }
     more = [str(word) for pair in places.items() if pair[1] is not None for word in pair]
     return shlex.join([options.run, *more])
-
-
-def list_command(arguments: Sequence[str]) -> int:
-    """Name the runs under way: those of a store, or those whose folders are here."""
-    options = parser_of("list", list_command.__doc__, run=False).parse_args(arguments)
-    rows: list[tuple[str, ...]] = [("NAME", "PHASE", "RECOVERIES", "NODES", "FOLDER")]
-    if options.etcd is not None:
-        rows += [_row(lab) for lab in labs_in(EtcdAddress.parse(options.etcd))]
-    else:
-        rows += [_row_of(log.parent) for log in sorted(options.folder.glob(f"*/{LOG_FILE}"))]
-    rows = [tuple(map(readable, row)) for row in rows if any(row)]
-    if len(rows) == 1:
-        where = options.etcd or options.folder.absolute()
-        tell(f"no run is under way in {where}")
-        return 0
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        tell("  ".join(cells).rstrip())
-    return 0
-
-
-Row = tuple[str, str, str, str, str]
-
-
-def _row(lab: ListedLab) -> Row:
-    there = f"{len(lab.nodes)} of {lab.wanted}"
-    phase = "training" if lab.phase == "running" else lab.phase  # as a run calls it
-    return lab.name, phase, str(lab.recoveries), there, lab.folder or "(its owner's)"
-
-
-def _row_of(folder: Path) -> Row:
-    """Return the row of a run whose folder is here; empty if it is not under way."""
-    gone = ("", "", "", "", "")
-    access = access_in(folder)
-    if access is None:
-        return _row_of_owner(folder) or gone
-    try:
-        found = [lab for lab in labs_in(access.etcd) if lab.name == access.name]
-    except StoreUnavailableError:
-        return folder.name, "its store does not answer", "-", "-", str(folder)
-    return (folder.name, *_row(found[0])[1:]) if found else gone
-
-
-def _row_of_owner(folder: Path) -> Row | None:
-    """Return the row of a run that belongs to the process that started it, as that tells it."""
-    try:
-        if not owner_listens(way := way_in(folder)):
-            return None
-        told = described(way)
-    except RunGoneError:
-        return None
-    except ConfigError:
-        told = None
-    if told is None:
-        return folder.name, "its owner does not answer", "-", "-", str(folder)
-    there = f"{told.nodes} of {told.wanted}"
-    return folder.name, told.phase, str(told.recoveries), there, str(folder)
 
 
 def attach_command(arguments: Sequence[str]) -> int:
@@ -168,7 +107,7 @@ def attach_command(arguments: Sequence[str]) -> int:
 
 
 def status_command(arguments: Sequence[str]) -> int:
-    """Say how a run is now, or how it ended."""
+    """Show a run's state now, or at its end."""
     options = parser_of("status", status_command.__doc__).parse_args(arguments)
     finder = finder_of(options)
     try:
@@ -185,14 +124,12 @@ def beside_of(finder: Finder, run: LogFollower) -> Beside:
     access = finder.opens
     owner = _owner(finder)
     words = {
-        "owner": owner or "gone: the run is over, or whoever owned it was killed",
-        "store": ", ".join(access.etcd.endpoints) if access else "its lab's own",
+        "owner": owner or "gone: the run is over, or its owner was killed",
+        "etcd": ", ".join(access.etcd.endpoints) if access else "embedded",
         "folder": str(finder.folder) if finder.folder else "on its nodes",
     }
     if run.bad_lines:
-        words["log"] = (
-            f"damaged: {run.bad_lines} of its lines cannot be read, and count for nothing"
-        )
+        words["log"] = f"damaged: {run.bad_lines} of its lines cannot be read, and are ignored"
     return Beside(words=words, is_ownerless=not owner)
 
 
@@ -215,10 +152,13 @@ def stop_command(arguments: Sequence[str]) -> int:
         type=seconds,
         default=STOP_S,
         metavar="S",
-        help="seconds for it to end (%(default).0f)",
+        help="seconds to wait for its end (default: %(default).0f)",
     )
     parser.add_argument(
-        "--notice", type=seconds, metavar="S", help="save a version first, within so many seconds"
+        "--notice",
+        type=seconds,
+        metavar="S",
+        help="save a version first; seconds that this may take",
     )
     options = parser.parse_args(arguments)
     finder = finder_of(options)
@@ -281,9 +221,9 @@ EVERY_S: Final = 1.0
 
 
 def top_command(arguments: Sequence[str]) -> int:
-    """Show a run until it is over; Ctrl-C ends the showing, not the run.
+    """Show a run's state until the run ends. Ctrl-C ends the display, not the run.
 
-    Into a pipe or a file goes a screen each time, one below the other.
+    Into a pipe or a file, each refresh prints one more screen.
     """
     options = parser_of("top", top_command.__doc__)
     options.add_argument(
@@ -291,7 +231,7 @@ def top_command(arguments: Sequence[str]) -> int:
         type=seconds,
         default=EVERY_S,
         metavar="S",
-        help="seconds between two screens (%(default).0f)",
+        help="seconds between two screens (default: %(default).0f)",
     )
     asked = options.parse_args(arguments)
     finder = finder_of(asked)

@@ -1,4 +1,4 @@
-"""The `gemini-lab` command: one table of sub-commands, each in the module that owns its work."""
+"""The `gemini-lab` command: its sub-commands in four groups, each in the module of its work."""
 
 import importlib
 import io
@@ -17,59 +17,71 @@ from gemini_lab.errors import GeminiError
 
 OFFERED: Final = "gemini_lab.lab.pages:offered_command"
 """Gives the function of a command that is outside of the core."""
-COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "quickstart": (
-        "gemini_lab.training.quickstart:command",
-        "see it once: four nodes train, three failures strike",
-    ),
-    "run": ("gemini_lab.cli.run_command:command", "run your own script, protected"),
-    "torchrun": ("gemini_lab.cli.torchrun:command", "as run does, with torchrun's own arguments"),
-    "node": ("gemini_lab.cli.node:command", "make this machine a node of a lab"),
-    "list": ("gemini_lab.cli.follow_commands:list_command", "name the runs that are under way"),
-    "attach": ("gemini_lab.cli.follow_commands:attach_command", "follow a run that is under way"),
-    "status": (
-        "gemini_lab.cli.follow_commands:status_command",
-        "say how a run is now, on one screen",
-    ),
-    "top": (
-        "gemini_lab.cli.follow_commands:top_command",
-        "as status does, live, for as long as it goes on",
-    ),
-    "metrics": ("gemini_lab.cli.metrics_command:command", "serve or send the metrics of a run"),
-    "rewind": (
-        "gemini_lab.cli.request_commands:rewind_command",
-        "have training take back iterations",
-    ),
-    "drain": (
-        "gemini_lab.cli.request_commands:drain_command",
-        "move a node's ranks before its machine goes",
-    ),
-    "resize": (
-        "gemini_lab.cli.request_commands:resize_command",
-        "have a run go on with more or fewer nodes",
-    ),
-    "stop": ("gemini_lab.cli.follow_commands:stop_command", "end a run that is under way"),
-    "check": (
-        "gemini_lab.cli.check_command:command",
-        "whether your script comes back bit-identical",
-    ),
-    "inject": ("gemini_lab.cli.request_commands:inject_command", "break something in a live run"),
-    "report": ("gemini_lab.cli.report_command:command", "tell what a run did"),
-    "serve": ("gemini_lab.lab.pages:command", "show a run in the browser, live or afterwards"),
-    "export": (
-        "gemini_lab.storage.export:command",
-        "write the full fp32 weights of a run to a file",
-    ),
-    "profile": ("gemini_lab.lab.profile_script:command", "when the network of a script is idle"),
-    "figures": (OFFERED, "draw the paper's figures beside ours"),
-    "bench": (OFFERED, "measure on this machine, with repeats and spread"),
-    "chaos": (OFFERED, "break real runs at random, and see that all holds"),
-    "doctor": (
-        "gemini_lab.cli.doctor:command",
-        "say what this machine lacks, and what to do about it",
-    ),
+GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "run": {
+        "quickstart": (
+            "gemini_lab.training.quickstart:command",
+            "train on four nodes that three failures strike",
+        ),
+        "run": ("gemini_lab.cli.run_command:command", "run your script, protected"),
+        "torchrun": ("gemini_lab.cli.torchrun:command", "run it with torchrun's own arguments"),
+        "node": ("gemini_lab.cli.node:command", "make this machine a node of a lab"),
+        "check": (
+            "gemini_lab.cli.check_command:command",
+            "check that your script comes back bit-identical",
+        ),
+        "doctor": ("gemini_lab.cli.doctor:command", "check what this machine lacks"),
+    },
+    "watch": {
+        "list": (
+            "gemini_lab.cli.folder_commands:list_command",
+            "list running jobs; with --all finished ones, too",
+        ),
+        "status": ("gemini_lab.cli.follow_commands:status_command", "show a run's state"),
+        "top": ("gemini_lab.cli.follow_commands:top_command", "show a run's state, live"),
+        "logs": ("gemini_lab.cli.folder_commands:logs_command", "print what a run's workers wrote"),
+        "attach": ("gemini_lab.cli.follow_commands:attach_command", "follow a run until it ends"),
+        "report": ("gemini_lab.cli.report_command:command", "report what a run did"),
+        "serve": ("gemini_lab.lab.pages:command", "show a run in the browser"),
+        "metrics": ("gemini_lab.cli.metrics_command:command", "serve or send a run's metrics"),
+    },
+    "operate": {
+        "drain": (
+            "gemini_lab.cli.request_commands:drain_command",
+            "move a node's ranks before its machine goes",
+        ),
+        "resize": (
+            "gemini_lab.cli.request_commands:resize_command",
+            "change a run's number of nodes",
+        ),
+        "rewind": (
+            "gemini_lab.cli.request_commands:rewind_command",
+            "take back a run's newest iterations",
+        ),
+        "give-up": (
+            "gemini_lab.cli.request_commands:give_up_command",
+            "accept the loss of progress that a run waits for",
+        ),
+        "stop": ("gemini_lab.cli.follow_commands:stop_command", "end a run"),
+        "export": ("gemini_lab.storage.export:command", "write a run's fp32 weights to a file"),
+    },
+    "study": {
+        "inject": (
+            "gemini_lab.cli.request_commands:inject_command",
+            "break something in a running job",
+        ),
+        "chaos": (OFFERED, "break real runs at random, and check that nothing is lost"),
+        "profile": (
+            "gemini_lab.lab.profile_script:command",
+            "measure when a script leaves the network idle",
+        ),
+        "bench": (OFFERED, "measure on this machine, with repeats and spread"),
+        "figures": (OFFERED, "draw the paper's figures next to ours"),
+    },
 }
-"""Name: (`module:function` taking the remaining arguments and returning an exit code, help)."""
+"""By group and name: (`module:function`, help); the function takes the remaining arguments and
+returns an exit code."""
+COMMANDS: Final = {name: told for group in GROUPS.values() for name, told in group.items()}
 
 STILL_ENDING: Final = (
     b"\nstill ending what was started; Ctrl-\\ ends this alone, and leaves the rest\n"
@@ -78,16 +90,17 @@ STILL_ENDING: Final = (
 
 def usage() -> str:
     """Return the help text."""
-    lines = [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
+    lines = []
+    for group, commands in GROUPS.items():
+        lines += ["", f"{group}:", *(f"  {name:<12}{text}" for name, (_, text) in commands.items())]
     return "\n".join(
         [
             "usage: gemini-lab COMMAND [options]   (gemini-lab COMMAND --help, --version)",
             "",
-            "Training that loses a machine and goes on within seconds.",
-            "",
+            "Lose a machine in the middle of training; be back in seconds, bit-identical.",
             *lines,
             "",
-            "A run is named by its folder, by its name below gemini-runs, or by 'latest'.",
+            "Name a run by its folder, by its name below gemini-runs, or as 'latest'.",
         ]
     )
 

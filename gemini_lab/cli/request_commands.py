@@ -1,19 +1,20 @@
-"""`gemini-lab drain`, `resize`, `rewind` and `inject`: requests to a run that is under way.
+"""`gemini-lab drain`, `resize`, `rewind`, `give-up` and `inject`: requests to a running job.
 
-Each command sends its request and follows the run's log until the request is decided.
+The first three follow the run's log until their request is decided.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol, get_args
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.follow_commands import RUN_HELP, add_finding, finder_of, parser_of, same_run
 from gemini_lab.display import columns, interrupt_says, tell
-from gemini_lab.errors import ConfigError
+from gemini_lab.errors import ConfigError, shown
 from gemini_lab.injector.failures import FAILURES, Where, meaning, read_failure
 from gemini_lab.lab.attached import AttachedRun
 from gemini_lab.limits import seconds, whole
@@ -298,6 +299,20 @@ class AwaitedRewind:
         )
 
 
+# -- give up ---------------------------------------------------------------------------------------
+
+
+def give_up_command(arguments: Sequence[str]) -> int:
+    """Resume a waiting run from the newest version that it can read, and lose newer ones.
+
+    A run waits for nodes or a persistent tier that may bring a newer version back. This ends that
+    wait only: if what it loads next fails as well, the run waits again.
+    """
+    finder = finder_of(parser_of("give-up", give_up_command.__doc__).parse_args(arguments))
+    tell(AttachedRun(finder.name, finder.way, finder.folder).give_up_progress())
+    return Exit.FINISHED
+
+
 # -- inject ----------------------------------------------------------------------------------------
 
 INJECT: Final = """\
@@ -306,26 +321,17 @@ node-2, rank-2 (the node that runs rank 2) or root (the root agent's node):
 
   gemini-lab inject latest node_loss node-2"""
 
-HARMLESS: Final = {
-    "stop": "The run ends.",
-    "give_up_progress": "The run waits no more for versions that may come back.",
-}
-"""Requests that `inject` takes beside failures."""
-
 
 def inject_parser() -> argparse.ArgumentParser:
     """Return the options of `gemini-lab inject`."""
     kinds = {name: meaning(kind) for name, kind in FAILURES.items()}
     options = argparse.ArgumentParser(
         prog="gemini-lab inject",
-        description=f"{INJECT}\n\nfailures:\n{columns(kinds)}\n\nwhat breaks nothing:\n"
-        f"{columns(HARMLESS)}",
+        description=f"{INJECT}\n\nfailures:\n{columns(kinds)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options.add_argument("run", help=RUN_HELP)
-    options.add_argument(
-        "failure", metavar="failure", choices=[*FAILURES, *HARMLESS], help="one of those above"
-    )
+    options.add_argument("failure", metavar="failure", type=_known, help="one of those above")
     options.add_argument(
         "place",
         nargs="*",
@@ -344,19 +350,17 @@ def inject_command(arguments: Sequence[str]) -> int:
     options = inject_parser().parse_intermixed_args(arguments)  # places may follow an option
     finder = finder_of(options)
     run = AttachedRun(finder.name, finder.way, finder.folder)
-    if options.failure == "stop":
-        said = run.stop()
-    elif options.failure == "give_up_progress":
-        said = run.give_up_progress()
-    else:
-        said = run.inject(
-            read_failure(
-                options.failure,
-                options.place,
-                options.shard,
-                where=options.where,
-                once=options.once,
-            )
-        )
-    tell(said)
+    failure = read_failure(
+        options.failure, options.place, options.shard, where=options.where, once=options.once
+    )
+    tell(run.inject(failure))
     return Exit.FINISHED
+
+
+def _known(name: str) -> str:
+    """Return the name of a kind of failure; an option's `type`."""
+    if name in FAILURES:
+        return name
+    nearest = ", ".join(get_close_matches(name, FAILURES))
+    hint = f"; the nearest: {nearest}" if nearest else ""
+    raise argparse.ArgumentTypeError(f"there is no failure {shown(name)}{hint}")

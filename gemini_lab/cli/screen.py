@@ -1,5 +1,6 @@
 """A run on one screen of a terminal: what an operator asks first."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -70,10 +71,10 @@ def screen(run: RunReducer, now_s: float, beside: Beside) -> RenderableType:
         beside: What else is known.
     """
     if run.course.job is None:
-        return Text(f"{run.name}: nothing has been told yet")
+        return Text(f"{run.name}: its log has no event yet")
     words, silent_s = dict(beside.words), 0.0
     if run.course.ended_at_s is not None:
-        now_s, words = run.course.ended_at_s, {**words, "owner": "none any more"}
+        now_s, words = run.course.ended_at_s, {**words, "owner": "none: the run is over"}
     elif beside.is_ownerless and run.newest_s is not None and now_s - run.newest_s > SILENT_S:
         now_s, silent_s = run.newest_s, now_s - run.newest_s
     told = status(run, now_s=now_s, losses=losses_of(run))
@@ -107,7 +108,8 @@ def _facts(
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")  # a path that was cut short could not be copied
-    table.add_row("run", f"{told.run}, for {format_seconds(told.now_s)}")
+    table.add_row("run", told.run)
+    table.add_row("started", _times(run, told, silent_s))
     table.add_row("phase", _phase(told, silent_s))
     table.add_row("iteration", f"{told.iteration}{_pace(run)}")
     if logged := list(_logged(run)):
@@ -120,20 +122,40 @@ def _facts(
     return table
 
 
+def _times(run: RunReducer, told: Status, silent_s: float) -> str:
+    """Return when a run started, and when it ended or how long it has been running."""
+    took, ended_s = format_seconds(told.now_s), run.course.ended_at_s
+    if run.course.is_simulated:
+        return f"at 0 s of simulated time, {took} ago"
+    started = moment(run.course.started_at_s)
+    if ended_s is not None:
+        return f"{started}, ended {moment(ended_s)}, after {took}"
+    return started if silent_s else f"{started}, {took} ago"
+
+
+def moment(at_s: float) -> str:
+    """Return a moment of the wall clock in this machine's time; of what no clock shows, a dash."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+    except (OverflowError, OSError, ValueError):
+        return "-"
+
+
 def _phase(told: Status, silent_s: float) -> Text:
     detail = f" ({told.detail})" if told.detail else ""
     if silent_s:
         ago = format_seconds(round(silent_s))
         return Text(f"unknown: {told.phase}{detail} when its log ended, {ago} ago", style="red")
-    return Text(f"{told.phase}{detail}", style=_colour(told.phase))
+    return Text(f"{told.phase}{detail}", style=colour_of(told.phase))
 
 
 def _was_in_memory(told: Status) -> Text:
     version = "no whole version" if told.whole_version is None else f"version {told.whole_version}"
-    return Text(f"{version} when its log ended; whether any is now, nobody tells", style="red")
+    return Text(f"{version} when its log ended; what memory has now is unknown", style="red")
 
 
-def _colour(state: str) -> str:
+def colour_of(state: str) -> str:
+    """Return the colour of a run's phase or a node's state."""
     return COLOURS.get(state, "yellow")
 
 
@@ -159,7 +181,7 @@ def _in_memory(told: Status) -> Text:
         return Text("no whole version", style="red")
     age = "" if told.whole_age_s is None else f", {format_seconds(told.whole_age_s)} old"
     if told.phase in ENDED:
-        return Text(f"version {told.whole_version} at its end")
+        return Text(f"version {told.whole_version} when it ended")
     text = Text(f"version {told.whole_version}{age}; ")
     if not told.survivable or told.survivable < 0:
         return text.append("NO node may be lost now", style="red")
@@ -172,7 +194,11 @@ def _persistent(run: RunReducer, told: Status, now_s: float) -> Text:
     url = settings.get("persistent_url")
     if told.persistent_version is not None:
         written = run.persistent.written
-        age = f", {format_seconds(max(0.0, now_s - written[-1][0]))} old" if written else ""
+        age = (
+            f", {format_seconds(max(0.0, now_s - written[-1][0]))} old"
+            if written and told.phase not in ENDED
+            else ""
+        )
         return Text(f"version {told.persistent_version}{age}{f', in {url}' if url else ''}")
     if "persistent_url" not in settings:
         return Text("not known before the script has called protect")
@@ -198,7 +224,7 @@ def _nodes(run: RunReducer, told: Status, *, is_past: bool) -> Table:
     taken = {row.node: format_bytes(row.taken_bytes) for row in memory(run).rows}
     for node in told.nodes:
         name = f"{node.name} (root)" if node.is_root else node.name
-        state = Text(node.health, style="dim" if is_past else _colour(node.health))
+        state = Text(node.health, style="dim" if is_past else colour_of(node.health))
         if node.leaving is not None:
             state.append(", to leave", style="yellow")
         table.add_row(name, state, _ranks(run, node), taken.get(node.name, ""))

@@ -91,7 +91,7 @@ def test_a_wrong_file_is_refused_in_a_sentence(command, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     (tmp_path / "NOTES").write_text("of what I wanted to do\n")
     shutil.copy(LOG, tmp_path / "LOG")
-    more = {"inject": ["stop"], "drain": ["node-1"]}
+    more = {"inject": ["node_loss"], "drain": ["node-1"]}
     assert main([*command.split(), *more.get(command.split()[0], [])]) == 2
     said = capsys.readouterr().err
     assert (
@@ -104,7 +104,15 @@ def test_a_wrong_file_is_refused_in_a_sentence(command, tmp_path, monkeypatch, c
     "command",
     [
         *(f"{name} mine" for name in ("attach", "status", "top", "metrics", "stop")),
-        *("rewind mine 2", "drain mine node-1", "resize mine 3", "inject mine stop", "report mine"),
+        *(
+            "rewind mine 2",
+            "drain mine node-1",
+            "resize mine 3",
+            "inject mine node_loss",
+            "give-up mine",
+            "logs mine",
+            "report mine",
+        ),
         *("serve mine --port 0", "export mine --to model.pt"),
     ],
 )

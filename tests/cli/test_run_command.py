@@ -28,7 +28,7 @@ from gemini_lab.log.events import (
 )
 from gemini_lab.storage.persistent import PersistentTier
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "operate.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "reference" / "exit-codes.md"
 TIER = "file:///tier"
 
 

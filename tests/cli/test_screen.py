@@ -53,7 +53,7 @@ def test_a_run_whose_owner_was_killed_is_not_said_to_train_and_to_have_versions(
     assert "may be lost" not in text
     assert "version 6 when its log ended" in line(text, "in memory")
     assert "STATE THEN" in text
-    assert "for 2" not in line(text, "run")  # it did not go on for these 47 minutes
+    assert "ago" not in line(text, "started")  # it did not go on for these 47 minutes
 
 
 def test_a_log_that_still_tells_is_believed_where_its_owner_is_not_seen_from_here():
@@ -91,7 +91,7 @@ def test_a_path_that_is_longer_than_a_line_is_there_in_full():
 
 def test_a_run_that_is_over_promises_nothing_of_its_memory():
     text = shown(ToldRun().protect().train(1, 6).finish(6))
-    assert line(text, "in memory").split(maxsplit=2)[2].strip() == "version 6 at its end"
+    assert line(text, "in memory").split(maxsplit=2)[2].strip() == "version 6 when it ended"
 
 
 def test_a_failed_run_says_why():

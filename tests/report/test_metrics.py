@@ -86,7 +86,7 @@ def test_docs_and_board_name_the_metrics_that_there_are(with_loss):
     families = {family.name: family.type for family in metrics_of(with_loss, now_s=0.0)}
     ends = {"counter": "_total", "info": "_info"}
     names = {name + ends.get(kind, "") for name, kind in families.items()}
-    told = set(re.findall(r"gemini_lab_\w+", (DOCS / "guide" / "operate.md").read_text()))
+    told = set(re.findall(r"gemini_lab_\w+", (DOCS / "how-to" / "metrics.md").read_text()))
     assert told == names
     suffixes = {"histogram": ("_bucket", "_sum", "_count")}
     asked = {
