@@ -2,7 +2,7 @@
 
 import time
 
-from gemini_lab.node.machine import Machine
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.membership import Membership
 from gemini_lab.node.root_shell import RootShell
 
@@ -38,7 +38,12 @@ class StoreStandIn:
 
 def member(store, name):
     return Membership(
-        store=store, streams=None, name=name, address=f"{name}:1", lease_s=2.0, machine=Machine()
+        store=store,
+        streams=None,
+        name=name,
+        address=f"{name}:1",
+        lease_s=2.0,
+        machine=AgentMachine(),
     )
 
 
@@ -46,7 +51,7 @@ async def shell_in(store, *, emit=lambda _event: None, wall_s=time.time):
     """A root agent's shell on node-0, which holds the place."""
     membership = member(store, "node-0")
     await membership.register()
-    machine = Machine()
+    machine = AgentMachine()
     machine.wall_s = wall_s
     shell = RootShell(
         membership=membership,

@@ -2,7 +2,7 @@
 
     the agent       agent joins and watches; supervisor has workers and memory, and does what is
                     ordered; lab_link has the ways out, tasks the work beside; start_config;
-                    machine is what all of them use of the outside, this_machine names it
+                    agent_machine is what they use of the outside, this_machine names it
     workers         host starts and ends them, through warm and preload, or cold; worker is one;
                     listener receives, judges and keeps what they send; build_locks removes what
                     killed ones held

@@ -18,9 +18,9 @@ from gemini_lab.engine.heartbeat import BEAT_S
 from gemini_lab.engine.process_exit import adopt_orphans, tie_to_parent, untie_from_parent
 from gemini_lab.errors import GeminiError
 from gemini_lab.log.events import NodeReady
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.control_store import StoreForgedError, StoreUnavailableError
 from gemini_lab.node.lab_link import LabLink, RootLink
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.membership import Membership, Reading, RootRecord, read_epoch
 from gemini_lab.node.root_role import RootRole
 from gemini_lab.node.sealed_store import Sealed
@@ -64,10 +64,10 @@ class Agent:
         config: AgentConfig,
         announce: Callable[[AgentUp], None],
         *,
-        machine: Machine | None = None,
+        machine: AgentMachine | None = None,
     ) -> None:
         self.config = config
-        self._machine = machine = machine or Machine()
+        self._machine = machine = machine or AgentMachine()
         self._announce = announce
         self.name = config.name
         self._ip = machine.address_towards(config.etcd.endpoints[0])

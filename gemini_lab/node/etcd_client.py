@@ -187,7 +187,7 @@ class ListedMember(msgspec.Struct, frozen=True, kw_only=True):
     clients: tuple[str, ...]
 
 
-class _Link:
+class EtcdLink:
     """A connection to one member, with the stream of heartbeats on it."""
 
     def __init__(self, channel: Any, metadata: tuple[tuple[str, str], ...] = ()) -> None:
@@ -202,6 +202,10 @@ class _Link:
     def stream(self, call: str) -> Any:
         """Open a stream of requests and answers."""
         return _method(self.channel, call, is_stream=True)(metadata=self.metadata)
+
+    async def close(self) -> None:
+        """Close the connection, and with it all that goes on over it."""
+        await self.channel.close()
 
 
 class EtcdClient:
@@ -233,7 +237,7 @@ class EtcdClient:
         self._known = address.endpoints
         self._endpoints = itertools.cycle(self._known)
         self._turn = asyncio.Lock()  # one connection is made at a time
-        self._link: _Link | None = None
+        self._link: EtcdLink | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def grant(self, ttl_s: int) -> int:
@@ -243,7 +247,7 @@ class EtcdClient:
     async def keep_alive(self, lease: int) -> bool:
         """Renew a lease; return `False` if it has already run out."""
 
-        async def renew(link: _Link) -> bool:
+        async def renew(link: EtcdLink) -> bool:
             async with link.turn:
                 if link.heartbeats is None:
                     link.heartbeats = link.stream("LeaseKeepAlive")
@@ -313,7 +317,7 @@ class EtcdClient:
 
         ranges = [self._whole] if keys is None else [{"key": self._full(key)} for key in keys]
 
-        async def begin(link: _Link) -> None:
+        async def begin(link: EtcdLink) -> None:
             stream = link.stream("Watch")
             for one in ranges:
                 await stream.write(_request("Watch", create_request=one))
@@ -345,7 +349,11 @@ class EtcdClient:
     async def close(self) -> None:
         """Drop the connection, and with it the watch, which reports its end."""
         if (link := self._link) is not None:
-            await _on_loop(self._drop(link))
+            await self.run(self._drop(link))
+
+    async def run(self, call: Coroutine[Any, Any, Result]) -> Result:
+        """Run a call on the loop of this process's clients, and return its answer."""
+        return await _on_loop(call)
 
     def _full(self, key: str) -> bytes:
         return (self.prefix + key).encode()
@@ -373,11 +381,11 @@ class EtcdClient:
     async def _ask(self, call: str, **fields: Any) -> Any:
         return await self._call(lambda link: link.ask(call, **fields))
 
-    async def _call(self, act: Callable[[_Link], Awaitable[Result]]) -> Result:
-        return await _on_loop(self._try(act))
+    async def _call(self, act: Callable[[EtcdLink], Awaitable[Result]]) -> Result:
+        return await self.run(self._try(act))
 
-    async def _try(self, act: Callable[[_Link], Awaitable[Result]]) -> Result:
-        link: _Link | None = None
+    async def _try(self, act: Callable[[EtcdLink], Awaitable[Result]]) -> Result:
+        link: EtcdLink | None = None
         try:
             async with asyncio.timeout(self.timeout_s):
                 link = await self._linked()
@@ -393,19 +401,20 @@ class EtcdClient:
                 raise  # the caller gives up; else another call closed the connection under this one
             raise no_answer(self.address, self.timeout_s, error) from error
 
-    async def _linked(self) -> _Link:
+    async def _linked(self) -> EtcdLink:
         async with self._turn:
             if self._link is None:
-                self._link = await self._connect(next(self._endpoints))
+                self._link = await self.connect(next(self._endpoints))
             return self._link
 
-    async def _drop(self, link: _Link) -> None:
+    async def _drop(self, link: EtcdLink) -> None:
         if self._link is link:  # else a call that failed before has dropped it already
             self._link = None
-        await link.channel.close()
+        await link.close()
 
-    async def _connect(self, endpoint: str) -> _Link:
-        link = _Link(_channel_to(endpoint, self.address))
+    async def connect(self, endpoint: str) -> EtcdLink:
+        """Return a new connection to a member."""
+        link = EtcdLink(_channel_to(endpoint, self.address))
         try:
             if self.address.user is not None:
                 name, password = self.address.user, self.address.password
@@ -417,7 +426,7 @@ class EtcdClient:
                 if known and set(known) != set(self._known):  # else go on with the next one
                     self._known, self._endpoints = known, itertools.cycle(known)
         except BaseException:
-            await link.channel.close()
+            await link.close()
             raise
         return link
 

@@ -16,7 +16,7 @@ from gemini_lab.log.events import (
     Transfer,
     VersionComplete,
 )
-from gemini_lab.node.machine import Machine
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.recovery.messages import EventSaid, LabHello, Message, OutputSaid
 from gemini_lab.units import MIB
 from gemini_lab.wire.tcp import Channel
@@ -53,8 +53,8 @@ class LabLink:
         name: str,
         *,
         most: int = BACKLOG,
-        wall_s: Callable[[], float] = Machine.wall_s,
-        steady_s: Callable[[], float] = Machine.steady_s,
+        wall_s: Callable[[], float] = AgentMachine.wall_s,
+        steady_s: Callable[[], float] = AgentMachine.steady_s,
     ) -> None:
         self._name = name
         self._most = most

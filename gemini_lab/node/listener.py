@@ -23,9 +23,9 @@ from gemini_lab.log.events import (
     VersionComplete,
     WrongSums,
 )
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.host import Worker
 from gemini_lab.node.lab_link import LabLink, RootLink
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.recovery.discarded_versions import joined, left_of
@@ -81,7 +81,7 @@ class WorkerListener:
         memory: MemoryManager,
         writer: ShardWriter,
         kept: KeptWorkers,
-        machine: Machine,
+        machine: AgentMachine,
     ) -> None:
         self.watch = WorkerWatch(is_stopped=machine.is_stopped, clock=machine.steady_s)
         self.history = WorkerHistory()

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.control_store import PATIENCE_S, StoreForgedError, StoreUnavailableError
 from gemini_lab.node.etcd_client import EtcdClient
-from gemini_lab.node.machine import Machine
 
 NODES: Final = "nodes/"
 """Before the name of each node that is registered."""
@@ -71,7 +71,7 @@ class StoreWatch:
         store: EtcdClient,
         streams: EtcdClient,
         *,
-        machine: Machine,
+        machine: AgentMachine,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._store, self._streams = store, streams
@@ -174,7 +174,7 @@ class Membership:
         name: str,
         address: str,
         lease_s: float,
-        machine: Machine,
+        machine: AgentMachine,
     ) -> None:
         self._machine = machine
         self.store = store

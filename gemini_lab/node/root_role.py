@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from gemini_lab.job import python_command
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.lab_link import LabLink
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.membership import Membership, RootRecord
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.start_config import AgentConfig, OwnerStart
@@ -38,7 +38,7 @@ class RootRole:
         config: AgentConfig,
         lab: LabLink,
         tasks: Tasks,
-        machine: Machine,
+        machine: AgentMachine,
         on_change: Callable[[], None],
     ) -> None:
         self.shell: RootShell | None = None

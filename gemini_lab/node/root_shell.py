@@ -12,13 +12,13 @@ import msgspec
 from gemini_lab.log.entry import shifted
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.control_store import (
     StoreForgedError,
     StoreFullError,
     StoreUnavailableError,
 )
 from gemini_lab.node.lab_link import CLOCK_TRUST_S
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.membership import Membership, Reading, RootRecord, node_addresses
 from gemini_lab.node.start_config import NONE_COME_KEY
 from gemini_lab.recovery.messages import JobOrder, RootHello
@@ -73,7 +73,7 @@ class RootShell:
         token: str,
         emit: Callable[[AnyEvent], None],
         request_nodes: Callable[[int, str], None],
-        machine: Machine,
+        machine: AgentMachine,
     ) -> None:
         self.record = record
         self._membership = membership
@@ -405,7 +405,7 @@ class CutOff:
         return now_s - self._reached_s > CUT_OFF_S
 
 
-async def reaches_others(addresses: Mapping[str, str], machine: Machine) -> bool:
+async def reaches_others(addresses: Mapping[str, str], machine: AgentMachine) -> bool:
     """Return whether the machine of any other agent answers this one.
 
     Args:

@@ -12,11 +12,11 @@ from typing import Final
 from gemini_lab.errors import CapacityError, GeminiError
 from gemini_lab.kept.workers import KeptWorkers
 from gemini_lab.log import events
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.host import Worker
 from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.listener import WorkerHistory, WorkerListener
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.recovery.messages import (
@@ -84,7 +84,7 @@ class Supervisor:
         root: RootLink,
         tasks: Tasks,
         leave: Callable[[], None],
-        machine: Machine,
+        machine: AgentMachine,
     ) -> None:
         self.name, self.lab, self.root = name, lab, root
         self.epoch = 0

@@ -81,7 +81,7 @@ class LabHello(Message, frozen=True, kw_only=True):
         at_s: Its clock, to which agents set their events.
         owner: Who it is; another process has another name.
         taken: Messages of this agent that it has taken before, on connections that are gone.
-        process: Its process, as `node.machine` names it; empty: not told.
+        process: Its process, as `node.this_machine` names it; empty: not told.
     """
 
     at_s: Seconds

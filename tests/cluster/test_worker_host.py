@@ -19,10 +19,10 @@ import pytest
 
 from gemini_lab.engine.process_exit import PR_SET_CHILD_SUBREAPER
 from gemini_lab.job import Job
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.host import ANSWER_S, LINE_BYTES, SCRATCH, Worker, WorkerHost
 from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.locked_tempdir import MPI_SHARED
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.node.tasks import Tasks
 from gemini_lab.node.worker import SOCKETS_FOLDER_BYTES
@@ -691,7 +691,7 @@ def a_supervisor(said: Said) -> Supervisor:
         root=root,
         tasks=Tasks(on_failure=print),
         leave=lambda: None,
-        machine=Machine(),
+        machine=AgentMachine(),
     )
 
 

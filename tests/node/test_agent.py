@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from gemini_lab.node.agent import UNHEARD_S, Agent
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.membership import Reading
 from gemini_lab.node.start_config import LAB_KEY, AgentConfig, LabRecord
 from gemini_lab.recovery.messages import RootHello, WorkerEnded
@@ -57,7 +57,7 @@ def agent_of_a_lab():
         prefix="lab",
         lab=LabRecord(identity="", machines=1, lease_s=1.0, warm=False, threads=None),
     )
-    return Agent(config, lambda _: None, machine=Machine(host=FullHost, bulk=Memory()))
+    return Agent(config, lambda _: None, machine=AgentMachine(host=FullHost, bulk=Memory()))
 
 
 def test_a_worker_that_the_agent_cannot_start_is_told_as_one_that_ended_and_the_connection_stays():

@@ -13,7 +13,7 @@ from membership_stand_in import StoreStandIn, member, shell_in
 
 from gemini_lab.job import Job
 from gemini_lab.log.events import Note
-from gemini_lab.node.machine import Machine
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.membership import Reading
 from gemini_lab.node.root_shell import CUT_OFF_S, CutOff, Deposed, RootShell, reaches_others
 from gemini_lab.recovery.messages import JobOrder
@@ -50,7 +50,7 @@ def test_a_root_agent_that_is_cut_off_says_so_and_leaves_its_place_to_others():
             token="secret",
             emit=said.append,
             request_nodes=lambda _wanted, _reason: None,
-            machine=Machine(),
+            machine=AgentMachine(),
         )
         shell._cut_off = CutOff(shell._clock() - 2 * CUT_OFF_S)
         acting = asyncio.create_task(shell.run())
@@ -92,7 +92,7 @@ def test_one_machine_that_answers_at_all_is_enough(others, is_reached):
     with silence() as silent:
         listens = {"silent": silent, "refusing": "127.0.0.1:1"}
         addresses = {f"node-{n}": listens[one] for n, one in enumerate(others.split())}
-        assert asyncio.run(reaches_others(addresses, Machine())) == is_reached
+        assert asyncio.run(reaches_others(addresses, AgentMachine())) == is_reached
 
 
 def training_on(nodes: int) -> RootState:

@@ -7,7 +7,7 @@ import msgspec
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
-from gemini_lab.node.machine import Machine
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.recovery.messages import EventSaid, Fence, Flawed, StartWorkers
 from tests.recovery.story import Story
@@ -47,7 +47,7 @@ def supervisor():
         root=SimpleNamespace(send=lambda _: None),
         tasks=SimpleNamespace(begin=None),
         leave=None,
-        machine=Machine(host=Host, bulk=object()),
+        machine=AgentMachine(host=Host, bulk=object()),
     )
 
 

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from gemini_lab.launch.etcd import start_etcd
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.control_store import StoreUnavailableError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdClient, EtcdStore
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.membership import REREAD_S, SPREAD_S, StoreWatch
 
 LIMIT_S = 20.0
@@ -38,7 +38,7 @@ def follow(etcd: EtcdAddress, request: pytest.FixtureRequest) -> Callable[[Trial
         writer, reader = EtcdStore(etcd, prefix), EtcdClient(etcd, prefix)
         streams = EtcdClient(etcd, prefix)
         try:
-            await trial(writer, StoreWatch(reader, streams, machine=Machine()))
+            await trial(writer, StoreWatch(reader, streams, machine=AgentMachine()))
         finally:
             await streams.close()
             await reader.close()
@@ -152,7 +152,7 @@ def test_a_heartbeat_goes_on_while_the_watch_is_changed_and_survives_a_closed_co
         streams = EtcdClient(etcd, "gemini_lab/both")
         lease = store.grant(30)
         reader = EtcdClient(etcd, "gemini_lab/both")
-        watch = StoreWatch(reader, streams, machine=Machine())
+        watch = StoreWatch(reader, streams, machine=AgentMachine())
 
         async def renew() -> int:
             renewed = 0
@@ -372,7 +372,7 @@ class Clock:
 
 
 def news_of(store: DeafStore, clock: Clock) -> StoreWatch:
-    return StoreWatch(store, store, machine=Machine(), clock=clock)  # type: ignore[arg-type]
+    return StoreWatch(store, store, machine=AgentMachine(), clock=clock)  # type: ignore[arg-type]
 
 
 def test_what_a_watch_missed_is_found_later_and_another_watch_begins():

@@ -11,8 +11,8 @@ from membership_stand_in import StoreStandIn, shell_in
 from gemini_lab.job import Job
 from gemini_lab.log.events import Note, RecoveryStarted, RunFailed
 from gemini_lab.node import root_shell
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.control_store import StoreFullError
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.membership import RootRecord
 from gemini_lab.node.root_shell import Deposed, RootShell, successor
 from gemini_lab.recovery.messages import JobOrder
@@ -45,7 +45,7 @@ def test_a_root_agent_says_once_that_the_store_takes_nothing_more():
             token="secret",
             emit=said.append,
             request_nodes=lambda _wanted, _reason: None,
-            machine=Machine(),
+            machine=AgentMachine(),
         )
         acting = asyncio.create_task(shell.run())
         while store.asked < 3:

@@ -16,10 +16,10 @@ from gemini_lab.lab.run_locator import Access, labs_in
 from gemini_lab.launch.etcd import find_etcd, start_etcd
 from gemini_lab.launch.join import find_lab, prefix_of
 from gemini_lab.log.events import Note, RootElected
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.control_store import StoreForgedError, patiently
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdStore
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.root_shell import RootShell
 from gemini_lab.node.sealed_store import SEAL_CHARACTERS, SealedStore
 from gemini_lab.node.start_config import LAB_KEY, LabRecord
@@ -239,7 +239,7 @@ async def shell_on(store, said):
         token="secret",
         emit=said.append,
         request_nodes=lambda _wanted, _reason: None,
-        machine=Machine(),
+        machine=AgentMachine(),
     )
 
 

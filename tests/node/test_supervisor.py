@@ -11,7 +11,7 @@ from gemini_lab.kept import workers
 from gemini_lab.log import events
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.node import supervisor
-from gemini_lab.node.machine import Machine
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.supervisor import Supervisor
 from gemini_lab.recovery.messages import (
     Fence,
@@ -42,7 +42,7 @@ class Agent:
             root=SimpleNamespace(send=self.to_root.append),
             tasks=SimpleNamespace(begin=self.begun.append),
             leave=lambda: self.to_log.append("it leaves"),
-            machine=Machine(host=Host, bulk=bulk or object()),
+            machine=AgentMachine(host=Host, bulk=bulk or object()),
         )
 
     @property

@@ -22,9 +22,9 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.node.agent import Agent, say_up
+from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.bulk import Answer, BulkProcesses
 from gemini_lab.node.host import Worker, WorkerHost
-from gemini_lab.node.machine import Machine
 from gemini_lab.node.start_config import AgentConfig, AgentUp
 from gemini_lab.recovery.messages import (
     BulkRequest,
@@ -259,7 +259,7 @@ async def run_crowd(crowd: Crowd) -> None:
         agent = Agent(
             config,
             announce,
-            machine=Machine(
+            machine=AgentMachine(
                 host=partial(StandInHost, memory=memory, crowd=crowd), bulk=StandInBulk(memory)
             ),
         )

@@ -23,7 +23,7 @@ from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.orphan_etcd import end_left_stores
 
 
-class Machine:
+class AgentMachine:
     """The machine on which this process runs.
 
     Args:
