@@ -104,8 +104,8 @@ def go_on(session: WorkerSession, ready: ReadyEngine, where: LoopPlace) -> Ready
     before.group.leave()
     seats = start.seats.placed(ready.settings)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
-    exchange_layouts(state.layout, rank=start.rank, seats=seats, group=group)
-    say_protected(session, state, seats, ready.settings)
+    met = exchange_layouts(state.layout, rank=start.rank, seats=seats, group=group)
+    say_protected(session, state.layout, met.fingerprint, seats, ready.settings)
     place = replace(
         before,
         seats=seats,

@@ -42,7 +42,7 @@ from gemini_lab.recovery.messages import JobOrder
 from gemini_lab.recovery.planning import resumes_elsewhere
 from gemini_lab.seats import Seats
 from gemini_lab.settings import LOGGED_RANKS, SCHEDULED, Settings
-from gemini_lab.shard.layout import ShardLayout
+from gemini_lab.shard.layout import ShardLayout, fingerprint_of
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import absolute_url, persistent_tier
 from gemini_lab.transfer.group import CheckpointGroup
@@ -93,6 +93,7 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
 
 Value = TypeVar("Value")
 _LONG_REPLAY_S: Final = 1.0
+_WORD: Final = 1 << 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,27 +266,31 @@ def _lay_out(
 ) -> ShardMemory:
     """Return memory for the engine's state, which is then said to be protected."""
     layout, rank = state.layout, session.start.rank
-    sizes_bytes, replicas = exchange_layouts(layout, rank=rank, seats=seats, group=group)
+    met = exchange_layouts(layout, rank=rank, seats=seats, group=group)
     fd = session.request_slab(
-        slots=[(shard, sizes_bytes[shard]) for shard in seats.kept_shards(rank)],
+        slots=[(shard, met.shard_bytes[shard]) for shard in seats.kept_shards(rank)],
         chunk_bytes=settings.chunk_bytes,
         buffers=settings.buffers,
         layout=layout,
-        replicas=replicas,
+        replicas=met.replicas,
     )
-    require_fingerprint(layout, session.start.fingerprint)
-    say_protected(session, state, seats, settings)
-    return ShardMemory(slab=Slab.attach(fd), shard_bytes=sizes_bytes)
+    require_fingerprint(met.fingerprint, session.start.fingerprint)
+    say_protected(session, layout, met.fingerprint, seats, settings)
+    return ShardMemory(slab=Slab.attach(fd), shard_bytes=met.shard_bytes)
 
 
 def say_protected(
-    session: WorkerSession, state: EngineState, seats: Seats, settings: Settings
+    session: WorkerSession,
+    layout: ShardLayout,
+    fingerprint: str,
+    seats: Seats,
+    settings: Settings,
 ) -> None:
     """Emit what of this rank is protected, and how."""
     session.emit(
         events.Protected(
-            shard_bytes=state.layout.payload_bytes,
-            fingerprint=state.layout.fingerprint,
+            shard_bytes=layout.payload_bytes,
+            fingerprint=fingerprint,
             settings=settings,
             placement=seats.holders,
         )
@@ -406,19 +411,41 @@ def rewinder_of(
     return Rewinder(ready.state, slab, replicator, guard=guard, emit=session.emit)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLayout:
+    """The shards of all ranks, as far as one rank has to know them.
+
+    Attributes:
+        shard_bytes: Payload bytes of each.
+        fingerprint: Of the job: ranks may hold different tensors.
+        replicas: Layouts of the shards that this rank keeps for others.
+    """
+
+    shard_bytes: tuple[int, ...]
+    fingerprint: str
+    replicas: list[ShardLayout]
+
+
 def exchange_layouts(
     layout: ShardLayout, *, rank: int, seats: Seats, group: CheckpointGroup
-) -> tuple[tuple[int, ...], list[ShardLayout]]:
-    """Return payload bytes of all shards, and the layouts of those kept here beside the own.
+) -> JobLayout:
+    """Return what this rank has to know of all shards.
 
-    All ranks call it together, those too that have their memory already.
+    All ranks call it together, also those that have their memory already.
     """
     # A layout repeats the names of all tensors, so that it becomes much smaller.
     told = zlib.compress(json.dumps(layout.to_json()).encode())
-    sizes = group.all_gather([layout.payload_bytes, len(told)])
-    told_bytes = [size for _, size in sizes]
-    replicas = [*_exchange(told, told_bytes, rank=rank, seats=seats, group=group)]
-    return tuple(payload_bytes for payload_bytes, _ in sizes), replicas
+    high, low = divmod(layout.fingerprint, _WORD)
+    # Ranks gather signed words.
+    words = [word - _WORD if word >= _WORD // 2 else word for word in (high, low)]
+    known = group.all_gather([layout.payload_bytes, len(told), *words])
+    told_bytes = [size for _, size, *_ in known]
+    prints = [(high % _WORD) * _WORD + low % _WORD for *_, high, low in known]
+    return JobLayout(
+        shard_bytes=tuple(payload_bytes for payload_bytes, *_ in known),
+        fingerprint=fingerprint_of(prints),
+        replicas=[*_exchange(told, told_bytes, rank=rank, seats=seats, group=group)],
+    )
 
 
 def _exchange(
@@ -436,15 +463,15 @@ def _exchange(
         send.wait()
 
 
-def require_fingerprint(layout: ShardLayout, saved: str | None) -> None:
-    """Refuse a model that is not that of the saved version, where its fingerprint is known.
+def require_fingerprint(found: str, saved: str | None) -> None:
+    """Refuse a job that is not that of the saved version, if its fingerprint is known.
 
     Raises:
-        ConfigError: It is another one.
+        ConfigError: A rank has another model or optimizer, or there are more or fewer ranks.
     """
-    if saved and saved != layout.fingerprint:
+    if saved and saved != found:
         raise ConfigError(
-            "the model, its optimizer or the number of ranks is not that of the saved version "
-            f"(fingerprint {layout.fingerprint[:12]}, saved {saved[:12]}); restart with the "
-            "script as it was, or start a new run"
+            "the model, its optimizer or the number of ranks is not that of the saved version, on "
+            f"this rank or another one (fingerprint {found[:12]}, saved {saved[:12]}); restart "
+            "with the script as it was, or start a new run"
         )

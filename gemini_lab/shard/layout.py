@@ -159,7 +159,7 @@ class ShardLayout:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return what must match when a version is loaded, as JSON values; equal on all ranks."""
+        """Return what must match when a rank loads its shard, as JSON values."""
         is_zero = self.parallelism == "ZeRO"
         return {
             **({"ZeRO stage": self.stage} if is_zero else {"parallelism": self.parallelism}),
@@ -184,9 +184,15 @@ class ShardLayout:
         }
 
     @property
-    def fingerprint(self) -> str:
-        """Checksum of the identity: equal where a version can be loaded."""
-        return xxhash.xxh3_128_hexdigest(json.dumps(self.identity, sort_keys=True).encode())
+    def fingerprint(self) -> int:
+        """Return a checksum of the identity, 128 bits: equal if a version can be loaded."""
+        return xxhash.xxh3_128_intdigest(json.dumps(self.identity, sort_keys=True).encode())
+
+
+def fingerprint_of(shards: Sequence[int]) -> str:
+    """Return the fingerprint of a job, made of the fingerprints of all its shards, in order."""
+    told = b"".join(one.to_bytes(16, "little") for one in shards)
+    return xxhash.xxh3_128_hexdigest(told)
 
 
 def framed(data: bytes | bytearray | memoryview) -> bytes:

@@ -11,11 +11,11 @@ SIZES = st.lists(st.tuples(st.sampled_from([WEIGHT, "exp_avg"]), st.integers(0, 
 @given(sizes=SIZES, ranks=st.integers(1, 9))
 def test_each_element_lies_in_one_part_and_all_parts_are_of_one_size(sizes, ranks):
     kept = [
-        Kept(parameter=n, name=name, dtype="float32", numel=size, most=size)
+        Kept(parameter=n, name=name, dtype="float32", numel=size, holders=tuple(range(ranks)))
         for n, (name, size) in enumerate(sizes)
     ]
     seen = set()
-    for block in lay_blocks(kept, ranks=ranks):
+    for block in lay_blocks(kept):
         total = sum(one.numel for one in kept if one.name == block.name)
         assert block.numel == -(-total // ranks)
         for part in block.parts:
@@ -30,13 +30,20 @@ def test_each_element_lies_in_one_part_and_all_parts_are_of_one_size(sizes, rank
     assert len(seen) == sum(one.numel for one in kept)
 
 
-@given(sizes=SIZES, extra=st.integers(0, 3))
-def test_a_rank_with_less_than_others_leaves_room(sizes, extra):
+@given(sizes=SIZES, alone=st.sets(st.integers(0, 11)))
+def test_what_a_rank_holds_alone_lies_apart_from_what_others_hold_too(sizes, alone):
     kept = [
-        Kept(parameter=n, name=name, dtype="float32", numel=size, most=size + extra)
+        Kept(
+            parameter=n,
+            name=name,
+            dtype="float32",
+            numel=size,
+            holders=() if n in alone else (0, 3),
+        )
         for n, (name, size) in enumerate(sizes)
     ]
-    for block in lay_blocks(kept, ranks=1):
-        members = [one for one in kept if one.name == block.name]
-        assert block.numel == sum(one.most for one in members)
-        assert sum(s.numel for s in block.parts[0]) == sum(one.numel for one in members)
+    for block in lay_blocks(kept):
+        assert len(block.parts) == max(1, len(block.holders))
+        assert {kept[s.kept].holders for part in block.parts for s in part} <= {block.holders}
+        if not block.holders:
+            assert block.numel == sum(s.numel for s in block.parts[0])

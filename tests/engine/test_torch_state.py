@@ -16,6 +16,11 @@ CASES = [
     {"parallel": "FSDP2", "optimizer": "SGD", "averaged": True},
     {"parallel": "DDP", "optimizer": "AdamW", "half": True},
     {"parallel": "HSDP", "optimizer": "AdamW", "ranks": 4},
+    {"parallel": "HSDP", "optimizer": "momentum", "ranks": 4, "averaged": True},
+    {"parallel": "DDP of pairs", "optimizer": "AdamW", "ranks": 4},
+    {"parallel": "TP", "optimizer": "AdamW", "ranks": 4, "wide": True},
+    {"parallel": "TP x FSDP2", "optimizer": "AdamW", "ranks": 4, "wide": True},
+    {"parallel": "TP x FSDP2", "optimizer": "momentum", "ranks": 4, "wide": True},
     {"parallel": "DDP", "optimizer": "SGD", "sparse": True},
     {"parallel": "DDP", "optimizer": "SGD", "late": True},
     {"parallel": "DDP", "optimizer": "momentum", "critic": True},
@@ -71,6 +76,56 @@ def test_what_ddp_replicates_is_shared_out_and_what_a_rank_has_alone_is_not(foun
         layout, large = rank["layout"], 3 * share * rank["local"]
         size = layout["payload_bytes"] - layout["small_capacity_bytes"]
         assert large <= size <= large + 1024
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"parallel": "HSDP", "optimizer": "AdamW", "ranks": 4},
+        {"parallel": "TP", "optimizer": "AdamW", "ranks": 4, "wide": True},
+        {"parallel": "TP x FSDP2", "optimizer": "AdamW", "ranks": 4, "wide": True},
+    ],
+    ids=named,
+)
+def test_what_a_mesh_replicates_is_kept_once_for_all_that_hold_it(run, case):
+    """AdamW keeps three times the weights; a plain tensor in a model that is cut is each rank's."""
+    ranks = run(case=case)
+    large = 3 * sum({key: size for rank in ranks for key, size in rank["held"].items()}.values())
+    every = sum(size for rank in ranks for size in rank["held"].values())
+    assert large < 3 * every
+    kept = sum(
+        rank["layout"]["payload_bytes"] - rank["layout"]["small_capacity_bytes"] for rank in ranks
+    )
+    blocks = sum(len(rank["layout"]["tensors"]) for rank in ranks)
+    assert large * 0.97 <= kept <= large + 64 * blocks
+
+
+def test_ranks_that_hold_other_tensors_than_they_share_are_refused_on_all_ranks(run):
+    case = {"parallel": "DDP of pairs", "optimizer": "AdamW", "ranks": 4, "fewer": [3]}
+    with pytest.raises(RuntimeError) as caught:
+        run(case=case)
+    words = "UnsupportedError: 2 ranks are to hold the same tensors under DDP, and ranks 1, 3 of"
+    assert str(caught.value).count(words) == 2 * 4  # each tells its trace, too
+
+
+def test_ranks_of_a_pair_that_come_apart_end_all_ranks(run):
+    case = {"parallel": "DDP of pairs", "optimizer": "AdamW", "ranks": 4, "break_ranks": 2}
+    with pytest.raises(RuntimeError) as caught:
+        run(case=case)
+    words = "UnsupportedError: DDP's ranks differ after update 2:"
+    assert str(caught.value).count(words) == 2 * 4  # each tells its trace, too
+
+
+def test_another_model_on_one_rank_is_refused_at_the_restore(run, tmp_path):
+    """Each rank's version says what that rank holds."""
+    case = {"parallel": "DDP of pairs", "optimizer": "SGD", "ranks": 4}
+    run(case=case, wanted=[3])
+    shards = [tmp_path / f"shard-{rank}-3.bin" for rank in range(4)]
+    first, second = shards[0].read_bytes(), shards[1].read_bytes()
+    for number, payload in enumerate((second, first, second, first)):
+        shards[number].write_bytes(payload)
+    with pytest.raises(RuntimeError, match=r"weight first\.weight: \[9, 6\] then, \[13, 6\] now"):
+        run(case=case, load=3)
 
 
 @pytest.mark.parametrize(("parallel", "copies"), [("DDP", 1), ("FSDP2", 1), ("none", 3)])

@@ -18,12 +18,19 @@ from tier_ranks import fetched, save
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from gemini_lab.engine.arguments import as_engine, with_schedule
 from gemini_lab.engine.discovery import gather
 from gemini_lab.engine.frameworks.optimizer_state import local_part
+from gemini_lab.engine.frameworks.tensors import is_dtensor
 from gemini_lab.engine.heartbeat import Heartbeat
 from gemini_lab.engine.iteration_log import IterationLog
 from gemini_lab.engine.live import LiveProtection
@@ -47,17 +54,20 @@ class Numbers(Dataset):
 class Model(nn.Module):
     """Odd sizes, dropout, a batch norm, tied and frozen weights; layers used in another order."""
 
+    WIDTH = 13
+
     def __init__(self):
         super().__init__()
-        self.last = nn.Linear(13, 1)  # registered first: gradients come in another order
-        self.first = nn.Linear(6, 13)
-        self.norm = nn.BatchNorm1d(13)
+        width = self.WIDTH
+        self.last = nn.Linear(width, 1)  # registered first: gradients come in another order
+        self.first = nn.Linear(6, width)
+        self.norm = nn.BatchNorm1d(width)
         self.drop = nn.Dropout(0.3)
-        self.middle = nn.Linear(13, 13, bias=False)
-        self.again = nn.Linear(13, 13)
+        self.middle = nn.Linear(width, width, bias=False)
+        self.again = nn.Linear(width, width)
         self.again.weight = self.middle.weight
         self.scale = nn.Parameter(torch.ones(1))
-        self.frozen = nn.Linear(13, 13)
+        self.frozen = nn.Linear(width, width)
         self.frozen.requires_grad_(False)
 
     def forward(self, features):
@@ -165,7 +175,52 @@ def parallel(kind, model, **how):
         return fully_shard(
             model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts"))
         )
+    if kind == "DDP of pairs":  # two models, each on two ranks
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts"))
+        return DistributedDataParallel(model, process_group=mesh.get_group("copies"), **how)
+    if kind.startswith("TP"):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        plan = {
+            "first": ColwiseParallel(output_layouts=Replicate()),
+            "frozen": RowwiseParallel(input_layouts=Replicate()),
+            "last": RowwiseParallel(input_layouts=Replicate()),
+        }
+        parallelize_module(model, mesh["tensor"], plan)
+        return fully_shard(model, mesh=mesh["data"]) if kind == "TP x FSDP2" else model
     return model
+
+
+def place_in_mesh(weight, rank):
+    """Where a rank's part of a weight is; the same for ranks that hold the same."""
+    if not is_dtensor(weight):
+        return rank
+    mesh = weight.device_mesh
+    place = zip(weight.placements, mesh.get_coordinate(), strict=True)
+    return mesh.mesh.tolist(), [None if one.is_replicate() else at for one, at in place]
+
+
+def by_mesh(weights):
+    """Weights that torch can add up the norms of: those of one device mesh, or of none."""
+    found = {}
+    for weight in weights:
+        found.setdefault(getattr(weight, "device_mesh", None), []).append(weight)
+    return found.values()
+
+
+class Wide(Model):
+    """Sizes that two devices share evenly, as FSDP2 asks of weights that are cut already."""
+
+    WIDTH = 16
+
+
+class Other(Model):
+    """Another model than other ranks have, with no weights frozen."""
+
+    WIDTH = 9
+
+    def __init__(self):
+        super().__init__()
+        self.frozen.requires_grad_(True)
 
 
 class Critic:
@@ -214,7 +269,9 @@ class Job:
         self.case = case
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(1)  # the same weights everywhere, and in every start: frozen ones are compared
-        kinds = {"sparse": Words, "late": Late}
+        kinds = {"sparse": Words, "late": Late, "wide": Wide}
+        if case["parallel"] == "DDP of pairs" and rank % 2:
+            kinds = {"parallel": Other}
         model = next((kind for name, kind in kinds.items() if case.get(name)), Model)()
         if case.get("zeros"):
             nn.init.zeros_(model.last.weight)
@@ -228,15 +285,21 @@ class Job:
         if case.get("compiles"):
             self.model = torch.compile(self.model, backend=self.compile)
         trained = [w for w in self.model.parameters() if w.requires_grad]
+        if rank in case.get("fewer", ()):
+            trained = trained[1:]
         self.optimizer = OPTIMIZERS[case["optimizer"]](trained)
         if case.get("thawed"):  # after the second step; the optimizer has them from the start
             self.model.first.requires_grad_(False)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
-        sampler = DistributedSampler(Numbers()) if dist.is_initialized() else None
+        is_cut = case["parallel"].startswith("TP")
+        shares = {"num_replicas": 2, "rank": rank // 2} if is_cut else {}
+        sampler = DistributedSampler(Numbers(), **shares) if dist.is_initialized() else None
         batch = case.get("batch", 2)
         self.loader = DataLoader(Numbers(), batch, sampler=sampler, shuffle=not sampler)
+        # Ranks that share a tensor's parts compute the same, so they drop out the same.
+        column = rank // 2 if case["parallel"].startswith("TP") else rank
         for draw in (random.seed, np.random.seed, torch.manual_seed):
-            draw(seed + rank)
+            draw(seed + column)
         is_half = case.get("half", False)
         self.autocast = torch.autocast("cpu", torch.float16, enabled=is_half)
         self.scaler = torch.amp.GradScaler("cpu", 2.0**30, growth_interval=2, enabled=is_half)
@@ -325,7 +388,7 @@ class Job:
                 total += loss.item()
             self.scaler.unscale_(self.optimizer)
             dense = [w for w in self.model.parameters() if w.grad is None or not w.grad.is_sparse]
-            norm = nn.utils.clip_grad_norm_(dense, 1.0)
+            norm = sum(local_part(nn.utils.clip_grad_norm_(one, 1.0)) for one in by_mesh(dense))
             if until_broken:
                 until_broken -= 1
                 self.break_ranks(now=not until_broken)
@@ -389,6 +452,14 @@ def work(request, rank):
     }
     if not request["case"].get("unprotected"):
         found["layout"] = job.state.layout.to_json()
+        # Each weight by what it is of, so that ranks that hold the same count it once.
+        found["held"] = {
+            f"{name} {[*getattr(w, 'placements', ())]} {place_in_mesh(w, rank)}": local_part(
+                w
+            ).nbytes
+            for name, w in job.state.framework.module.named_parameters()
+            if w.requires_grad
+        }
         found["local"] = sum(local_part(w).nbytes for w in job.state.framework.trained())
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
 

@@ -113,22 +113,22 @@ def _each(model, rank, ranks):
 
 
 def _blocks(model, ranks, held):
-    """Plain PyTorch's blocks; `held` gives a rank's elements, their place, and the most of any."""
+    """Plain PyTorch's blocks; `held` gives a rank's elements and their place."""
     kept = []
     for number, size in enumerate(model.sizes.values()):
         for state in STATES:
-            numel, place, most = held(size)
+            numel, place = held(size)
             kept.append(
                 Kept(
                     parameter=number,
                     name=state or WEIGHT,
                     dtype=dtype_of(state),
                     numel=numel,
-                    most=most,
+                    holders=tuple(range(ranks)) if ranks > 1 else (),
                     place=place,
                 )
             )
-    return kept, lay_blocks(kept, ranks=ranks)
+    return kept, lay_blocks(kept)
 
 
 def _of_blocks(model, rank, ranks, laid, *, part):
@@ -151,7 +151,7 @@ def _of_blocks(model, rank, ranks, laid, *, part):
 
 def _replicated(model, rank, ranks):
     """DDP: what all ranks have is kept once, in equal parts."""
-    laid = _blocks(model, ranks, lambda size: (size, 0, size))
+    laid = _blocks(model, ranks, lambda size: (size, 0))
     return _of_blocks(model, rank, ranks, laid, part=rank)
 
 
@@ -160,9 +160,9 @@ def _rows(model, rank, ranks):
 
     def held(size):
         if size == 1:
-            return 1, 0, 1
+            return 1, 0
         part = -(-size // ranks)
-        return max(0, min(part, size - rank * part)), min(size, rank * part), part
+        return max(0, min(part, size - rank * part)), min(size, rank * part)
 
     return _of_blocks(model, rank, ranks, _blocks(model, 1, held), part=0)
 

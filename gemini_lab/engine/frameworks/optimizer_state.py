@@ -194,19 +194,19 @@ class OptimizerState:
         self.weights: list[nn.Parameter] = [w for g in optimizer.param_groups for w in g["params"]]
         self._groups = [g for g in optimizer.param_groups for _ in g["params"]]
 
-    def forms(self) -> Iterator[Kept]:
-        """Yield all large tensors, also those that the optimizer has not made yet.
+    def forms(self) -> Iterator[tuple[Kept, torch.Tensor]]:
+        """Yield all large tensors with their forms, also those that are only foreseen.
 
         Raises:
             UnsupportedError: It keeps what is no tensor or number.
         """
         require_none_beside(self._optimizer, trained=self.weights)
         for number, weight in enumerate(self.weights):
-            yield self._form(number, WEIGHT, weight)
+            yield self._form(number, WEIGHT, weight), weight
             state = self._optimizer.state.get(weight) or self._foreseen(number)
             for name in sorted(state):
                 if self._is_large(name, state[name]):
-                    yield self._form(number, name, state[name])
+                    yield self._form(number, name, state[name]), state[name]
 
     def tensor(self, parameter: int, name: str) -> torch.Tensor | None:
         """Return a large tensor, live; None if it does not exist yet."""

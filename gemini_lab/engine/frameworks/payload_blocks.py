@@ -1,9 +1,9 @@
-"""How the tensors of a plain PyTorch job lie in a payload: one after another, by name and type.
+"""The order of a plain PyTorch job's tensors in a payload: one after another, by name and type.
 
-What each rank has for itself (FSDP2's local shards, a model that is not parallel) is in its payload
-as it is. What DDP replicates is there once: all of a block is cut into as many equal parts as there
-are ranks, wherever the cuts fall, and each rank keeps its own. So there are m copies of it in all,
-not m for each rank.
+A rank's own tensors (local shards, the stage of a pipeline, a model that is not parallel) are in
+its payload as they are. Tensors that several ranks hold alike (under DDP, or where a device mesh
+replicates) are kept once: a block of them is cut into as many equal parts as there are holders,
+and each keeps its own part. So m copies exist in all, not m for each rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,23 +38,23 @@ class FlatRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One tensor of the state.
+    """One tensor of the state of one rank.
 
     Attributes:
         parameter: Number of the parameter that it is, or is kept for, in the optimizer.
         name: `WEIGHT`, or the optimizer's name for it.
         dtype: By torch's name.
         numel: How many elements of it this rank has.
-        most: How many any rank has, once the ranks have told.
         place: The first of them in the whole tensor; None if they are not one run there.
+        holders: The ranks that hold the same tensor; empty if this one alone does.
     """
 
     parameter: int
     name: str
     dtype: str
     numel: int
-    most: int = 0
     place: int | None = 0
+    holders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,36 +76,37 @@ class TensorSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBlock:
-    """All tensors of one name and type.
+    """All tensors of one name and type that the same ranks hold.
 
     Attributes:
         name: Theirs.
         dtype: Theirs.
-        numel: Elements of a rank's part; the same for all.
-        parts: The segments of each rank's part, by rank; those of a rank alone where nothing is
-            shared out.
+        holders: Theirs; empty if this rank alone holds them.
+        numel: Elements of a part; the same for all holders.
+        parts: The segments of each holder's part, in the order of the holders.
     """
 
     name: str
     dtype: str
+    holders: tuple[int, ...]
     numel: int
     parts: tuple[tuple[TensorSegment, ...], ...]
 
 
-def lay_blocks(kept: Sequence[Kept], *, ranks: int) -> list[TensorBlock]:
-    """Return blocks of all these tensors, cut into so many parts; 1 where nothing is shared out."""
+def lay_blocks(kept: Sequence[Kept]) -> list[TensorBlock]:
+    """Return blocks of all these tensors; holders of the same come to theirs in one order."""
     blocks = []
     numbers = sorted(range(len(kept)), key=lambda n: (kept[n].name != WEIGHT, *_key(kept[n]), n))
-    for (name, dtype), group in groupby(numbers, key=lambda n: _key(kept[n])):
-        members = list(group)
-        size = -(-sum(kept[n].most for n in members) // ranks)
-        parts = tuple(tuple(_cut(kept, members, p * size, size)) for p in range(ranks))
-        blocks.append(TensorBlock(name=name, dtype=dtype, numel=size, parts=parts))
+    for (name, dtype, holders), group in groupby(numbers, key=lambda n: _key(kept[n])):
+        members, count = list(group), max(1, len(holders))
+        size = -(-sum(kept[n].numel for n in members) // count)
+        parts = tuple(tuple(_cut(kept, members, p * size, size)) for p in range(count))
+        blocks.append(TensorBlock(name=name, dtype=dtype, holders=holders, numel=size, parts=parts))
     return blocks
 
 
-def _key(one: Kept) -> tuple[str, str]:
-    return one.name, one.dtype
+def _key(one: Kept) -> tuple[str, str, tuple[int, ...]]:
+    return one.name, one.dtype, one.holders
 
 
 def _cut(
@@ -120,4 +121,4 @@ def _cut(
             yield TensorSegment(
                 kept=number, start=start - offset, numel=end - start, at=start - low
             )
-        offset += kept[number].most
+        offset += kept[number].numel

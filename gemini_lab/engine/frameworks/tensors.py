@@ -7,6 +7,7 @@ and whoever has such a tensor has imported its package.
 import ctypes
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
 
@@ -197,7 +198,9 @@ def aliases(module: torch.nn.Module) -> dict[str, str]:
 
 
 def digest_over_ranks(weights: Sequence[torch.Tensor]) -> str:
-    """Return one checksum of weights that may be spread over the ranks, the same on all of them.
+    """Return one checksum of all ranks' weights, which may differ, the same on all of them.
+
+    Empty if no rank has any. All ranks call it together, also those without any.
 
     Raises:
         CannotGoOnError: This process takes the place of a rank that had others.
@@ -208,6 +211,9 @@ def digest_over_ranks(weights: Sequence[torch.Tensor]) -> str:
         digest.update(part.numpy().data)
     ours = [*digest.digest()]
     parts = gather(ours)
+    nothing = [*xxhash.xxh3_128().digest()]
+    if all(part == nothing for part in (*parts, ours)):
+        return ""
     if parts[rank_and_world_size()[0]] != ours:  # told by ranks that did not hear of this one
         raise CannotGoOnError(
             "its frozen weights are not those of the rank whose place it takes: the script makes "
@@ -285,6 +291,71 @@ def place_of(tensor: torch.Tensor) -> int | None:
     return rows * (tensor.numel() // tensor.shape[0])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """The ranks that hold one tensor alike, and the process groups that lead to all of them.
+
+    Attributes:
+        ranks: The holders, row by row over the axes.
+        axes: A process group for each dimension along which the tensor is replicated.
+    """
+
+    ranks: tuple[int, ...]
+    axes: tuple[dist.ProcessGroup, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> "Replicas | None":
+        """Return those of a tensor; `None` if this rank alone holds what it has.
+
+        Args:
+            tensor: A DTensor says itself along which dimensions of its mesh it is the same.
+            group: The process group in which DDP replicates a tensor of another kind.
+        """
+        if not is_dtensor(tensor):
+            if group is None or dist.get_world_size(group) == 1:
+                return None
+            return cls(ranks=tuple(dist.get_process_group_ranks(group)), axes=(group,))
+        mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+        along = [n for n, one in enumerate(tensor.placements) if one.is_replicate()]
+        along = [n for n in along if mesh.size(n) > 1]
+        if place is None or not along:
+            return None
+        row = tuple(slice(None) if n in along else at for n, at in enumerate(place))
+        ranks: list[int] = mesh.mesh[row].flatten().tolist()
+        return cls(ranks=tuple(ranks), axes=tuple(mesh.get_group(n) for n in along))
+
+    def broadcast(self, data: torch.Tensor, *, source: int, rank: int) -> None:
+        """Send one holder's data to the others; all holders call it together.
+
+        Args:
+            data: The holder's, or room for it.
+            source: Which of the holders has it.
+            rank: This process.
+        """
+        sizes = [dist.get_world_size(axis) for axis in self.axes]
+        start, own = _place_in(source, sizes), _place_in(self.ranks.index(rank), sizes)
+        for number, axis in enumerate(self.axes):
+            # Along the first axis in the source's row alone; then that row has it for the next.
+            if own[number + 1 :] == start[number + 1 :]:
+                sender = self.ranks[_index_of((*own[:number], *start[number:]), sizes)]
+                dist.broadcast(data, src=sender, group=axis)
+
+
+def _place_in(index: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    place = list[int]()
+    for size in reversed(sizes):
+        index, at = divmod(index, size)
+        place.append(at)
+    return tuple(reversed(place))
+
+
+def _index_of(place: Sequence[int], sizes: Sequence[int]) -> int:
+    index = 0
+    for at, size in zip(place, sizes, strict=True):
+        index = index * size + at
+    return index
+
+
 SLICE_BYTES: Final = SLICE_WORDS * WORD_BYTES
 _SUMS: Final = 1 << 64
 
@@ -292,7 +363,7 @@ _SUMS: Final = 1 << 64
 def sum_over_ranks(weights: Mapping[str, torch.Tensor]) -> str:
     """Return the checksum of these weights, the same on all ranks, which call it together.
 
-    Empty where a weight is sharded so that the place of a rank's part in it is not known.
+    Empty if no rank has any, or if the place of a rank's part in a weight is not known.
     """
     total, is_known = 0, True
     for name, weight in weights.items():
@@ -303,10 +374,11 @@ def sum_over_ranks(weights: Mapping[str, torch.Tensor]) -> str:
         low, high = (part.numel() * n // of for n in (number, number + 1))
         own = cut_sum(part[low:high], first=(place or 0) + low)
         total += own * (xxhash.xxh3_64_intdigest(name.encode()) | 1)
-    found = gather([int(is_known), *(total % _SUMS).to_bytes(WORD_BYTES, "little")])
-    if not all(known for known, *_ in found):
+    told = (total % _SUMS).to_bytes(WORD_BYTES, "little")
+    found = gather([int(bool(weights)), int(is_known), *told])
+    if not any(has for has, *_ in found) or not all(known for _, known, *_ in found):
         return ""
-    words = (int.from_bytes(bytes(word), "little") for _, *word in found)
+    words = (int.from_bytes(bytes(word), "little") for _, _, *word in found)
     return f"{sum(words) % _SUMS:016x}"
 
 

@@ -311,9 +311,6 @@ def _kinds(thing: object) -> tuple[type, ...]:
 
 def _of_ddp(ddp: Any) -> Iterator[tuple[str, str]]:
     """Yield options of DistributedDataParallel that have state, or make ranks unlike."""
-    if dist.get_world_size(ddp.process_group) != dist.get_world_size():
-        members, ranks = dist.get_world_size(ddp.process_group), dist.get_world_size()
-        yield f"DDP is over {members} of {ranks} ranks", "give it no process_group"
     if ddp.static_graph:
         yield (
             "DDP has static_graph=True, whose first iteration adds up gradients in another order",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from gemini_lab.engine.frameworks.payload_blocks import (
 )
 from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.stepping import StepHook
-from gemini_lab.engine.frameworks.tensors import feed, require_apart, whole_weights
+from gemini_lab.engine.frameworks.tensors import Replicas, feed, require_apart, whole_weights
 from gemini_lab.engine.frameworks.torch_engine import (
     TorchEngine,
     hook_optimizer,
@@ -31,25 +32,34 @@ from gemini_lab.engine.frameworks.torch_engine import (
 )
 from gemini_lab.engine.rank_agreement import JointOutcome, gather
 from gemini_lab.errors import UnsupportedError
+from gemini_lab.seats import listed
 from gemini_lab.settings import SettingValue
 from gemini_lab.shard.layout import DTYPE_BYTES, ShardLayout, TensorSpec, WeightPiece
 
 
 class ReplicaCheck:
-    """Compares checksums of replicated tensors between ranks.
+    """Compares checksums of replicated tensors between the ranks that hold the same.
 
     At the start, and after update 1, 2, 4, 8 and so on from there: to read all of them costs some
     tenths of a second a GB, and so often that is nothing in the long run.
 
     Args:
-        tensors: Gives what is to be the same on all ranks, by name; several may have one name.
+        tensors: Gives this rank's replicated tensors, each with its block.
+        most: Blocks of such tensors on the rank that has most of them.
+        called: The word for how ranks share the model.
 
     Raises:
-        UnsupportedError: The ranks differ already.
+        UnsupportedError: Ranks differ already.
     """
 
-    def __init__(self, tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]]) -> None:
-        self._tensors = tensors
+    def __init__(
+        self,
+        tensors: Callable[[], Iterator[tuple[TensorBlock, torch.Tensor]]],
+        *,
+        most: int,
+        called: str,
+    ) -> None:
+        self._tensors, self._most, self._called = tensors, most, called
         self._updates = 0
         self._compare("when `protect` was called")
 
@@ -61,7 +71,7 @@ class ReplicaCheck:
         """Compare after updates 1, 2, 4, 8 and so on; all ranks call it together.
 
         Raises:
-            UnsupportedError: The ranks differ.
+            UnsupportedError: Ranks that are to hold the same differ; on all ranks.
         """
         self._updates += 1
         # Powers of two only.
@@ -69,18 +79,24 @@ class ReplicaCheck:
             self._compare(f"after update {number}")
 
     def _compare(self, when: str) -> None:
-        sums: dict[str, xxhash.xxh3_64] = {}
-        for name, tensor in self._tensors():
-            feed(sums.setdefault(name, xxhash.xxh3_64()), tensor)
-        found = gather([one.intdigest() >> 1 for one in sums.values()])
-        for place, name in enumerate(sums):
-            for rank, words in enumerate(found):
-                if words[place] != found[0][place]:
+        sums: dict[int, xxhash.xxh3_64] = {}
+        names: dict[int, str] = {}
+        for block, tensor in self._tensors():
+            key = _word((block.name, block.dtype, block.holders))
+            names[key] = repr(block.name)
+            feed(sums.setdefault(key, xxhash.xxh3_64()), tensor)
+        words = [word for key, one in sums.items() for word in (key, one.intdigest() >> 1)]
+        first: dict[int, tuple[int, int]] = {}
+        # A key names the block and its holders: so each rank judges those of others as well.
+        for rank, told in enumerate(gather(_padded(words, 2 * self._most))):
+            for key, digest in _pairs(told):
+                holder, known = first.setdefault(key, (rank, digest))
+                if digest != known:
                     raise UnsupportedError(
-                        f"DDP's ranks differ {when}: {name!r} of rank {rank} is not rank 0's, and "
-                        "a version keeps what they share once; have all ranks make the same "
-                        "updates (learning rates, clipping, order of parameters), or shard with "
-                        "fully_shard"
+                        f"{self._called}'s ranks differ {when}: {names.get(key, 'a tensor')} of "
+                        f"rank {rank} is not rank {holder}'s, and a version keeps what they share "
+                        "once; have all of them make the same updates (learning rates, clipping, "
+                        "order of parameters), or shard with fully_shard"
                     )
 
 
@@ -97,20 +113,25 @@ class TorchFramework(Framework):
         self._engine = engine
         self.parallelism = engine.parallelism
         self._state = OptimizerState(engine.optimizer)
-        self._kept = self._describe()
         names = {id(weight): name for name, weight in self.module.named_parameters()}
         self._names = [  # an optimizer may train what is not in the model
             names.get(id(weight), f"parameter {number} of the optimizer")
             for number, weight in enumerate(self._state.weights)
         ]
-        self._is_shared = engine.parallelism == "DDP" and self.world_size > 1
-        self.shares_updates = self._is_shared
-        ranks = self.world_size if self._is_shared else 1
-        self._blocks = lay_blocks(self._kept, ranks=ranks)
-        self._part = self.rank if self._is_shared else 0
         ddp = replicated_by(engine.module)
+        self._replicas: dict[tuple[int, ...], Replicas] = {}
+        self._kept = [*self._describe(None if ddp is None else ddp.process_group)]
+        self._blocks = lay_blocks(self._kept)
         self._order = None if ddp is None else BucketOrder(ddp)
-        self._check = ReplicaCheck(self._digested) if self._is_shared else None
+        most = self._agree_on_replicas()
+        self._is_shared = most > 0  # on any rank: what follows is the same on all
+        shared = {len(block.holders) for block in self._blocks}
+        self.shares_updates = self._is_shared and shared == {self.world_size}
+        self._check = (
+            ReplicaCheck(self._digested, most=most, called=self.parallelism)
+            if self._is_shared
+            else None
+        )
 
     @property
     def module(self) -> nn.Module:
@@ -129,12 +150,18 @@ class TorchFramework(Framework):
     # -- the large part --------------------------------------------------------------------------
 
     def forms(self) -> Sequence[Form]:
-        return [(f"{b.name}.{b.dtype}", b.dtype, (b.numel,)) for b in self._blocks]
+        found = list[Form]()
+        for key, alike in groupby(self._blocks, lambda one: (one.name, one.dtype)):
+            # A number tells them apart: a rank may hold some tensors alone, others with others.
+            for number, block in enumerate(alike):
+                name = ".".join([*key, *([str(number)] if number else [])])
+                found.append((name, block.dtype, (block.numel,)))
+        return found
 
     def weight_pieces(self) -> Iterator[WeightPiece]:
         """Return which weights and states this rank has parts of; others may have the same."""
         for number, block in enumerate(self._blocks):
-            for segment in block.parts[self._part]:
+            for segment in self._own_part(block):
                 kept = self._kept[segment.kept]
                 if kept.place is not None:
                     yield WeightPiece(
@@ -163,7 +190,7 @@ class TorchFramework(Framework):
         found = []
         for spec, block in zip(specs, self._blocks, strict=True):
             itemsize = DTYPE_BYTES[block.dtype]
-            for segment in block.parts[self._part]:
+            for segment in self._own_part(block):
                 flat = self._flat(self._kept[segment.kept])
                 if flat is not None:
                     run = flat[segment.start : segment.start + segment.numel]
@@ -180,7 +207,7 @@ class TorchFramework(Framework):
         with torch.no_grad():
             for block, value in zip(self._blocks, values, strict=True):
                 for part, segments in enumerate(block.parts):
-                    source = self._from(part, value) if self._is_shared else value
+                    source = self._from(part, block, value) if block.holders else value
                     for segment in segments:
                         if present[segment.kept]:
                             with verdict.withheld():
@@ -192,14 +219,15 @@ class TorchFramework(Framework):
     ) -> Sequence[tuple[torch.Tensor, Mapping[str, FlatRun]]]:
         if self._is_shared:
             raise UnsupportedError(
-                '"replicate": "gradients" has peers make a shard\'s updates again, and under DDP a '
-                "shard is cut out of the state wherever the cut falls, so that no tensor of it has "
-                'an update of its own; leave it out: "replicate": "copies" is for all, and each '
-                "rank's part is small; or shard with fully_shard"
+                '"replicate": "gradients" has peers make a shard\'s updates again, and where ranks '
+                f"hold the same (here under {self.parallelism}) a shard is cut out of the state "
+                "wherever the cut falls, so that no tensor of it has an update of its own; leave "
+                'it out: "replicate": "copies" is for all, and each rank\'s part is small; or '
+                "shard with fully_shard over all ranks"
             )
         found: dict[int, dict[str, FlatRun]] = {}
         for spec, block in zip(layout.tensors, self._blocks, strict=True):
-            for segment in block.parts[self._part]:
+            for segment in self._own_part(block):
                 kept = self._kept[segment.kept]
                 found.setdefault(kept.parameter, {})[kept.name] = FlatRun(
                     offset_bytes=spec.offset_bytes + segment.at * DTYPE_BYTES[block.dtype],
@@ -220,14 +248,19 @@ class TorchFramework(Framework):
         for weight in self._state.weights:
             weight.grad = None
 
-    def _from(self, part: int, value: torch.Tensor) -> torch.Tensor:
-        """Return a rank's part of a block, on all of them."""
-        device = self._engine.device
-        source = value.to(device, copy=True) if part == self.rank else None
-        if source is None:
-            source = torch.empty(value.shape, dtype=value.dtype, device=device)
+    def _own_part(self, block: TensorBlock) -> Sequence[TensorSegment]:
+        """Return what this rank's payload has of a block."""
+        return block.parts[block.holders.index(self.rank) if block.holders else 0]
+
+    def _from(self, part: int, block: TensorBlock, value: torch.Tensor) -> torch.Tensor:
+        """Return a holder's part of a block, on all of them."""
+        device, is_own = self._engine.device, block.holders[part] == self.rank
+        source = torch.empty(value.shape, dtype=value.dtype, device=device)
+        if is_own:
+            source.copy_(value)
         # As bytes: backends know fewer types than models have.
-        dist.broadcast(source.view(torch.uint8), src=part)
+        replicas = self._replicas[block.holders]
+        replicas.broadcast(source.view(torch.uint8), source=part, rank=self.rank)
         return source
 
     def _put(self, segment: TensorSegment, part: torch.Tensor) -> None:
@@ -242,23 +275,53 @@ class TorchFramework(Framework):
             if not tensor.is_contiguous():
                 tensor.copy_(whole.view(tensor.shape))
 
-    def _describe(self) -> list[Kept]:
-        """Return all tensors of the state; their sizes are agreed upon with the other ranks."""
-        forms = list(self._state.forms())
-        known = gather([len(forms), *_word(forms)])
-        if len({tuple(one) for one in known}) > 1:
-            raise UnsupportedError(
-                "the ranks train different parameters: they keep "
-                f"{[one[0] for one in known]} tensors, or of other types; make the same model and "
-                "optimizer on every rank, with state for every weight on each (stages of a "
-                "pipeline that differ, and an optimizer that shares its state out over ranks, "
-                "cannot be protected; fully_shard can)"
-            )
-        sizes = gather([form.numel for form in forms])
-        return [
-            replace(form, most=max(size[number] for size in sizes))
-            for number, form in enumerate(forms)
-        ]
+    def _describe(self, group: dist.ProcessGroup | None) -> Iterator[Kept]:
+        """Yield all tensors of this rank's state, with the ranks that hold the same.
+
+        Args:
+            group: In which DDP replicates the model, if it does.
+        """
+        for form, tensor in self._state.forms():
+            replicas = Replicas.of(tensor, group)
+            if replicas is None:
+                yield form
+            else:
+                self._replicas[replicas.ranks] = replicas
+                yield replace(form, holders=replicas.ranks)
+
+    def _agree_on_replicas(self) -> int:
+        """Return how many blocks of replicated tensors the rank with most of them has.
+
+        Raises:
+            UnsupportedError: Ranks that are to hold the same hold other tensors; on all ranks.
+        """
+        words = list[int]()
+        for holders in self._replicas:
+            forms = [
+                (self._names[one.parameter], one.name, one.dtype, one.numel)
+                for one in self._kept
+                if one.holders == holders
+            ]
+            words += [_word(holders), len(holders), _word(forms)]
+        shared = sum(bool(block.holders) for block in self._blocks)
+        counts = gather([len(words), shared])
+        if not any(count for count, _ in counts):
+            return 0
+        claims: dict[int, list[tuple[int, int, int]]] = {}
+        for rank, told in enumerate(gather(_padded(words, max(count for count, _ in counts)))):
+            for key, size, forms in zip(told[::3], told[1::3], told[2::3], strict=True):
+                if size:
+                    claims.setdefault(key, []).append((rank, size, forms))
+        for claim in claims.values():
+            ranks, sizes, forms = zip(*claim, strict=True)
+            if len(ranks) != sizes[0] or len({*forms}) > 1:
+                raise UnsupportedError(
+                    f"{sizes[0]} ranks are to hold the same tensors under {self.parallelism}, and "
+                    f"ranks {listed(ranks)} of them hold tensors that differ in number, name or "
+                    "type, or lack some; make the same model and optimizer on each of them, with "
+                    "state for every weight"
+                )
+        return max(count for _, count in counts)
 
     def _tensor(self, one: Kept) -> torch.Tensor | None:
         tensor = self._state.tensor(one.parameter, one.name)
@@ -360,19 +423,28 @@ class TorchFramework(Framework):
 
         return after_update
 
-    def _digested(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors that DDP's ranks are to have alike, each with its block's name."""
+    def _digested(self) -> Iterator[tuple[TensorBlock, torch.Tensor]]:
+        """Yield the tensors that others are to have alike, each with its block."""
         for block in self._blocks:
-            for number in _members(block):
+            for number in _members(block) if block.holders else ():
                 flat = self._flat(self._kept[number])
                 if flat is not None:
-                    yield block.name, flat
+                    yield block, flat
 
 
 def _members(block: TensorBlock) -> list[int]:
     return sorted({segment.kept for part in block.parts for segment in part})
 
 
-def _word(forms: Sequence[Kept]) -> list[int]:
-    text = repr([(form.parameter, form.name, form.dtype) for form in forms])
-    return [xxhash.xxh3_64_intdigest(text.encode()) >> 1]
+def _word(value: object) -> int:
+    """Return a checksum that ranks can gather, of what has the same text on each."""
+    return xxhash.xxh3_64_intdigest(repr(value).encode()) >> 1
+
+
+def _padded(words: Sequence[int], size: int) -> list[int]:
+    return [*words, *[0] * (size - len(words))]
+
+
+def _pairs(words: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of words, without padding."""
+    yield from ((key, one) for key, one in zip(words[::2], words[1::2], strict=True) if key)

@@ -323,8 +323,9 @@ class EngineState:
             pieces=tuple(framework.weight_pieces()),
             aliases=aliases(module),
             frozen=tuple(frozen),
-            frozen_digest=digest_over_ranks(list(frozen.values())) if frozen else "",
-            frozen_sum=sum_over_ranks(frozen) if frozen else "",
+            # On all ranks: another one may have frozen weights, and these are collectives.
+            frozen_digest=digest_over_ranks(list(frozen.values())),
+            frozen_sum=sum_over_ranks(frozen),
             unplaced=tuple(framework.unplaced()),
         )
 
