@@ -309,14 +309,14 @@ class TorchFramework(Framework):
             return 0
         claims: dict[int, list[tuple[int, int, int]]] = {}
         for rank, told in enumerate(gather(_padded(words, max(count for count, _ in counts)))):
-            for key, size, forms in zip(told[::3], told[1::3], told[2::3], strict=True):
+            for key, size, word in zip(told[::3], told[1::3], told[2::3], strict=True):
                 if size:
-                    claims.setdefault(key, []).append((rank, size, forms))
+                    claims.setdefault(key, []).append((rank, size, word))
         for claim in claims.values():
-            ranks, sizes, forms = zip(*claim, strict=True)
-            if len(ranks) != sizes[0] or len({*forms}) > 1:
+            size, ranks = claim[0][1], [rank for rank, *_ in claim]
+            if len(ranks) != size or len({word for *_, word in claim}) > 1:
                 raise UnsupportedError(
-                    f"{sizes[0]} ranks are to hold the same tensors under {self.parallelism}, and "
+                    f"{size} ranks are to hold the same tensors under {self.parallelism}, and "
                     f"ranks {listed(ranks)} of them hold tensors that differ in number, name or "
                     "type, or lack some; make the same model and optimizer on each of them, with "
                     "state for every weight"
