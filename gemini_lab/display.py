@@ -69,6 +69,19 @@ def complain(text: str) -> None:
 
 
 @contextmanager
+def busy(doing: str) -> Iterator[None]:
+    """Show on a terminal what takes seconds now; the line goes when the block ends."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(f"{readable(doing)} ...", end="", file=sys.stderr, flush=True)  # noqa: T201
+    try:
+        yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+
+@contextmanager
 def interrupt_says(told: Callable[[], str], *, now: str = "") -> Iterator[None]:
     """Give a `KeyboardInterrupt` that leaves the block a text, unless it has one.
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gemini_lab.engine.holding_points import HoldingPoints
 from gemini_lab.injector.orders import Order
@@ -113,8 +113,8 @@ def seated(*members: str) -> RecoveryPlanned:
     )
 
 
-def step(rank: int, iteration: int) -> Iteration:
-    return Iteration(rank=rank, epoch=1, iteration=iteration, duration_s=0.1, waited_s=0.0)
+def step(rank: int, iteration: int, **more: Any) -> Iteration:
+    return Iteration(rank=rank, epoch=1, iteration=iteration, duration_s=0.1, waited_s=0.0, **more)
 
 
 def begin(run: Run | None, members: Sequence[str] = NODES) -> None:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from gemini_lab.display import tell
+from gemini_lab.display import busy, tell
 from gemini_lab.errors import LaunchError
 from gemini_lab.launch.etcd import find_etcd
 from gemini_lab.launch.mpi import find_mpiexec, mpi_environment
@@ -89,7 +89,11 @@ def examine() -> list[Finding]:
         ssh,
         slurm,
     ]
-    return [check() for check in checks]
+    findings = []
+    for number, check in enumerate(checks, start=1):
+        with busy(f"looking at this machine: {number} of {len(checks)}"):
+            findings.append(check())
+    return findings
 
 
 def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
@@ -351,10 +355,10 @@ def command(arguments: Sequence[str]) -> int:
     """Run `gemini-lab doctor`; the exit code is 1 where the main job cannot run."""
     parser = argparse.ArgumentParser(
         prog="gemini-lab doctor",
-        description="Say what is on this machine, and what to do about what is "
-        "not. The exit status is 1 where the main job cannot run.",
+        description="Check what this machine has and lacks, and print the way out. Exits with 1 if "
+        "the main job cannot run.",
     )
-    parser.add_argument("--json", action="store_true", help="the findings as JSON")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options = parser.parse_args(arguments)
     findings = examine()
     can_run = all(finding.state != "missing" for finding in findings)

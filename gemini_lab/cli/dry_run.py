@@ -1,4 +1,4 @@
-"""`gemini-lab run --dry-run`: all that was decided, and by whom; nothing is started."""
+"""`gemini-lab run --dry-run`: every decision with its origin; nothing is started."""
 
 import json
 import re
@@ -103,8 +103,16 @@ def _block_in(path: Path) -> dict[str, SettingValue] | None:
     )
 
 
-def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) -> Iterator[str]:
+def describe_decided(
+    config: LabConfig, wanted: Submission, block: ConfigBlock, *, with_defaults: bool = False
+) -> Iterator[str]:
     """Yield every decision on a line, for the user.
+
+    Args:
+        config: The lab.
+        wanted: The job with the settings of the command line.
+        block: The settings that its script is seen to name.
+        with_defaults: Whether settings with default values have a line, too.
 
     Raises:
         ConfigError: The script's block is impossible.
@@ -131,9 +139,12 @@ def describe_decided(config: LabConfig, wanted: Submission, block: ConfigBlock) 
     yield from _seating(config, seats, settings)
     yield ""
     yield f"settings  the config block is {block.source}"
-    said = origins(*layers)
-    for name, value in settings.to_json().items():
-        yield f"  {name:<26}{said[name]:<14}{_shown(name, value)}"
+    said, values = origins(*layers), settings.to_json()
+    named = [name for name in values if with_defaults or said[name] != "default"]
+    for name in named:
+        yield f"  {name:<26}{said[name]:<14}{_shown(name, values[name])}"
+    if left_out := len(values) - len(named):
+        yield f"  {left_out} more settings have their defaults; --all lists them"
 
 
 def _if_short(seats: Seats, settings: Settings) -> str:
@@ -230,6 +241,8 @@ def _span(ranks: range) -> str:
 def _shown(name: str, value: SettingValue) -> str:
     if value is None:
         return "none"
+    if name.endswith("_s") and not name.endswith("_per_s") and isinstance(value, int | float):
+        return format_seconds(value)
     if name.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
     if name.endswith("_bytes_per_s") and isinstance(value, int | float):

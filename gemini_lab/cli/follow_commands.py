@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ from rich.live import Live
 
 from gemini_lab.cli.exits import EXIT_OF, Exit
 from gemini_lab.cli.screen import Beside, console, screen
-from gemini_lab.display import complain, interrupt_says, tell
+from gemini_lab.display import busy, complain, interrupt_says, tell
 from gemini_lab.errors import ConfigError, GeminiError, RunFailedError
 from gemini_lab.lab.attached import AttachedRun, watched
 from gemini_lab.lab.control import RunGoneError, owner_listens
@@ -111,7 +111,7 @@ def status_command(arguments: Sequence[str]) -> int:
     options = parser_of("status", status_command.__doc__).parse_args(arguments)
     finder = finder_of(options)
     try:
-        with watched(finder) as run:
+        with busy(f"reading the log of {finder.name}"), watched(finder) as run:
             shown = run.ask(lambda told, now_s: screen(told, now_s, beside_of(finder, run)))
     except TimeoutError as error:
         raise ConfigError(f"{error}; try again, or read the log in its folder") from error
@@ -236,14 +236,15 @@ def top_command(arguments: Sequence[str]) -> int:
     asked = options.parse_args(arguments)
     finder = finder_of(asked)
     shown_no_more = f"{finder.name} is no longer shown; that changes nothing for it"
-    with interrupt_says(lambda: shown_no_more), watched(finder) as run:
+    with interrupt_says(lambda: shown_no_more), ExitStack() as held:
 
         def draw(told: RunReducer, now_s: float) -> RenderableType:
             return screen(told, now_s, beside_of(finder, run))
 
-        shown_on = console()
-        is_over = run.ask(_is_over)
-        with _shown(shown_on, run.ask(draw)) as show:
+        with busy(f"reading the log of {finder.name}"):
+            run = held.enter_context(watched(finder))
+            is_over, first = run.ask(_is_over), run.ask(draw)
+        with _shown(console(), first) as show:
             while not is_over:
                 time.sleep(asked.every)
                 is_over = run.ask(_is_over)

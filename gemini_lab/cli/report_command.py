@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
+from rich.text import Text
 from tqdm import tqdm
 
+from gemini_lab.cli.screen import console
 from gemini_lab.display import complain, readable, tell
 from gemini_lab.errors import shown
 from gemini_lab.lab.pages import save_log
@@ -17,7 +21,7 @@ from gemini_lab.report.build import load_report, report_of
 from gemini_lab.report.predicted import lines, predict
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.tables.spent import spent
-from gemini_lab.report.text import ink_for, render, render_spent
+from gemini_lab.report.text import ASCII, BLOCKS, ink_for, render, render_spent
 from gemini_lab.report.trace import chrome_trace
 from gemini_lab.units import LONGEST_S
 
@@ -50,58 +54,78 @@ def command(arguments: Sequence[str]) -> int:
     if options.json:
         tell(json.dumps(report.to_json(), indent=2))
     else:
-        ink = ink_for(sys.stdout.encoding)
+        ink = ink_for(sys.stdout.encoding, columns=shutil.get_terminal_size().columns)
+        if not sys.stdout.isatty():
+            ink = ink_for(sys.stdout.encoding)
         parts = [
             render(report, ink=ink),
             render_spent(spent(run), ink=ink),
             f"log: {readable(str(log))}",
         ]
-        tell("\n\n".join(parts))
+        _print("\n\n".join(parts))
     if options.predict is not None:
         known = RunReducer.load(learned, keep=FOR_REPORT) if learned is not None else None
         predicted = predict(run, learned=known)
-        tell("\n".join(["", "Simulated beside measured", *lines(predicted)]))
+        tell("\n".join(["", "Simulated and measured", *lines(predicted)]))
     if beside is None:
         return 0
     comparison = report.losses_match(load_report(beside))
-    complain(f"losses beside {options.compare}: {comparison}")
+    complain(f"losses compared with {options.compare}: {comparison}")
     return 0 if comparison else 1
+
+
+STYLES: Final = {"  !!": "bold red", "  !": "red", "  <<": "yellow", "    |": "dim"}
+"""Of a report's lines, by how they begin; those of a heading end with its rule."""
+
+
+def _print(text: str) -> None:
+    """Print a report, in colours on a terminal."""
+    if not sys.stdout.isatty():
+        tell(text)
+        return
+    to = console(soft_wrap=True)
+    for line in readable(text, has_lines=True).split("\n"):
+        style = next((STYLES[mark] for mark in STYLES if line.startswith(mark)), "")
+        to.print(
+            Text(line, style="bold" if line.endswith((BLOCKS.rule, ASCII.rule * 2)) else style)
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gemini-lab report",
-        description="Tell what a run did. The exit status is 1 where a comparison "
-        "finds a difference.",
+        description="Report what a run did. Exits with 1 if a comparison finds a difference.",
     )
     parser.add_argument(
         "run",
         nargs="?",
         default=LATEST,
-        help="a run's folder, its log, its name below --folder, or 'latest', which is the default",
+        help="a run's folder, its log, its name below --folder, or 'latest' (default: latest)",
     )
     parser.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
-    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
-        "--chrome-trace", type=Path, metavar="FILE", help="also write a trace for Perfetto"
+        "--chrome-trace", type=Path, metavar="FILE", help="write a trace for Perfetto, too"
     )
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="also write a page with all views"
+        "--html", type=Path, metavar="FILE", help="write a page with all views, too"
     )
     parser.add_argument(
         "--window",
         type=_window,
         metavar="FROM:TO",
-        help="seconds since the run's start: the page has each bar of the timeline there; by "
-        "default the newest ones",
+        help="with --html: show each bar of the timeline between these seconds of the run "
+        "(default: the newest ones)",
     )
-    parser.add_argument("--compare", metavar="RUN", help="are its losses the same, bit by bit?")
+    parser.add_argument(
+        "--compare", metavar="RUN", help="compare its losses with those of RUN, bit by bit"
+    )
     parser.add_argument(
         "--predict",
         nargs="?",
         const="",
         metavar="RUN",
-        help="simulate its failures with the times of RUN (or its own), and put both side by side",
+        help="simulate its failures with the times of RUN (default: its own), and compare",
     )
     return parser
 

@@ -42,8 +42,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the options of `gemini-lab run`."""
     options = argparse.ArgumentParser(
         prog="gemini-lab run",
-        description="Run a training script on nodes whose failures it survives. The script calls "
-        "gemini_lab.protect; everything after its name is its own.",
+        description="Run a training script that survives failures of its nodes. The script calls "
+        "gemini_lab.protect. Arguments after its name are its own.",
     )
     _add_machines(options.add_argument_group("machines"))
     _add_joining(options.add_argument_group("machines that join by themselves"))
@@ -67,38 +67,39 @@ def _add_machines(options: Options) -> None:
         "--nodes",
         type=whole("nodes"),
         default=LabConfig.nodes,
-        help="machines that train (%(default)s)",
+        help="machines that train (default: %(default)s)",
     )
     number(
         "--standbys",
         type=whole("standbys", least=-LARGEST),
         default=LabConfig.standbys,
-        help="machines that wait (%(default)s)",
+        help="machines that wait to replace a lost one (default: %(default)s)",
     )
     number(
         "--workers-per-node",
         type=whole("workers_per_node"),
         default=LabConfig.workers_per_node,
-        help="training processes on each, one per GPU (%(default)s)",
+        help="training processes per node, one per GPU (default: %(default)s)",
     )
     options.add_argument(
         "--hostfile",
         metavar="FILE",
-        help="hosts, one a line, as for MPI or DeepSpeed; in a Slurm allocation its hosts",
+        help="file with a host per line, as for MPI or DeepSpeed (default: this machine, or the "
+        "hosts of the Slurm allocation)",
     )
     options.add_argument("--hosts", metavar="A,B,...", help="host names, separated by commas")
     options.add_argument(
-        "--racks", metavar="R,S,...", help="the rack of each node and standby, separated by commas"
+        "--racks", metavar="R,S,...", help="rack of each node and standby, separated by commas"
     )
     options.add_argument(
-        "--etcd", metavar="HOST:PORT[,...]", help="the etcd to use; by default one is started"
+        "--etcd", metavar="HOST:PORT[,...]", help="use this etcd (default: start one)"
     )
     options.add_argument(
         "--lease",
         type=seconds,
         default=LabConfig.lease_s,
         metavar="S",
-        help="a node that is silent for so many seconds is lost (%(default).0f)",
+        help="seconds without heartbeat until a node counts as lost (default: %(default).0f)",
     )
 
 
@@ -106,26 +107,26 @@ def _add_joining(options: Options) -> None:
     options.add_argument(
         "--join",
         metavar="LAB",
-        help="start no nodes: machines join under this name by `gemini-lab node`; needs --etcd",
+        help="start no nodes: wait for machines that join by `gemini-lab node`; needs --etcd",
     )
     options.add_argument(
         "--provider",
         metavar="WORDS",
-        help="with --join: starts those that join, and others for lost ones: 'slurm [SBATCH "
-        "OPTIONS]' or 'auto-scaling GROUP [REGION]'",
+        help="with --join: request machines, and others for lost ones, by 'slurm [SBATCH OPTIONS]' "
+        "or 'auto-scaling GROUP [REGION]'",
     )
     options.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="with --join: file with the lab's token; by default GEMINI_LAB_TOKEN has it",
+        help="with --join: file with the lab's token (default: the variable GEMINI_LAB_TOKEN)",
     )
     options.add_argument(
         "--wait",
         type=seconds,
         default=LabConfig.wait_s,
         metavar="S",
-        help="with --join: seconds to wait for machines (%(default).0f)",
+        help="with --join: seconds to wait for machines (default: %(default).0f)",
     )
 
 
@@ -134,7 +135,8 @@ def _add_protection(options: Options) -> None:
         "--replicas",
         type=replicas_of,
         metavar="M",
-        help='copies of each shard, the own included; "auto": as many as the risk asks for',
+        help="copies per shard, including the owner's; 'auto' follows observed failures (default: "
+        "the script's, or 2)",
     )
     options.add_argument(
         "--persistent-url", metavar="URL", help="persistent tier: a folder, s3://... (fsspec)"
@@ -146,26 +148,24 @@ def _add_protection(options: Options) -> None:
         help="iterations between persistent versions",
     )
     options.add_argument(
-        "--resume", action="store_true", help="go on from what another run left in that tier"
+        "--resume", action="store_true", help="resume from the newest version in that tier"
     )
     options.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="any other setting; it replaces the script's own",
+        help="set any other setting; overrides the script's own",
     )
 
 
 def _add_run(options: Options) -> None:
     options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
-    options.add_argument(
-        "--name", help="what the run is called; by default the time and the script"
-    )
+    options.add_argument("--name", help="the run's name (default: the time and the script)")
     options.add_argument(
         "--detach",
         action="store_true",
-        help="return when the nodes are up: the run needs nobody from then on",
+        help="return when the nodes are up; the run continues in the background",
     )
     options.add_argument(
         "--notice",
@@ -173,7 +173,7 @@ def _add_run(options: Options) -> None:
         default=NOTICE_S,
         metavar="S",
         help="on SIGTERM, SIGUSR1 or a closed terminal: seconds to save a version before the end "
-        "(%(default).0f)",
+        "(default: %(default).0f)",
     )
     options.add_argument(
         "--metrics",
@@ -183,10 +183,13 @@ def _add_run(options: Options) -> None:
         help="serve metrics for Prometheus at [ADDRESS:]PORT, or send them to " + HOW,
     )
     options.add_argument(
-        "--scenario", type=Path, metavar="FILE", help="failures to inject on the way"
+        "--scenario", type=Path, metavar="FILE", help="inject the failures in this file"
     )
     options.add_argument(
-        "--dry-run", action="store_true", help="say all that was decided, and start nothing"
+        "--dry-run", action="store_true", help="print every decision with its origin; start nothing"
+    )
+    options.add_argument(
+        "--all", action="store_true", help="with --dry-run: list settings with defaults, too"
     )
 
 
@@ -194,9 +197,11 @@ def _add_script(options: Options) -> None:
     options.add_argument(
         "--pass-local-rank",
         action="store_true",
-        help="give the script --local_rank=N, as deepspeed does; by default where it asks for it",
+        help="pass --local_rank=N to the script, as deepspeed does (default: if it asks for it)",
     )
-    options.add_argument("-m", dest="module", action="store_true", help="the script is a module")
+    options.add_argument(
+        "-m", dest="module", action="store_true", help="run the script as a module"
+    )
     options.add_argument("script", help="the training script")
     its = options.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
     its.required = False  # by which an error would name it beside the script
@@ -213,7 +218,7 @@ def launch(options: argparse.Namespace) -> int:
     config = config_of(asked)
     wanted = checked(options, config)
     if options.dry_run:
-        return dry_run(config, wanted)
+        return dry_run(config, wanted, with_defaults=options.all)
     if options.detach:
         return detach(config, wanted)
     say_starting(config.seats)
@@ -290,11 +295,11 @@ def lab_options(options: argparse.Namespace) -> LabOptions:
     }
 
 
-def dry_run(config: LabConfig, wanted: Submission) -> int:
-    """Say all that was decided."""
+def dry_run(config: LabConfig, wanted: Submission, *, with_defaults: bool) -> int:
+    """Print every decision."""
     block = find_block(wanted.job)
     look_at_tier(wanted, block)
-    for line in describe_decided(config, wanted, block):
+    for line in describe_decided(config, wanted, block, with_defaults=with_defaults):
         tell(line)
     return Exit.FINISHED
 

@@ -99,7 +99,7 @@ def _of_versions(versions: Iterable[VersionComplete]) -> Iterator[tuple[str, flo
 
 
 _LAST: Final = "last"
-_SAID_ANEW: Final = frozenset({"rank", "epoch", "restored"})
+_SAID_ANEW: Final = frozenset({"rank", "epoch", "restored", "of"})
 
 
 def _no_measures() -> dict[str, float]:
@@ -112,6 +112,7 @@ class IterationLog:
     Attributes:
         newest: What was said of the newest iteration; `None` before the first.
         counts: Whether what is computed is of any iteration; else nothing is said of it.
+        total: Updates after which the script's loop ends; `None` if it does not say.
     """
 
     def __init__(
@@ -124,6 +125,8 @@ class IterationLog:
     ) -> None:
         self.newest = newest
         self.counts = True
+        self.total: int | None = None
+        self._told_total: int | None = None
         self._emit = emit
         self._clock = clock
         self._measure = measure
@@ -193,7 +196,9 @@ class IterationLog:
             duration_s=to_microsecond(now_s - self._began_s),
             waited_s=to_microsecond(waited_s),
             values={**self._measure(), **self._values},
+            of=None if self.total == self._told_total else self.total,
         )
+        self._told_total = self.total
         self._begun, self._is_begin_said = None, False
         self._values.clear()
         self._is_computing = False

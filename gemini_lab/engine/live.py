@@ -131,6 +131,7 @@ class LiveProtection:
             if loop is None:
                 return
             self._loops.enter(LoopState.TOLD)
+            self._iterations.total = total
             if self._rejoining is not None:
                 self._rejoining.enter_loop(self._replicator)
             try:

@@ -21,6 +21,7 @@ from gemini_lab.report.recovery import WorkerExit, culprits
 from gemini_lab.report.reducer import FOR_PROGRESS
 from gemini_lab.report.reducers.course import Course, Phase
 from gemini_lab.report.reducers.recoveries import exit_of
+from gemini_lab.units import LARGEST
 
 PHASES: Final[dict[Phase, str]] = {
     "waiting for events": "starting",
@@ -57,6 +58,8 @@ class FollowedRun(Requestable):
         cause: The same for programs.
         recoveries: How many there were, the one under way included.
         persisted: The version that reached the persistent tier last, and the tier's URL.
+        total: Iterations after which the script's loop ends, if it says so.
+        loss: Newest `"loss"` that the script logged, the mean of what ranks told last.
     """
 
     def __init__(self, name: str, *, root: str | None = None) -> None:
@@ -68,6 +71,8 @@ class FollowedRun(Requestable):
         self.phase = "starting"
         self.recoveries = 0
         self.persisted: tuple[int, str] | None = None
+        self.total: int | None = None
+        self._losses: dict[int, float] = {}  # by rank
         self.cause: FailureCause | None = None
         self._seen = LogFollower.of(self.name, keep=FOR_PROGRESS)
         self._exits: deque[WorkerExit] = deque(maxlen=MOST_EXITS)
@@ -80,6 +85,16 @@ class FollowedRun(Requestable):
     def course(self) -> Course:
         """The run's facts."""
         return self._seen.run.course
+
+    @property
+    def detail(self) -> str:
+        """What a start or a recovery does now; empty if there is no more to say than `phase`."""
+        return self.course.detail if self.phase in {"starting", "recovering", "waiting"} else ""
+
+    @property
+    def loss(self) -> float | None:
+        losses = [*self._losses.values()]  # at once: the thread of the log adds to it
+        return sum(losses) / len(losses) if losses else None
 
     @property
     def is_over(self) -> bool:
@@ -174,9 +189,14 @@ class FollowedRun(Requestable):
         self.root = run.nodes.root or self.root
         self.phase = PHASES.get(self.course.phase, self.course.phase)
         match entry.event:
-            case events.Iteration(restored=False):
+            case events.Iteration(restored=False) as done:
                 self.iteration = run.reached.done()
+                if 0 < (done.of or 0) <= LARGEST:
+                    self.total = done.of
+                if (loss := done.value("loss")) is not None:
+                    self._losses[done.rank] = loss
             case events.RecoveryPlanned():
+                self._losses.clear()
                 self.members = [str(node) for node in run.nodes.members]
                 self.iteration = run.reached.done()
             case events.WorkerExited() as gone:

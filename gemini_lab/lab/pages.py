@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypedDict, Unpack
 
-from gemini_lab.display import tell
+from gemini_lab.display import busy, tell
 from gemini_lab.errors import ConfigError
 
 GROUP: Final = "gemini_lab.pages"
@@ -144,7 +144,9 @@ def command(arguments: Sequence[str]) -> int:
         ConfigError: Panel is not installed, or a setting is impossible.
         LaunchError: The port is taken.
     """
-    return int(_offered("serve_command")(arguments))
+    with busy("loading what draws the page"):
+        serve = _offered("serve_command")
+    return int(serve(arguments))
 
 
 def offered_command(name: str) -> Callable[[list[str]], int]:

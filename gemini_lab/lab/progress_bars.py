@@ -28,6 +28,8 @@ TOLD: Final = (INDENT, "!! ", "<< ")
 """How lines on a run begin."""
 QUOTED: Final = f"{INDENT}| "
 """How they begin where they show what somebody else said."""
+WORDS_ONLY: Final = "{desc}"
+WITH_BAR: Final = "{percentage:3.0f}% |{bar:24}| {desc}"
 PACED: Final = 32
 """Iterations by which it is told how long the rest will take."""
 CELL: Final = "font: 13px/1.6 var(--jp-ui-font-family, system-ui), sans-serif"
@@ -48,6 +50,18 @@ class FollowableRun(Protocol):
     @property
     def phase(self) -> str:
         """The run's phase."""
+
+    @property
+    def detail(self) -> str:
+        """What a start or a recovery does now; empty if there is no more to say than `phase`."""
+
+    @property
+    def total(self) -> int | None:
+        """Iterations after which the script's loop ends, if it says so."""
+
+    @property
+    def loss(self) -> float | None:
+        """Newest loss, if the script logs one."""
 
     @property
     def failure(self) -> str | None:
@@ -88,7 +102,7 @@ class TerminalBar:
         self._bar = tqdm(
             total=total,
             initial=initial,
-            bar_format="{desc}" if total is None else "{percentage:3.0f}% |{bar:24}| {desc}",
+            bar_format=WORDS_ONLY if total is None else WITH_BAR,
             dynamic_ncols=True,
             disable=None,
         )
@@ -101,6 +115,9 @@ class TerminalBar:
     def show(self, run: FollowableRun) -> None:
         """Move the bar."""
         self._pace.note(run.iteration, time.monotonic(), is_training=run.phase == "training")
+        if self._total is None and run.total is not None:  # the script has said it by now
+            self._total = self._bar.total = run.total
+            self._bar.bar_format = WITH_BAR
         self._bar.set_description_str(words(run, self._total, self._pace), refresh=False)
         self._bar.n = run.iteration
         self._bar.refresh()
@@ -170,6 +187,7 @@ class CellBar:
     def show(self, run: FollowableRun) -> None:
         """Show it, if it is news."""
         self._pace.note(run.iteration, time.monotonic(), is_training=run.phase == "training")
+        self._total = self._total or run.total
         plain = words(run, self._total, self._pace)
         if run.failure is not None:
             plain = f"{_done(run, self._total)}, failed: {run.failure}"
@@ -223,8 +241,10 @@ class ProgressPace:
 
 def words(run: FollowableRun, total: int | None, pace: ProgressPace) -> str:
     """Return how far a run is, in one line."""
-    parts = [_done(run, total), run.phase]
+    phase = f"{run.phase}: {run.detail}" if run.detail else run.phase
+    parts = [_done(run, total), phase]
     if run.phase != "over":
+        parts += [] if run.loss is None else [f"loss {run.loss:.4g}"]
         each_s, left_s = pace.each_s, pace.left_s(total)
         parts += [] if each_s is None else [f"one in {format_seconds(each_s)}"]
         parts += [] if left_s is None else [f"about {format_seconds(round(left_s))} to go"]

@@ -535,6 +535,8 @@ class Iteration(OfWorker, frozen=True, kw_only=True, omit_defaults=True):
             numbers with `value`.
         restored: Whether this repeats what a version says of its last iteration, for the case that
             the node that computed it is gone.
+        of: Updates after which the script's loop ends, `protected.steps(of)`; told once by each
+            worker, and again when it has changed.
     """
 
     iteration: int
@@ -542,6 +544,7 @@ class Iteration(OfWorker, frozen=True, kw_only=True, omit_defaults=True):
     waited_s: float
     values: dict[str, Number] = {}
     restored: bool = False
+    of: int | None = None
 
     def __post_init__(self) -> None:
         if not all(isinstance(number, str) or isfinite(number) for number in self.values.values()):

@@ -1,8 +1,8 @@
-"""A report as text for a terminal of 80 columns."""
+"""A report as text, as wide as its terminal; 80 columns in a pipe or a file."""
 
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gemini_lab.display import error_line, last_lines
@@ -20,56 +20,62 @@ from gemini_lab.report.values import RunReport, Traffic
 from gemini_lab.units import format_bytes, format_seconds
 
 WIDTH: Final = 80
-_BAR_WIDTH: Final = 50
-_SHARE_WIDTH: Final = 36  # beside a name, seconds and a share, in 80 columns
+WIDEST: Final = 160
+"""Columns beyond which lines would be hard to read."""
+_BAR_SPACE: Final = 30
+"""Columns that a step's name and duration take beside its bar."""
+_SHARE_SPACE: Final = 44
+"""Columns that a part's name, seconds and share take beside its bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ink:
-    """The characters that bars and rules are drawn with."""
+    """The characters that bars and rules are drawn with, and the columns that lines may take."""
 
     bar: str
     empty: str
     rule: str
+    width: int = WIDTH
 
 
 BLOCKS: Final = Ink(bar="█", empty="·", rule="─")
 ASCII: Final = Ink(bar="#", empty=".", rule="-")
 
 
-def ink_for(encoding: str | None) -> Ink:
-    """Return blocks if `encoding` has them, else ASCII."""
+def ink_for(encoding: str | None, *, columns: int = WIDTH) -> Ink:
+    """Return blocks if `encoding` has them, else ASCII, for a terminal of so many columns."""
+    ink = BLOCKS
     try:
-        (BLOCKS.bar + BLOCKS.empty + BLOCKS.rule).encode(encoding or "ascii")
+        (ink.bar + ink.empty + ink.rule).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
-        return ASCII
-    return BLOCKS
+        ink = ASCII
+    return replace(ink, width=max(WIDTH, min(columns, WIDEST)))
 
 
 def render(report: RunReport, *, ink: Ink = BLOCKS) -> str:
     """Return the whole report."""
-    lines = [*_summary(report)]
+    lines = [*_summary(report, ink)]
     for recovery in report.recoveries:
         lines += ["", *_recovery(recovery, ink, shown=report.exits, said=report.output)]
     if report.wasted is not None:
         lines += ["", *_wasted(report.wasted, ink)]
-    lines += ["", _heading("Traffic", ink), *_traffic(report.traffic)]
+    lines += ["", _heading("Traffic", ink), *_traffic(report.traffic, ink)]
     if report.notes:
         lines += ["", _heading("Remarks", ink)]
         for note in report.notes:
-            lines += textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="    ")
+            lines += textwrap.wrap(note, ink.width, initial_indent="  ", subsequent_indent="    ")
     text = "\n".join(line.rstrip() for line in lines)
-    if ink is ASCII:  # names and what workers printed may hold anything
+    if ink.bar == ASCII.bar:  # names and what workers printed may hold anything
         return text.encode("ascii", "backslashreplace").decode()
     return text
 
 
 def _heading(text: str, ink: Ink) -> str:
-    *above, last = textwrap.wrap(text, WIDTH - 4)
-    return "\n".join([*above, f"{last} {ink.rule * (WIDTH - len(last) - 1)}"])
+    *above, last = textwrap.wrap(text, ink.width - 4)
+    return "\n".join([*above, f"{last} {ink.rule * (ink.width - len(last) - 1)}"])
 
 
-def _summary(report: RunReport) -> Iterator[str]:
+def _summary(report: RunReport, ink: Ink) -> Iterator[str]:
     done = max((iteration.number for iteration in report.iterations), default=0)
     kind = "simulated run" if report.simulated else "run"
     outcome = {"unfinished": "is under way, or its log ends early"}.get(
@@ -95,18 +101,18 @@ def _summary(report: RunReport) -> Iterator[str]:
     if len(report.roots) > 1:
         yield f"  root agent: {', then '.join(report.roots)}"
     if names := report.lost_standbys:
-        yield from _wrapped(f"standby{'s' * (len(names) > 1)} lost: {', '.join(names)}", "  ")
-    yield from _diverged(report)
+        yield from _wrapped(f"standby{'s' * (len(names) > 1)} lost: {', '.join(names)}", "  ", ink)
+    yield from _diverged(report, ink)
     for one in report.not_finite:
-        yield from _wrapped(f"NOT FINITE: {one}", "  !! ")
+        yield from _wrapped(f"NOT FINITE: {one}", "  !! ", ink)
     for size in report.resizes:
-        yield from _wrapped(f"{size}", "  ")
+        yield from _wrapped(f"{size}", "  ", ink)
     for change in report.copies_placed:
-        yield from _wrapped(f"{change}", "  ")
+        yield from _wrapped(f"{change}", "  ", ink)
     for went in report.rewinds:
         took = format_seconds(went.duration_s)
-        yield from _wrapped(f"WENT BACK in {took}: {went}", "  << ")
-    yield from _verified(report)
+        yield from _wrapped(f"WENT BACK in {took}: {went}", "  << ", ink)
+    yield from _verified(report, ink)
     if report.unread:
         yield f"  {_count(report.unread, 'event')} of the log made no sense"
     if report.reason:
@@ -118,7 +124,7 @@ def _summary(report: RunReport) -> Iterator[str]:
     yield from culprits(report.exits)
 
 
-def _verified(report: RunReport) -> Iterator[str]:
+def _verified(report: RunReport, ink: Ink) -> Iterator[str]:
     """Describe what was computed again on other machines, and the machines that were wrong."""
     verified = report.verified
     if verified.iterations:
@@ -128,38 +134,39 @@ def _verified(report: RunReport) -> Iterator[str]:
         )
     for one in verified.wrong:
         back = f"; back to version {one.version}" if one.goes_back else ""
-        yield from _wrapped(f"WRONG SUMS: {one}{back}", "  !! ")
+        yield from _wrapped(f"WRONG SUMS: {one}{back}", "  !! ", ink)
 
 
-def _diverged(report: RunReport) -> Iterator[str]:
+def _diverged(report: RunReport, ink: Ink) -> Iterator[str]:
     """Say that the numbers are not those of a run that never failed, if that was noticed."""
     for seen in report.code_changes:
-        yield from _wrapped(f"OTHER CODE: {seen}", "  !! ")
+        yield from _wrapped(f"OTHER CODE: {seen}", "  !! ", ink)
     if not report.divergences:
         return
     after = [r.number for r in report.recoveries if r.divergences]
     where = f"recovery {after[0]}" if after else "a failure"
     text = f"DIVERGED: after {where} the numbers are not those of a run that never failed"
-    yield from _wrapped(text, "  !! ")
+    yield from _wrapped(text, "  !! ", ink)
     first = min(report.divergences, key=lambda one: (one.epoch, one.iteration, one.rank))
-    yield from _wrapped(f"{first}", "     ")
-    yield from _wrapped(f"likely: {first.cause}", "     ")
+    yield from _wrapped(f"{first}", "     ", ink)
+    yield from _wrapped(f"likely: {first.cause}", "     ", ink)
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
+def _wrapped(text: str, indent: str, ink: Ink) -> list[str]:
+    return textwrap.wrap(text, ink.width, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
-def _repeated(recovery: Recovery) -> Iterator[str]:
+def _repeated(recovery: Recovery, ink: Ink) -> Iterator[str]:
     """Give whether what was done again came out as before."""
     if recovery.divergences:
         for one in recovery.divergences:
-            yield from _wrapped(f"DIVERGED: {one}", "  !! ")
+            yield from _wrapped(f"DIVERGED: {one}", "  !! ", ink)
     elif recovery.compared:
         yield from _wrapped(
             f"done again and compared bit by bit: {_count(recovery.compared, 'iteration')} of "
             "ranks, none differs",
             "  ",
+            ink,
         )
     elif recovery.resumed_at_s is not None:
         yield "  nothing that the log knows was done again, so there was nothing to compare"
@@ -184,9 +191,9 @@ def _recovery(
     yield _heading(f"Recovery {recovery.number}: {recovery.what}, {took}", ink)
     yield from gantt(recovery.steps, ink=ink)
     for late in recovery.importing:
-        yield from _wrapped(f"{late}", "  ")
+        yield from _wrapped(f"{late}", "  ", ink)
     for one in recovery.refused:
-        yield from _wrapped(f"{one}: {one.reason}", "  ! ")
+        yield from _wrapped(f"{one}: {one.reason}", "  ! ", ink)
     exits = [one for one in recovery.exits if one not in shown]
     yield from culprits(exits) if _is_told(recovery) else _exits(exits, said)
     if recovery.version is None:
@@ -195,7 +202,7 @@ def _recovery(
     why = f": {recovery.reason}" if recovery.tier != "memory" and recovery.reason else ""
     yield from textwrap.wrap(
         f"loaded version {recovery.version} from {recovery.tier}{why}",
-        WIDTH,
+        ink.width,
         initial_indent="  ",
         subsequent_indent="    ",
     )
@@ -204,13 +211,13 @@ def _recovery(
     for rejected in recovery.rejected:
         yield f"  stepped over {rejected}"
     yield from _receipts(recovery)
-    yield from _repeated(recovery)
+    yield from _repeated(recovery, ink)
     if recovery.wasted_s is not None and recovery.lost_progress_s is not None:
         yield from textwrap.wrap(
             f"wasted {format_seconds(recovery.wasted_s)}: "
             f"{format_seconds(recovery.lost_progress_s)} of training ({_lost(recovery)}) and "
             f"{format_seconds(recovery.retrieval_s)} of retrieval",
-            WIDTH,
+            ink.width,
             initial_indent="  ",
             subsequent_indent="    ",
         )
@@ -228,10 +235,11 @@ def _lost(recovery: Recovery) -> str:
     return text + (f", {more} more on some ranks" if more else "")
 
 
-def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS, width: int = _BAR_WIDTH) -> Iterator[str]:
+def gantt(steps: Sequence[Step], *, ink: Ink = BLOCKS) -> Iterator[str]:
     """Give one line a step: its name, its duration, and a bar that shows when it ran."""
     if not steps:
         return
+    width = ink.width - _BAR_SPACE
     begin_s = min(step.start_s for step in steps)
     span_s = max(max(step.end_s for step in steps) - begin_s, 1e-9)
     fenced = False
@@ -267,10 +275,12 @@ def _wasted(wasted: WastedTime, ink: Ink) -> Iterator[str]:
         f"{wasted.retrieval_s:.2f} s"
     )
     each = ", ".join(f"{value:.2f} s" for value in wasted.measured_s)
-    yield from _wrapped(f"measured  {wasted.measured_mean_s:7.2f} s, the mean of: {each}", "  ")
+    yield from _wrapped(
+        f"measured  {wasted.measured_mean_s:7.2f} s, the mean of: {each}", "  ", ink
+    )
 
 
-def _traffic(traffic: Traffic) -> Iterator[str]:
+def _traffic(traffic: Traffic, ink: Ink) -> Iterator[str]:
     yield (
         f"  replicas sent while training  {format_bytes(traffic.checkpoint_bytes):>10}   "
         f"{_count(traffic.versions, 'version')} whole in memory"
@@ -281,6 +291,7 @@ def _traffic(traffic: Traffic) -> Iterator[str]:
         f"persistent tier               {format_bytes(traffic.persistent_bytes):>10}   "
         f"versions: {versions}",
         "  ",
+        ink,
     )
     for failure in traffic.persistent_failures:
         yield f"  not persisted: {failure}"
@@ -291,7 +302,7 @@ def render_spent(table: SpentTable, *, ink: Ink = BLOCKS) -> str:
     lines = [_heading(f"Every second of {format_seconds(table.wall_s)}", ink)]
     for row in table.rows:
         share = row.seconds / table.wall_s
-        bar = ink.bar * round(share * _SHARE_WIDTH)
+        bar = ink.bar * round(share * (ink.width - _SHARE_SPACE))
         lines.append(f"  {row.label:<21}{row.seconds:>10.2f} s{share:>7.1%}  {bar}".rstrip())
     return "\n".join(lines)
 

@@ -1,18 +1,24 @@
 """Claims about the command line as a whole."""
 
+import fcntl
 import os
+import pty
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.main import COMMANDS, main
+from gemini_lab.cli.main import COMMANDS, GROUPS, main
+from gemini_lab.display import COLOUR
 
 LOG = Path(__file__).parents[1] / "log" / "run.jsonl"
 
@@ -73,6 +79,7 @@ def test_every_command_is_listed(capsys):
     assert main([]) == 0
     said = capsys.readouterr().out
     assert all(f"  {name} " in said for name in COMMANDS)
+    assert [line[:-1] for line in said.splitlines() if re.fullmatch(r"\w+:", line)] == [*GROUPS]
 
 
 @pytest.mark.parametrize(
@@ -213,6 +220,56 @@ def test_a_second_ctrl_c_does_not_cut_short_what_the_first_has_begun():
     assert "still ending what was started" in done.stderr
     assert "gemini-lab slow: interrupted" in done.stderr
     assert done.returncode == 130
+
+
+def in_a_terminal(*words: str, columns: int) -> str:
+    """What a command writes to a terminal of so many columns."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "gemini_lab.cli.main", *words]
+    with subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env={**environment, "TERM": "xterm"}
+    ) as running:
+        os.close(slave)
+        said = b""
+        with suppress(OSError):  # Linux says so when the last writer has gone
+            while block := os.read(master, 1 << 16):
+                said += block
+        assert running.wait(timeout=60) == 0
+    os.close(master)
+    return said.decode()
+
+
+def test_a_report_has_colours_and_the_terminals_width_and_neither_in_a_pipe(tmp_path):
+    shutil.copy(LOG, tmp_path / "events.jsonl")
+    told = in_a_terminal("report", str(tmp_path), columns=120)
+    assert "\x1b[1m" in told
+    lines = [COLOUR.sub("", line).rstrip() for line in told.splitlines()]
+    assert max(map(len, lines[:-1])) == 120  # the last one names the log
+    command = [sys.executable, "-m", "gemini_lab.cli.main", "report", str(tmp_path)]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "\x1b" not in piped
+    assert max(len(line) for line in piped.splitlines()[:-1]) <= 80
+
+
+@pytest.mark.parametrize("name", ["status", "top"])
+def test_a_command_that_reads_a_log_says_so_on_a_terminal_and_nothing_of_it_in_a_pipe(
+    name, tmp_path
+):
+    shutil.copy(LOG, tmp_path / "events.jsonl")
+    said = f"reading the log of {tmp_path.name} ..."
+    assert f"{said}\r\x1b[K" in in_a_terminal(name, str(tmp_path), columns=100)
+    command = [sys.executable, "-m", "gemini_lab.cli.main", name, str(tmp_path)]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert said not in piped.stdout + piped.stderr
+
+
+def test_a_list_has_colours_on_a_terminal(tmp_path):
+    (tmp_path / "one").mkdir()
+    shutil.copy(LOG, tmp_path / "one" / "events.jsonl")
+    told = in_a_terminal("list", "--all", "--folder", str(tmp_path), columns=100)
+    assert "\x1b[32mfinished" in told
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,5 +1,6 @@
 """`gemini-lab run`: what it decides, what it ends with, and what it does when told to end."""
 
+import dataclasses
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from gemini_lab.log.events import (
     RunFailed,
     RunFinished,
 )
+from gemini_lab.settings import Settings
 from gemini_lab.storage.persistent import PersistentTier
 
 GUIDE = Path(__file__).parents[2] / "docs" / "reference" / "exit-codes.md"
@@ -54,16 +56,28 @@ def origin(text: str, name: str) -> tuple[str, str]:
 
 def test_a_dry_run_says_each_setting_with_its_origin_and_starts_nothing(project, capsys):
     options = ["--nodes", "2", "--standbys", "1", "--replicas", "1", "--set", "mu=0.5"]
-    assert main(["run", "--dry-run", *options, "train.py", "--lr", "1"]) == 0
+    assert main(["run", "--dry-run", "--all", *options, "train.py", "--lr", "1"]) == 0
     text = capsys.readouterr().out
     assert origin(text, "replicas") == ("1", "command line")
     assert origin(text, "mu") == ("0.5", "command line")
-    assert origin(text, "persist_every_s") == ("60", "config block")
-    assert origin(text, "idle_s") == ("300.0", "default")
+    assert origin(text, "persist_every_s") == ("60.0 s", "config block")
+    assert origin(text, "idle_s") == ("5 min 0 s", "default")
     assert "NO node may be lost" in text
     assert "if short  waits for a machine" in text
     assert "ds_config.json, which train.py names" in text
     assert not (project / "gemini-runs").exists()
+
+
+@pytest.mark.usefixtures("project")
+def test_a_dry_run_names_the_settings_that_somebody_chose_and_how_many_it_leaves_out(capsys):
+    assert main(["run", "--dry-run", "--nodes", "2", "--set", "mu=0.5", "train.py"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    settings = said[next(n for n, line in enumerate(said) if line.startswith("  replicas ")) :]
+    assert all(" default " not in line for line in settings)
+    names = [line.split()[0] for line in settings]
+    assert {"replicas", "persistent_url", "persist_every_s", "mu"} <= {*names}
+    assert settings[-1].endswith("more settings have their defaults; --all lists them")
+    assert len(names) - 1 + int(names[-1]) == len(dataclasses.fields(Settings))
 
 
 def test_a_setting_that_is_said_twice_is_refused(project, capsys):
@@ -135,7 +149,7 @@ def test_a_configuration_that_the_arguments_name_is_found(project, capsys):
     (project / "train.py").write_text("")
     for given in (["--deepspeed_config", "ds_config.json"], ["--config=ds_config.json"]):
         assert main(["run", "--dry-run", "train.py", *given]) == 0
-        assert origin(capsys.readouterr().out, "persist_every_s") == ("60", "config block")
+        assert origin(capsys.readouterr().out, "persist_every_s") == ("60.0 s", "config block")
 
 
 def test_an_impossible_setting_in_the_block_is_found_before_anything_starts(project, capsys):

@@ -16,9 +16,17 @@ from gemini_lab.lab.progress_bars import (
     describe,
     laid,
     show_progress,
+    words,
 )
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import Note, RunFailed, RunFinished, WorkerExited
+from gemini_lab.log.events import (
+    Note,
+    RecoveryStep,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    WorkerExited,
+)
 
 
 @pytest.fixture
@@ -113,6 +121,42 @@ def test_a_terminals_bar_says_in_words_how_far_the_run_is(run, monkeypatch, tota
     last = sys.stderr.getvalue().rstrip("\n").split("\r")[-1]
     assert f"{said} · " in last
     assert ("30% |" in last) == (total is not None)
+
+
+def test_the_bar_has_the_scripts_own_total_and_its_loss_once_they_are_told(run, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    bar = TerminalBar(None, 0)
+    bar.show(run)
+    tell(run, *(step(rank, 3, values={"loss": 2.0 + rank}, of=12) for rank in range(2)))
+    tell(run, *(step(rank, 3, of=10**30) for rank in range(2, len(NODES))))  # no such loop
+    bar.show(run)
+    bar.close(run)
+    last = sys.stderr.getvalue().rstrip("\n").split("\r")[-1]
+    assert " 25% |" in last
+    assert "3 of 12 iterations · training · loss 2.5" in last
+    tell(run, seated(*NODES))
+    assert run.loss is None  # what is done again tells its own
+
+
+def test_while_a_run_starts_it_is_told_what_it_waits_for(tmp_path):
+    run = run_in(tmp_path / "other")
+    job = RunStarted(name="one", script="train.py", nodes=len(NODES))
+    tell(run, job)
+    steps = []
+    for event in (
+        seated(*NODES),
+        RecoveryStep(recovery=0, epoch=1, step="plan", start_s=0.0, end_s=1.0),
+        RecoveryStep(recovery=0, epoch=1, step="start", start_s=1.0, end_s=2.0),
+        step(0, 1),
+    ):
+        tell(run, event)
+        steps.append(words(run, None, ProgressPace()).split(" · ")[1])
+    assert steps == [
+        "starting: nodes import what workers need",
+        "starting: scripts run up to protect",
+        "starting: first iteration",
+        "training",
+    ]
 
 
 def test_an_iteration_is_no_news(run):

@@ -141,7 +141,7 @@ def test_the_command_prints_simulated_beside_measured(runs, capsys):
     learned = str(runs["six_failures"])
     assert main(["report", str(runs["four_failures"]), "--predict", learned]) == 0
     text = capsys.readouterr().out
-    assert "Simulated beside measured" in text
+    assert "Simulated and measured" in text
     assert "times from the log of six_failures" in text
     assert "effective training time ratio" in text
     assert "this very run" not in text

@@ -7,10 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
-from gemini_lab.display import tell
+from gemini_lab.display import busy, tell
 from gemini_lab.errors import ConfigError
 from gemini_lab.limits import whole
 from gemini_lab.log.file import FOLDER_HELP, LATEST, LOG_FILE, RUNS_FOLDER, find_log, find_run
@@ -79,17 +79,21 @@ def command(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     newest = log_of(options.run, below=options.folder)
     beside = log_of(options.beside, below=options.folder)() if options.beside else None
-    with Dashboard(
+    password = _ask() if options.password else None
+    dashboard = Dashboard(
         newest,
         port=options.port,
         address=address_of(options),
         public=options.public,
-        password=_ask() if options.password else None,
+        password=password,
         visitors=options.visitors,
         origins=options.origin,
         beside=beside,
         is_open=options.run == LATEST,
-    ) as dashboard:
+    )
+    with closing(dashboard):
+        with busy("reading the log"):
+            dashboard.start()
         tell(_welcome(dashboard, newest(), options))
         with suppress(KeyboardInterrupt):
             threading.Event().wait()

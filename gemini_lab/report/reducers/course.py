@@ -36,6 +36,12 @@ Phase = Literal[
     "stopped",
 ]
 ENDED: Final[frozenset[Phase]] = frozenset({"finished", "failed", "stopped"})
+AFTER: Final = {
+    "fence": "agents report what they hold",
+    "plan": "scripts run up to protect",
+    "start": "first iteration",
+}
+"""What comes after each step of a first start."""
 STOPPED: Final = frozenset({"owner", "notice"})
 """Causes of an end that somebody wanted: such a run did not fail."""
 MOST_CHANGES: Final = 100
@@ -131,7 +137,11 @@ class Course:
                 self.phase, self.detail = "recovering", ""
             case RecoveryPlanned() if self.phase == "waiting for machines":
                 self.phase = "recovering"
-            case RecoveryStep(step=step) if self.phase in {"starting", "recovering"}:
+            case RecoveryPlanned() if self.phase == "starting":
+                self.detail = "nodes import what workers need"
+            case RecoveryStep(step=step) if self.phase == "starting":
+                self.detail = AFTER.get(step, self.detail)
+            case RecoveryStep(step=step) if self.phase == "recovering":
                 self.detail = f"{STEPS.get(step, step)} done"
             case RecoveryWaiting(missing=missing, reason=reason):
                 self.phase = "waiting for machines"
