@@ -13,7 +13,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from html import escape
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 
@@ -210,32 +209,6 @@ def show_below_cell(value: object) -> bool:
 
     display(value)
     return True
-
-
-class Said:
-    """Words as a cell shows them: HTML is broken between words, however narrow the cell is.
-
-    Args:
-        words: A sentence; lines below it are a table, and stay lines.
-    """
-
-    def __init__(self, words: str) -> None:
-        self._sentence, _, self._table = words.partition("\n")
-
-    def __repr__(self) -> str:
-        return "\n".join(filter(None, (in_lines(self._sentence), self._table)))
-
-    def _repr_html_(self) -> str:
-        table = f'<pre style="white-space:pre">{escape(self._table)}</pre>' if self._table else ""
-        sentence = escape(self._sentence)
-        style = "overflow-wrap:anywhere;max-width:50em"
-        return f'<div class="{NO_FORMULAS}"><p style="{style}">{sentence}</p>{table}</div>'
-
-
-def say(words: str) -> None:
-    """Show words below the cell, or print them where there is none."""
-    if not show_below_cell(Said(words)):
-        tell(repr(Said(words)) if sys.stdout.isatty() else words)
 
 
 def _shell() -> Any:

@@ -35,9 +35,9 @@ from gemini_lab.profiler.profile import Profile
 Profile.synthetic(iteration_s=60.0, idle_spans_s=[5.0, 2.0, 4.0], update_s=55.0)
 """
 DOLLARS = """
-from gemini_lab.display import say
+from gemini_lab_course.verdict import say
 from gemini_lab_course.predictions import predict
-say("$a$ of words")
+say("right: $a$ of words")
 predict("$a$ of predictions")
 # %%
 from IPython.display import HTML

@@ -13,13 +13,15 @@ from editions import FOLDER, builder
 
 from gemini_lab_course.grading.__main__ import main
 from gemini_lab_course.grading.hand_in import hand_in
+from gemini_lab_course.verdict import READER
 
 LAB = "03_placement"
 
 
 def nbgrader(course: Path, *arguments: str) -> None:
-    """Run it in the course's folder, as a teacher does, with nothing of this user's."""
+    """Run it in the course's folder, with nothing of this user's, as from a notebook's cell."""
     own = {name: str(course / ".jupyter") for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR")}
+    own[READER] = "/grading.ipynb"
     # nbgrader calls alembic by its name: the environment is active for a teacher.
     own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     subprocess.run(

@@ -242,7 +242,7 @@ WRONG = [
         "lab_08",
         1,
         HASTY,
-        "not yet, with 2 nodes and 1 standby; node-0 loses its worker: root= starts",
+        "not yet: with 2 nodes and 1 standby; node-0 loses its worker: root= starts",
     ),
     (
         "lab_08",

@@ -30,9 +30,17 @@ def exercise_1(five: object) -> str:
     need(copies == {2}, "two copies of each shard are asked for, not more")
     fatal = [pair for pair in combinations(range(5), 2) if not placement.survives(pair)]
     chance = enumerated_probability(placement, 2)
-    need(chance == best_possible(5, 2), f"{len(fatal)} pairs are fatal: {fatal}")
+    need(
+        chance == best_possible(5, 2),
+        f"{len(fatal)} pairs are fatal: {fatal}",
+        hint="A pair is fatal if it holds all copies of a shard. Which shards could share a pair?",
+        shows=placement,
+    )
     usual = plan_placement(nodes=5, replicas=2).loads
-    return f"right: only {fatal} are fatal; the price is loads {placement.loads}, not {usual}"
+    return (
+        f"right: {len(fatal)} pairs are fatal: {fatal}. The price: a node keeps up to "
+        f"{max(placement.loads)} shards, and {max(usual)} with Algorithm 1"
+    )
 
 
 def exercise_2(deficit: object) -> str:
@@ -63,7 +71,12 @@ def exercise_3(tough: object) -> str:
     need(placement.nodes == 16, f"sixteen machines are asked for, not {placement.nodes}")
     racks = [f"rack-{node // 4}" for node in range(16)]
     fatal = 1 - rack_recovery_probability(placement, racks, 2)
-    need(fatal == 0, f"{float(fatal):.0%} of the pairs of racks are fatal")
+    need(
+        fatal == 0,
+        f"{float(fatal):.0%} of the pairs of racks are fatal",
+        hint="In how many racks does a shard need a holder, so that any two may go?",
+        shows=placement,
+    )
     # Two racks can go, so every shard needs a holder in a third one.
     copies = sum(placement.loads)
     need(copies == 3 * 16, f"it survives, with {copies} copies in all; it can be done with fewer")

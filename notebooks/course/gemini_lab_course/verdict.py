@@ -1,39 +1,119 @@
-"""How every check talks: one sentence about the answer that it was given."""
+"""How every check talks: one card below its cell, green or amber, with one sentence."""
 
 import math
+import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from html import escape
 from numbers import Real
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from gemini_lab.display import Said, say, show_below_cell
-from gemini_lab.errors import GeminiError, in_lines, kind_of
+from gemini_lab.display import NO_FORMULAS, picture, show_below_cell, tell
+from gemini_lab.errors import ConfigError, GeminiError, in_lines, kind_of
 
 Kind = TypeVar("Kind")
 NOT_YET: Final = "not right yet"
-"""What is left to say for a cell that failed where the verdict stands above."""
+"""What is left to say for a cell that failed where the card stands above."""
+READER: Final = "JPY_SESSION_NAME"
+"""The variable of a kernel that a notebook server started for a page which somebody has open."""
+GRADES: Final = "GEMINI_LAB_GRADES"
+"""The variable of nbgrader's kernels, also if it was started from a notebook's cell."""
+_HEADS: Final = {"right": "✓ Right", "no answer yet": "No answer yet", "not yet": "Not yet"}
+_GREEN: Final = "#2e8540"
+_AMBER: Final = "#c77700"
+_AGAIN: Final = "Change your answer above, run its cell, and then this one again."
+_SETS: Final = re.compile(r"^(?:def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=", re.MULTILINE)
+"""A name that a cell sets; it is also read from cells that are no Python."""
 
 
 class WrongAnswerError(Exception):
     """There is no answer, or it is not right; the message says what about it is not.
 
     Attributes:
-        is_shown: Whether it stands below the cell already.
+        hint: What to think about, for who asks.
+        shows: What is drawn in the card, such as a counterexample.
+        is_shown: Whether the card stands below the cell already.
     """
 
     is_shown = False
+
+    def __init__(self, message: str, *, hint: str = "", shows: object = None) -> None:
+        super().__init__(message)
+        self.hint, self.shows = hint, shows
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows for a traceback: IPython asks for it by this name."""
         return [NOT_YET if self.is_shown else in_lines(str(self))]
 
 
+class Card:
+    """A verdict as a cell shows it.
+
+    Args:
+        words: How it is, a colon, and a sentence; lines below it are a table, and stay lines.
+        hint: Shown folded.
+        shows: Drawn below the sentence.
+    """
+
+    def __init__(self, words: str, *, hint: str = "", shows: object = None) -> None:
+        self._sentence, _, self._table = words.partition("\n")
+        self._hint, self._shows = hint, shows
+
+    def __repr__(self) -> str:
+        return "\n".join(filter(None, (in_lines(self._sentence), self._table)))
+
+    def _repr_html_(self) -> str:
+        how, colon, rest = self._sentence.partition(": ")
+        is_right = how == "right"
+        head, said = (_HEADS[how], rest) if colon and how in _HEADS else ("Not yet", self._sentence)
+        said = said[:1].upper() + said[1:] if not said.startswith("`") else said
+        parts = [f'<p style="margin:0;font-weight:600">{head}</p>', _paragraph(_set(said))]
+        if self._table:
+            parts.append(f'<pre style="white-space:pre">{escape(self._table)}</pre>')
+        if self._shows is not None:
+            with suppress(ConfigError, TypeError):  # there is nothing that draws it
+                parts.append(picture(self._shows).html())
+        if self._hint:
+            parts.append(f"<details><summary>A hint</summary>{_set(self._hint)}</details>")
+        if not is_right:
+            parts.append(_paragraph(_AGAIN, "opacity:.75"))
+        colour = _GREEN if is_right else _AMBER
+        style = (
+            f"border-left:5px solid {colour};padding:.6em 1em;margin:.4em 0;"
+            f"background:color-mix(in srgb, {colour} 9%, transparent);overflow-wrap:anywhere"
+        )
+        return f'<div class="{NO_FORMULAS}" role="status" style="{style}">{"".join(parts)}</div>'
+
+
+def _paragraph(html: str, style: str = "") -> str:
+    return f'<p style="margin:.4em 0;{style}">{html}</p>'
+
+
+def _set(text: str) -> str:
+    """Return a text as HTML, with code where backticks are."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+
+
+def say(words: str) -> None:
+    """Show a verdict below the cell, or print it where there is none."""
+    if not show_below_cell(Card(words)):
+        tell(repr(Card(words)) if sys.stdout.isatty() else words)
+
+
 class Verdict(AbstractContextManager[Callable[[str], None]]):
-    """Gives what shows why an answer is right; what goes wrong becomes a `WrongAnswerError`."""
+    """Gives what shows why an answer is right; what goes wrong becomes a `WrongAnswerError`.
+
+    Who reads the notebook gets a card in its place. Wherever it may be graded the error stays,
+    because nbgrader gives a point to every check that does not raise.
+    """
 
     def __enter__(self) -> Callable[[str], None]:
+        if why := _unmade_answer():
+            raise _refused(why)
         return say
 
     def __exit__(
@@ -41,12 +121,61 @@ class Verdict(AbstractContextManager[Callable[[str], None]]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> bool:
         if error is None or isinstance(error, KeyboardInterrupt):
-            return
-        verdict = _as_verdict(error, trace)
-        verdict.is_shown = show_below_cell(Said(str(verdict)))
+            return False
+        verdict = _refused(_as_verdict(error, trace))
+        if verdict.is_shown and READER in os.environ and GRADES not in os.environ:
+            return True
         raise verdict from None
+
+
+def _refused(verdict: WrongAnswerError) -> WrongAnswerError:
+    card = Card(str(verdict), hint=verdict.hint, shows=verdict.shows)
+    verdict.is_shown = show_below_cell(card)
+    return verdict
+
+
+# -- an answer's cell that raised ------------------------------------------------------------------
+
+_failed: Final[dict[str, str]] = {}
+"""Names whose newest cell raised before it could set them, with the error."""
+
+
+def _note(result: Any) -> None:
+    """Keep in mind which names a cell has set, or failed to set."""
+    names = {first or second for first, second in _SETS.findall(result.info.raw_cell or "")}
+    error = result.error_before_exec or result.error_in_exec
+    for name in names:
+        _failed.pop(name, None)
+        if error is not None and not isinstance(error, WrongAnswerError):
+            _failed[name] = in_short(error)
+
+
+def _shell() -> Any:
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+
+
+if (_running := _shell()) is not None:
+    _running.events.register("post_run_cell", _note)
+
+
+def _unmade_answer() -> WrongAnswerError | None:
+    """Return what is said if the cell of the answer raised: an older value is not judged for it."""
+    shell = _shell()
+    if shell is None:
+        return None
+    asked = re.findall(r"exercise_\d+\((\w+)", shell.user_ns.get("In", [""])[-1])
+    for name in asked:
+        if name in _failed:
+            return WrongAnswerError(
+                f"no answer yet: the cell that makes `{name}` raised {_failed[name]}; mend it and "
+                "run it again"
+            )
+    return None
+
+
+# -- verdicts --------------------------------------------------------------------------------------
 
 
 def _as_verdict(error: BaseException, trace: TracebackType | None) -> WrongAnswerError:
@@ -133,14 +262,14 @@ def called(function: Callable[..., object], *arguments: float, name: str) -> obj
         raise WrongAnswerError(f"`{call}` raised {in_short(error)}") from error
 
 
-def need(condition: object, sentence: str) -> None:
-    """Go on where `condition` holds.
+def need(condition: object, sentence: str, *, hint: str = "", shows: object = None) -> None:
+    """Go on if `condition` holds.
 
     Raises:
-        WrongAnswerError: It does not; `sentence` says what is not right.
+        WrongAnswerError: It does not; `sentence` says why, and the card draws `shows`.
     """
     if not condition:
-        raise WrongAnswerError(f"not yet: {sentence}")
+        raise WrongAnswerError(f"not yet: {sentence}", hint=hint, shows=shows)
 
 
 def in_short(error: BaseException) -> str:

@@ -104,7 +104,7 @@ def withstood(
     if isinstance(result, Counterexample) and result.fault.why == NOTHING:
         raise WrongAnswerError(f"no answer yet: `{name}` has to be {words} that returns something")
     if isinstance(result, Counterexample):
-        raise WrongAnswerError(f"not yet, with {result.words}; `attack({name})` draws it")
+        raise WrongAnswerError(f"not yet: with {result.words}", shows=result)
     if not result.is_complete:
         raise WrongAnswerError(
             f"not judged to the end: {result.words}; make `{name}` faster, or look again on a "
