@@ -4,8 +4,8 @@
 # **Goal.** Choose the machines that keep the copies of each shard, and know the chance that memory
 # is enough when several machines die at once.
 #
-# **Time.** A quarter of a minute to run, fifty minutes to read, predict and try. No cluster is
-# needed: the planner here is the one that real runs use.
+# **Time.** A quarter of a minute to run, fifty minutes to read, predict and play. It needs no
+# cluster: the planner here is the one that real runs use.
 #
 # **Read first.** The paper's section 4; its appendices A and B if you like proofs.
 
@@ -17,6 +17,8 @@ import matplotlib.pyplot as plt
 from gemini_lab import Placement, attack, plan_placement
 from gemini_lab import placement as chances
 from gemini_lab_bench.figures import fig09
+from gemini_lab_course.play import play_placement
+from gemini_lab_course.predictions import predict
 
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
 
@@ -35,23 +37,23 @@ trials = 20000  # of the Monte Carlo
 # Every machine keeps its own shard, so that software failures need no network. Who takes the other
 # copy? In *groups*, two machines keep each other's. In a *ring*, each sends to the next one.
 #
-# **Predict**: two of the four machines die at once. There are six pairs. How many are fatal in
-# groups, how many in the ring? What you write into the box is kept, and
-# stands beside what comes out.
+# A set of machines is *fatal* if its loss takes every copy of some shard. Two of the four die at
+# once: there are six pairs. Predict before you go on: an answer, and why.
 
 # %%
-from gemini_lab_course.predictions import predict
-
-fatal = predict("fatal pairs of four machines: groups, ring")
+fatal = predict("How many of the six pairs are fatal in groups, and how many in the ring? (2, 3)")
 fatal
+
+# %% [markdown]
+# Now find them. Click machines to kill them, change the placement, count. Can you lose a shard with
+# one machine? With which placement is it hardest?
+
+# %%
+play_placement(nodes=4, replicas=2)
 
 # %%
 groups = plan_placement(nodes=4, replicas=2)
-groups
-
-# %%
 ring = plan_placement(nodes=4, replicas=2, strategy="ring")
-ring
 
 
 # %%
@@ -67,13 +69,16 @@ for name, lost in pairs.items():
 fatal.came_out(", ".join(str(len(lost)) for lost in pairs.values()))
 
 # %% [markdown]
-# **Explain.** With m machines lost, memory fails exactly if they are all the holders of some shard.
-# So what counts is the number of *different* sets of holders: a group of m has one for all its
-# members, a ring has one for each. Fewer sets, fewer ways to lose.
+# <details><summary><b>Why? Say it first, then compare.</b></summary>
+#
+# When m machines die, memory fails exactly if they are all the holders of some shard. So what
+# counts is the number of *different* sets of holders: a group of m machines has one for all its
+# members, a ring has one for each machine. Fewer sets, fewer ways to lose.
+#
+# </details>
 #
 # ## 2. When m does not divide N
-# Algorithm 1 then lets the machines left over join the last group, which becomes a ring.
-# **Predict** the holders of five machines' shards, then look.
+# Algorithm 1 lets the machines left over join the last group, which becomes a ring.
 
 # %%
 mixed = plan_placement(nodes=5, replicas=2)
@@ -112,25 +117,37 @@ with Verdict() as say:
     say(lab_03.exercise_1(five))
 
 # %% [markdown]
-# Such a placement has a price, which the check names: a machine receives what it keeps for others
-# over its link, in every iteration. That is why Algorithm 1 prefers the ring.
+# Such a placement has a price, which the check names: in every iteration a machine receives over
+# its link what it keeps for others. That is why Algorithm 1 prefers the ring.
 #
 # ## 3. The chance at any size: Fig. 9
-# **Predict**: does the chance to survive two lost machines rise or fall as the cluster grows?
 
 # %%
+grows = predict("Two machines die. As the cluster grows, the chance to survive", "rises", "falls")
+grows
+
+# %%
+growing = [float(chances.recovery_probability(plan_placement(nodes=n), 2)) for n in (8, 128)]
+grows.came_out("rises" if growing[1] > growing[0] else "falls")
 fig09.figure()
 
 # %% [markdown]
-# **Explain.** Two given machines are less likely to be partners in a large cluster. (But in a large
-# cluster more machines fail in the same hour. Lab 06 counts both.)
+# <details><summary><b>Why? Say it first, then compare.</b></summary>
 #
-# The paper's ring curve for k = 3 is a *union bound*: it subtracts each fatal pair by itself, and
-# so counts three lost neighbours, who are two fatal pairs, twice. The other curves are exact.
+# Two given machines are less likely to be partners in a large cluster. But in a large cluster more
+# machines fail in the same hour; lab 06 counts both.
+#
+# </details>
+#
+# The paper's ring curve for k = 3 is a *union bound*. It subtracts each fatal pair by itself, so it
+# counts three lost neighbours twice: they are two fatal pairs. The other curves are exact.
 #
 # ## 4. Three ways to know a chance
-# Closed form, the paper's bound (Corollary 1), and trying it out. **Predict**: from which k on does
-# the bound leave the truth?
+# A closed form, the paper's bound (Corollary 1), and trying it out.
+
+# %%
+exact_to = predict(f"N = {nodes}, m = {replicas}: up to which k is the bound exact?")
+exact_to
 
 # %%
 placement = plan_placement(nodes=nodes, replicas=replicas)
@@ -138,6 +155,9 @@ lost = range(1, min(nodes, 4 * replicas) + 1)
 exact = [float(chances.recovery_probability(placement, k)) for k in lost]
 bound = [float(chances.recovery_bound(placement, k)) for k in lost]
 tried = [chances.sampled_probability(placement, k, trials=trials, seed=k) for k in lost]
+
+# %%
+exact_to.came_out(max(k for k, one, other in zip(lost, exact, bound, strict=True) if one == other))
 
 # %%
 _, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
@@ -152,9 +172,13 @@ axes.legend(frameon=False)
 axes.grid(alpha=0.3)
 
 # %% [markdown]
-# **Explain.** From k = 2m on, one loss can take two whole groups, and the bound counts it twice.
+# <details><summary><b>Why? Say it first, then compare.</b></summary>
 #
-# **Beside the paper.** Section 7.2 prints two chances for N = 16 and m = 2.
+# From k = 2m on, one loss can take two whole groups, and the bound counts it twice.
+#
+# </details>
+#
+# **Compared with the paper.** Section 7.2 prints two chances for N = 16 and m = 2.
 
 # %%
 sixteen = plan_placement(nodes=16)
@@ -185,18 +209,28 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## 5. Racks
-# So far machines died independently. But a rack shares a switch and a power line. **Predict**: the
-# machines of a rack are neighbours in the list of hosts, as they usually are. What is the chance
-# that Algorithm 1's groups outlive one rack?
+# So far machines died independently. But the machines of a rack share a switch and a power line, and
+# they are usually neighbours in the list of hosts.
+
+# %%
+one_rack = predict("The chance that Algorithm 1's groups survive the loss of one rack, in %?")
+one_rack
 
 # %%
 rack_of = [f"rack-{node * racks // nodes}" for node in range(nodes)]
 print(*rack_of)
-print("one rack lost:", float(chances.rack_recovery_probability(placement, rack_of)))
+survives = chances.rack_recovery_probability(placement, rack_of)
+one_rack.came_out(f"{float(survives):.0%}")
 
 # %% [markdown]
-# None at all: the partners of every group sit in the same rack. The paper does not treat such
-# failures. Tell the planner about the racks, and it takes each group's members from different ones.
+# See it: lose a rack, then choose *groups across racks* and lose one again. The paper does not treat
+# such failures.
+
+# %%
+play_placement(nodes=nodes, replicas=replicas, racks=racks)
+
+# %% [markdown]
+# A planner that knows the racks takes each group's members from different ones.
 
 # %%
 spread_out = plan_placement(nodes=nodes, replicas=replicas, racks=rack_of)
@@ -204,9 +238,8 @@ print("one rack lost:", float(chances.rack_recovery_probability(spread_out, rack
 spread_out
 
 # %% [markdown]
-# Where racks are too few, `notes` says what could not be had. Independent losses cost the same as
-# before, since the groups are as many. Over a window of time, in which each machine and each rack
-# may die, that looks like this.
+# If there are too few racks, `notes` says what could not be had. Independent losses cost the same as
+# before, because there are as many groups. In a window of time, each machine and each rack may die:
 
 # %%
 rack_chances = [10 ** (i / 4 - 6) for i in range(17)]
@@ -242,11 +275,10 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## Exercise 4
-# Now **write the planner**: `nodes` and `replicas` in, and out comes for each shard who keeps it,
-# owner first, as in `[(0, 1), (1, 0)]`; `replicas` copies of each, never more. It must not have
+# Now **write the planner**. It gets `nodes` and `replicas`, and returns for each shard the machines
+# that keep it, owner first, such as `[(0, 1), (1, 0)]`: exactly `replicas` copies. It must not have
 # more fatal sets of `replicas` machines than Theorem 1 allows. `attack` tries all small clusters,
-# the smallest first, and draws the first in which a planner loses more than it may. This is what
-# becomes of the ring:
+# the smallest first, and draws the first in which a planner loses too much. The ring fares so:
 
 
 # %%
@@ -276,9 +308,9 @@ with Verdict() as say:
     say(lab_03.exercise_4(planner))
 
 # %% [markdown]
-# A planner that withstands gets its figures: how often it survives and what its nodes keep, beside
-# the package's planner and a bound that none can beat. A `Placement` can be attacked, too, and lab
-# 05 trains with one of yours.
+# A planner that withstands gets its figures: how often it survives and what its nodes keep, compared
+# with the package's planner and with a bound that none can beat. `attack` takes a `Placement`, too,
+# and lab 05 trains with one of yours.
 #
 # **Further reading.** Cidon and others, *Copysets: Reducing the Frequency of Data Loss in Cloud
 # Storage* (USENIX ATC 2013), found the same trade for file systems: fewer different sets of holders

@@ -73,7 +73,7 @@ def test_words_are_broken_between_words_in_a_narrow_terminal_too(monkeypatch):
     found = attack(lambda nodes, replicas: None)  # noqa: ARG005 - it answers nothing
     withstood = attack(plan_placement(nodes=4, replicas=2))
     for shown, whole in (
-        (repr(display.Said(words)), words),
+        (repr(Card(words)), words),
         (display.picture(found).bundle()["text/plain"], repr(found)),
         (str(found), found.words),
         (str(withstood), withstood.words),
