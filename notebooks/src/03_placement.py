@@ -209,8 +209,8 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## 5. Racks
-# So far machines died independently. But the machines of a rack share a switch and a power line, and
-# they are usually neighbours in the list of hosts.
+# So far machines died independently. But the machines of a rack share a switch and a power line,
+# and they are usually neighbours in the list of hosts.
 
 # %%
 one_rack = predict("The chance that Algorithm 1's groups survive the loss of one rack, in %?")
@@ -223,8 +223,8 @@ survives = chances.rack_recovery_probability(placement, rack_of)
 one_rack.came_out(f"{float(survives):.0%}")
 
 # %% [markdown]
-# See it: lose a rack, then choose *groups across racks* and lose one again. The paper does not treat
-# such failures.
+# See it: lose a rack, then choose *groups across racks* and lose one again. The paper does not
+# treat such failures.
 
 # %%
 play_placement(nodes=nodes, replicas=replicas, racks=racks)
@@ -238,8 +238,9 @@ print("one rack lost:", float(chances.rack_recovery_probability(spread_out, rack
 spread_out
 
 # %% [markdown]
-# If there are too few racks, `notes` says what could not be had. Independent losses cost the same as
-# before, because there are as many groups. In a window of time, each machine and each rack may die:
+# If there are too few racks, `notes` says what could not be had. Independent losses cost the same
+# as before, because there are as many groups. In a window of time, each machine and each rack may
+# die:
 
 # %%
 rack_chances = [10 ** (i / 4 - 6) for i in range(17)]
@@ -308,9 +309,9 @@ with Verdict() as say:
     say(lab_03.exercise_4(planner))
 
 # %% [markdown]
-# A planner that withstands gets its figures: how often it survives and what its nodes keep, compared
-# with the package's planner and with a bound that none can beat. `attack` takes a `Placement`, too,
-# and lab 05 trains with one of yours.
+# A planner that withstands gets its figures: how often it survives and what its nodes keep,
+# compared with the package's planner and with a bound that none can beat. `attack` takes a
+# `Placement`, too, and lab 05 trains with one of yours.
 #
 # **Further reading.** Cidon and others, *Copysets: Reducing the Frequency of Data Loss in Cloud
 # Storage* (USENIX ATC 2013), found the same trade for file systems: fewer different sets of holders

@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 
 from gemini_lab import attack, display
 from gemini_lab.placement import plan_placement
+from gemini_lab_course.verdict import Card
 
 ROOT = Path(__file__).parents[2]
 

@@ -45,7 +45,7 @@ function chooser(label, values, model, name) {
 function slider(label, low, high, model, name) {
   const box = made("label", { style: "margin-right:1.2em;white-space:nowrap" }, label + " ");
   const range = made("input", { type: "range", min: low, max: high, "aria-label": label, style: "vertical-align:middle;width:9em" });
-  const value = made("output", {}, String(model.get(name)));
+  const value = made("span", {}, String(model.get(name)));
   range.value = model.get(name);
   range.addEventListener("input", () => {
     value.textContent = range.value;

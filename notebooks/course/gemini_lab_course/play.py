@@ -26,7 +26,7 @@ def planned(*, nodes: int, replicas: int, racks: int, layout: str) -> tuple[Plac
     if layout == "racks":
         names = [f"rack-{rack}" for rack in rack_of]
         return plan_placement(nodes=nodes, replicas=replicas, racks=names), rack_of
-    strategy = "ring" if layout == "ring" else "group"
+    strategy = "ring" if layout == "ring" else "auto"
     return plan_placement(nodes=nodes, replicas=replicas, strategy=strategy), rack_of
 
 
