@@ -201,9 +201,14 @@ def show_in_ipython() -> None:
             continue
 
 
+def in_notebook() -> bool:
+    """Return whether there are cells below which a value can be shown."""
+    return _shell() is not None
+
+
 def show_below_cell(value: object) -> bool:
     """Show a value where a cell's output stands; `False` where there are no cells."""
-    if _shell() is None:
+    if not in_notebook():
         return False
     from IPython.display import display  # noqa: PLC0415 - it is there where a shell is
 

@@ -34,7 +34,7 @@ def ring(open_page: Any) -> Any:
 def test_a_click_kills_a_machine_and_the_second_neighbour_takes_a_shard_with_it(ring: Any) -> None:
     said = ring.get_by_role("status")
     ring.get_by_role("button", name="machine 1, alive, rack 0").click()
-    assert "Machines 1 are dead, and every shard" in said.text_content()
+    assert "Machine 1 is dead, and every shard" in said.text_content()
     ring.get_by_role("button", name="machine 2, alive, rack 1").press("Enter")
     assert "every copy of shard 1 is lost" in said.text_content()
     assert "You have found 1 fatal set of 2 machines" in said.text_content()

@@ -24,8 +24,12 @@ def file(tmp_path):
 @pytest.fixture
 def restart():
     """Forget what this kernel has revealed, as the next one does not know it."""
-    yield predictions._revealed.clear
-    predictions._revealed.clear()
+
+    def restart():
+        predictions._revealed.clear()
+        predictions._results.clear()
+
+    return restart
 
 
 def kept(file):
@@ -72,9 +76,22 @@ def test_the_next_kernel_shows_no_result_and_takes_an_honest_prediction(file, re
     assert (again.box.value, again.words) == ("2", f"predicted: 2; {CHANGE}")
 
 
+def test_after_run_all_a_prediction_still_comes_before_its_result(file):
+    asked = Prediction(QUESTION, file=file)
+    asked.came_out(4)
+    assert asked.words == "predicted: nothing"
+    assert "came out" not in str(asked._as_text())
+    asked.box.value = "3"
+    asked.box.value = "2"  # a second thought, with the result still hidden
+    asked.keep_button.click()
+    assert asked.words == "predicted: 2; came out: 4"
+    assert "entered" not in kept(file)
+
+
 def test_what_is_entered_after_its_result_says_so_until_it_is_asked_again(file):
     asked = Prediction(QUESTION, file=file)
     asked.came_out(4)
+    asked.reveal()
     asked.box.value = "4"
     assert asked.words == "predicted: 4 (entered after it had come out); came out: 4"
     asked.came_out(4)
@@ -110,7 +127,11 @@ asked.keep_button.click()
 # %%
 asked.came_out(4)
 # %%
-Prediction("nobody predicted this").came_out("a secret")
+other = Prediction("nobody predicted this")
+other.came_out("a secret")
+# %%
+other.box.value = "a guess"
+other.keep_button.click()
 # %%
 asked.reset_button.click()
 """
@@ -139,8 +160,12 @@ def test_a_saved_notebook_has_a_prediction_as_text_where_no_kernel_knows_the_box
             assert "<img" not in one.data["text/html"]
         client.execute_cell(cells[3], 3)
         (folded,) = cells[3].outputs
+        assert WIDGET in folded.data
         assert "<details><summary>nobody predicted this" in folded.data["text/html"]
+        assert "a secret" not in folded.data["text/plain"]
         client.execute_cell(cells[4], 4)
+        assert "predicted: a guess; came out: a secret" in folded.data["text/html"]
+        client.execute_cell(cells[5], 5)
         assert WIDGET in asked.data
 
 

@@ -76,13 +76,14 @@ function render({ model, el }) {
     const names = [...dead].sort((a, b) => a - b).join(", ");
     if (lost.length && dead.size === size) found.add(names);
     const number = found.size === 1 ? "1 fatal set" : `${found.size} fatal sets`;
+    const dying = dead.size === 1 ? `Machine ${names} is dead` : `Machines ${names} are dead`;
     const tally = ` You have found ${number} of ${size} machines.`;
     said.style.color = lost.length ? RED : "";
     said.textContent = !dead.size
       ? "Click a machine to kill it, or bring it back. Each number is a machine with its own shard." + tally
       : lost.length
-        ? `Machines ${names} are dead: every copy of shard ${lost.join(", ")} is lost.` + tally
-        : `Machines ${names} are dead, and every shard is still in some memory.` + tally;
+        ? `${dying}: every copy of shard ${lost.join(", ")} is lost.` + tally
+        : `${dying}, and every shard is still in some memory.` + tally;
   };
 
   const draw = () => {

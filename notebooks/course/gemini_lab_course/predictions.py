@@ -17,7 +17,7 @@ from typing import Any, Final
 import ipywidgets
 from gemini_lab_widgets.cell_output import CellOutput
 
-from gemini_lab.display import NO_FORMULAS, show_below_cell, tell
+from gemini_lab.display import NO_FORMULAS, in_notebook, tell
 from gemini_lab.errors import ConfigError
 
 FILE: Final = Path("predictions.json")
@@ -26,8 +26,11 @@ LATE: Final = "entered"
 CHANGE: Final = "run this cell again to change it"
 MOST_CHARACTERS: Final = 1000
 """Of an answer and of its reason; the rest is cut off."""
-_revealed: Final[dict[tuple[Path, str], str]] = {}
-"""The results that this kernel has revealed."""
+Key = tuple[Path, str]
+_results: Final[dict[Key, str]] = {}
+"""What this kernel's cells have found out."""
+_revealed: Final[set[Key]] = set()
+"""Of which of these the reader knows."""
 
 
 class Prediction:
@@ -64,7 +67,8 @@ class Prediction:
         asked = ipywidgets.HTML(f'<b class="{NO_FORMULAS}">{escape(question)}</b>')
         buttons = ipywidgets.HBox([self.keep_button, self.reset_button])
         self._row = ipywidgets.VBox([asked, self.box, self.why, buttons])
-        self._below = CellOutput()
+        self._below, self._result = CellOutput(), CellOutput()
+        self._key = (file.absolute(), question)
         for box in (self.box, self.why):
             box.observe(lambda _: self._write(), names="value")
         self.keep_button.on_click(lambda _: self._close())
@@ -73,7 +77,7 @@ class Prediction:
     @property
     def seen(self) -> str | None:
         """The result, if this kernel has revealed it."""
-        return _revealed.get((self._file.absolute(), self.question))
+        return _results.get(self._key) if self._key in _revealed else None
 
     @property
     def words(self) -> str:
@@ -90,20 +94,30 @@ class Prediction:
         return f"{told}; came out: {self.seen}"
 
     def came_out(self, seen: object) -> None:
-        """Reveal the result: beside the prediction, or folded if there is none yet."""
-        _revealed[self._file.absolute(), self.question] = str(seen)
+        """Reveal the result beside the prediction; without one, a button waits in its place."""
+        _results[self._key] = str(seen)
         self._write(came_out=str(seen))
-        if not show_below_cell(_Result(self)):
+        if not self.is_empty:
+            _revealed.add(self._key)
+            self._below.put(self._as_text())
+        if in_notebook():
+            self._result.show(self._as_result())
+        else:
             tell(self.words)
-        self._below.put(self._as_text())
+
+    def reveal(self) -> None:
+        """Show the result to a reader who does not want to predict."""
+        _revealed.add(self._key)
+        self._result.put(self._as_result())
 
     def reset(self) -> None:
         """Forget the answer, its reason and the result, and ask again."""
-        _revealed.pop((self._file.absolute(), self.question), None)
+        _revealed.discard(self._key)
         self._keep({})
         for box in (self.box, self.why):
             box.value = None if box is self.box and self._choices else ""
         self._below.put(self._as_widget())
+        self._result.put(self._as_result())
 
     @property
     def is_empty(self) -> bool:
@@ -132,35 +146,39 @@ class Prediction:
     def _close(self) -> None:
         """Put what was entered in the boxes' place."""
         self._write()
-        if not self.is_empty:
-            self._below.put(self._as_text())
+        if self.is_empty:
+            return
+        if self._key in _results:
+            _revealed.add(self._key)
+        self._below.put(self._as_text())
+        self._result.put(self._as_result())
 
     def _as_text(self) -> dict[str, Any]:
         told = f"<b>{escape(self.question)}</b>&emsp;{escape(self.words)}"
         return {"text/html": _paragraph(told), "text/plain": f"{self.question}: {self.words}"}
+
+    def _as_result(self) -> dict[str, Any]:
+        """Return what a cell shows that found the result out."""
+        if self.seen is not None:
+            return self._as_text()
+        button = ipywidgets.Button(description="Show the result", icon="eye")
+        button.on_click(lambda _: self.reveal())
+        asked = f"{self.question} Predict it above: the result appears here."
+        text = ipywidgets.HTML(f'<span class="{NO_FORMULAS}">{escape(asked)}</span>')
+        row = ipywidgets.HBox([text, button], layout={"flex_flow": "row wrap"})
+        told = f"<summary>{escape(self.question)} The result</summary>"
+        folded = f"<details>{told}{escape(_results.get(self._key, ''))}</details>"
+        return {
+            **row._repr_mimebundle_(),
+            "text/html": _paragraph(folded),
+            "text/plain": asked,
+        }
 
     def _as_widget(self) -> dict[str, Any]:
         return {**self._row._repr_mimebundle_(), **self._as_text()}
 
     def _ipython_display_(self) -> None:
         self._below.show(self._as_widget())
-
-
-class _Result:
-    """What a cell shows that reveals a result."""
-
-    def __init__(self, prediction: Prediction) -> None:
-        self._words, self._is_folded = prediction.words, prediction.is_empty
-        self._question, self._seen = prediction.question, prediction.seen
-
-    def __repr__(self) -> str:
-        return self._words
-
-    def _repr_html_(self) -> str:
-        if not self._is_folded:
-            return _paragraph(f"<b>{escape(self._question)}</b>&emsp;{escape(self._words)}")
-        told = f"<summary>{escape(self._question)} You have not predicted it yet.</summary>"
-        return _paragraph(f"<details>{told}It came out: {escape(str(self._seen))}</details>")
 
 
 def _paragraph(html: str) -> str:
