@@ -14,9 +14,9 @@ from typing import Final
 
 from gemini_lab.display import columns, interrupt_says
 from gemini_lab.errors import ConfigError
+from gemini_lab.lab.made_with import PACKAGE, machine, made_with
 from gemini_lab.limits import whole
 from gemini_lab_bench.rows import Row, table
-from gemini_lab_bench.versions import machine, made_with
 
 ENDED: Final = "interrupted, so nothing is told or written; what it started has ended"
 BENCHES: Final[dict[str, str]] = {
@@ -113,7 +113,7 @@ def command(arguments: list[str]) -> int:
             "machine": before,
             "load_1_min_after": after["load_1_min"],
             "at": began,
-            "made_with": made_with(PACKAGES),
+            "made_with": made_with(PACKAGES, file=PACKAGE),
             "repeats": options.repeats,
             "seed": options.repeats if name in DRAWN else None,
             "rows": [row.to_json() for row in rows],

@@ -6,7 +6,8 @@
                     announcement is the lab's key in the store, roster lists living nodes
     from elsewhere  control and attached, by run_locator; detached starts a run that outlives its
                     launcher, owner keeps its log
-    what is seen    progress_bars; pages loads the dashboards of gemini_lab_widgets
+    what is seen    progress_bars; made_with, the versions that a log has; pages loads the
+                    dashboards of gemini_lab_widgets
     metrics         metric_sinks, served or sent, the latter also by otlp
     trying a script check, with hints by script_source, beside under_torchrun; profile_script, by
                     profile_runner, on a network of namespaces

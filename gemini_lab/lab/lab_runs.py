@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.lab_config import LabConfig
+from gemini_lab.lab.made_with import PACKAGE, made_with
 from gemini_lab.lab.node_contracts import NodeCluster
 from gemini_lab.lab.run import Run
 from gemini_lab.log.entry import Entry
@@ -26,6 +28,9 @@ from gemini_lab.log.file import OWNERS_FOLDER
 from gemini_lab.recovery.messages import Ask, InjectFailure, JobOrder, OutputSaid
 from gemini_lab.seats import in_order
 from gemini_lab.storage.store_files import require_writable
+
+MADE_WITH: Final = ("torch", "deepspeed", "transformers", "lightning", "accelerate")
+"""The packages whose versions a run's log has."""
 
 
 class Runs:
@@ -145,6 +150,7 @@ def run_started(order: JobOrder) -> Entry:
             workers_per_node=seats.workers_per_node,
             racks=racks or None,
             settings=order.settings,
+            made_with=made_with(MADE_WITH, file=PACKAGE if job.module else Path(job.script)),
         )
     )
 

@@ -406,6 +406,7 @@ class RunStarted(Event, frozen=True, kw_only=True):
         settings: What the launcher was told; `Protected` has all settings.
         placement: Who keeps whose shard, where that is known before workers run: in simulations.
         simulated: What is assumed, if this is a simulation.
+        made_with: Versions of what the lab runs with, by name, and the script's `"commit"`.
     """
 
     name: str
@@ -419,6 +420,7 @@ class RunStarted(Event, frozen=True, kw_only=True):
     settings: dict[str, SettingValue] = {}
     placement: Placement | None = None
     simulated: Simulated | None = None
+    made_with: dict[str, str] = {}
 
 
 class RunFinished(Event, frozen=True, kw_only=True):

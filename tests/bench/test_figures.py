@@ -13,8 +13,8 @@ import pytest
 
 from gemini_lab.display import picture
 from gemini_lab.errors import ConfigError
+from gemini_lab.lab import made_with
 from gemini_lab.simulator.catalog import MODELS
-from gemini_lab_bench import versions
 from gemini_lab_bench.figures import (
     command,
     eq1,
@@ -345,7 +345,7 @@ def test_a_figure_names_the_commit_of_the_package_and_of_nothing_else(tmp_path):
         pytest.skip("no git")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / "__init__.py").write_text("")
-    assert versions._commit(tmp_path) == ""  # it lies in a repository that does not have it
+    assert made_with._commit(tmp_path) == ""  # it lies in a repository that does not have it
 
 
 @pytest.mark.parametrize("name", command.FIGURES)

@@ -133,7 +133,9 @@ def test_a_saved_file_shows_every_bar_and_what_was_hidden(saved):
     assert int(data(page)["events"]) == len(traffic.bars)
     said = page.locator(".gl-timeline").get_attribute("aria-label")
     assert "4 nodes" in said
-    assert "hidden 93 %, exposed 7 %" in said  # one version of 9 met a collective, for 2/3 of it
+    assert (
+        "7 % of checkpoint bytes shared the link with training" in said
+    )  # one version of 9 met a collective, for 2/3 of it
     assert "run is over" in page.inner_text(".gl-lag")
 
 
@@ -159,7 +161,7 @@ def test_hovering_over_exposed_bytes_says_how_many(saved):
     page = saved(traffic_of(FOUR))
     page.mouse.move(*point(page, 5.6, 0))
     page.locator(".gl-tip").wait_for()
-    assert "2.0 MiB of it exposed here" in page.inner_text(".gl-tip")
+    assert "2.0 MiB of it shared the link here" in page.inner_text(".gl-tip")
 
 
 def test_a_click_leads_to_the_receiver(saved):

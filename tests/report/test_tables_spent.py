@@ -116,7 +116,6 @@ def test_the_parts_add_up_to_the_wall_time(told) -> None:
     wall_s = run.entries[-1].at_s - run.entries[1].at_s
     assert table.wall_s == pytest.approx(wall_s)
     assert sum(row.seconds for row in table.rows) == pytest.approx(wall_s, rel=0.01)
-    assert table.overhead == pytest.approx(1 - table.seconds("training") / wall_s)
 
 
 def test_waiting_for_a_version_is_exposed_and_not_training() -> None:

@@ -513,23 +513,14 @@ def test_where_training_ends_with_a_failure_its_mark_is_within_the_figure(
     assert at < getattr(view, figure).x_range.end
 
 
-def test_what_a_recovery_under_way_wastes_is_not_known_yet() -> None:
+def test_what_a_recovery_costs_is_told_as_unfinished_until_it_has_ended() -> None:
     run = ToldRun().protect().train(1, 9).fail("node-2", known=9)
-    text = drawn(StatusView, run).strip.text
-    assert "not known yet" in text
-    assert "a recovery is under way" in text
+    assert "the newest recovery has not ended" in drawn(StatusView, run).strip.text
     run.plan(9, members=["node-0", "node-1", "node-4", "node-3"]).resume(9)
     run.protect().train(10, 12)
-    assert "in 1 recovery<" in drawn(StatusView, run).strip.text
-    run.crash(1, known=12)
-    assert "in 1 recovery; one more is under way" in drawn(StatusView, run).strip.text
-
-
-def test_what_a_recovery_wastes_that_the_run_did_not_survive_is_not_nothing() -> None:
-    run = ToldRun().protect().train(1, 9).crash(1, known=9).give_up("it fails each time")
-    text = drawn(StatusView, run).strip.text
-    assert "not known<" in text
-    assert "a recovery did not end" in text
+    assert "has not ended" not in drawn(StatusView, run).strip.text
+    run.crash(1, known=12).give_up("it fails each time")
+    assert "the newest recovery has not ended" in drawn(StatusView, run).strip.text
 
 
 def test_nothing_is_said_to_be_added_where_there_was_nothing_to_compare_with() -> None:

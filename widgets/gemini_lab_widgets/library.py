@@ -196,9 +196,7 @@ class Library:
         return found
 
     def _found(self, log: Path) -> dict[str, Path]:
-        found = []
-        if self._is_open and log.name == LOG_FILE:
-            found = sorted(log.parent.parent.glob(f"*/{LOG_FILE}"), key=_changed_s)[::-1][:NEWEST]
+        found = _siblings(log) if self._is_open else []
         if self._beside is not None and self._beside not in found:
             found.append(self._beside)
         return {name_of(one): one for one in (*found, *([] if log in found else [log]))}
@@ -221,11 +219,18 @@ class Library:
         mine = job_of(log)
         if mine is None:
             return None
-        others = [(job_of(one), one) for one in self.names().values() if one != log]
+        others = [(job_of(one), one) for one in _siblings(log) if one != log]
         same = [
             (job[1], one) for job, one in others if job and job[0] == mine[0] and job[1] < mine[1]
         ]
         return max(same)[1] if same else None
+
+
+def _siblings(log: Path) -> list[Path]:
+    """Return the newest logs of the same folder, the newest first."""
+    if log.name != LOG_FILE:
+        return []
+    return sorted(log.parent.parent.glob(f"*/{LOG_FILE}"), key=_changed_s)[::-1][:NEWEST]
 
 
 def job_of(log: Path) -> tuple[tuple[object, ...], float] | None:

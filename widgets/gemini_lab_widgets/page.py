@@ -242,9 +242,10 @@ class Page:
         names = tuple(self._library.names())
         run = "" if is_latest else self._shown.name
         beside = "" if self._beside is None else self._beside.name
-        if self._offered != (names, run, beside):
-            self._offered = names, run, beside
-            self._tools.offer(names, run=run, beside=beside)
+        offer = names, self._shown.name, run, beside
+        if self._offered != offer:
+            self._offered = offer
+            self._tools.offer(names, drawn=self._shown.name, run=run, beside=beside)
 
     # -- words ---------------------------------------------------------------------------------
 

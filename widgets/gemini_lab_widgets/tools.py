@@ -107,7 +107,7 @@ class Tools:
         self._failures: Sequence[float] = ()
         self._is_ours = False
         self.run = Select(title="Run", options=[("", NEWEST)], value="")
-        self.beside = Select(title="Beside", options=[("", NOTHING)], value="")
+        self.beside = Select(title="Compare with", options=[("", NOTHING)], value="")
         for select in (self.run, self.beside):
             select.sizing_mode = "stretch_width"
             select.styles = {"flex": "1 1 130px", "max-width": "220px"}  # side by side on a phone
@@ -124,14 +124,17 @@ class Tools:
 
     # -- what there is to choose ---------------------------------------------------------------
 
-    def offer(self, names: Iterable[str], *, run: str, beside: str) -> None:
+    def offer(self, names: Iterable[str], *, drawn: str, run: str, beside: str) -> None:
         """List runs by name, and show which are chosen; empty for the newest, and for none.
+
+        The run that is `drawn` is not offered for a comparison with itself.
 
         A name that is chosen stays in the list, whatever became of the run.
         """
         names = list(names)
         self._set(self.run, NEWEST, dict.fromkeys([*names, *filter(None, [run])]), run)
-        self._set(self.beside, NOTHING, dict.fromkeys([*names, *filter(None, [beside])]), beside)
+        others = [name for name in [*names, beside] if name not in {"", drawn}]
+        self._set(self.beside, NOTHING, dict.fromkeys(others), beside)
 
     def _set(self, select: Select, nothing: str, names: Iterable[str], chosen: str) -> None:
         options = [("", nothing), *((name, shown(name, longest=60)) for name in names)]

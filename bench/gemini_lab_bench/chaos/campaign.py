@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
+from gemini_lab.lab.made_with import machine
 from gemini_lab_bench.chaos.aftermath import Losses
 from gemini_lab_bench.chaos.faults import Fault, Schedule, draw
 from gemini_lab_bench.chaos.kinds import KINDS
@@ -17,7 +18,6 @@ from gemini_lab_bench.chaos.oracles import problems
 from gemini_lab_bench.chaos.result import CampaignResult
 from gemini_lab_bench.chaos.suffer import Suffered, suffer, undisturbed
 from gemini_lab_bench.chaos.turn import FaultInRun
-from gemini_lab_bench.versions import machine
 
 ITERATIONS: Final = 40
 ITERATIONS_A_FAULT: Final = 9

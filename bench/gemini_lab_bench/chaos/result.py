@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 
 from gemini_lab.errors import ConfigError, GeminiError
+from gemini_lab.lab.made_with import machine
 from gemini_lab_bench.chaos.faults import Fault, Schedule
 from gemini_lab_bench.chaos.kinds import KINDS
 from gemini_lab_bench.chaos.oracles import standstill_s
 from gemini_lab_bench.chaos.suffer import Suffered
-from gemini_lab_bench.versions import machine
 
 HEAD: Final = (
     f"{'kind':<14}{'struck':>7}{'held':>6}{'stood still: median':>22}{'worst':>9}  verdict"

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from gemini_lab.lab.made_with import PACKAGE, made_with
 from gemini_lab_bench.figures.figure import Figure, PaperComparison
-from gemini_lab_bench.versions import made_with
 
 PACKAGES: Final = ("numpy", "matplotlib")
 
@@ -13,7 +13,7 @@ PACKAGES: Final = ("numpy", "matplotlib")
 def note(figure: Figure) -> str:
     """The same as one line below a figure, with its seeds and, before it, what measured it."""
     measured = f"Measured {figure.measured_with}. Drawn" if figure.measured_with else "Made"
-    return f"{measured} with {_listed(made_with(PACKAGES))}; seeds: {figure.seeds}."
+    return f"{measured} with {_listed(made_with(PACKAGES, file=PACKAGE))}; seeds: {figure.seeds}."
 
 
 def measured_with(record: Mapping[str, Any]) -> str:
@@ -38,7 +38,7 @@ def _listed(versions: Mapping[str, str]) -> str:
 def record(figures: Sequence[Figure]) -> dict[str, object]:
     """Return what was made with what, and every comparison with the paper, as plain JSON values."""
     return {
-        "made_with": made_with(PACKAGES),
+        "made_with": made_with(PACKAGES, file=PACKAGE),
         "figures": {
             figure.name: {
                 "tolerance": figure.tolerance,
@@ -78,7 +78,7 @@ def summary(figures: Sequence[Figure]) -> str:
         if figure.measured_with:
             by_run.setdefault(figure.measured_with, []).append(figure.name)
     lines += [f"measured {told}: {', '.join(names)}" for told, names in by_run.items()]
-    return "\n".join([*lines, f"made with {_listed(made_with(PACKAGES))}"])
+    return "\n".join([*lines, f"made with {_listed(made_with(PACKAGES, file=PACKAGE))}"])
 
 
 def _known(figure: Figure) -> Iterator[str]:

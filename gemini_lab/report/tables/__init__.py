@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables.headline import Answer, answers
 from gemini_lab.report.tables.iterations import (
     Baseline,
     CurveTable,
@@ -34,6 +35,7 @@ class Tables:
     """One snapshot; each view draws one part of it."""
 
     status: Status
+    answers: tuple[Answer, ...]
     curves: CurveTable
     spent: SpentTable
     replicas: ReplicaTable
@@ -66,12 +68,15 @@ def tables_of(
     paces = iterations(
         run.pace, marks=mine.marks, baselines=[_baseline(one, run) for one, _ in earlier]
     )
+    logged = curves(run, marks=mine.marks, earlier=[one for one, _ in earlier])
+    parts = spent(run, now_s=now_s)
     return Tables(
+        answers=answers(run, mine, curves=logged, iterations=paces, spent=parts),
         status=status(
             run, now_s=max(run.newest_s or 0.0, now_s or 0.0), losses=mine, is_past=is_past
         ),
-        curves=curves(run, marks=mine.marks, earlier=[one for one, _ in earlier]),
-        spent=spent(run, now_s=now_s),
+        curves=logged,
+        spent=parts,
         replicas=replicas(run),
         memory=memory(run),
         recoveries=recoveries(mine, others),

@@ -64,11 +64,6 @@ class SpentTable:
     def share(self, *parts: Part) -> float:
         return self.seconds(*parts) / self.wall_s if self.wall_s > 0 else 0.0
 
-    @property
-    def overhead(self) -> float:
-        """The share of the wall time that was no training that counts, from 0 to 1."""
-        return 1.0 - self.share("training") if self.wall_s > 0 else 0.0
-
 
 GROUPS: Final[dict[str, Part]] = {
     "detect": "detect",
@@ -85,16 +80,16 @@ GROUPS: Final[dict[str, Part]] = {
 """The part to which each step of a recovery belongs."""
 STEPS_SHOWN: Final[tuple[Part, ...]] = tuple(dict.fromkeys(GROUPS.values()))
 PARTS: Final[dict[Part, tuple[str, str]]] = {
-    "other": ("other", "nothing in the log claims it"),
+    "other": ("other", "time that nothing in the log explains"),
     "first_start": ("first start", "from the job's submission until its first iteration began"),
     "training": ("training", "iterations that count, as long as the slowest rank took"),
-    "exposed": ("exposed checkpoint", "updates that waited for their version, on the slowest rank"),
+    "exposed": ("checkpoint waits", "updates that waited for their version, on the slowest rank"),
     "redo": ("lost progress", "from the version that was loaded to the failure: done again later"),
     "between": ("other", "between the steps of a recovery"),
     "detect": ("detection", "from a failure, where it was injected, until it was noticed"),
     "fence": ("fencing and planning", "old workers end, agents say what they hold, the root plans"),
     "serialise": ("serialisation", "what memory held is written to the persistent tier"),
-    "start": ("restart", "workers start and find one another again"),
+    "start": ("restart", "workers start and connect again"),
     "retrieve": ("retrieval", "shards are fetched, checked and loaded"),
     "warm_up": ("warm-up", "the first iteration after a recovery, up to its end"),
     "waiting": ("waiting", "for a machine, or for newer versions that may come back"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Literal
 
 from gemini_lab.display import error_line
@@ -69,6 +70,7 @@ class Status:
         diverged: Losses that are no numbers now; what came out otherwise when it was done
             again, and the likely cause; or nothing.
         conditions: What the run emulates or assumes, for people.
+        facts: When the run began, its command, its size, and what it is made with, for people.
     """
 
     run: str
@@ -94,6 +96,7 @@ class Status:
     diverged: tuple[str, ...] = ()
     is_open: bool = False
     is_past: bool = False
+    facts: tuple[str, ...] = ()
 
 
 GONE_SHOWN: Final = 8
@@ -143,7 +146,20 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
         ),
         unread=run.unread,
         is_past=is_past,
+        facts=tuple(_facts(run)),
     )
+
+
+def _facts(run: RunReducer) -> Iterable[str]:
+    course, job = run.course, run.course.job
+    if job is None or job.script is None:
+        return
+    began = datetime.fromtimestamp(course.started_at_s, tz=UTC)
+    yield f"began {began:%Y-%m-%d %H:%M:%S} UTC"
+    yield " ".join(["python", *(["-m"] if job.module else []), job.script, *job.args])
+    yield f"{course.nodes} nodes x {job.workers_per_node}"
+    if job.made_with:
+        yield ", ".join(f"{name} {version}" for name, version in job.made_with.items())
 
 
 def _went_back(run: RunReducer) -> Iterable[str]:

@@ -5,7 +5,7 @@ import { COLLECTIVE, EXPOSED, ITERATION, RESTORE, TRANSFER }
   from "../../../widgets/gemini_lab_widgets/js/kinds.js";
 import { toldMarks } from "../../../widgets/gemini_lab_widgets/js/marks.js";
 import { Run } from "../../../widgets/gemini_lab_widgets/js/run.js";
-import { barLabel, barWords, basis, hiddenShare, lag, summary }
+import { barLabel, barWords, basis, sharedBytes, lag, summary }
   from "../../../widgets/gemini_lab_widgets/js/words.js";
 import { packed, runOf } from "./packed.js";
 
@@ -68,15 +68,15 @@ test("a bar's label gets shorter before it goes", () => {
   assert.equal(barLabel(run, 4)[0], "all gather");
 });
 
-test("the share of hidden bytes adds up to a hundred", () => {
+test("the share of bytes that shared the link is rounded, and never nothing", () => {
   const share = (hidden, exposed) =>
-    hiddenShare(runOf(NODES, BARS, { hidden_bytes: hidden, exposed_bytes: exposed }));
-  assert.equal(share(93, 7), "hidden 93 %, exposed 7 %");
-  assert.equal(share(9996, 4), "hidden 100 %, exposed 0 %");
-  assert.equal(share(998, 2), "hidden 99.8 %, exposed 0.2 %");
-  assert.equal(hiddenShare(runOf(NODES, BARS)), "no checkpoint traffic judged yet");
-  assert.equal(hiddenShare(runOf(NODES, [])), "no traffic yet");
-  assert.equal(hiddenShare(new Run()), "the traffic is loading …");
+    sharedBytes(runOf(NODES, BARS, { hidden_bytes: hidden, exposed_bytes: exposed }));
+  assert.equal(share(93, 7), "7 % of checkpoint bytes shared the link with training");
+  assert.equal(share(9996, 4), "0 % of checkpoint bytes shared the link with training");
+  assert.equal(share(998, 2), "0.2 % of checkpoint bytes shared the link with training");
+  assert.equal(sharedBytes(runOf(NODES, BARS)), "no checkpoint traffic judged yet");
+  assert.equal(sharedBytes(runOf(NODES, [])), "no traffic yet");
+  assert.equal(sharedBytes(new Run()), "the traffic is loading …");
 });
 
 test("how far the viewer is behind is told until the run is over", () => {
@@ -88,8 +88,8 @@ test("how far the viewer is behind is told until the run is over", () => {
 test("who cannot see the picture is told what it shows", () => {
   const marks = [{ kind: "injected", start_s: 3, end_s: null, text: "node loss" }];
   const run = runOf(NODES, BARS, { newest_s: 10, marks, hidden_bytes: 1, exposed_bytes: 1 });
-  assert.equal(summary(run), "Traffic timeline: 2 nodes, 6 bars in 10.0 s. hidden 50 %, "
-    + "exposed 50 %. 1 failure injected, 0 recoveries.");
+  assert.equal(summary(run), "Traffic timeline: 2 nodes, 6 bars in 10.0 s. 50 % of "
+    + "checkpoint bytes shared the link with training. 1 failure injected, 0 recoveries.");
 });
 
 test("it is said on what the share rests", () => {

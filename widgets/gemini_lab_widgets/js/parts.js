@@ -6,7 +6,7 @@ import { DARK, STYLE } from "./theme.js";
 import { HINT } from "./words.js";
 
 const LEGEND = [["training collectives", "collective"], ["checkpoint chunks", "checkpoint"],
-  ["exposed, or the step waits", "exposed"], ["▲ a version is whole", "complete"],
+  ["shared the link, or the step waits", "exposed"], ["▲ a version is whole", "complete"],
   ["a recovery, a replica read back", "restore"], ["a failure", "failure"],
   ["an iteration", "training"]];
 const ORDERS = [[NAME, "lanes by name"], [WORST, "worst first"], [RACK, "by rack"]];
@@ -29,7 +29,8 @@ export class Parts {
     root.setAttribute("role", "group");
     make("style", "", root, STYLE);
     const head = make("div", "gl-head", root);
-    this.readout = make("span", "gl-readout", head);
+    make("span", "gl-title", head, "Network traffic, node by node");
+    this.readout = make("span", "gl-basis", head);
     this.basis = make("span", "gl-basis", head);
     this.lag = make("span", "gl-lag", head);
     this.addChoices(make("div", "gl-choices", head), acts);

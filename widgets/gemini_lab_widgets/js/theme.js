@@ -21,7 +21,7 @@ export const STYLE = `
 .gl-timeline:focus-visible{box-shadow:0 0 0 2px #0072b2}
 .gl-timeline .gl-head,.gl-timeline .gl-legend{display:flex;flex-wrap:wrap;align-items:center;
   gap:4px 14px;min-height:26px}
-.gl-timeline .gl-readout{font-weight:600;font-size:15px;font-variant-numeric:tabular-nums}
+.gl-timeline .gl-title{font-weight:650;font-size:18px}
 .gl-timeline .gl-lag,.gl-timeline .gl-basis{color:var(--gl-muted);font-variant-numeric:tabular-nums}
 .gl-timeline .gl-buttons{margin-left:auto;display:flex;gap:4px}
 .gl-timeline button{font:inherit;color:var(--gl-text);background:var(--gl-button);min-width:30px;

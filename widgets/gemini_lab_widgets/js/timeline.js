@@ -19,7 +19,7 @@ import { NAME, RACK, WORST } from "./rows.js";
 import { Run } from "./run.js";
 import { Sight } from "./sight.js";
 import { DARK, isDarkAround, LIGHT } from "./theme.js";
-import { barWords, basis, behindMs, hiddenShare, HINT, lag, shareExplained, summary, tipWords }
+import { barWords, basis, behindMs, sharedBytes, HINT, lag, shareExplained, summary, tipWords }
   from "./words.js";
 
 // With more bars in the window than this, edges and words would only cover one another.
@@ -215,7 +215,7 @@ export class Timeline {
 
   tell() {
     const { run, frame, parts, sight } = this;
-    parts.readout.textContent = hiddenShare(run);
+    parts.readout.textContent = sharedBytes(run);
     parts.why.textContent = shareExplained(run);
     parts.basis.textContent = basis(run);
     parts.lag.textContent = lag(run);

@@ -21,7 +21,7 @@ export function barWords(run, i) {
       return [`version ${number} ${peer}`, rank, amount,
         bars.part[i] < 0 ? "in the background" : `chunks of idle span ${bars.part[i]}`];
     case VERSION: return [`version ${number}`, rank, amount, peer];
-    case EXPOSED: return [`exposed: ${size} of version ${number}`, rank, `for ${length}`];
+    case EXPOSED: return [`shared the link: ${size} of version ${number}`, rank, `for ${length}`];
     case RESTORE:
       return [`shard of rank ${bars.rank[i]}, version ${number}`, `from ${node} ${peer}`, amount,
         "a recovery reads a replica"];
@@ -46,21 +46,20 @@ export function markWords(mark) {
   return `${mark.text}${took} (at ${clock(mark.start_s, 0.01)})`;
 }
 
-// How much of the checkpoint traffic training did not feel.
-export function hiddenShare(run) {
+// How much of the checkpoint traffic was sent while training used the link.
+export function sharedBytes(run) {
   if (run.isLoading) return "the traffic is loading …";
   const { meta, bars } = run, judged = (meta.hidden_bytes ?? 0) + (meta.exposed_bytes ?? 0);
   if (!(judged > 0)) return bars.length ? "no checkpoint traffic judged yet" : "no traffic yet";
   const exposed = (100 * meta.exposed_bytes) / judged;
   const rounded = exposed > 0 && exposed < 1 ? exposed.toFixed(1) : exposed.toFixed(0);
-  return `hidden ${+(100 - rounded).toFixed(1)} %, exposed ${+rounded} %`;
+  return `${+rounded} % of checkpoint bytes shared the link with training`;
 }
 
 export function shareExplained(run) {
   const open = run.meta.open_bytes ?? 0;
-  return "Exposed: checkpoint bytes that left while a training collective of the same node was "
-    + "under way, or while the step waited for them. "
-    + "Hidden: all others; training did not feel them."
+  return "Shared: checkpoint bytes that left while a collective of the same node was under way, "
+    + "or while the step waited for them. That is no cost by itself; what training waited is told above."
     + (open > 0 ? ` ${bytes(open)} are still to be judged.` : "");
 }
 
@@ -83,7 +82,7 @@ export function behindMs(run) {
 // What lies at a moment of row `row` where bars are too many to be told one by one.
 export function cellWords(run, cells, row, t) {
   const lines = cells.of(row, run.rows), names = ["iterations", "training collectives",
-    "waiting for a version", "checkpoint chunks", "exposed chunks", "a replica read back"];
+    "waiting for a version", "checkpoint chunks", "chunks that shared the link", "a replica read back"];
   const sums = lines.map((line) => cells.at(line, t));
   const shares = names.map((name, layer) =>
     [name, sums.reduce((sum, one) => sum + one[layer], 0) / Math.max(1, lines.length)]);
@@ -107,7 +106,7 @@ export function summary(run) {
   const failures = counted(count("injected"), "failure", "failures");
   return `Traffic timeline: ${counted(rows.lanes.length, "node", "nodes")}, `
     + `${counted(run.total, "bar", "bars")} in ${seconds(newest)}. `
-    + `${hiddenShare(run)}. ${failures} injected, `
+    + `${sharedBytes(run)}. ${failures} injected, `
     + `${counted(count("recovery"), "recovery", "recoveries")}.`;
 }
 
@@ -117,7 +116,7 @@ export function tipWords({ run, frame, sight: { cells } }, { bar, exposed }, x, 
   if (cells && x > frame.gutter && row >= 0 && row < run.rows.list.length) {
     lines.push(...cellWords(run, cells, row, frame.time(x)));
   }
-  if (exposed >= 0) lines.push(`${bytes(run.seen.size[exposed])} of it exposed here`);
+  if (exposed >= 0) lines.push(`${bytes(run.seen.size[exposed])} of it shared the link here`);
   if (y >= frame.bottom || x <= frame.gutter) return lines;
   for (const mark of run.marks) {
     const from = frame.x(mark.start_s), to = mark.end_s === null ? from : frame.x(mark.end_s);

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final
 from bokeh.models import CustomJS, Div, Range1d, Select
 
 from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.headline import said
 from gemini_lab.report.tables.iterations import Curve, CurveTable, Match
 from gemini_lab_widgets.pictures.palette import (
     BLUE,
@@ -89,7 +90,7 @@ class CurvesView(View):
         return (self.verdict, self.select, self._legend(), self.plot)
 
     def _drawn(self) -> Any:
-        plot = self._growing(300)
+        plot = self._figure(height=300)
         count_iterations(plot)
         plot.extra_y_ranges = {"share": Range1d(0, 1)}
         where = {"source": self.marks, "y_range_name": "share", "color": self._kind("colour")}
@@ -164,7 +165,7 @@ class CurvesView(View):
             self.plot.yaxis[0].axis_label = self.select.value
 
     def _verdict(self, matches: Sequence[Match]) -> None:
-        kinds = [("" if one.first is None else " class=differs", said(one)) for one in matches]
+        kinds = [("" if one.first is None else " class=differs", sentence(one)) for one in matches]
         text = "".join(f"<p{kind}>{esc(words)}</p>" for kind, words in kinds)
         if self.verdict.text != text:
             self.verdict.text = text
@@ -214,18 +215,10 @@ def _bounds(found: Sequence[Curve]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def said(match: Match) -> str:
-    """Return whether a value was the same in an earlier run, in words."""
-    what = "losses" if match.name == "loss" else f"values of {match.name}"
-    if not match.compared:
-        return f"No {what} to compare with {match.run}: no iteration has one in both runs."
-    if match.first is None:
-        return f"{match.compared:,} {what}, all bit-identical to {match.run}."
-    number, mine, theirs = match.first
-    return (
-        f"Not the same as {match.run}: of {match.compared:,} {what} the first that differs is in "
-        f"iteration {number:,}, {mine!r} here and {theirs!r} there (means over the ranks)."
-    )
+def sentence(match: Match) -> str:
+    """Return whether a value was the same in an earlier run, as a sentence."""
+    words = said(match)
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _brief(table: CurveTable) -> str:
@@ -253,5 +246,5 @@ def describe(table: CurveTable) -> str:
     ]
     where = ", ".join(str(one.iteration) for one in table.marks[:12])
     failures = f"{failures_in_words(table.marks)}: in iterations {where}"
-    verdicts = " ".join(said(one) for one in table.matches)
+    verdicts = " ".join(sentence(one) for one in table.matches)
     return f"{'; '.join([*parts, *([failures] if table.marks else [])])}. {verdicts}".strip()

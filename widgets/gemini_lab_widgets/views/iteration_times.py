@@ -50,12 +50,12 @@ class IterationsView(View):
         self.marks = source(f"{FAILURE_COLUMNS} top")
         self.medians = source("name low high median colour marker text count")
         self.plot, self.side = self._every_one(), self._middles()
-        both = self._grow(row(self.plot, self.side, sizing_mode="stretch_width"))
+        both = row(self.plot, self.side, sizing_mode="stretch_width")
         both.styles |= {"flex-wrap": "wrap"}
         return (self._legend(), both)
 
     def _every_one(self) -> Any:
-        plot = self._growing(320)
+        plot = self._figure(height=320)
         plot.min_width = 310
         count_iterations(plot)
         plot.yaxis.axis_label = "seconds"

@@ -42,7 +42,7 @@ class MemoryView(View):
         columns = [f"{name} {name}_from {name}_to {name}_text" for name in parts]
         self.bars = source(" ".join(["node taken text", *columns]))
         self.limits = source("x")
-        self.plot = self._growing(200, y=FactorRange(factors=[]))
+        self.plot = self._figure(height=200, y=FactorRange(factors=[]))
         self.plot.ygrid.visible = False
         drawn = []
         for _, name, colour, hatch in PARTS:

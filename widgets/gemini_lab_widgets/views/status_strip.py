@@ -8,7 +8,7 @@ from bokeh.models import Div
 
 from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import Tables
-from gemini_lab.report.tables.spent import SpentTable
+from gemini_lab.report.tables.headline import Answer
 from gemini_lab.report.tables.status import NodeHealth, NodeRow, Status, leaving_of
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import (
@@ -22,7 +22,6 @@ from gemini_lab_widgets.pictures.palette import (
     esc,
     shown,
 )
-from gemini_lab_widgets.views.time_bar import causes, percent
 from gemini_lab_widgets.views.view import OUTPUT_CSS, View, output_html
 
 DETAIL: Final = 40
@@ -42,8 +41,6 @@ SIGNS: Final[dict[NodeHealth, str]] = {
     "lost": "✕",
 }
 """Health by shape."""
-UNDER_WAY: Final = frozenset({"recovering", "waiting for machines"})
-"""Phases in which the newest recovery is not over."""
 COLOURS: Final[dict[NodeHealth, str]] = {
     "training": GREEN,
     "starting": ORANGE,
@@ -63,7 +60,8 @@ NO_EVENTS: Final = "Its log has no events yet."
 NOT_READ: Final = "Nothing in its log could be read: it may be another file, or a newer version's."
 HEALTH: Final[dict[NodeHealth, str]] = {"failed": "its worker failed"}
 """Health in words, where it is not said by its own."""
-CSS: Final = """
+CSS: Final = (
+    """
 :host { color: var(--gl-ink); font-family: FONT; }
 .bk-clearfix { display: block; width: 100%; container-type: inline-size; }
 .tiles { display: flex; flex-wrap: wrap; gap: 10px; margin: 0 0 10px 0; padding: 0; }
@@ -75,6 +73,18 @@ CSS: Final = """
 .tile dd { margin: 0; font-size: 13px; color: var(--gl-dim); line-height: 1.35; }
 .tile dd.value { font-size: 22px; font-weight: 650; color: var(--gl-ink); line-height: 1.25;
   font-variant-numeric: tabular-nums; }
+.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr));
+  gap: 10px 24px; margin: 0 0 14px; }
+.answer dt { font-size: 14px; color: var(--gl-dim); }
+.answer dd { margin: 0; font-size: 14px; line-height: 1.4; color: var(--gl-dim);
+  overflow-wrap: anywhere; }
+.answer dd.value { font-size: 26px; font-weight: 650; line-height: 1.3; color: var(--gl-ink);
+  font-variant-numeric: tabular-nums; }
+.answer a { color: inherit; text-decoration: underline; text-decoration-thickness: 1px;
+  text-underline-offset: 4px; }
+.value.good::before { content: "✓ "; color: GREEN; }
+.value.bad::before { content: "✕ "; color: RED; }
+.value.unknown { font-size: 20px; font-weight: 500; }
 .badge { display: inline-block; font-size: 13px; border: 1.5px solid var(--gl-rule);
   border-radius: 5px; padding: 0 8px; margin-left: 10px; vertical-align: 2px; font-weight: 500; }
 .badge.simulated { border-style: dashed; }
@@ -86,6 +96,9 @@ li small { color: var(--gl-dim); font-size: 12.5px; }
 p { margin: 0 0 3px; font-size: 13px; color: var(--gl-dim); }
 p.wait { font-size: 15px; max-width: 44em; }
 """.replace("FONT", FONT)
+    .replace("GREEN", css(GREEN))
+    .replace("RED", css(RED))
+)
 
 
 class StatusView(View):
@@ -110,11 +123,17 @@ class StatusView(View):
             self._say(words)
             self._write(_waiting(status, words))
             return
-        tiles = _tiles(status, tables.spent)
-        self._say("; ".join(f"{name}: {value}, {note}" for name, value, note, _ in tiles))
+        tiles = _tiles(status)
+        told = [f"{one.question} {one.short}: {one.detail}" for one in tables.answers]
+        self._say(
+            "; ".join([*told, *(f"{name}: {value}, {note}" for name, value, note, _ in tiles)])
+        )
         nodes = "".join(map(_node, _named(status)))
         parts = (
             f"<h2>{esc(shown(status.run or 'a run', longest=80))}{_badge(status)}</h2>",
+            "<dl class=answers>",
+            *map(_answer, tables.answers),
+            "</dl>",
             "<dl class=tiles>",
             *(_tile(*tile) for tile in tiles),
             "</dl>",
@@ -173,7 +192,16 @@ def _tile(name: str, value: str, note: str, colour: str) -> str:
     )
 
 
-def _tiles(status: Status, spent: SpentTable) -> list[tuple[str, str, str, str]]:
+def _answer(answer: Answer) -> str:
+    """Return one of the three answers; it leads to the view that shows where it comes from."""
+    return (
+        f"<div class=answer><dt>{esc(answer.question)}</dt>"
+        f"<dd class='value {answer.mood}'><a href='#{answer.view}'>{esc(answer.short)}</a></dd>"
+        f"<dd>{esc(answer.detail)}</dd></div>"
+    )
+
+
+def _tiles(status: Status) -> list[tuple[str, str, str, str]]:
     """Return name, value, note and colour of each tile."""
     colours = {"training": GREEN, "finished": BLUE, "stopped": BLUE, "failed": RED}
     busy = colours.get(status.phase, ORANGE)
@@ -183,8 +211,6 @@ def _tiles(status: Status, spent: SpentTable) -> list[tuple[str, str, str, str]]
         ("last whole version", *_whole(status), ""),
         ("failures survivable", *_survivable(status)),
         ("nodes", *_nodes(status), ""),
-        ("overhead", *_overhead(spent), ""),
-        ("wasted time", *_wasted(status), ""),
     ]
 
 
@@ -234,27 +260,6 @@ def _nodes(status: Status) -> tuple[str, str]:
     return f"{working:,}", f"{count['standby']} standby, {status.lost_nodes} lost so far"
 
 
-def _overhead(spent: SpentTable) -> tuple[str, str]:
-    if not spent.rows:
-        return "unknown", "no run has started yet"
-    return percent(spent.overhead), f"of all time: {causes(spent)}"
-
-
-def _wasted(status: Status) -> tuple[str, str]:
-    """Return what recoveries cost; the cost of one that is not over is not known."""
-    over = status.recoveries - status.is_open
-    times = f"in {over} recover{'y' if over == 1 else 'ies'}"
-    if not status.is_open:
-        return format_seconds(status.wasted_s), times if over else "no recovery so far"
-    goes_on = "is under way" if status.phase in UNDER_WAY else "did not end"
-    if not over:
-        return (
-            "not known yet" if status.phase in UNDER_WAY else "not known",
-            f"a recovery {goes_on}",
-        )
-    return format_seconds(status.wasted_s), f"{times}; one more {goes_on}"
-
-
 def _named(status: Status) -> Sequence[NodeRow]:
     if len(status.nodes) <= NAMED:
         return status.nodes
@@ -281,8 +286,7 @@ def _node(node: NodeRow) -> str:
 def _lines(status: Status) -> list[str]:
     """Return what stands beneath the tiles."""
     lines = [status.detail] if _is_long(status) and status.phase != "failed" else []
-    if status.conditions:
-        lines.append("; ".join(status.conditions))
+    lines += [" · ".join(part) for part in (status.facts, status.conditions) if part]
     lines += leaving_of(status.nodes)
     lines += [f"note: {note}" for note in status.notes]
     if status.unread:

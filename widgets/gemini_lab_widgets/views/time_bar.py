@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 from bokeh.models import Div
 
 from gemini_lab.report.tables import Tables
+from gemini_lab.report.tables.headline import percent
 from gemini_lab.report.tables.spent import FAILURES, Part, SpentRow, SpentTable
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import FELT, FONT, GREEN, LIGHT, TRAINING, esc, on
@@ -35,8 +36,6 @@ LABELLED: Final = 0.3
 """A part with this share of the bar has room for its label, on a phone too."""
 CSS: Final = """
 :host { font-family: FONT; color: var(--gl-ink); font-size: 14px; }
-:host, .bk-clearfix { display: flex !important; flex-direction: column; }
-.bk-clearfix, table { flex: 1 0 auto; }  /* its rows fill the card */
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; font-weight: 600; color: var(--gl-dim); font-size: 13px; }
 td, th { padding: 2px 14px 2px 0; vertical-align: baseline; }
@@ -86,9 +85,7 @@ class SpentView(View):
         self._text(self.plot, "x", 0.5, self.labels, **style)
         rows = (("", "@label"), ("took", "@took"), ("of the run", "@share"), ("from", "@how"))
         hover(self.plot, [bars], *rows)
-        self.table = self._grow(
-            Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
-        )
+        self.table = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
         return (self.plot, self.table)
 
     def update(self, tables: Tables) -> None:
@@ -117,7 +114,7 @@ class SpentView(View):
         text = _table(table)
         if self.table.text != text:
             self.table.text = text
-        self._say(describe(table), brief=overhead(table))
+        self._say(describe(table), brief=summary(table))
 
 
 def _unit(wall_s: float) -> tuple[str, float]:
@@ -158,30 +155,19 @@ def _line(row: SpentRow, table: SpentTable) -> str:
     )
 
 
-def percent(share: float) -> str:
-    """Return a share, on one line; what is there at all is never shown as nothing."""
-    return "<\u00a00.1\u00a0%" if 0 < share < 0.0005 else f"{100 * share:.1f}\u00a0%"
-
-
-def causes(table: SpentTable) -> str:
-    """Return what the overhead went into, in words."""
-    groups = (
-        ("checkpoints", table.share("exposed")),
-        ("failures", table.share(*FAILURES)),
-        ("first start", table.share("first_start")),
-        ("other", table.share("other")),
-    )
-    return ", ".join(f"{name} {percent(share)}" for name, share in groups)
-
-
-def overhead(table: SpentTable) -> str:
-    """Return the bar in one number, and what it is made of."""
+def summary(table: SpentTable) -> str:
+    """Return the bar in one sentence."""
     if not table.rows:
         return ""
-    return (
-        f"Of {format_seconds(table.wall_s)}, {percent(1 - table.overhead)} went into training "
-        f"that counts. The overhead is the rest, {percent(table.overhead)}: {causes(table)}."
+    groups = (
+        ("training", table.share("training")),
+        ("checkpoints", table.share("exposed")),
+        ("failures", table.share(*FAILURES)),
+        ("the first start", table.share("first_start")),
+        ("other", table.share("other")),
     )
+    shares = ", ".join(f"{name} {percent(share)}" for name, share in groups)
+    return f"The run took {format_seconds(table.wall_s)}: {shares}."
 
 
 def describe(table: SpentTable) -> str:
@@ -189,4 +175,4 @@ def describe(table: SpentTable) -> str:
     if not table.rows:
         return "Nothing to explain yet: no run has started."
     parts = ", ".join(f"{row.label} {format_seconds(row.seconds)}" for row in table.rows)
-    return f"{overhead(table)} In parts: {parts}."
+    return f"{summary(table)} In parts: {parts}."

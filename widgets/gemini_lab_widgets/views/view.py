@@ -157,10 +157,7 @@ class View:
         )
         self._change(self._kinds, "palette", [*LIGHT.kinds.values()], [*DARK.kinds.values()])
         self._head = Div(stylesheets=[CSS], sizing_mode="stretch_width", disable_math=True)
-        self._is_growing = False
-        parts = self._build()
-        size = "stretch_both" if self._is_growing else "stretch_width"
-        self.root = column(self._head, *parts, sizing_mode=size)
+        self.root = column(self._head, *self._build(), sizing_mode="stretch_width")
         self._follow(self.root, stylesheets="sheets")
         self.root.html_attributes = {"role": "region", "aria-label": self.title}
         self._say("")
@@ -232,19 +229,6 @@ class View:
         self._figures.append(plot)
         return plot
 
-    def _growing(self, least: int, **options: Any) -> Any:
-        """Return a figure of at least `least` pixels that fills the rest of its card."""
-        plot = self._figure(height=least, **options)
-        plot.sizing_mode, plot.height, plot.min_height = "stretch_both", None, least
-        self._is_growing = True
-        return plot
-
-    def _grow(self, part: Any) -> Any:
-        """Fill the rest of its card with a table or a row; returns it."""
-        part.styles = {**part.styles, "flex": "1 0 auto"}
-        self._is_growing = True
-        return part
-
     def _text(
         self, plot: Any, x: str, y: str | float, data: Any, *, colour: str = "", **options: Any
     ) -> Any:
@@ -311,7 +295,7 @@ class BarsView(View):
         columns = [one.removeprefix("@") for one in self.ROW_COLUMNS.values()]
         self.parts = source(" ".join(["row start end colour hatch alpha", *columns[1:]]))
         self.ends = source("row x text brief")
-        self.plot = self._growing(200, y=FactorRange(factors=[], **ROOM))
+        self.plot = self._figure(height=200, y=FactorRange(factors=[], **ROOM))
         self.plot.xaxis.axis_label = self.AXIS
         self.plot.ygrid.visible = self.plot.yaxis.visible = False
         bars = self.plot.hbar(
@@ -357,7 +341,7 @@ class BarsView(View):
         put(self.ends, {"row": above, "x": [0.0] * len(names), "text": texts, "brief": briefs})
         if self.plot.y_range.factors != [*names][::-1]:
             self.plot.y_range.factors = [*names][::-1]
-            self.plot.min_height = 72 + 52 * max(1, len(names))
+            self.plot.height = 72 + 52 * max(1, len(names))
         self._show(names, self.plot)
         stretch(self.plot.x_range, 0.0, reach or 1.0)
 

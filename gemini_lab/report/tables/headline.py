@@ -1,0 +1,131 @@
+"""The three questions that a reader of a run asks first, each answered in words."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gemini_lab.log.events import PLANNED
+from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.tables.iterations import CurveTable, IterationTable, Match
+from gemini_lab.report.tables.recoveries import Losses
+from gemini_lab.report.tables.spent import FAILURES, SpentTable
+from gemini_lab.units import format_seconds
+
+LARGEST: Final = 3
+"""Parts of what failures cost that are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One question about a run, and its answer.
+
+    Attributes:
+        short: The answer in a few characters.
+        detail: What it rests on.
+        mood: `"unknown"` if the log does not answer it.
+        view: The view that shows where the answer comes from, by its place on a page.
+    """
+
+    question: str
+    short: str
+    detail: str
+    mood: Literal["good", "bad", "neutral", "unknown"]
+    view: str
+
+
+def answers(
+    run: RunReducer,
+    losses: Losses,
+    *,
+    curves: CurveTable,
+    iterations: IterationTable,
+    spent: SpentTable,
+) -> tuple[Answer, Answer, Answer]:
+    """Return whether a run has the same numbers, and what checkpoints and failures cost it."""
+    return (
+        _numbers(run, losses, curves),
+        _checkpoints(run, iterations, spent),
+        _failures(losses, spent),
+    )
+
+
+def _numbers(run: RunReducer, losses: Losses, curves: CurveTable) -> Answer:
+    def say(short: str, detail: str, mood: Literal["good", "bad", "unknown"]) -> Answer:
+        return Answer(
+            question="Same numbers?", short=short, detail=detail, mood=mood, view="curves"
+        )
+
+    if run.course.is_simulated:
+        return say("not computed", "a simulation computes times, and trains no model", "unknown")
+    if run.divergences.found:
+        first = min(run.divergences.found, key=lambda one: (one.epoch, one.iteration, one.rank))
+        return say("no", f"{first}", "bad")
+    compared = [one for one in curves.matches if one.compared]
+    for match in compared:
+        if match.first is not None:
+            return say("no", said(match), "bad")
+    again = sum(one.compared for one in losses.recoveries)
+    redone = f"{again:,} iterations of ranks done again, none differs" if again else ""
+    if compared:
+        detail = "; ".join(said(one) for one in compared)
+        return say("yes", f"{detail}; {redone}" if redone else detail, "good")
+    if redone:
+        return say("yes, as far as compared", redone, "good")
+    return say("nothing to compare with", "choose a run of the same job to compare with", "unknown")
+
+
+def said(match: Match) -> str:
+    """Return whether a value was the same in an earlier run, in words."""
+    what = "losses" if match.name == "loss" else f"values of {match.name}"
+    if not match.compared:
+        return f"no {what} to compare with {match.run}: no iteration has one in both runs"
+    if match.first is None:
+        return f"{match.compared:,} {what}, all bit-identical to {match.run}"
+    number, mine, theirs = match.first
+    return (
+        f"not the same as {match.run}: of {match.compared:,} {what} the first that differs is in "
+        f"iteration {number:,}, {mine!r} here and {theirs!r} there (means over the ranks)"
+    )
+
+
+def _checkpoints(run: RunReducer, iterations: IterationTable, spent: SpentTable) -> Answer:
+    def say(short: str, detail: str, mood: Literal["neutral", "unknown"] = "neutral") -> Answer:
+        question = "What did checkpoints cost?"
+        return Answer(question=question, short=short, detail=detail, mood=mood, view="iterations")
+
+    if run.course.settings.get("scheme") == "none":
+        return say("nothing", "the run keeps no versions (scheme none)")
+    waited_s, trained_s = spent.seconds("exposed"), spent.seconds("training", "exposed")
+    if not trained_s:
+        return say("not known yet", "no iteration has ended", "unknown")
+    cost = iterations.overhead
+    if cost is not None and cost.low is not None and cost.high is not None:
+        between = f"{100 * cost.low:.1f} to {100 * cost.high:.1f} %"
+        return say(percent(cost.share), f"of an iteration ({between}): {cost.how}")
+    waited = f"training waited {format_seconds(waited_s)} of {format_seconds(trained_s)}"
+    return say(percent(waited_s / trained_s), f"{waited} for its checkpoints")
+
+
+def _failures(losses: Losses, spent: SpentTable) -> Answer:
+    def say(short: str, detail: str, mood: Literal["neutral", "unknown"] = "neutral") -> Answer:
+        question = "What did failures cost?"
+        return Answer(question=question, short=short, detail=detail, mood=mood, view="recoveries")
+
+    if not losses.total:
+        return say("nothing", "no failure so far")
+    cost_s = spent.seconds(*FAILURES)
+    parts = sorted((r for r in spent.rows if r.part in FAILURES), key=lambda row: -row.seconds)
+    named = ", ".join(f"{row.label} {format_seconds(row.seconds)}" for row in parts[:LARGEST])
+    planned = sum(one.cause in PLANNED for one in losses.recoveries)
+    moves = f", {planned} of them planned" if planned else ""
+    is_open = any(one.resumed_at_s is None for one in losses.recoveries[-1:])
+    so_far = ", and the newest recovery has not ended" if is_open else ""
+    times = f"{losses.total:,} x " if losses.total > 1 else ""
+    return say(
+        f"{times}{format_seconds(cost_s / losses.total)}",
+        f"{format_seconds(cost_s)} in all{moves}: mostly {named}{so_far}",
+    )
+
+
+def percent(share: float) -> str:
+    """Return a share, on one line; what is there at all is never shown as nothing."""
+    return "<\u00a00.1\u00a0%" if 0 < share < 0.0005 else f"{100 * share:.1f}\u00a0%"
