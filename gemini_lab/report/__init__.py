@@ -14,7 +14,7 @@ The events themselves are classes in `log`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gemini_lab.report.build import build_report, load_report
+from gemini_lab.report.build import build_report, load_report, save_events
 from gemini_lab.report.recovery import Injection, Receipt, Recovery, Step, WastedTime
 from gemini_lab.report.text import render
 from gemini_lab.report.trace import chrome_trace
@@ -49,6 +49,7 @@ __all__ = [
     "measure",
     "predict",
     "render",
+    "save_events",
 ]
 
 

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
-from gemini_lab.log.file import LOG_FILE, log_of, name_of, read_log
+from gemini_lab.log.file import LOG_FILE, EventLog, log_of, name_of, read_log
 from gemini_lab.report.recovery import Recovery, WastedTime, WorkerExit
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.reducers.iteration_pace import IterationPace
@@ -22,6 +22,34 @@ def load_report(run: Path) -> RunReport:
     """
     log = log_of(run)
     return build_report(read_log(log), name=name_of(log))
+
+
+def save_events(events: Iterable[Entry], folder: Path) -> Path:
+    """Write a simulated run's events as a log in a new folder, and return the log's path.
+
+    `gemini-lab report FOLDER` and `gemini-lab serve FOLDER` show it as they show a run.
+
+    Args:
+        events: `Outcome.events` of `simulate(..., record=True)`.
+        folder: The run's folder; it must not have a log.
+
+    Raises:
+        ConfigError: There are no events, or the folder has a log already.
+    """
+    entries = list(events)
+    if not entries:
+        raise ConfigError(
+            "there are no events to save; simulate(..., record=True) keeps those of its run"
+        )
+    path = folder / LOG_FILE
+    if path.exists():
+        raise ConfigError(f"{folder} has the log of a run already; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    log = EventLog(path)
+    for entry in entries:
+        log.append(entry)
+    log.close()
+    return path
 
 
 def build_report(entries: Iterable[Entry], *, name: str = "") -> RunReport:

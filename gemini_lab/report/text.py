@@ -90,9 +90,9 @@ def _summary(report: RunReport, ink: Ink) -> Iterator[str]:
     if report.began_from:
         yield f"  it began from version {report.began_from} of the persistent tier"
     lost = sum(recovery.lost_iterations for recovery in report.recoveries)
+    injected = "" if report.simulated else f"{_count(len(report.injections), 'failure')} injected, "
     yield (
-        f"  {_count(len(report.injections), 'failure')} injected, "
-        f"{_count(len(report.recoveries), 'recovery', 'recoveries')}, "
+        f"  {injected}{_count(len(report.recoveries), 'recovery', 'recoveries')}, "
         f"{_count(lost, 'iteration')} done again"
     )
     losses = [loss for (_, rank), loss in sorted(report.losses.items()) if rank == 0]
@@ -169,7 +169,12 @@ def _repeated(recovery: Recovery, ink: Ink) -> Iterator[str]:
             ink,
         )
     elif recovery.resumed_at_s is not None:
-        yield "  nothing that the log knows was done again, so there was nothing to compare"
+        again = _count(recovery.lost_iterations, "iteration")
+        yield (
+            f"  {again} done again; the log has no values of them to compare"
+            if recovery.lost_iterations
+            else "  no iteration was done again, so there was nothing to compare"
+        )
 
 
 def _exits(exits: Sequence[WorkerExit], said: Sequence[str]) -> Iterator[str]:
@@ -187,7 +192,7 @@ def _recovery(
 ) -> Iterator[str]:
     """Give one recovery, without workers that were `shown` and lines that were `said`."""
     took_s = recovery.duration_s
-    took = "not over" if took_s is None else f"training again after {format_seconds(took_s)}"
+    took = "has not ended" if took_s is None else f"training again after {format_seconds(took_s)}"
     yield _heading(f"Recovery {recovery.number}: {recovery.what}, {took}", ink)
     yield from gantt(recovery.steps, ink=ink)
     for late in recovery.importing:
@@ -259,7 +264,7 @@ def _receipts(recovery: Recovery) -> Iterator[str]:
         return
     yield "  shard  tier        holder           size  checksum retrieve   verify     load"
     for receipt in recovery.receipts:
-        checksum = "right" if receipt.verified else "UNREAD"
+        checksum = "right" if receipt.verified else "unread"
         yield (
             f"  {receipt.shard:>5}  {receipt.tier:<10}  {_short(receipt.holder):<12}"
             f"{format_bytes(receipt.size_bytes):>10}  {checksum:<8}"

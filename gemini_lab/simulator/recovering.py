@@ -40,7 +40,9 @@ class Recovering:
         reached = segment.newest_at(elapsed_s)
         if run.recorder:
             lost = sorted(run.cluster.dead)
-            run.recorder.failed(failed_s, cause=outage.cause, lost=lost, reached=reached)
+            run.recorder.failed(
+                failed_s, cause=outage.cause or f"{outage.kind} failure", lost=lost, reached=reached
+            )
         plan, retrieval_s = yield from self._attempts(outage)
         version = plan.version or 0
         lost_s = run.redo_s(segment, elapsed_s, version)

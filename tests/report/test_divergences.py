@@ -42,7 +42,7 @@ def test_what_was_noticed_and_what_is_found_again_is_told_once(noticed):
 def test_a_report_says_how_much_was_the_same(failing):
     same = [e for e in failing if not (e.kind == "iteration" and e.event.value("loss") == 99.0)]
     for log, said in (
-        (same, "nothing that the log knows was done again"),
+        (same, "no iteration was done again"),
         ([*same[:9], *again(same), *same[9:]], "compared bit by bit: 2 iterations of ranks, none"),
     ):
         text = render(build_report(log))

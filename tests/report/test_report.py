@@ -14,11 +14,13 @@ from gemini_lab.lab.progress_bars import describe
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import find_log, find_run
-from gemini_lab.report import Step, build_report, load_report
+from gemini_lab.report import Step, build_report, load_report, save_events
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.recoveries import losses as losses_of
 from gemini_lab.report.tables.recoveries import recoveries
 from gemini_lab.report.text import ASCII, BLOCKS, WIDTH, gantt, ink_for, render
+from gemini_lab.simulator import Outage, paper_workload, simulate
+from gemini_lab.simulator.policy import gemini
 
 
 def changed(entry, **fields):
@@ -81,7 +83,7 @@ def test_iterations_that_are_lost_and_never_redone_do_not_count(failing):
     assert report.outcome == "unfinished"
     assert report.recoveries[0].duration_s is None
     assert report.wasted is None
-    assert "not over" in render(report)
+    assert "has not ended" in render(report)
 
 
 def test_a_recovery_is_a_timeline_from_the_injected_failure_to_the_first_iteration(failing):
@@ -371,3 +373,24 @@ def test_a_resumed_run_says_from_which_version_on_the_terminal_and_in_its_report
 def test_a_report_that_is_printed_is_one_line(failing):
     report = build_report(failing)
     assert str(report) == f"run {report.name}: finished, 4 iterations, 1 recovery"
+
+
+def test_a_simulated_run_that_was_saved_is_reported_with_names_and_one_count(tmp_path):
+    workload = paper_workload()
+    outages = [
+        Outage(at_s=900.0, positions=(1,), kind="hardware"),
+        Outage(at_s=7150.0, positions=(3, 6), kind="hardware"),
+    ]
+    policy = gemini(workload)
+    outcome = simulate(workload, policy, outages, days=2 / 24, record=True)
+    log = save_events(outcome.events, tmp_path / "simulated")
+    assert log == tmp_path / "simulated" / "events.jsonl"
+    text = render(load_report(tmp_path / "simulated"))
+    assert "  2 recoveries, 1 iteration done again\n" in text
+    assert "Recovery 1: hardware failure (node-1), training again after" in text
+    assert "Recovery 2: hardware failure (node-3, node-6), has not ended" in text
+    assert "  1 iteration done again; the log has no values of them to compare\n" in text
+    with pytest.raises(ConfigError, match="has the log of a run already"):
+        save_events(outcome.events, tmp_path / "simulated")
+    with pytest.raises(ConfigError, match="record=True keeps those"):
+        save_events(simulate(workload, policy, outages, days=2 / 24).events, tmp_path / "none")
