@@ -65,6 +65,7 @@ def setup(app: Sphinx) -> None:
     app.add_directive("papers", figures.Papers)
     app.add_directive("measured", figures.Measured)
     app.add_directive("verdicts", figures.Verdicts)
+    app.add_directive("shown", figures.Shown)
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"

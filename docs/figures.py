@@ -7,19 +7,24 @@ draws one figure, `{measured} losses fig09-measured` one of those that a bench's
 `measured/losses.json` come to, and `{verdicts}` says how far all values lie from the paper's.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
+from gemini_lab import plan_placement
 from gemini_lab.display import picture
+from gemini_lab.report import load_report
 from gemini_lab_bench.figures import measured, provenance
 from gemini_lab_bench.figures.command import FIGURES, make
 from gemini_lab_bench.figures.figure import Figure
 
+LOG = Path(__file__).parents[1] / "tests" / "log" / "run.jsonl"
+"""A short run of two nodes that lost a worker and then a node."""
 MEASURED = Path(__file__).parent / "measured"
 """What `gemini-lab bench NAME --json FILE` wrote, as NAME.json."""
 
@@ -56,6 +61,20 @@ class Verdicts(Directive):
         found = [result for name in benches() for result in results(name)]
         told = provenance.summary([*map(paper, FIGURES), *found])
         return [nodes.raw("", f'<pre class="verdicts">{escape(told)}</pre>', format="html")]
+
+
+class Shown(Directive):
+    """`{shown} placement` or `{shown} recovery`: a picture as a notebook's cell shows it."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the drawing and, folded, its numbers; Sphinx calls it."""
+        values: dict[str, Callable[[], object]] = {
+            "placement": partial(plan_placement, nodes=4, replicas=2),
+            "recovery": partial(load_report, LOG),
+        }
+        return [nodes.raw("", picture(values[self.arguments[0]]()).html(), format="html")]
 
 
 def benches() -> list[str]:

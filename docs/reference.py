@@ -1,21 +1,27 @@
-"""The reference's pages: one for the public names, one a stage, and the table of events.
+"""The generated pages of the reference: commands, settings, events, symptoms and public names.
 
-They are made anew from the code with each build; nobody edits them.
+Each build makes them from the code; nobody edits them.
 """
 
 import importlib
-import importlib.util
 import inspect
+import io
+import os
 import pkgutil
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+import symptoms
+
 import gemini_lab
+from gemini_lab.cli.main import GROUPS, function_of
+from gemini_lab.settings import GROUPS as SETTINGS
 
 STAGES = ("profiler", "placement", "pipeliner", "injector", "recovery")
 ROOMS = (*STAGES, "simulator")
@@ -29,11 +35,15 @@ def version() -> str:
 
 def write(folder: Path) -> None:
     """Write all pages into `folder`, and touch only those that differ."""
-    pages = {"index.md": _index(), "public.rst": _public()}
+    pages = {
+        "index.md": _index(),
+        "public.rst": _public(),
+        "commands.md": commands(),
+        "settings.md": settings(),
+        "symptoms.md": symptoms.page(),
+    }
     pages |= {f"{room}.rst": _room(f"gemini_lab.{room}") for room in ROOMS}
-    events = _events()
-    if events is not None:
-        pages["events.md"] = events
+    pages["events.md"] = _events()
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         if old.name not in pages:
@@ -42,6 +52,71 @@ def write(folder: Path) -> None:
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
+
+
+TASKS = (
+    "Choose how many copies, and where",
+    "Let copies follow the risk",
+    "Save to the persistent tier",
+    "React to wrong numbers and other code",
+    "Change the number of nodes",
+    "Find hung workers, and restart faster",
+    "Choose when versions leave, and as what",
+    "Plan chunks for idle spans",
+)
+"""A heading for each group of settings, in their order."""
+CLI_HEAD = """\
+# Commands
+
+Each command's own `--help`. Exit codes are on [a page of their own](../exit-codes.md).
+"""
+SETTINGS_HEAD = """\
+# Settings
+
+Write settings into the `"gemini"` block of DeepSpeed's configuration, or give them to `protect` as
+`settings=`. `gemini-lab run --set NAME=VALUE` overrides both. `gemini-lab run --dry-run` prints the
+value and the origin of each. Times are in seconds; sizes may be written like `"4 MiB"`.
+"""
+
+
+def commands() -> str:
+    """The help of every command, by the groups of `gemini-lab --help`."""
+    parts = [CLI_HEAD]
+    for group, names in GROUPS.items():
+        parts.append(f"## {group.capitalize()}\n")
+        parts += [f"### gemini-lab {name}\n\n```text\n{_help(name)}\n```\n" for name in names]
+    return "\n".join(parts)
+
+
+def _help(name: str) -> str:
+    """What a command prints as its help, 90 columns wide."""
+    said, before = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "90"  # by which argparse breaks lines
+    try:
+        with redirect_stdout(said), suppress(SystemExit):
+            function_of(name)(["--help"])
+    finally:
+        os.environ.pop("COLUMNS")
+        os.environ |= {} if before is None else {"COLUMNS": before}
+    return said.getvalue().strip()
+
+
+def settings() -> str:
+    """A table of settings for each task."""
+    parts = [SETTINGS_HEAD]
+    for task, group in zip(TASKS, SETTINGS, strict=True):
+        text = inspect.cleandoc(group.__doc__ or "")
+        about, _, listed = text.partition("\n\nAttributes:\n")
+        parts += [f"## {task}\n", f"{about}\n", "| setting | default | meaning |", "|---|---|---|"]
+        for entry in re.split(r"\n(?= {4}\w)", listed):
+            name, _, meaning = " ".join(entry.split()).partition(": ")
+            default = getattr(group, name)
+            shown = "" if default is None else f"`{default}`"
+            parts.append(
+                f"| `{name}` | {shown or 'none'} | {meaning.replace('|', chr(92) + '|')} |"
+            )
+        parts.append("")
+    return "\n".join(parts)
 
 
 def public_names() -> dict[str, str]:
@@ -57,11 +132,9 @@ def public_names() -> dict[str, str]:
 
 def _index() -> str:
     pages = ["public", *ROOMS]
-    if importlib.util.find_spec(EVENTS) is not None:
-        pages.append("events")
     return (
-        "# Reference\n\nMade from the docstrings of the version that you read about. What is not "
-        "here is private and\nmay change without notice.\n\n"
+        "# Public names\n\nMade from the docstrings of this version. Names that are not here are "
+        "private and may\nchange without notice.\n\n"
         "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(pages) + "\n```\n"
     )
 
@@ -76,7 +149,7 @@ def _public() -> str:
             elsewhere.append(
                 f"- :py:obj:`gemini_lab.{name} <{full}>`: {_first_line(getattr(gemini_lab, name))}"
             )
-    head = _heading("Public names", "What ``import gemini_lab`` gives.")
+    head = _heading("gemini_lab", "What ``import gemini_lab`` gives.")
     listed = "Described with their stage\n--------------------------\n\n" + "\n".join(elsewhere)
     return f"{head}.. py:module:: gemini_lab\n\n{''.join(here)}{listed}\n"
 
@@ -132,10 +205,8 @@ def _heading(title: str, text: str) -> str:
     return f"{title}\n{'=' * len(title)}\n\n{text}\n\n"
 
 
-def _events() -> str | None:
-    """The table of the kinds of events, where the package can say it."""
-    if importlib.util.find_spec(EVENTS) is None:
-        return None
+def _events() -> str:
+    """The table of the kinds of events."""
     said = subprocess.run(
         [sys.executable, "-m", EVENTS], capture_output=True, text=True, check=True, timeout=120
     )

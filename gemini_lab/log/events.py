@@ -181,6 +181,8 @@ class NodeReady(Event, frozen=True, kw_only=True):
 class NodeLost(Event, frozen=True, kw_only=True):
     """A node is gone.
 
+    Way out: None is needed while a standby is left; `gemini-lab status` shows the standbys.
+
     Attributes:
         name: The node's.
         cause: How that was noticed: `"refused"` (its machine lets nobody connect to its agent),
@@ -193,6 +195,8 @@ class NodeLost(Event, frozen=True, kw_only=True):
 
 class NodeExcluded(Event, frozen=True, kw_only=True):
     """A node is not used again, but where there is no other; one that computed wrong never is.
+
+    Way out: Look at that machine; the reason names what it lacked or what it computed wrong.
 
     Attributes:
         name: The node's.
@@ -217,6 +221,8 @@ class NodeLeaving(Event, frozen=True, kw_only=True):
 
 class DrainWaiting(Event, frozen=True, kw_only=True):
     """A node's ranks cannot move yet; it trains on.
+
+    Way out: Start one more machine, or wait: the ranks move as soon as a standby is ready.
 
     Attributes:
         name: The node's.
@@ -252,6 +258,8 @@ class ResizeWanted(Event, frozen=True, kw_only=True):
 class ResizeWaiting(Event, frozen=True, kw_only=True):
     """The run is not the size that it is to be, and cannot be now; it trains on.
 
+    Way out: Start the machines that are missing; the run trains on until they have joined.
+
     Attributes:
         nodes: How many nodes it is to have.
         reason: What stands against it, or is waited for, for people.
@@ -286,6 +294,9 @@ class Resized(Event, frozen=True, kw_only=True):
 
 class ResizeRefused(Event, frozen=True, kw_only=True):
     """The run cannot have this number of nodes; it is not tried again.
+
+    Way out: Do what the reason says, such as setting another batch, or ask for another number
+    of nodes.
 
     Attributes:
         nodes: How many.
@@ -326,6 +337,8 @@ class ReplicasPlaced(Event, frozen=True, kw_only=True):
 
 class ReplicasShort(Event, frozen=True, kw_only=True):
     """Copies follow the risk, and what there is cannot reach the target; training goes on.
+
+    Way out: Raise `replica_memory`, add nodes, or lower `survival_target`.
 
     Attributes:
         loss_chance: That memory does not suffice within the horizon.
@@ -444,6 +457,8 @@ soon, as batch systems do."""
 class RunFailed(Event, frozen=True, kw_only=True):
     """The run was given up.
 
+    Way out: The exit code says whether the same command with `--resume` helps.
+
     Attributes:
         reason: Why, in a sentence.
         cause: The same for programs.
@@ -473,11 +488,16 @@ class Protected(OfWorker, frozen=True, kw_only=True):
 
 
 class Unprotected(OfWorker, frozen=True, kw_only=True):
-    """A worker's script ended and never called `protect`."""
+    """A worker's script ended and never called `protect`.
+
+    Way out: Start the script by `gemini-lab run` to protect it.
+    """
 
 
 class CodeSeen(OfWorker, frozen=True, kw_only=True):
     """A worker executes files of the script that no start of this run had executed so before.
+
+    Way out: Restore the named file, or go on: `"on_code_change": "stop"` ends a run instead.
 
     Attributes:
         files: Their digests, by name.
@@ -562,6 +582,9 @@ class Iteration(OfWorker, frozen=True, kw_only=True, omit_defaults=True):
 class Diverged(OfWorker, frozen=True, kw_only=True):
     """An iteration that was done again after a recovery is not what it was before.
 
+    Way out: Run `gemini-lab check` on the script, and hand over what it names in `also` or
+    `client_state`.
+
     Attributes:
         iteration: Its number.
         differs: What differs first: `"order"` (another iteration was expected), `"batch"`,
@@ -587,6 +610,8 @@ class Diverged(OfWorker, frozen=True, kw_only=True):
 
 class LossNotFinite(OfWorker, frozen=True, kw_only=True):
     """Losses are no numbers any more: weights may hold NaN or infinity, and every later version.
+
+    Way out: Set `"on_not_finite": "rewind"` to skip such batches, or `"stop"` to end the run.
 
     Attributes:
         iteration: The first of which that is known.
@@ -650,6 +675,8 @@ class Rewound(OfWorker, frozen=True, kw_only=True):
 class RewindFailed(OfWorker, frozen=True, kw_only=True):
     """No memory has a version that training could go back to.
 
+    Way out: Raise `keep_in_memory`, or start again with `--resume` from the persistent tier.
+
     Attributes:
         iteration: The newest that had ended.
         cause: Who wanted it: the guard, and then the run ends, or a person.
@@ -663,6 +690,8 @@ class RewindFailed(OfWorker, frozen=True, kw_only=True):
 
 class UpdatesUnkept(OfWorker, frozen=True, kw_only=True):
     """The weights change, and not by updates of the optimizer that is protected.
+
+    Way out: Give `protect` the optimizer that trains, after it has been made for the last time.
 
     Attributes:
         version: The newest; none is made of these changes.
@@ -704,6 +733,9 @@ class WrongSums(OfWorker, frozen=True, kw_only=True):
     """Machines came to different numbers with the same work: one of them computes wrong.
 
     All ranks say it alike.
+
+    Way out: Have the named machine examined; with `"on_wrong_sums": "drain"` a standby has
+    replaced it.
 
     Attributes:
         iteration: That was computed again.
@@ -761,6 +793,9 @@ class VersionComplete(OfWorker, frozen=True, kw_only=True):
 class ReplicaDiffered(OfWorker, frozen=True, kw_only=True):
     """A version made of a gradient differed from its owner's, and was sent in full instead.
 
+    Way out: None is needed: the part was sent in full. If it repeats, examine that machine's
+    memory.
+
     Attributes:
         shard: The owner's.
         version: Which version of it.
@@ -774,6 +809,8 @@ class ReplicaDiffered(OfWorker, frozen=True, kw_only=True):
 
 class GradientsGivenUp(Event, frozen=True, kw_only=True):
     """Shards are sent in full from here on, until the workers' next start.
+
+    Way out: None is needed: versions are sent as copies until workers start again.
 
     Attributes:
         version: The newest that was not.
@@ -920,6 +957,8 @@ class Injected(Event, frozen=True, kw_only=True):
 class WorkerExited(OfWorker, frozen=True, kw_only=True):
     """A worker ended before its script did.
 
+    Way out: Read its last lines: `gemini-lab logs RUN --rank N`. The run recovers by itself.
+
     Attributes:
         pid: The process's.
         signal: Name of the signal that ended it, if one did.
@@ -936,6 +975,9 @@ class WorkerExited(OfWorker, frozen=True, kw_only=True):
 class WorkerHung(OfWorker, frozen=True, kw_only=True):
     """A worker made no progress for too long.
 
+    Way out: Wrap long work in `with protected.pause(...)`, or raise `idle_s` or
+    `min_progress_s`.
+
     Attributes:
         silent_s: How long it has stood still, or said nothing.
         deadline_s: How long that may be.
@@ -949,6 +991,9 @@ class WorkerHung(OfWorker, frozen=True, kw_only=True):
 
 class RanksApart(OfWorker, frozen=True, kw_only=True):
     """A rank has come to an end while others train on: they would wait for it for good.
+
+    Way out: Give all ranks equally many batches and iterations, and let none leave its loop
+    alone.
 
     Attributes:
         iteration: The newest that it has done.
@@ -1006,6 +1051,8 @@ class ProcessesKept(OfRecovery, frozen=True, kw_only=True):
 class ReplicaRejected(OfRecovery, frozen=True, kw_only=True):
     """A copy of a shard cannot be used.
 
+    Way out: None is needed: another copy is read. If it repeats, examine that machine's memory.
+
     Attributes:
         shard: Rank of its owner.
         version: Of which it is a copy.
@@ -1023,6 +1070,8 @@ class ReplicaRejected(OfRecovery, frozen=True, kw_only=True):
 
 class VersionRejected(OfRecovery, frozen=True, kw_only=True):
     """A version will not be tried again.
+
+    Way out: None is needed: an older version is read. `gemini-lab report` names it.
 
     Attributes:
         version: Which.
@@ -1140,6 +1189,9 @@ class ShardRestored(OfWorker, frozen=True, kw_only=True):
 class RecoveryWaiting(OfRecovery, frozen=True, kw_only=True):
     """Nothing starts yet: a machine is missing, or newer versions may still come back.
 
+    Way out: Bring the missing machine or store back, or accept the loss: `gemini-lab give-up
+    RUN`.
+
     Attributes:
         missing: Positions without a machine.
         standbys: Names of living nodes without a position.
@@ -1200,6 +1252,8 @@ class PersistFinished(Event, frozen=True, kw_only=True):
 
 class PersistFailed(Event, frozen=True, kw_only=True):
     """Writing a version failed; training goes on.
+
+    Way out: Mend the store that the reason names; the next save tries again.
 
     Attributes:
         version: Which.

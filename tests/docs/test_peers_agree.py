@@ -10,7 +10,7 @@ from gemini_lab_bench.peers.catalog import CATALOG
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "evidence" / "peers.md").read_text(encoding="utf-8")
-BESIDE = README.partition("## Beside others")[2].partition("\n## ")[0]
+BESIDE = README.partition("## Compared with others")[2].partition("\n## ")[0]
 HAVE = GUIDE.partition("## What they have")[2].partition("\n## ")[0]
 
 

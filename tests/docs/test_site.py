@@ -1,6 +1,9 @@
 """The site builds without a warning, holds every public name, and all its links lead somewhere."""
 
+import dataclasses
 import importlib
+import inspect
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import gemini_lab
+from gemini_lab.cli.main import COMMANDS
+from gemini_lab.log.events import KINDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -115,6 +120,49 @@ def test_every_name_of_a_stage_is_described(site, stage):
     ids = Links(site / "reference" / "made" / f"{stage}.html").ids
     package = importlib.import_module(f"gemini_lab.{stage}")
     assert [name for name in package.__all__ if f"{package.__name__}.{name}" not in ids] == []
+
+
+def test_every_command_and_setting_has_a_place_in_the_reference(site):
+    made = site / "reference" / "made"
+    assert {f"gemini-lab-{name}" for name in COMMANDS} <= Links(made / "commands.html").ids
+    page = (made / "settings.html").read_text(encoding="utf-8")
+    names = [field.name for field in dataclasses.fields(gemini_lab.Settings)]
+    assert [name for name in names if page.count(f">{name}</span></code></p></td>") != 1] == []
+
+
+CALM = {"unread", "recovery_step", "node_leaving", "loss_finite", "rewound", "link_cut"}
+"""Events that sound like trouble, and ask nobody for anything."""
+
+
+def test_each_event_that_asks_for_something_says_the_way_out(own_modules):
+    del own_modules
+    symptoms = importlib.import_module("symptoms")
+    told = {name for name, kind in KINDS.items() if symptoms.WAY_OUT.search(inspect.getdoc(kind))}
+    alarming = (
+        r"lost|excluded|waiting|refused|short|differ|given_up|exited|hung|apart|rejected|fail"
+    )
+    assert {name for name in KINDS if re.search(alarming, name)} <= told | CALM
+    assert len(told) > 20
+
+
+def test_the_symptoms_have_the_errors_of_the_code_with_their_way_out(own_modules):
+    del own_modules
+    page = importlib.import_module("symptoms").page()
+    assert '| scheme "none" keeps no versions with which fewer nodes could go on | choose' in page
+    assert "| cannot read … as a size | write it like '128 MiB' or '20 GB' |" in page
+    assert len([line for line in page.splitlines() if line.startswith("| ")]) > 400
+
+
+@pytest.mark.parametrize(
+    ("word", "page"), [("hang", "how-to/hang"), ("resum", "how-to/resume"), ("nan", "how-to/nan")]
+)
+def test_a_search_finds_the_page_by_its_title(site, word, page):
+    """The search of the site prefers titles; it looks for a word's stem."""
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(re.fullmatch(r"Search\.setIndex\((.*)\)", text.strip(), re.DOTALL)[1])
+    found = index["titleterms"][word]
+    numbers = found if isinstance(found, list) else [found]
+    assert page in [index["docnames"][number] for number in numbers]
 
 
 def test_the_drawing_is_on_the_page_and_tells_its_rooms_in_words(site, own_modules):
