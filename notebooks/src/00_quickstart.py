@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash
 from gemini_lab.training.quickstart import gpt_job, loss_table
 from gemini_lab.units import format_bytes
+from gemini_lab_course.predictions import predict
 
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
 
@@ -61,17 +62,17 @@ quiet = quiet_run.wait().report()
 
 # %% [markdown]
 # ## 3. Train again, with failures
-# **Predict** before you run on: a worker is killed after a quarter of the iterations, a whole node
-# in the middle (by you), and the node with the root agent, which leads recoveries, after three
-# quarters. How many iterations will have to be done again? Which of the three needs shards from
-# another node's memory? Write it into the box that the cell shows: it is kept, and stands beside
-# what comes out.
+# Three failures will strike. A worker is killed after a quarter of the iterations. You kill a whole
+# node in the middle. The node with the root agent, which leads recoveries, dies after three
+# quarters. Predict what follows: an answer, and why. The result appears beside it.
 
 # %%
-from gemini_lab_course.predictions import predict
-
-again = predict("iterations done again, all three together")
+again = predict("How many iterations will be done again, all three failures together?")
 again
+
+# %%
+from_peers = predict("How many of the three recoveries need shards from another node's memory?")
+from_peers
 
 # %%
 failures = (
@@ -120,11 +121,13 @@ for each in failed.recoveries:
 
 # %% [markdown]
 # ## 5. What did a recovery do?
-# All three in one picture, then the lost node's step by step. (The third one may have had to wait:
-# the only standby was used up by the second, and the machine that then took its place has to import
-# what workers need before it can start one. The line below the picture says so.) **Explain**: which
-# step takes longest, and would it be shorter or longer with a model a hundred times as large? And
-# `retrieve`?
+# All three in one picture, then the lost node's step by step. The third one may have had to wait,
+# because the second had used up the only standby: the machine that takes its place first imports
+# what workers need. The line below the picture says so.
+
+# %%
+longest = predict("Which step of the lost node's recovery takes longest?")
+longest
 
 # %%
 failed
@@ -132,12 +135,12 @@ failed
 # %%
 killed = {order.node: each for each in failed.recoveries for order in each.injections}
 lost_node = killed[order.node]
+longest.came_out(max(lost_node.steps, key=lambda step: step.duration_s).label)
 lost_node
 
 # %% [markdown]
 # Each recovery leaves a receipt: for every shard, from where it came and whether its checksums were
-# right. Compare with your prediction: only a replaced node has to ask a peer; the others find their
-# shard in their own memory.
+# right.
 
 # %%
 for each in lost_node.receipts:
@@ -145,12 +148,22 @@ for each in lost_node.receipts:
     print(
         f"shard {each.shard}: {each.tier:6} {each.holder}  {size_text}  verified: {each.verified}"
     )
+tiers = [{receipt.tier for receipt in each.receipts} for each in failed.recoveries]
+from_peers.came_out(sum("peer" in each for each in tiers))
+
+# %% [markdown]
+# <details><summary><b>Why? Say it first, then compare.</b></summary>
+#
+# A killed worker leaves its node's memory as it is, because the agent owns it: every rank finds its
+# shard at home. A node that took a lost one's place has an empty memory and asks a peer.
+#
+# </details>
 
 # %% [markdown]
 # ## 6. What did a failure cost?
-# Eq. (1): wasted time = t_ckpt + 1/(2f) + t_rtvl, that is: to complete a checkpoint, half the
-# interval between two, and to fetch one. Finding the failure and starting workers again are not in
-# it (the paper's footnote 1).
+# Eq. (1): wasted time = t_ckpt + 1/(2f) + t_rtvl: to complete a checkpoint, half the interval
+# between two, and to fetch one. It leaves out detection and the restart of workers (the paper's
+# footnote 1).
 
 # %%
 wasted = failed.wasted
@@ -160,10 +173,10 @@ print(f"Eq. (1) with these measured terms:  {wasted.predicted_s:.3f} s")
 print(f"measured, mean of the {len(wasted.measured_s)} failures: {wasted.measured_mean_s:.3f} s")
 
 # %% [markdown]
-# **Beside the paper.** Section 7.2 gives 1.5 iterations for a failure that leaves the machines
-# whole: a formula's result, for jobs that spread the transfer over a whole iteration. Ours is a
-# measurement on this machine: the mean of three failures, of both kinds. Three are few, so it moves
-# when you run it again.
+# **Compared with the paper.** Section 7.2 gives 1.5 iterations for a failure that leaves the
+# machines whole. That is a formula's result, for jobs that spread the transfer over a whole
+# iteration. Ours is measured on this machine: the mean of three failures, of both kinds. Three are
+# few, so the number moves when you run it again.
 
 # %%
 print("paper, formula:       1.5 iterations wasted by a failure")
@@ -183,8 +196,8 @@ lab.controls(endless)
 # ## Exercise
 # Replicas are kept in groups of two nodes: those of ranks 0 and 1 keep each other's shards, and so
 # do those of ranks 2 and 3. Write a `Scenario` in which **two nodes die in the same moment and
-# training still goes on from memory**. The check trains with it and reads the log. (Where memory
-# does not suffice, a run waits for a person to give up what is lost; this one for ten seconds.)
+# training still goes on from memory**. The check trains with it and reads the log. If memory does
+# not suffice, this run gives up what is lost after ten seconds.
 
 
 # %%
@@ -211,5 +224,4 @@ with Verdict() as say:
     say(lab_00.exercise_1(answer, train=attempt, undisturbed=quiet))
 
 # %% [markdown]
-# Now predict what happens with the nodes of ranks 2 and 3, and try it: what does the check say, and
-# why?
+# Try the nodes of ranks 2 and 3, too. What does the check say, and why?

@@ -22,6 +22,9 @@ from gemini_lab.units import format_seconds, parse_bandwidth
 from gemini_lab_bench.figures import eq1
 
 # %%
+from gemini_lab_course.play import play_wasted_time
+from gemini_lab_course.predictions import predict
+
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
 
 # %% [markdown]
@@ -36,14 +39,10 @@ failures = 400  # simulated ones
 # %% [markdown]
 # ## 1. How large is a checkpoint?
 # Mixed precision with Adam keeps, for each parameter, an fp32 weight and two fp32 moments; the fp16
-# weights and gradients can be had again from them. **Predict**: how many bytes is that for a model
-# of 530 billion parameters? The cell shows a box for it: what you write there is kept, and stands
-# beside what comes out.
+# weights and gradients follow from them. Predict before each result: an answer, and why.
 
 # %%
-from gemini_lab_course.predictions import predict
-
-size = predict("its checkpoint, in TB")
+size = predict(f"How large is a checkpoint of {model}, in TB?")
 size
 
 # %%
@@ -56,16 +55,14 @@ size.came_out(f"{job.checkpoint_bytes / 1e12:.2f}")
 # smaller.
 #
 # ## 2. How long does it take to store one?
-# **Predict** before you run: the store takes 20 Gbit/s, from all machines together. Minutes or
-# hours?
 
 # %%
-to_store = predict(f"{model} to a store of {store} takes")
+to_store = predict(f"To a store that takes {store} from all machines: how many minutes?")
 to_store
 
 # %%
 store_s = job.checkpoint_bytes / parse_bandwidth(store)
-to_store.came_out(format_seconds(store_s))
+to_store.came_out(f"{store_s / 60:.0f}")
 
 # %% [markdown]
 # The same for three models that the paper and its talk name. Hollow bars are theirs, full ones are
@@ -79,10 +76,14 @@ eq1.figure()
 # A failure throws training back to the last checkpoint that was *whole*. The time lost is what was
 # trained since, plus the time to fetch that checkpoint.
 #
-# **Predict**: a checkpoint takes 8 minutes, the next one starts when it is done, and failures
-# strike at random. Draw the histogram of wasted time on paper: where does it begin, where does it
-# end, which shape has it?
-#
+# A checkpoint takes 8 minutes, the next one starts when it is done, and failures strike at random.
+# Draw the histogram of wasted time on paper: where does it begin, and where does it end?
+
+# %%
+shape = predict("Its shape?", "flat", "one peak in the middle", "falling")
+shape
+
+# %% [markdown]
 # We simulate the paper's job, GPT-2 100B on 16 machines, with one failure a day at a random moment,
 # under HighFreq: as often to the store as the store can take it.
 
@@ -115,14 +116,19 @@ axes.axvline(mean_min, color="C1", linewidth=2, label=f"Eq. (1): {mean_min:.1f} 
 axes.set(xlabel="minutes wasted by a failure", ylabel="failures", ylim=(0, None))
 axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.18), ncols=2)
 axes.grid(axis="y", alpha=0.3)
+shape.came_out("flat")
 
 # %% [markdown]
-# **Explain.** The best case is a failure just after a checkpoint became whole. The worst one comes
+# <details><summary><b>Why? Say it first, then compare.</b></summary>
+#
+# The best case is a failure just after a checkpoint became whole. The worst one comes
 # just before the next is. Between the two all moments are equally likely, and the mean is Eq. (1),
 # with t_ckpt for a checkpoint's duration, 1/f for the interval from one to the next, and t_rtvl for
 # fetching one:
 #
 #     T_wasted = t_ckpt + 1/(2f) + t_rtvl
+#
+# </details>
 
 # %%
 simulated_min = sum(wasted_min) / len(wasted_min)
@@ -152,9 +158,17 @@ with Verdict() as say:
 # %% [markdown]
 # ## 4. How often should one checkpoint?
 # By Eq. (1), as often as possible. Eq. (2) says how often that is: one checkpoint at a time, and at
-# most one an iteration, 1/f >= max(t_ckpt, T_iter). **Predict**: by which factor does wasted time
-# fall from an interval of three hours to the shortest one that the store allows? And from there to
-# CPU memory, where a checkpoint is whole one iteration later?
+# most one an iteration, 1/f >= max(t_ckpt, T_iter). Move the sliders: what helps most, and from
+# where on does it not help any more?
+
+# %%
+play_wasted_time(workload)
+
+# %%
+factor = predict(
+    "From the shortest interval to the store, to CPU memory: how many times less waste?"
+)
+factor
 
 # %%
 shortest_s = shortest_interval_s(checkpoint_s=workload.store_s, iteration_s=workload.iteration_s)
@@ -186,11 +200,19 @@ axes.set(xlabel="minutes from checkpoint to checkpoint", ylabel="minutes wasted 
 axes.legend(frameon=False)
 axes.grid(alpha=0.3)
 
+# %%
+least_min = [curve(*times)[0][1] for times in kinds.values()]
+factor.came_out(f"{least_min[0] / least_min[1]:.0f}")
+
 # %% [markdown]
-# **Explain.** A dot is where Eq. (2) ends a curve. The store's curve is flat there: more of the
+# <details><summary><b>Why? Say it first, then compare.</b></summary>
+#
+# A dot is where Eq. (2) ends a curve. The store's curve is flat there: more of the
 # same does not help, since t_ckpt and t_rtvl dominate. With 1/f = t_ckpt = t_rtvl, a store that
 # never rests wastes 2.5 t_ckpt. Only a shorter t_ckpt moves the dot, and that is what checkpoints
 # in the CPU memory of the machines are for.
+#
+# </details>
 #
 # ## 5. Three policies, and the paper
 # Strawman writes to the store every three hours, HighFreq as often as it can, and Gemini keeps a
@@ -204,13 +226,12 @@ for policy in (strawman(workload), highfreq(workload), gemini(workload)):
     print(f"Fig. 10, paper: {fig10_min[policy.name]:5.1f} min")
 
 # %% [markdown]
-# Two of the three agree less well than they look, and it is worth knowing why. For the Strawman,
-# Eq. (1) gives 8 + 90 + 8 minutes and the stall for serialisation; the paper's bar leaves one 8
-# out. For HighFreq, the paper's bar takes t_ckpt = 9.2 min, the checkpoint's size gives 8.0, and
-# training stands still for 81 s of serialisation besides. Gemini's 1.5 iterations and the
-# retrieval are the same on both sides.
+# Two of the three agree less well than they look. For the Strawman, Eq. (1) gives 8 + 90 + 8
+# minutes and the stall for serialisation; the paper's bar leaves one 8 out. For HighFreq, the
+# paper's bar takes t_ckpt = 9.2 min, and the checkpoint's size gives 8.0; training also stalls for
+# 81 s of serialisation. Gemini's 1.5 iterations and the retrieval are the same on both sides.
 #
-# **Beside the paper.** The paper prints 42 and 105 minutes for MT-NLG.
+# **Compared with the paper.** The paper prints 42 and 105 minutes for MT-NLG.
 
 # %%
 from gemini_lab.recovery.wasted_time import saturated_wasted_time_s

@@ -14,6 +14,8 @@
 # between the collectives are its *idle spans*.
 
 # %%
+from statistics import median
+
 import matplotlib.pyplot as plt
 from gemini_lab_widgets.pictures.palette import IDLE, REPLICAS, TRAINING
 
@@ -21,6 +23,10 @@ from gemini_lab import Lab
 from gemini_lab.training.gpt import named_size, parameter_count
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab_bench.benches.timed_runs import AS_IF_LARGE
+
+# %%
+from gemini_lab_course.play import play_spans
+from gemini_lab_course.predictions import predict
 
 plt.style.use("gemini_lab_widgets.labs")  # readable on light and on dark
 
@@ -52,18 +58,22 @@ job = gpt_job(size="tiny", iterations=1000, **emulated)
 AS_IF_LARGE
 
 # %% [markdown]
-# The dashboard shows live what the lab does: the grey bars of its timeline are what you are about
-# to profile.
+# The dashboard shows the lab live: you are about to profile the grey bars of its timeline.
 
 # %%
 lab.dashboard()
 
 # %% [markdown]
 # ## 2. Profile it
-# **Predict**, with paper and pencil: ZeRO-3 gathers the weights of each layer before it is used, in
-# the forward and again in the backward pass, and adds up gradients over all nodes in the backward
-# pass. There are two blocks. How many long idle spans will one iteration have? Which are longer?
-#
+# ZeRO-3 gathers the weights of each layer before it is used, in the forward and again in the
+# backward pass. In the backward pass it also adds up gradients over all nodes. The model has two
+# blocks. Take paper and pencil: when is the network idle?
+
+# %%
+long_spans = predict("How many idle spans are at least half as long as the longest?")
+long_spans
+
+# %% [markdown]
 # `lab.profile` trains until all ranks have a profile, has them agree on the mean of what they saw,
 # and stops the job. A cell that ends in the profile draws it.
 
@@ -71,18 +81,29 @@ lab.dashboard()
 profile = lab.profile(job, link_bytes_per_s=link, profile_iterations=profile_iterations)
 profile
 
+# %%
+idle_s = [span.duration_s for span in profile.idle_spans]
+long_spans.came_out(sum(each >= max(idle_s) / 2 for each in idle_s))
+
 # %% [markdown]
-# **Explain.** Where are the two forward passes, where the two backward passes? Why is there hardly
-# a pause between the last long span and the update? And what is sent after the update?
-#
+# Find the two forward and the two backward passes. Does a checkpoint fit between them? Its size
+# here is that of a rank's weights and moments. Move the sliders until it does not fit.
+
+# %%
+shard_bytes = lab.run.events("protected")[0].event.shard_bytes
+play_spans(profile, shard_bytes=shard_bytes, link_bytes_per_s=40e6)
+
+# %% [markdown]
 # `gemini-lab profile train.py` makes such a profile of any DeepSpeed script, without a lab.
 #
 # ## 3. Does it repeat?
 # A profile is a mean, and a mean can lie. Here is every single iteration of the same run, as its
 # event log has it: time to the right, one line an iteration, a bar where training held the network.
-#
-# **Predict**: while it was profiled, the lab still sent every second version in the background, as
-# fast as the link took it. Will you see that?
+# Meanwhile the lab still sent every second version in the background, as fast as the link took it.
+
+# %%
+longer = predict("Do iterations take longer while a version travels?", "yes", "no")
+longer
 
 # %%
 calls = [e.event for e in lab.run.events("collectives") if e.event.rank == 0]
@@ -99,11 +120,19 @@ for each in calls:
         row = each.iteration - 0.5, each.iteration + 0.5
         axes.axhspan(*row, color=REPLICAS[0], alpha=0.3, zorder=0)
 
+# %%
+ends = {each.iteration: max(call.end_s for call in each.calls()) for each in calls}
+shared, alone = ([s for n, s in ends.items() if (n - 1 in sent) == is_one] for is_one in (1, 0))
+longer.came_out("yes" if median(shared) > median(alone) else "no")
+
 # %% [markdown]
-# **Explain.** Lines on plain ground are what the profile is made of. Those on blue show why a
-# checkpoint should not leave just like that: it shares the link with training's own traffic, which
-# then takes longer, and so does the iteration. (The lowest lines are the job settling down; they
-# count for nothing.)
+# <details><summary><b>Why? Say it first, then compare.</b></summary>
+#
+# The profile is made of the lines on plain ground. Those on blue show why a checkpoint should not
+# leave at any time: it shares the link with training's own traffic. That takes longer then, and so
+# does the iteration. (The lowest lines do not count, because the job settles down there.)
+#
+# </details>
 #
 # How regular is regular enough? The paper saw a standard deviation below 10 % of the mean and
 # called the time line almost constant; a profile here counts as steady up to the same 10 %. If
@@ -126,9 +155,9 @@ lengths_ms, stds_ms = zip(*((1e3 * s.duration_s, 1e3 * s.std_s) for s in longest
 bars = axes.bar(names, lengths_ms, yerr=stds_ms, capsize=3, color=IDLE, ecolor=TRAINING)
 
 # %% [markdown]
-# **Beside the paper.** Figs. 7 and 8 give 10.0 s of idle network in an iteration of 64.9 s for
-# GPT-2 100B on 16 p4d machines (read off the bars). The share is larger here, because we chose the
-# link and the layers so. Whether a checkpoint fits in is another question, and that of lab 04.
+# **Compared with the paper.** Figs. 7 and 8 give 10.0 s of idle network in an iteration of 64.9 s
+# for GPT-2 100B on 16 p4d machines (read off the bars). The share is larger here, because we chose
+# the link and the layers so. Whether a checkpoint fits in is another question, and that of lab 04.
 
 # %%
 share = profile.idle_s / profile.iteration_s
@@ -137,14 +166,10 @@ print(f"here, {link}, measured:    {share:4.0%}, with the emulations above")
 
 # %% [markdown]
 # ## 4. What changes with the batch?
-# **Predict**: with four times the batch, an accelerator would compute about four times as long.
-# What happens to the length of the spans, to their number, and to the bytes on the wire?
-# What you write into the box is kept, and stands beside what comes out.
+# With four times the batch, an accelerator computes about four times as long.
 
 # %%
-from gemini_lab_course.predictions import predict
-
-times = predict("bytes on the wire with four times the batch: how many times as many?")
+times = predict("Bytes on the wire with four times the batch: how many times as many?")
 times
 
 # %%
@@ -161,12 +186,16 @@ for name, one in (("batch of 2", profile), ("batch of 8", wide)):
 times.came_out(f"{wide.traffic_bytes / profile.traffic_bytes:g}")
 
 # %% [markdown]
-# **Explain.** The sequence of collectives, their names and bytes, follows from the model and from
+# <details><summary><b>Why? Say it first, then compare.</b></summary>
+#
+# The sequence of collectives, their names and bytes, follows from the model and from
 # ZeRO's settings; the batch only moves them apart. So the fingerprint, a hash of that sequence, is
 # the same, and `profile.check_fits` would take one for the other. A schedule made for the small
 # batch would leave idle time unused with the large one; the other way round, it would not fit its
 # spans. When the *sequence* changes in the middle of a run, every rank notices, versions go back to
 # the background, and the job is profiled again.
+#
+# </details>
 #
 # ## Exercise 1
 # How many bytes does one iteration put on the wire **for each parameter**, counting the full size

@@ -17,6 +17,8 @@ import matplotlib.pyplot as plt
 from gemini_lab import Placement, attack, plan_placement
 from gemini_lab import placement as chances
 from gemini_lab_bench.figures import fig09
+
+# %%
 from gemini_lab_course.play import play_placement
 from gemini_lab_course.predictions import predict
 

@@ -1,12 +1,16 @@
-"""A placement to play with: sliders, and machines that a click kills."""
+"""What labs have to play with: a ring of machines that clicks kill, and sliders over formulas."""
 
+import math
 from pathlib import Path
 from typing import Any, Final
 
 from gemini_lab_widgets.cell_output import CellOutput
-from gemini_lab_widgets.pictures import view
+from gemini_lab_widgets.pictures import palette, view
 
-from gemini_lab.placement import Placement, plan_placement
+from gemini_lab.placement import Placement, loss_probability, plan_placement
+from gemini_lab.profiler.profile import Profile
+from gemini_lab.simulator import Workload
+from gemini_lab.units import format_bytes
 
 SCRIPT: Final = Path(__file__).with_name("placement_ring.js")
 MOST: Final = 16
@@ -74,3 +78,135 @@ class PlacementRing:
     def _ipython_display_(self) -> None:
         shown: dict[str, Any] = view(self.placement).bundle()
         CellOutput().show({**shown, **self.ring._repr_mimebundle_()[0]})
+
+
+# -- Eq. (1) ---------------------------------------------------------------------------------------
+
+
+def play_wasted_time(workload: Workload) -> Any:
+    """Return sliders over Eq. (1): what one failure wastes, and what that is of a day."""
+    from ipywidgets import FloatLogSlider, interactive  # noqa: PLC0415 - only notebooks have it
+
+    def slider(name: str, value: float, least: float, most: float) -> FloatLogSlider:
+        low, high = math.log10(least), math.log10(most)
+        style, layout = {"description_width": "16em"}, {"width": "36em"}
+        options = {"style": style, "layout": layout, "readout_format": ".3g", "step": 0.01}
+        return FloatLogSlider(value, min=low, max=high, description=name, **options)
+
+    return interactive(
+        lambda interval, store, failures: _draw_eq_1(workload, interval, store, failures),
+        interval=slider("a checkpoint every ... minutes", 180, 1, 360),
+        store=slider("the store takes ... Gbit/s", 20, 5, 2000),
+        failures=slider("failures a day", 1, 0.05, 50),
+    )
+
+
+def eq_1_minutes(workload: Workload, *, interval: float, store: float) -> dict[str, float]:
+    """Return Eq. (1)'s terms in minutes; Eq. (2) bounds the interval from below."""
+    store_min = workload.checkpoint_bytes * 8e-9 / store / 60
+    shortest = max(store_min, workload.iteration_s / 60)
+    return {"t_ckpt": store_min, "1/(2f)": max(interval, shortest) / 2, "t_rtvl": store_min}
+
+
+def _draw_eq_1(workload: Workload, interval: float, store: float, failures: float) -> None:
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
+
+    terms = eq_1_minutes(workload, interval=interval, store=store)
+    wasted = sum(terms.values())
+    _, axes = plt.subplots(figsize=(8, 1.7), layout="constrained")
+    left = 0.0
+    for number, (name, minutes) in enumerate(terms.items()):
+        axes.barh(0, minutes, left=left, color=f"C{number}", label=f"{name}: {minutes:.3g} min")
+        left += minutes
+    day = min(1.0, failures * wasted / (24 * 60))
+    axes.set(yticks=[], xlabel="minutes wasted by a failure (model)", xlim=(0, max(1.0, left)))
+    axes.set_title(f"{wasted:.3g} min a failure, {day:.1%} of each day", loc="left", fontsize=11)
+    axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, -1.2))
+    plt.show()
+
+
+# -- a profile's idle spans ------------------------------------------------------------------------
+
+
+def play_spans(profile: Profile, *, shard_bytes: int, link_bytes_per_s: float) -> Any:
+    """Return sliders that fill a profile's idle spans with a checkpoint."""
+    from ipywidgets import FloatSlider, IntSlider, interactive  # noqa: PLC0415 - as above
+
+    style, layout = {"description_width": "16em"}, {"width": "36em"}
+    options = {"style": style, "layout": layout}
+    return interactive(
+        lambda size, link, copies: _draw_spans(profile, shard_bytes * size * copies, link * 1e6),
+        size=FloatSlider(1, min=0.1, max=4, description="times its size", **options),
+        link=IntSlider(
+            round(link_bytes_per_s / 1e6), min=5, max=200, description="link, MB/s", **options
+        ),
+        copies=IntSlider(1, min=1, max=3, description="copies at peers", **options),
+    )
+
+
+def filled_s(profile: Profile, *, size_bytes: float, link_bytes_per_s: float) -> list[float]:
+    """Return for each idle span how long a checkpoint uses it; the last is what does not fit."""
+    left_s, used_s = size_bytes / link_bytes_per_s, []
+    for span in profile.idle_spans:
+        used_s.append(min(left_s, span.duration_s) if span.before_update else 0.0)
+        left_s -= used_s[-1]
+    return [*used_s, left_s]
+
+
+def _draw_spans(profile: Profile, size_bytes: float, link_bytes_per_s: float) -> None:
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
+
+    *used_s, over_s = filled_s(profile, size_bytes=size_bytes, link_bytes_per_s=link_bytes_per_s)
+    _, axes = plt.subplots(figsize=(9, 1.9), layout="constrained")
+    for span, taken_s in zip(profile.idle_spans, used_s, strict=True):
+        start_ms = 1e3 * span.start_s
+        axes.broken_barh([(start_ms, 1e3 * span.duration_s)], (0, 1), color=palette.IDLE)
+        axes.broken_barh([(start_ms, 1e3 * taken_s)], (0, 1), color=palette.REPLICAS[0])
+    end_ms = 1e3 * profile.iteration_s
+    axes.broken_barh([(end_ms, 1e3 * over_s)], (0, 1), color=palette.FAILURE)
+    axes.set(yticks=[], xlabel="ms since the iteration began (model)", ylim=(0, 1))
+    axes.set_xlim(0, end_ms + max(1e3 * over_s, 0.05 * end_ms))
+    fits = f"does not fit: {1e3 * over_s:.0f} ms late" if over_s > 0 else "fits"
+    axes.set_title(f"{format_bytes(int(size_bytes))}: {fits}", loc="left", fontsize=11)
+    plt.show()
+
+
+# -- how likely memory is enough -------------------------------------------------------------------
+
+
+def play_chances() -> Any:
+    """Return sliders over the chance that memory does not suffice, with and without racks."""
+    from ipywidgets import FloatSlider, IntSlider, interactive  # noqa: PLC0415 - as above
+
+    options = {"style": {"description_width": "16em"}, "layout": {"width": "36em"}}
+    return interactive(
+        _draw_chances,
+        nodes=IntSlider(64, min=16, max=512, step=16, description="machines, N", **options),
+        replicas=IntSlider(2, min=2, max=4, description="copies, m", **options),
+        machine=FloatSlider(
+            -3, min=-5, max=-1, step=0.1, description="10^x: a machine dies", **options
+        ),
+        rack=FloatSlider(-4, min=-6, max=-1, step=0.1, description="10^x: a rack dies", **options),
+    )
+
+
+def losses(*, nodes: int, replicas: int, machine: float, rack: float) -> dict[str, float]:
+    """Return the chance of a loss in a window, by how groups are placed in eight racks."""
+    racks = [f"rack-{node * 8 // nodes}" for node in range(nodes)]
+    risk = {"node_chance": 10**machine, "rack_chance": 10**rack, "racks": racks}
+    placed = {
+        "groups as listed": plan_placement(nodes=nodes, replicas=replicas),
+        "groups across racks": plan_placement(nodes=nodes, replicas=replicas, racks=racks),
+    }
+    return {name: float(loss_probability(one, **risk)) for name, one in placed.items()}
+
+
+def _draw_chances(nodes: int, replicas: int, machine: float, rack: float) -> None:
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
+
+    found = losses(nodes=nodes, replicas=replicas, machine=machine, rack=rack)
+    _, axes = plt.subplots(figsize=(8, 1.6), layout="constrained")
+    bars = axes.barh([*found], [*found.values()], color=["C1", "C0"])
+    axes.bar_label(bars, [f"{chance:.2g}" for chance in found.values()], padding=4)
+    axes.set(xscale="log", xlim=(1e-9, 10), xlabel="chance that memory does not suffice (model)")
+    plt.show()
