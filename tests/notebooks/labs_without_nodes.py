@@ -17,8 +17,6 @@ from editions import SOURCES, read
 import gemini_lab
 from gemini_lab.errors import ConfigError, RunFailedError
 from gemini_lab.injector import Scenario
-from gemini_lab.log.entry import Entry
-from gemini_lab.log.events import VersionComplete
 from gemini_lab.pipeliner.schedule import Chunk
 from gemini_lab.recovery.plan import CopyTransfer, RecoveryPlan, Source
 from gemini_lab.report import Comparison
@@ -143,38 +141,6 @@ def profile_of(job: gemini_lab.Job) -> ToldProfile:
     return ToldProfile(traffic_bytes=12000, fingerprint=str("10000000" in " ".join(job.args)))
 
 
-def whole(version: int, *, next_version: int) -> VersionComplete:
-    return VersionComplete(
-        rank=0,
-        epoch=1,
-        version=version,
-        sent_bytes=8,
-        local_s=0.0,
-        duration_s=0.0,
-        next_version=next_version,
-    )
-
-
-@dataclass(frozen=True)
-class ToldRun:
-    """A run on a machine whose checkpoint fits, or of which every third version leaves."""
-
-    every: int
-
-    def report(self) -> SimpleNamespace:
-        schedule = SimpleNamespace(every_iterations=self.every, delay_s=0.005)
-        return SimpleNamespace(plans=(SimpleNamespace(at_s=1.0, schedule=schedule),))
-
-    def events(self, _: str) -> list[Entry]:
-        versions = range(10, 20, self.every)
-        said = [whole(version, next_version=version + self.every) for version in versions]
-        return [Entry(at_s=2.0, node="node-0", event=event) for event in said]
-
-
-def train_on(*, layer_ms: float, link_bytes_per_s: float) -> ToldRun:
-    return ToldRun(every=3 if link_bytes_per_s < 30e6 or layer_ms < 5 else 1)
-
-
 def lose_a_group(**settings: Any) -> ToldReport:
     """Two neighbours die: three copies outlive that."""
     checked = Settings.parse(settings)
@@ -223,7 +189,6 @@ def _lab_04() -> Names:
         "on_p3dn": on_p3dn,
         "is_accepted": is_accepted,
         "gpu_bytes": 900 * KIB,
-        "train_on": train_on,
         "KIB": KIB,
         "Chunk": Chunk,
     }

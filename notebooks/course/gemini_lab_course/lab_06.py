@@ -1,9 +1,9 @@
-"""Lab 06: how often to checkpoint into a fast store, how many standbys, how long a lease."""
+"""Lab 06: how often to checkpoint into a fast store, and how many standbys."""
 
 from collections.abc import Callable
 
 from gemini_lab.simulator import Outcome
-from gemini_lab_course.verdict import need, number, whole_number
+from gemini_lab_course.verdict import need, whole_number
 
 
 def exercise_1(iterations: object, *, every: Callable[[int], Outcome]) -> str:
@@ -42,23 +42,3 @@ def exercise_2(enough: object, *, waiting: Callable[[int], float], nodes: int = 
     less = waiting(count - 1) if count else 1.0
     need(less >= 0.001, f"{count} are enough, but so are fewer")
     return f"right: {count}, waiting {share:.4%} of the time (simulated); {less:.2%} with less"
-
-
-def exercise_3(lease_s: object, *, accused: Callable[[float], float]) -> str:
-    """Judge the shortest lease with which hardly any healthy node is declared lost.
-
-    Args:
-        lease_s: The student's.
-        accused: Healthy nodes that are declared lost a day with such a lease.
-
-    Raises:
-        WrongAnswerError: It is no number above zero, too short, or much longer than it must be.
-    """
-    seconds = number(lease_s, name="lease_s", words="a number of seconds")
-    need(seconds > 0, f"a lease of {seconds:g} s is over before it begins")
-    found = accused(seconds)
-    need(found <= 1, f"with {seconds:g} s, {found:.3g} healthy nodes a day are declared lost")
-    shorter = seconds - 0.5
-    is_shortest = shorter <= 0 or accused(shorter) > 1
-    need(is_shortest, f"{seconds:g} s are enough, but so is half a second less")
-    return f"right: {seconds:g} s, {found:.2g} a day are accused (simulated)"

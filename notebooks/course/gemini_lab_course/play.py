@@ -113,15 +113,15 @@ def _draw_eq_1(workload: Workload, interval: float, store: float, failures: floa
 
     terms = eq_1_minutes(workload, interval=interval, store=store)
     wasted = sum(terms.values())
-    _, axes = plt.subplots(figsize=(8, 1.7), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 1.9), layout="constrained")
     left = 0.0
     for number, (name, minutes) in enumerate(terms.items()):
         axes.barh(0, minutes, left=left, color=f"C{number}", label=f"{name}: {minutes:.3g} min")
         left += minutes
     day = min(1.0, failures * wasted / (24 * 60))
-    axes.set(yticks=[], xlabel="minutes wasted by a failure (model)", xlim=(0, max(1.0, left)))
+    axes.set(yticks=[], xlabel="minutes wasted by a failure (model)", xlim=(0, max(120.0, left)))
     axes.set_title(f"{wasted:.3g} min a failure, {day:.1%} of each day", loc="left", fontsize=11)
-    axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, -1.2))
+    figure.legend(frameon=False, ncols=3, loc="outside lower left")
     plt.show()
 
 
