@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 05 Four failures and what they cost
 #
-# **Goal.** Break a job that really runs in four ways, and explain each recovery: who noticed, which
-# version was loaded, from where, and where the time went.
+# **Goal.** Break a job that really runs in four ways, and explain each recovery: which version was
+# loaded, from where, and where the time went.
 #
-# **Time.** Two to three minutes to run on a laptop with two cores, an hour to read and try. No GPU
-# is needed.
+# **Time.** Two to three minutes to run on a laptop with two cores, 50 minutes to read and try. No
+# GPU is needed.
 #
 # A failure here is a real one: SIGKILL to a process, or to all processes of a node, its memory gone
 # with them. The *root agent* then leads the recovery (paper, section 6). It stops all workers, asks
@@ -19,6 +19,7 @@ from collections import Counter
 from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash, plan_placement
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab_bench.figures import recoveries
+from gemini_lab_course.predictions import predict
 
 # %% [markdown]
 # Each of the six runs below has `iterations` iterations; failures come after three fifths of them.
@@ -39,16 +40,15 @@ lab = Lab(nodes=nodes, standbys=1)
 plan_placement(nodes=nodes, replicas=2)
 
 # %% [markdown]
-# The dashboard shows each run live. When you have seen one, go back in it with the slider, to the
-# moment of its failure.
+# The dashboard shows each run live. Its slider goes back to the moment of a failure.
 
 # %%
 lab.dashboard()
 
 # %% [markdown]
-# First the run that never fails. Its losses are what all others will be held against, bit by bit.
-# About every tenth iteration a version goes to the persistent tier, a folder here; the paper's goes
-# to a shared file system every three hours.
+# First the run that never fails: all others are compared with its losses, bit by bit. About every
+# tenth iteration a version goes to the persistent tier, a folder here; the paper's goes to a shared
+# file system every three hours.
 
 # %%
 job = gpt_job(size=size, iterations=iterations)
@@ -70,22 +70,14 @@ def train(name, scenario=None, **settings):
 quiet = train("quiet")
 
 # %% [markdown]
-# ## 2. Predict
-# | failure | who can notice it? | shards from where? | iterations to do again |
-# |---|---|---|---|
-# | a worker crashes, its node stays | | | |
-# | a node is lost | | | |
-# | the node with the root agent is lost | | | |
-# | both nodes of a group are lost at once | | | |
-#
-# Fill in the table before you run on, and its last column into the box: it is kept, and stands
-# beside what comes out. For each failure, one cell.
+# ## 2. Four failures
+# Each failure has its cells: predict from where the shards come, and then strike. Nothing is lost
+# if you take your time, because each run ends by itself.
 
 # %%
-from gemini_lab_course.predictions import predict
-
-redone = predict("iterations again: crash, node loss, root loss, group loss")
-redone
+FROM = ("all from their own memory", "some from a peer", "all from the persistent tier")
+after_crash = predict("A worker crashes, its node stays: the shards come", *FROM)
+after_crash
 
 # %%
 when = 3 * iterations // 5
@@ -94,12 +86,24 @@ crash = Scenario().add(WorkerCrash("rank-1"), iteration=when)
 reports["worker crash"] = train("worker-crash", crash)
 
 # %%
+after_loss = predict("A node is lost: the shards come", *FROM)
+after_loss
+
+# %%
 loss = Scenario().add(NodeLoss("rank-2"), iteration=when)
 reports["node loss"] = train("node-loss", loss)
 
 # %%
+after_root = predict("The node with the root agent is lost: the shards come", *FROM)
+after_root
+
+# %%
 root = Scenario().add(RootLoss(), iteration=when)
 reports["root loss"] = train("root-loss", root)
+
+# %%
+after_group = predict("Both nodes of a group are lost at once: the shards come", *FROM)
+after_group
 
 # %%
 group = Scenario().add(NodesLoss((f"rank-{nodes - 2}", f"rank-{nodes - 1}")), iteration=when)
@@ -107,7 +111,7 @@ reports["group loss"] = train("group-loss", group)
 
 # %% [markdown]
 # ## 3. What was loaded, and from where?
-# The logs know. Compare with your table, line by line.
+# The logs know.
 
 # %%
 for name, report in reports.items():
@@ -115,12 +119,28 @@ for name, report in reports.items():
         tiers = " ".join(receipt.tier for receipt in each.receipts)
         print(f"{name:12}  {each.cause:13} version {each.version}, shards from: {tiers}")
 
+
+# %%
+def tiers_of(report):
+    tiers = {receipt.tier for receipt in report.recoveries[-1].receipts}
+    return FROM[2] if "persistent" in tiers else FROM[1] if "peer" in tiers else FROM[0]
+
+
+# %%
+asked = (after_crash, after_loss, after_root, after_group)
+for prediction, report in zip(asked, reports.values(), strict=True):
+    prediction.came_out(tiers_of(report))
+
 # %% [markdown]
-# **Explain.** A crash leaves the node's memory as it is: its agent owns it, not the worker. A lost
-# node's shard comes from its *peer*; everybody else finds theirs at home. The root's node is a node
-# like the others: the agents elect a new root through etcd first. And where a whole group is gone,
-# so are both copies of two shards. Then *all* ranks go back to the persistent tier, also those
-# whose own memory is fine, for a state made of two different iterations would be none.
+# <details><summary><b>Why? Say it first, then compare.</b></summary>
+#
+# A crash leaves the node's memory as it is: its agent owns it, not the worker. A lost node's shard
+# comes from its *peer*; all others find theirs at home. The root's node is a node like the others:
+# the agents elect a new root through etcd first. When a whole group is gone, both copies of two
+# shards are gone. Then *all* ranks go back to the persistent tier, also those whose own memory is
+# fine, because a state made of two different iterations would be none.
+#
+# </details>
 
 # %%
 print(reports["group loss"].recoveries[0].reason)
@@ -136,29 +156,36 @@ for name, report in reports.items():
 
 # %% [markdown]
 # ## 4. Where did the time go?
-# **Predict**: which step of Fig. 14 was the longest in the paper, and which is it here? Which one
-# is missing here altogether, and why?
+
+# %%
+step = predict("The paper's longest step was warm-up, 253 s. The longest step of a node loss here?")
+step
 
 # %%
 last = {name: report.recoveries[-1] for name, report in reports.items()}
+steps = last["node loss"].steps
+step.came_out(max(steps, key=lambda one: one.duration_s).label)
 recoveries.figure(last)
 
 # %% [markdown]
-# **Explain.** The paper's root notices a silent machine after 15 s of missing heartbeats; here a
-# closed connection tells at once, and only a machine that falls silent has to wait for its lease (2
-# s). The paper writes all replicas to files when a failure strikes, 162 s for two of them; here
-# memory keeps versions in the very form in which they are read. And warming up takes minutes where
-# 128 GPUs load a model of 100 billion parameters. A model this small has little to load: what is
-# left is starting processes.
+# <details><summary><b>Why? Say it first, then compare.</b></summary>
 #
-# The last recovery had to wait for a machine, as there was one standby for two lost nodes, and then
-# for what that machine imports before it can start a worker. Step by step:
+# The paper's root notices a silent machine after 15 s of missing heartbeats; here a closed
+# connection tells at once. The paper writes all replicas to files when a failure strikes, 162 s for
+# two of them; here memory keeps versions as they are read. And warm-up takes minutes if 128 GPUs
+# load a model of 100 billion parameters. This small model has little to load: what is left is
+# starting processes.
+#
+# </details>
+#
+# The last recovery had to wait for a machine, because there was one standby for two lost nodes.
+# Step by step:
 
 # %%
 last["group loss"]
 
 # %% [markdown]
-# **Beside the paper** (Fig. 14 and section 7.3: GPT-2 100B on 16 p4d, one machine replaced,
+# **Compared with the paper** (Fig. 14 and section 7.3: GPT-2 100B on 16 p4d, one machine replaced,
 # measured):
 
 # %%
@@ -170,12 +197,13 @@ print(f"paper: fails in iteration 4, goes on from version 2; here: fails after i
 print(f"goes on from version {last['node loss'].version}")
 
 # %% [markdown]
-# The seconds cannot be compared, the machines and models being what they are; what can is *how much
-# training is lost*: about one iteration from memory, up to a whole interval from the persistent
-# tier. (On a busy machine a lab of processes that all start at once takes longer.)
+# The seconds cannot be compared, because machines and models differ. *How much training is lost*
+# can: at most two iterations from memory, up to a whole interval from the persistent tier. It is
+# chance whether a kill falls before or after the newest version is whole, so the number moves
+# between runs.
 #
-# An iteration was done again if the log has it twice from the same rank, and not only as part of
-# what was loaded.
+# An iteration was done again if the log has it twice from the same rank, and not only as a part of
+# what was loaded. The last column shows how far its next iteration was when the failure struck.
 
 
 # %%
@@ -186,10 +214,18 @@ def done_again(run):
 
 
 # %%
+def struck_at(report):
+    """Return the share of rank 0's next iteration that was over when the failure struck."""
+    at_s = report.injections[0].at_s
+    ended = [each for each in report.iterations if each.rank == 0 and each.ended_at_s <= at_s]
+    usual_s = sorted(each.duration_s for each in ended)[len(ended) // 2]
+    return (at_s - ended[-1].ended_at_s) / usual_s
+
+
+# %%
 for name, each in last.items():
-    again = done_again(runs[name.replace(" ", "-")])
-    print(f"{name:12} whole iterations again: {again}; wasted, Eq. (1): {each.wasted_s:.2f} s")
-redone.came_out(", ".join(str(done_again(runs[name.replace(" ", "-")])) for name in last))
+    again, share = done_again(runs[name.replace(" ", "-")]), struck_at(reports[name])
+    print(f"{name:12} version {each.version}, done again: {again}, struck at {share:.0%}")
 
 # %% [markdown]
 # ## Exercise 1
@@ -218,9 +254,9 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## Exercise 2
-# Losing a whole group cost a fall back to the persistent tier. With which settings of `train` does
-# the same failure stay **in memory**, without a change to the cluster? Give them as a dictionary.
-# (What does it cost? Which lab told you?) A `placement` of your own may be among them.
+# After the loss of a whole group, training went back to the persistent tier. With which settings of
+# `train` does **memory** suffice for the same failure, on the same cluster? Give them as a
+# dictionary; a `placement` of your own may be among them. What does it cost?
 
 
 # %%
@@ -245,14 +281,16 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## Exercise 3
-# Now **write the root agent's plan**. It knows the `placement`, the `members` before the failure
+# Now **write the root agent's plan**. It gets the `placement`, the `members` before the failure
 # (the node on each position), the `copies` that were in memory (with `shard`, `version`, `node`),
-# the `living` nodes, the `standbys`, and what is `persistent` (with `version`). It says the newest
-# version that is whole; its tier, `"memory"`, `"persistent"` or `"start"`; the members from now on,
-# living ones where they were and `None` where there is no machine; a `Source` for each shard,
-# `"local"` or `"peer"` with its holder, or the other tiers with none; and the `CopyTransfer`s, each
-# with `shard`, `sender` and `receiver`, after which every holder has its copy again: no more of
-# them. (`placement.holders[shard]` are the positions that keep a shard, its owner's first.)
+# the `living` nodes, the `standbys`, and what is `persistent` (with `version`). It returns
+#
+# - the newest version that is whole, and its `tier`: `"memory"`, `"persistent"` or `"start"`;
+# - the members from now on: living ones stay in place, and `None` means that there is no machine;
+# - a `Source` for each shard: `"local"` or `"peer"` with its holder, or the other tiers with none;
+# - the `CopyTransfer`s (`shard`, `sender`, `receiver`) after which every holder has its copy again,
+#   and no more of them. `placement.holders[shard]` are the positions that keep a shard.
+#
 # `attack` tries small failures, the smallest first, and draws what breaks a plan:
 
 # %%
@@ -317,11 +355,8 @@ endless = gpt_job(size=size, iterations=10_000, layer_s=0.05)
 lab.controls(endless, persist_every_iterations=10)
 
 # %% [markdown]
-# - What an attack finds in a placement can be done for real: `found = attack(mine)`, then `train`
-#   with `placement=mine` and `found.scenario(iteration=when)`.
 # - A worker that *hangs* sends no signal. Try `WorkerHang("rank-1")` with `min_progress_s=5`, and a
-#   machine that falls silent: `NodeFreeze("rank-2")`. Who notices now, and after how long?
-# - `BitFlip("rank-1", shard=1)` turns a bit in memory. What does the next recovery say about it?
+#   machine that falls silent: `NodeFreeze("rank-2")`. What notices now, and after how long?
+# - `BitFlip("rank-1", shard=1)` flips a bit in memory. What does the next recovery say about it?
 # - `gemini-lab report group-loss` prints a whole run, and `--chrome-trace FILE` is for Perfetto.
-# - Paper: section 6 on recovery, section 7.3 with Fig. 14. Lab 03 tells how likely the fall back
-#   is.
+# - Paper: section 6 on recovery, section 7.3 with Fig. 14. Lab 03 says how likely memory suffices.

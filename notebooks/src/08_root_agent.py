@@ -17,6 +17,7 @@ from collections import defaultdict
 from gemini_lab import Lab, NodeLoss, Scenario, WorkerCrash, attack
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab_course.own_root.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
+from gemini_lab_course.predictions import predict
 
 # %% tags=["parameters"]
 nodes = 2
@@ -60,14 +61,10 @@ seconds = 100  # that an attack may take
 # | `cluster.has_given_up` | a person would rather go on than wait for who is silent |
 #
 # ## 2. A first attempt
-# The simplest one goes on from the newest version that anybody has, as soon as it hears of one.
-# **Predict**: after which failure does it go wrong first? What you write into the box is kept, and
-# stands beside what comes out.
+# The simplest one goes on from the newest version that any node has, as soon as it hears of one.
 
 # %%
-from gemini_lab_course.predictions import predict
-
-first = predict("a hasty root agent goes wrong after")
+first = predict("After which single failure does a hasty root agent go wrong first?")
 first
 
 
@@ -83,7 +80,7 @@ def hasty(state, event, cluster):
 # %% [markdown]
 # `attack` runs a lab without processes, in which every message and every failure has its place: all
 # failures one by one at many moments, then a second one while the first is being answered, then
-# silence and return. The first that breaks is made smaller for as long as it still breaks.
+# silence and return. The first case that breaks is made as small as possible.
 
 # %%
 found = attack(hasty, within_s=seconds)
