@@ -1,11 +1,25 @@
 """The ring that a reader plays with shows what the package's own planner places."""
 
+import matplotlib.pyplot as plt
 import pytest
 
 pytest.importorskip("anywidget")
 
 from gemini_lab.placement import plan_placement
-from gemini_lab_course.play import MOST, planned, play_placement
+from gemini_lab.profiler.profile import Profile
+from gemini_lab.recovery.wasted_time import wasted_time_s
+from gemini_lab.simulator import paper_workload
+from gemini_lab_course.play import (
+    MOST,
+    eq_1_minutes,
+    filled_s,
+    losses,
+    planned,
+    play_chances,
+    play_placement,
+    play_spans,
+    play_wasted_time,
+)
 
 
 def test_the_ring_asks_the_planner_again_when_a_slider_moves():
@@ -29,3 +43,47 @@ def test_whatever_a_page_sends_can_be_planned(asked):
         nodes, replicas, racks = asked
         placement, rack_of = planned(nodes=nodes, replicas=replicas, racks=racks, layout=layout)
         assert 1 <= placement.nodes == len(rack_of) <= MOST
+
+
+def test_sliders_show_what_the_formulas_say():
+    workload = paper_workload()
+    terms = eq_1_minutes(workload, interval=180, store=20)
+    assert sum(terms.values()) == pytest.approx(
+        wasted_time_s(
+            checkpoint_s=workload.store_s, interval_s=180 * 60, retrieval_s=workload.store_s
+        )
+        / 60
+    )
+    fastest = eq_1_minutes(workload, interval=1, store=10**6)
+    assert fastest["1/(2f)"] == pytest.approx(workload.iteration_s / 120), "Eq. (2) bounds it"
+
+
+def test_a_checkpoint_fills_spans_in_order_and_the_rest_is_late():
+    profile = Profile.synthetic(iteration_s=60.0, idle_spans_s=[5.0, 2.0, 4.0], update_s=55.0)
+    usable = [span.duration_s for span in profile.idle_spans if span.before_update]
+    *used, late = filled_s(profile, size_bytes=8e9, link_bytes_per_s=1e9)
+    assert (used[:3], late) == ([5.0, 2.0, 1.0], 0.0)
+    assert filled_s(profile, size_bytes=20e9, link_bytes_per_s=1e9)[-1] == 20 - sum(usable)
+
+
+def test_racks_matter_only_if_racks_die():
+    asked = {"nodes": 64, "replicas": 2, "machine": -3.0}
+    listed, across = losses(**asked, rack=-2.0).values()
+    assert across < listed / 10
+    listed, across = losses(**asked, rack=-300.0).values()
+    assert across == pytest.approx(listed)
+
+
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+def test_each_slider_draws_below_itself():
+    profile = Profile.synthetic(iteration_s=60.0, idle_spans_s=[5.0], update_s=55.0)
+    for play in (
+        play_wasted_time(paper_workload()),
+        play_spans(profile, shard_bytes=10**9, link_bytes_per_s=1e9),
+        play_chances(),
+    ):
+        plt.close("all")
+        play.f(**{slider._kwarg: slider.value for slider in play.kwargs_widgets})
+        (figure,) = map(plt.figure, plt.get_fignums())
+        assert figure.axes[0].get_xlabel().endswith("(model)")
+        plt.close("all")

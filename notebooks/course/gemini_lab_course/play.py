@@ -1,6 +1,7 @@
 """What labs have to play with: a ring of machines that clicks kill, and sliders over formulas."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -193,12 +194,12 @@ def play_chances() -> Any:
 def losses(*, nodes: int, replicas: int, machine: float, rack: float) -> dict[str, float]:
     """Return the chance of a loss in a window, by how groups are placed in eight racks."""
     racks = [f"rack-{node * 8 // nodes}" for node in range(nodes)]
-    risk = {"node_chance": 10**machine, "rack_chance": 10**rack, "racks": racks}
+    chance = partial(loss_probability, node_chance=10**machine, rack_chance=10**rack, racks=racks)
     placed = {
         "groups as listed": plan_placement(nodes=nodes, replicas=replicas),
         "groups across racks": plan_placement(nodes=nodes, replicas=replicas, racks=racks),
     }
-    return {name: float(loss_probability(one, **risk)) for name, one in placed.items()}
+    return {name: float(chance(one)) for name, one in placed.items()}
 
 
 def _draw_chances(nodes: int, replicas: int, machine: float, rack: float) -> None:
