@@ -32,8 +32,8 @@ _ADAPTERS: Final = {
 def as_engine(
     engine: object,
     *,
-    model: nn.Module | None,
-    optimizer: torch.optim.Optimizer | None,
+    model: nn.Module | Sequence[nn.Module] | None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
     settings: Mapping[str, SettingValue] | None,
     step: int,
 ) -> Engine:
@@ -68,23 +68,25 @@ def as_engine(
 
 
 def with_schedule(
-    also: Mapping[str, Keepable] | None, scheduler: Stateful | None
+    also: Mapping[str, Keepable] | None, scheduler: Stateful | Sequence[Stateful] | None
 ) -> dict[str, Keepable]:
-    """Return `also`, with the schedule that a script hands over.
+    """Return `also`, with the schedules that a script hands over.
 
     Raises:
         ConfigError: The schedule has no state, or its name is taken.
     """
     named = dict(also or {})
-    if scheduler is not None:
-        if not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "load_state_dict")):
+    is_list = isinstance(scheduler, list | tuple)
+    for number, one in enumerate(as_sources(scheduler)):
+        name = f"{_SCHEDULE} {number}" if is_list else _SCHEDULE
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise ConfigError(
-                f"scheduler= is {kind_of(scheduler)}; give one with `state_dict` and "
+                f"scheduler= is {kind_of(one)}; give one with `state_dict` and "
                 "`load_state_dict`, such as torch's; name several in `also`"
             )
-        if _SCHEDULE in named:
-            raise ConfigError(f"scheduler= is kept as {_SCHEDULE!r}; call that of `also` otherwise")
-        named[_SCHEDULE] = scheduler
+        if name in named:
+            raise ConfigError(f"scheduler= is kept as {name!r}; call that of `also` otherwise")
+        named[name] = one
     return named
 
 

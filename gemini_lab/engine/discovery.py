@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from gemini_lab.engine.arguments import as_sources
 from gemini_lab.engine.contract import Engine, Keepable, Source, StateDict
 from gemini_lab.engine.frameworks.ddp_buckets import BucketOrder
-from gemini_lab.engine.frameworks.torch_engine import TorchEngine
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine, optimizers_of
 from gemini_lab.engine.made_objects import made_objects
 from gemini_lab.engine.state.loaders import KINDS
 from gemini_lab.engine.state.script_state import ScriptState
@@ -72,7 +72,6 @@ def gather(
     gc.collect()  # what nobody reaches any more is not there
     things = made()
     around = look_around(engine, things)
-    schedules = _unnamed(around.schedules, named)
     sources = [*around.loaders] if data is None else as_sources(data)
     if data is None and len(sources) > 1:
         remark(
@@ -80,8 +79,14 @@ def gather(
             "reads: protect(..., data=train_loader)"
         )
         sources = []
-    if len(schedules) == 1:
-        named[f"the optimizer's {type(schedules[0]).__name__}"] = schedules[0]
+    schedules = list[LRScheduler]()
+    optimizers = optimizers_of(engine)
+    for number, each in enumerate(optimizers):
+        whose = "the optimizer" if len(optimizers) == 1 else f"optimizer {number}"
+        found = _unnamed(_schedules(around.schedules, each), named)
+        if len(found) == 1:
+            named[f"{whose}'s {type(found[0]).__name__}"] = found[0]
+        schedules += found if len(found) > 1 else ()
     for name, optimizer in (also or {}).items():
         others = _unnamed(_schedules(_of(LRScheduler, around.all_schedules), optimizer), named)
         if len(others) == 1:
@@ -105,7 +110,7 @@ def gather(
 
     def late() -> list[str]:
         new = [one for one in _of(LRScheduler, made()) if id(one) not in known]
-        return [type(one).__name__ for one in _schedules(new, engine.optimizer)]
+        return [type(one).__name__ for each in optimizers for one in _schedules(new, each)]
 
     script.late_schedules = late
     for loader in {id(one): one for one in sources if _is_read_already(one, things)}.values():
@@ -173,7 +178,10 @@ def look_around(engine: Engine, made: Iterable[object]) -> Surroundings:
     return Surroundings(
         loaders=loaders if own is None else [own],
         schedules=[
-            one for one in _schedules(schedules, engine.optimizer) if one is not engine.lr_scheduler
+            one
+            for optimizer in optimizers_of(engine)
+            for one in _schedules(schedules, optimizer)
+            if one is not engine.lr_scheduler
         ],
         all_schedules=schedules,
         scalers=[one for one in _of(GradScaler, things) if is_torchs and one.is_enabled()],

@@ -18,10 +18,13 @@ import numpy as np
 import torch
 import xxhash
 from deepspeed.accelerator import get_accelerator
+from torch import nn
 
 from gemini_lab.engine.arguments import numbers_of, require_few
 from gemini_lab.engine.contract import Engine, StateDict
+from gemini_lab.engine.frameworks.pipeline_stages import is_trial
 from gemini_lab.engine.frameworks.tensors import as_it_reads, bytes_in, tensor_sum
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.rank_agreement import rank_and_world_size
 from gemini_lab.log.events import AnyEvent, Inputs, Iteration, IterationBegun, VersionComplete
 from gemini_lab.units import to_microsecond
@@ -275,15 +278,16 @@ class BatchChecksum:
 
 def watch_inputs(engine: Engine, iterations: IterationLog) -> None:
     """Report the inputs of each iteration to `iterations`; an evaluation begins none."""
-    module = engine.module
 
-    def before_forward(_: object, args: object, kwargs: object) -> None:
-        if module.training and torch.is_grad_enabled():
+    def before_forward(module: nn.Module, args: object, kwargs: object) -> None:
+        if module.training and torch.is_grad_enabled() and not is_trial():
             number = int(engine.global_steps) + 1
             iterations.begin_with(number, lambda: StepInputs(engine, (args, kwargs)))
 
-    # First of all hooks: others may cast or move the batch.
-    module.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True)
+    models = engine.models if isinstance(engine, TorchEngine) else [engine.module]
+    for model in models:
+        # First of all hooks: others may cast or move the batch.
+        model.register_forward_pre_hook(before_forward, prepend=True, with_kwargs=True)
 
 
 def random_checksums() -> dict[str, str]:

@@ -22,13 +22,23 @@ from gemini_lab.engine.sealing import VersionSealer
 from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.engine.unsaved_state import ScriptWatch
 from gemini_lab.engine.verify.verification import Verification
-from gemini_lab.errors import CannotGoOnError, ConfigError, GeminiError
+from gemini_lab.errors import CannotGoOnError, ConfigError, GeminiError, UnsupportedError
 from gemini_lab.kept.process import KeptProcess
 from gemini_lab.limits import require_text
 from gemini_lab.recovery.messages import End
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.transfer.replicator import Replicator
 
+_TOLD_ALONE: Final = (
+    "the ranks of this job train different models, as the stages of a pipeline, and begin an "
+    "iteration at different times, so that only the top of a loop tells all of them where one "
+    "ends; loop `for step in protected.steps(N)` on every rank"
+)
+_DATA_ALONE: Final = (
+    "only some ranks handed loaders to `protect`, and in a loop over protected.epochs the loader "
+    "tells where an iteration ends: the others would wait elsewhere; loop "
+    "`for step in protected.steps(N)` on every rank, or name a loader on each"
+)
 WAITS_FOR_ENDS: Final = "the end of the other ranks' scripts"
 
 
@@ -157,6 +167,8 @@ class LiveProtection:
         with self._in_loop("epochs", total) as loop:
             if loop is None:
                 return
+            if not self._state.is_data_even:
+                raise UnsupportedError(_DATA_ALONE)
             for watch in self._state.script.watches[:1]:
                 watch.on_fetch, watch.on_batch = self._reach_fetch, self._sealer.send_sealed
             if self._loops.is_at_place and not self._state.is_to_be_put_back:
@@ -355,6 +367,9 @@ class LiveProtection:
         self._is_computing = False
         if self._process.is_broken:
             return
+        if self._state.framework.is_pipelined and self._loops.state is not LoopState.TOLD:
+            # On all ranks alike: they come to an update at one time, but not to a forward pass.
+            raise UnsupportedError(_TOLD_ALONE)
         if self.is_early:
             if text := self._loops.leave_out():
                 self._script_watch.remark_once(text)

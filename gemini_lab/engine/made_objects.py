@@ -1,4 +1,4 @@
-"""Registry of the modules, optimizers, schedules, scalers and loaders that a script makes.
+"""Registry of the modules, optimizers, schedules, scalers, loaders and stages of a script.
 
 The constructor of its own class notes each. So what stands beside a protected engine is known, and
 no training process is ever searched for it. The registry keeps nothing alive.
@@ -64,7 +64,7 @@ def _follow(kind: Any, name: str) -> None:
         if not torch.compiler.is_compiling():
             # By identity and weakly: the registry keeps no model, batch or worker alive.
             _made[id(self)] = self
-            _follow_accelerate()
+            _follow_imported()
 
     setattr(followed, _FOLLOWED, True)
     setattr(kind, name, followed)
@@ -87,9 +87,16 @@ def _follow_later_subclasses(kind: Any) -> None:
     kind.__init_subclass__ = classmethod(init_subclass)
 
 
-def _follow_accelerate() -> None:
-    """Follow Accelerate's loaders, which wrap a DataLoader and are none, once they are imported."""
-    module = sys.modules.get("accelerate.data_loader")
-    adapter = getattr(module, "DataLoaderAdapter", None)
-    if adapter is not None and not hasattr(adapter.__init__, _FOLLOWED):
-        _follow(adapter, "__init__")
+_IMPORTED_LATE: Final = (
+    # Accelerate's loaders, which wrap a DataLoader and are none, and the stages of a pipeline.
+    ("accelerate.data_loader", "DataLoaderAdapter"),
+    ("torch.distributed.pipelining.stage", "_PipelineStageBase"),
+)
+
+
+def _follow_imported() -> None:
+    """Follow classes of modules that a script imports, once they are there."""
+    for module, name in _IMPORTED_LATE:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and not hasattr(kind.__init__, _FOLLOWED):
+            _follow(kind, "__init__")

@@ -25,7 +25,7 @@ from gemini_lab.engine.arguments import (
 )
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
 from gemini_lab.engine.frameworks.stepping import UpdateWatch
-from gemini_lab.engine.frameworks.torch_engine import TorchEngine
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine, trained_by
 from gemini_lab.engine.gradients.sent_differences import SentDifferences, recorder_of
 from gemini_lab.engine.gradients.update_recorder import UpdateRecorder
 from gemini_lab.engine.iteration_log import (
@@ -70,9 +70,9 @@ NOT_IN_A_LAB: Final = (
 def protect(
     engine: ZeroEngine | TorchEngine | None = None,
     *,
-    model: nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    scheduler: Stateful | None = None,
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    scheduler: Stateful | Sequence[Stateful] | None = None,
     data: Source | Sequence[Source] | None = None,
     client_state: dict[str, Value] | None = None,
     also: Mapping[str, Keepable] | None = None,
@@ -83,18 +83,20 @@ def protect(
 
     Call it once, on every rank, before the training loop: after `deepspeed.initialize`, with the
     engine; or, in plain PyTorch, with the model as it is called (alone, in DistributedDataParallel,
-    or after `fully_shard`) and its optimizer. When the job is restarting after a failure, this call
-    puts back model, optimizer, schedule, random number generators, data position and
+    or after `fully_shard`) and its optimizer. Ranks may train different models, such as the stages
+    of a pipeline, and a rank with several gives lists. When the job is restarting after a failure,
+    this call puts back model, optimizer, schedule, random number generators, data position and
     `client_state`, so that the numbers that follow are those of a run that never failed. Under
     plain `deepspeed` or `torchrun` it warns once and does nothing.
 
     Args:
         engine: What `deepspeed.initialize` returned first; ZeRO stage 1, 2 or 3. Its settings are
             the `"gemini"` block of the DeepSpeed configuration.
-        model: Without an engine: what is trained.
-        optimizer: Without an engine: any torch optimizer whose state is tensors.
-        scheduler: A learning-rate schedule that the script steps itself. The only one of the
-            optimizer is found without being named.
+        model: Without an engine: what is trained. A list, if this rank has several stages.
+        optimizer: Without an engine: any torch optimizer whose state is tensors. A list, if several
+            step in each pass of the loop.
+        scheduler: A learning-rate schedule that the script steps itself, or a list of them. The
+            only one of an optimizer is found without being named.
         data: What holds the position in the data: a DataLoader (its iterators made after this call
             are followed), anything with `state_dict` and `load_state_dict`, such as torchdata's
             StatefulDataLoader, or a list of such. By default the loader that DeepSpeed made of
@@ -187,7 +189,7 @@ def start_protection(
         ends=Ends(session, is_broken=lambda: session.kept.is_broken),
         rehearse=ready.rehearse,
         update_watch=UpdateWatch(
-            state.framework.optimizer,
+            state.framework.optimizers,
             state.framework.trained(),
             lambda: state.version,
             emit=emit,
@@ -338,8 +340,8 @@ class UnprotectedLoops:
         self._watch: UpdateWatch | None = None
         if isinstance(engine, TorchEngine):
             self._watch = UpdateWatch(
-                engine.optimizer,
-                [weight for group in engine.optimizer.param_groups for weight in group["params"]],
+                engine.optimizers,
+                trained_by(engine.optimizers),
                 lambda: engine.global_steps,
                 ends=engine.settings.get("on_unkept_updates") != "warn",
             )

@@ -191,7 +191,8 @@ class VersionSealer:
 
     def _place(self) -> SealPlace:
         """Return where in the script this version is sealed, which every rank must share."""
-        made = sum(one.passes for one in self._state.script.watches[:1])
+        # Only some ranks of a pipeline read data.
+        made = next((one.passes for one in self._state.script.watches), UNKNOWN)
         begun = collectives_so_far()
         (passes, calls), self._seen_place = self._seen_place, (made, begun)
         is_known = UNKNOWN not in {passes, calls, begun}

@@ -75,6 +75,7 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
         )
     if settings.log_collectives is None:
         settings = replace(settings, log_collectives=order.seats.world_size <= LOGGED_RANKS)
+    _require_uniform(framework, settings)
     if isinstance(framework.engine, TorchEngine):
         if settings.link_bytes_per_s is not None:
             raise ConfigError(
@@ -89,6 +90,24 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
             settings = replace(settings, scheme="background")
         settings = replace(settings, log_collectives=False)
     return settings
+
+
+def _require_uniform(framework: Framework, settings: Settings) -> None:
+    """Refuse settings by which ranks compute for one another, if none could.
+
+    Raises:
+        ConfigError: There is one; on all ranks.
+    """
+    asked = {
+        "verify_every": settings.verify_every is not None,
+        '"replicate": "gradients"': settings.replicate == "gradients",
+    }
+    for name, is_on in asked.items():
+        if is_on and framework.uneven:
+            raise ConfigError(
+                f"{name} has one rank compute again what another one computed, and in this job "
+                f"none could: {framework.uneven}; leave it out"
+            )
 
 
 Value = TypeVar("Value")

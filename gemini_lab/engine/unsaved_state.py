@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gemini_lab.engine.contract import Engine, StateView
 from gemini_lab.engine.frameworks.tensors import is_dtensor
+from gemini_lab.engine.frameworks.torch_engine import optimizers_of
 from gemini_lab.engine.made_objects import made_objects
 from gemini_lab.engine.own_code import is_own_type
 from gemini_lab.engine.state.loaders import KINDS, LoaderWatch
@@ -51,12 +52,13 @@ class Bystanders:
     def __init__(self, made: Sequence[object], engine: Engine, kept: Sequence[object] = ()) -> None:
         own = {id(part) for part in engine.module.modules()}
         weights = [*engine.module.parameters()]
-        state = getattr(engine.optimizer, "state", {})
-        taken = {_place(one) for one in _tensors([engine.module, dict(state), *kept])}
+        optimizers = optimizers_of(engine)
+        states = [dict(getattr(one, "state", {})) for one in optimizers]
+        taken = {_place(one) for one in _tensors([engine.module, *states, *kept])}
         taken |= {id(weight) for weight in weights}
         self._seen: list[tuple[str, Look, int | None]] = []
         handed = {_place(one) for one in _tensors(kept)}
-        groups = getattr(engine.optimizer, "param_groups", ())
+        groups = [group for one in optimizers for group in getattr(one, "param_groups", ())]
         kept_frozen = handed | {id(weight) for group in groups for weight in group["params"]}
         frozen = [
             w for w in weights if not w.requires_grad and not kept_frozen & {_place(w), id(w)}
@@ -147,8 +149,8 @@ def _others(
     made: Iterable[Any], engine: Engine, kept: Sequence[object]
 ) -> Iterator[torch.optim.Optimizer]:
     """Yield optimizers that are neither the engine's nor handed over, nor wrap these."""
-    known = {id(one) for one in (*kept, engine.optimizer)}
-    known |= {id(getattr(one, "optimizer", one)) for one in (*kept, engine.optimizer)}
+    known = {id(one) for one in (*kept, *optimizers_of(engine))}
+    known |= {id(getattr(one, "optimizer", one)) for one in (*kept, *optimizers_of(engine))}
     for one in made:
         is_one = isinstance(one, torch.optim.Optimizer) and hasattr(one, "state")
         if is_one and known.isdisjoint({id(one), id(getattr(one, "optimizer", one))}):

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gemini_lab.engine.contract import Engine, Protected
 from gemini_lab.engine.frameworks.optimizer_state import local_part
+from gemini_lab.engine.frameworks.pipeline_stages import is_trial
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
 from gemini_lab.engine.frameworks.tensors import feed, own_part
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer
@@ -156,15 +157,16 @@ class Witness:
 
     def watch_evaluations(self) -> None:
         """Record passes without gradients, of the model as a whole or of the one inside DDP."""
-        module = self._engine.module
-        inside = module.module if isinstance(module, DistributedDataParallel) else module
 
         def before_forward(*_: object) -> None:
-            if not torch.is_grad_enabled() and self.version:
+            if not torch.is_grad_enabled() and self.version and not is_trial():
                 self.reach("evaluation")
 
-        for one in {module, inside} if not hasattr(inside, "_orig_mod") else {module}:
-            one.register_forward_pre_hook(before_forward, prepend=True)
+        engine = self._engine
+        for module in engine.models if isinstance(engine, TorchEngine) else [engine.module]:
+            inside = module.module if isinstance(module, DistributedDataParallel) else module
+            for one in {module, inside} if not hasattr(inside, "_orig_mod") else {module}:
+                one.register_forward_pre_hook(before_forward, prepend=True)
 
     # -- the state ---------------------------------------------------------------------------------
 
@@ -179,7 +181,11 @@ class Witness:
         yield "modes of the model's parts", [part.training for part in module.modules()]
         yield "which weights are trained", [one.requires_grad for one in module.parameters()]
         if is_torch:
-            yield from _of_optimizer(engine.optimizer, dict(module.named_parameters()))
+            names = dict(module.named_parameters())
+            for number, optimizer in enumerate(engine.optimizers):
+                beside = f" {number}" if number else ""
+                for name, value in _of_optimizer(optimizer, names):
+                    yield name + beside, value
         else:
             yield from _of_partitions(partitions_of(engine))
             counters = ("micro_steps", "skipped_steps", "global_samples")

@@ -273,7 +273,7 @@ def accumulated(job):
     def watch(state):
         framework = state.framework
         return UpdateWatch(
-            framework.optimizer,
+            framework.optimizers,
             framework.trained(),
             lambda: state.version,
             emit=lambda event: said.append(str(event)),

@@ -21,7 +21,7 @@ class Training:
         engine = TorchEngine(self.model, self.optimizer)
         self.said = []
         self.watch = UpdateWatch(
-            self.optimizer,
+            [self.optimizer],
             self.model.parameters(),
             lambda: engine.global_steps,
             emit=self.said.append,

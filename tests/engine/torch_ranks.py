@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pipeline_ranks
 import torch
 import torch.distributed as dist
 from keeper import Keeper
@@ -429,6 +430,9 @@ class Job:
 
 
 def work(request, rank):
+    if "schedule" in request["case"]:
+        pipeline_ranks.work(request, rank)
+        return
     folder, version = Path(request["folder"]), request.get("load")
     payload = None if version is None else (folder / f"shard-{rank}-{version}.bin").read_bytes()
     if request.get("load_tier"):

@@ -34,11 +34,17 @@ class Framework(ABC):
         parallelism: How ranks share the model, in a word.
         stage: ZeRO stage; 0 elsewhere.
         shares_updates: Whether all ranks make one and the same update.
+        uneven: Why no rank could compute for another, in words, the same on all ranks; empty if
+            each could, because all hold parts of the same tensors.
+        is_pipelined: Whether ranks compute one after the other, so that they begin an iteration at
+            different times; the same on all ranks.
     """
 
     parallelism = "ZeRO"
     stage = 0
     shares_updates = False
+    uneven = ""
+    is_pipelined = False
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -54,6 +60,11 @@ class Framework(ABC):
     @property
     @abstractmethod
     def optimizer(self) -> torch.optim.Optimizer: ...
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Return all optimizers whose steps together make an update."""
+        return (self.optimizer,)
 
     @property
     def device(self) -> torch.device:

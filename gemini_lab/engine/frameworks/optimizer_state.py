@@ -180,19 +180,21 @@ _SCRATCH: Final = {"state", "param_groups", "defaults", "_dummy_overflow_buf"}
 
 
 class OptimizerState:
-    """The weights that an optimizer trains, and what it keeps for each.
+    """The weights that this rank's optimizers train, and what they keep for each.
 
     Large are the weights, all that has more than one element, and all that is sharded. The rest,
     such as counts of steps, is small.
 
     Attributes:
-        weights: What it trains, in its order.
+        weights: What they train, in their order.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self.weights: list[nn.Parameter] = [w for g in optimizer.param_groups for w in g["params"]]
-        self._groups = [g for g in optimizer.param_groups for _ in g["params"]]
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self._optimizers = optimizers
+        trained = [(o, g, w) for o in optimizers for g in o.param_groups for w in g["params"]]
+        self.weights: list[nn.Parameter] = [weight for *_, weight in trained]
+        self._groups = [group for _, group, _ in trained]
+        self._owners = [optimizer for optimizer, *_ in trained]
 
     def forms(self) -> Iterator[tuple[Kept, torch.Tensor]]:
         """Yield all large tensors with their forms, also those that are only foreseen.
@@ -200,12 +202,13 @@ class OptimizerState:
         Raises:
             UnsupportedError: It keeps what is no tensor or number.
         """
-        require_none_beside(self._optimizer, trained=self.weights)
+        for optimizer in self._optimizers:
+            require_none_beside(optimizer, trained=self.weights)
         for number, weight in enumerate(self.weights):
             yield self._form(number, WEIGHT, weight), weight
-            state = self._optimizer.state.get(weight) or self._foreseen(number)
+            state = self._owners[number].state.get(weight) or self._foreseen(number)
             for name in sorted(state):
-                if self._is_large(name, state[name]):
+                if self._is_large(number, name, state[name]):
                     yield self._form(number, name, state[name]), state[name]
 
     def tensor(self, parameter: int, name: str) -> torch.Tensor | None:
@@ -213,7 +216,7 @@ class OptimizerState:
         weight = self.weights[parameter]
         if name == WEIGHT:
             return weight
-        state: StateView = self._optimizer.state.get(weight, {})
+        state: StateView = self._owners[parameter].state.get(weight, {})
         return state.get(name)
 
     def make(self, wanted: Sequence[Kept]) -> None:
@@ -223,15 +226,20 @@ class OptimizerState:
             named.setdefault(one.parameter, set()).add(one.name)
         for number, weight in enumerate(self.weights):
             names = named.get(number, set()) - {WEIGHT}
-            state = self._optimizer.state.get(weight, {})
-            if names == {name for name, value in state.items() if self._is_large(name, value)}:
+            states = self._owners[number].state
+            state = states.get(weight, {})
+            if names == {name for name, one in state.items() if self._is_large(number, name, one)}:
                 continue  # a script may hold it
-            self._optimizer.state.pop(weight, None)
+            states.pop(weight, None)
             if not names <= {*state}:
                 state = {**self._foreseen(number), **state}
-            kept = {k: v for k, v in state.items() if k in names or not self._is_large(k, v)}
+            kept = {
+                k: one
+                for k, one in state.items()
+                if k in names or not self._is_large(number, k, one)
+            }
             if kept:
-                self._optimizer.state[weight] = kept
+                states[weight] = kept
 
     def require_unchanged(self) -> None:
         """Refuse parameters that came or went since.
@@ -239,7 +247,8 @@ class OptimizerState:
         Raises:
             UnsupportedError: Some did.
         """
-        now = [id(w) for group in self._optimizer.param_groups for w in group["params"]]
+        groups = [group for one in self._optimizers for group in one.param_groups]
+        now = [id(weight) for group in groups for weight in group["params"]]
         if now != [id(weight) for weight in self.weights]:
             raise UnsupportedError(
                 f"the optimizer has other parameters ({len(now)}) than when `protect` was called "
@@ -258,12 +267,12 @@ class OptimizerState:
         alike: dict[tuple[str, str, str], list[tuple[int, torch.Tensor]]] = {}
         plain, stateful = [], []
         for number, weight in enumerate(self.weights):
-            state: StateView = self._optimizer.state.get(weight, {})
+            state: StateView = self._owners[number].state.get(weight, {})
             stateful.append(bool(state))
             for name, value in state.items():
                 if (number, name) in known:
                     continue
-                if self._is_large(name, value):
+                if self._is_large(number, name, value):
                     raise self._new_tensor(number, name)
                 if isinstance(value, torch.Tensor):
                     key = (name, str(value.dtype), f"{tuple(value.shape)} {value.device}")
@@ -271,9 +280,9 @@ class OptimizerState:
                 else:
                     plain.append((number, name, value))
         return {
-            "groups": group_options(self._optimizer),
-            "numbers": own_values(self._optimizer),
-            "beside": beside_weights(self._optimizer),
+            "groups": [options for one in self._optimizers for options in group_options(one)],
+            "numbers": [own_values(one) for one in self._optimizers],
+            "beside": [beside_weights(one) for one in self._optimizers],
             "stateful": stateful,
             "plain": plain,
             "tensors": [
@@ -284,20 +293,26 @@ class OptimizerState:
 
     def restore(self, small: StateView) -> None:
         """Put back what `capture` gave; large tensors are there already."""
-        put_group_options(self._optimizer, small["groups"])
-        put_beside_weights(self._optimizer, small.get("beside", []))
-        vars(self._optimizer).update(small["numbers"])
+        options, own, beside_all = iter(small["groups"]), small["numbers"], small.get("beside", [])
+        if isinstance(own, Mapping):  # a version of 0.1 knows one optimizer
+            own, beside_all = [own], [beside_all]
+        parts = zip(self._optimizers, own, beside_all, strict=True)
+        for optimizer, numbers, beside_them in parts:
+            put_group_options(optimizer, [*islice(options, len(optimizer.param_groups))])
+            put_beside_weights(optimizer, beside_them)
+            vars(optimizer).update(numbers)
         found = _by_parameter(small)
         for number, (weight, is_stateful) in enumerate(
             zip(self.weights, small["stateful"], strict=True)
         ):
+            states = self._owners[number].state
             if not is_stateful:
-                self._optimizer.state.pop(weight, None)
+                states.pop(weight, None)
                 continue
-            state = self._optimizer.state[weight]
+            state = states[weight]
             before = dict(state) if state else self._foreseen(number)
             small_values = found.get(number, {})
-            for name in [n for n in state if not self._is_large(n, state[n])]:
+            for name in [n for n in state if not self._is_large(number, n, state[n])]:
                 if name not in small_values:
                     del state[name]
             for name, value in small_values.items():
@@ -306,22 +321,22 @@ class OptimizerState:
     # -- what kind a value is of -----------------------------------------------------------------
 
     def _foreseen(self, number: int) -> StateDict:
-        return state_for(self._optimizer, self._groups[number], self.weights[number])
+        return state_for(self._owners[number], self._groups[number], self.weights[number])
 
     def _form(self, number: int, name: str, tensor: torch.Tensor) -> Kept:
-        part = local_part(tensor)
-        require_memory(self._optimizer, name, part)
+        part, optimizer = local_part(tensor), self._owners[number]
+        require_memory(optimizer, name, part)
         dtype = str(part.dtype).removeprefix("torch.")
         if dtype not in DTYPE_BYTES or part.layout != torch.strided:
             raise UnsupportedError(
-                f"{called(self._optimizer)} keeps {name!r} as a tensor of type {dtype} "
+                f"{called(optimizer)} keeps {name!r} as a tensor of type {dtype} "
                 f"({part.layout}); known are dense tensors of {', '.join(DTYPE_BYTES)}"
             )
         return Kept(
             parameter=number, name=name, dtype=dtype, numel=part.numel(), place=place_of(tensor)
         )
 
-    def _is_large(self, name: str, value: object) -> bool:
+    def _is_large(self, number: int, name: str, value: object) -> bool:
         """Return whether a value is a large tensor.
 
         Raises:
@@ -329,14 +344,14 @@ class OptimizerState:
         """
         if isinstance(value, torch.Tensor):
             return is_dtensor(value) or value.numel() > 1
-        require_plain(self._optimizer, name, value)
+        require_plain(self._owners[number], name, value)
         return False
 
     def _new_tensor(self, number: int, name: str) -> UnsupportedError:
         return UnsupportedError(
-            f"{called(self._optimizer)} made a tensor {name!r} for parameter {number} that was not "
-            "there when `protect` was called; change its options before, not after, or take a "
-            "first step before `protect`"
+            f"{called(self._owners[number])} made a tensor {name!r} for parameter {number} that "
+            "was not there when `protect` was called; change its options before, not after, or "
+            "take a first step before `protect`"
         )
 
 

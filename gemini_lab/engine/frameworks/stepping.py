@@ -122,7 +122,7 @@ class UpdateWatch:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         weights: Iterable[torch.Tensor],
         version: Callable[[], int],
         *,
@@ -131,8 +131,8 @@ class UpdateWatch:
     ) -> None:
         self._weights = [*weights]
         self._ids = {id(weight) for weight in self._weights}
-        self._protected = type(optimizer).__name__
-        self._optimizer = optimizer
+        self._protected = " and ".join(type(one).__name__ for one in optimizers)
+        self._optimizers = {id(one) for one in optimizers}
         self._version, self._emit, self._ends = version, emit, ends
         self._is_on = False  # before training, a rate may be searched for
         self._is_updating = False
@@ -176,7 +176,7 @@ class UpdateWatch:
         self._hook.remove()
 
     def _see(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if not self._is_on or self._is_updating or optimizer is self._optimizer:
+        if not self._is_on or self._is_updating or id(optimizer) in self._optimizers:
             return
         groups = optimizer.param_groups
         if any(id(weight) in self._ids for group in groups for weight in group["params"]):

@@ -356,6 +356,24 @@ def _index_of(place: Sequence[int], sizes: Sequence[int]) -> int:
     return index
 
 
+def is_cut_by_model(models: Sequence[nn.Module]) -> bool:
+    """Return whether a mesh cuts or replicates weights otherwise than FSDP2 does.
+
+    FSDP2's own dimension is the last: before it may come one of copies, as in HSDP.
+    """
+    fsdp2 = set[int]()
+    for module in (part for model in models for part in model.modules() if is_fsdp2(part)):
+        # FSDP2 names the weights that it shards nowhere else.
+        for group in _groups_of(module._get_fsdp_state()):  # noqa: SLF001
+            fsdp2 |= {id(one.sharded_param) for one in group.fsdp_params}
+    for weight in (one for model in models for one in model.parameters()):
+        if is_dtensor(weight):
+            sharded = [not one.is_replicate() for one in weight.placements]
+            if sum(sharded) != 1 or not sharded[-1] or id(weight) not in fsdp2:
+                return True
+    return False
+
+
 SLICE_BYTES: Final = SLICE_WORDS * WORD_BYTES
 _SUMS: Final = 1 << 64
 

@@ -4,7 +4,7 @@ How its ranks share it is read off the model, and what cannot be kept exactly is
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import torch
@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from gemini_lab.engine.contract import Engine
+from gemini_lab.engine.frameworks.pipeline_stages import is_trial
 from gemini_lab.engine.frameworks.stepping import StepHook
 from gemini_lab.engine.frameworks.tensors import is_dtensor, is_fsdp1, is_fsdp2
 from gemini_lab.engine.private_names import require, require_known
@@ -43,9 +45,16 @@ def _uncompiled(function: Callable[..., None]) -> Callable[..., None]:
 
 
 class TorchEngine:
-    """A model and the torch optimizer that trains it, with a count of its updates.
+    """Models of this rank and the torch optimizers that train them, with a count of updates.
+
+    Most ranks have one of each. Those of a pipeline may have several stages. An update is over when
+    each optimizer has made its step.
 
     Attributes:
+        models: The models as the script calls them.
+        optimizers: The optimizers, in the script's order.
+        module: The only model, or a list of all.
+        optimizer: The first optimizer.
         global_steps: Updates done so far.
         before_update: Called where an update begins, on the thread that makes it.
         after_update: Called where it has ended and is counted.
@@ -61,31 +70,39 @@ class TorchEngine:
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         settings: Mapping[str, SettingValue] | None = None,
         step: int = 0,
     ) -> None:
         _require_step_hooks()
-        if isinstance(model, nn.Module):
-            # Until then the model's parameters are not those that its optimizer has.
-            reshard(model)
-        _require_kinds(model, optimizer, step)
-        for found, way_out in _obstacles(model, optimizer):
+        models, optimizers = _listed(model), _listed(optimizer)
+        for one in models:
+            if isinstance(one, nn.Module):
+                # Until then the model's parameters are not those that its optimizer has.
+                reshard(one)
+        _require_kinds(models, optimizers, step)
+        for found, way_out in _obstacles(models, optimizers):
             raise UnsupportedError(f"this model cannot be protected: {found}; {way_out}")
-        self.module = model
-        self.optimizer = optimizer
+        self.models: tuple[nn.Module, ...] = tuple(models)
+        self.optimizers: tuple[torch.optim.Optimizer, ...] = tuple(optimizers)
+        self.module: nn.Module = models[0] if len(models) == 1 else nn.ModuleList(models)
+        self.optimizer: torch.optim.Optimizer = optimizers[0]
+        bare = [unwrapped(one) for one in models]
+        self.bare: nn.Module = bare[0] if len(bare) == 1 else nn.ModuleList(bare)
         self.settings = dict(settings or {})
         self.global_steps = step
-        self.parallelism: Parallelism = _parallelism(model)
+        self.parallelism: Parallelism = _parallelism(models)
         self.before_update: Callable[[], None] = _nothing
         self.after_update: Callable[[], None] = _nothing
         self.before_writing: Callable[[], None] = _nothing
         self._depth = 0
         self._updates = True
-        optimizer.register_step_pre_hook(_uncompiled(self._enter))
-        optimizer.register_step_post_hook(_uncompiled(self._leave))
+        self._stepped = set[int]()  # optimizers, in the update under way
+        for each in optimizers:
+            each.register_step_pre_hook(_uncompiled(self._enter))
+            each.register_step_post_hook(_uncompiled(self._leave))
 
     @property
     def device(self) -> torch.device:
@@ -97,32 +114,48 @@ class TorchEngine:
         return rank_and_world_size()[0]
 
     @property
-    def bare(self) -> nn.Module:
-        """Return the model without what wraps it: its weights have their own names there."""
-        return unwrapped(self.module)
+    def is_within_update(self) -> bool:
+        """Return whether some optimizers have made their step, and others have not."""
+        return bool(self._stepped)
 
-    def _enter(self, *_: object) -> None:
-        if self._depth and not self._is_nested():
+    def _enter(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._depth and not self._is_nested(optimizer):
             self._depth = 0  # a step before this one raised
         self._depth += 1
-        if self._depth == 1:
-            self._updates = not _is_saving()
-            (self.before_update if self._updates else self.before_writing)()
+        if self._depth > 1:
+            return
+        self._updates = not _is_saving()
+        if not self._updates:
+            self.before_writing()
+        elif not self._stepped:
+            self.before_update()
+        elif id(optimizer) in self._stepped:
+            raise UnsupportedError(
+                f"a {type(optimizer).__name__} of optimizer= makes its second step, and "
+                f"{len(self.optimizers) - len(self._stepped)} of {len(self.optimizers)} have made "
+                "none since: a version is made when all have; have each pass of the loop step all "
+                "of them once (a GradScaler has to leave out all or none), or name those in `also` "
+                "that train otherwise"
+            )
 
-    def _leave(self, *_: object) -> None:
+    def _leave(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._depth -= 1
-        if not self._depth and self._updates:
+        if self._depth or not self._updates:
+            return
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) == len(self.optimizers):
+            self._stepped.clear()
             self.global_steps += 1
             self.after_update()
 
-    def _is_nested(self) -> bool:
+    def _is_nested(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether a class's `step` called that of its base: torch calls hooks for both."""
         # torch calls the hooks for a subclass's step and its base's; nothing tells them apart but
         # this.
         frame, found = inspect.currentframe(), 0
         while frame is not None:
             is_step = frame.f_code.co_name == _STEP  # in which torch calls the hooks
-            found += is_step and frame.f_locals.get(_OF_STEP) is self.optimizer
+            found += is_step and frame.f_locals.get(_OF_STEP) is optimizer
             frame = frame.f_back
         return found > 1
 
@@ -142,7 +175,7 @@ def _is_saving() -> bool:
 
 def left_out(engine: TorchEngine, handed: Iterable[object] = ()) -> Iterator[str]:
     """Return what of the model will not come back after a failure, as sentences for users."""
-    kept = {id(weight) for group in engine.optimizer.param_groups for weight in group["params"]}
+    kept = {id(weight) for weight in trained_by(engine.optimizers)}
     modules = [thing for thing in handed if isinstance(thing, nn.Module)]
     own = {id(weight) for part in [engine.bare, *modules] for weight in part.parameters()}
     if beside := len(kept - own):
@@ -171,29 +204,30 @@ def hook_optimizer(engine: TorchEngine, hook: StepHook) -> Callable[[], None]:
     Returns:
         Takes the hook off again.
     """
-    module, waited_s = engine.module, 0.0
+    models, waited_s = engine.models, 0.0
     # An evaluation before a version leaves its mode to the start that restores that version.
-    modes = {True, module.training}
+    modes = {True, *(model.training for model in models)}
 
     @_uncompiled
-    def begin_forward(*_: object) -> None:
-        if torch.is_grad_enabled() and module.training in modes:
+    def begin_forward(model: nn.Module, *_: object) -> None:
+        if torch.is_grad_enabled() and model.training in modes and not is_trial():
             hook.begin_forward()
 
     def before_update() -> None:
         nonlocal modes, waited_s
-        modes = {module.training}
+        modes = {model.training for model in models}
         hook.begin_forward()  # also where the model is not called as a whole
         waited_s = hook.before_update()
 
     # Before the model's own hooks: those of FSDP already call collectives of the next iteration.
-    handle = module.register_forward_pre_hook(begin_forward, prepend=True)
+    handles = [one.register_forward_pre_hook(begin_forward, prepend=True) for one in models]
     engine.before_update = before_update
     engine.after_update = lambda: hook.after_update(waited_s)
     engine.before_writing = hook.before_writing
 
     def unhook() -> None:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
         engine.before_update = engine.after_update = engine.before_writing = _nothing
 
     return unhook
@@ -239,27 +273,59 @@ def _require_step_hooks() -> None:
     require_known(missing, "Optimizer.profile_hook_step", package="torch")
 
 
-def _parallelism(model: nn.Module) -> Parallelism:
-    if replicated_by(model) is not None:
+def optimizers_of(engine: Engine) -> Sequence[torch.optim.Optimizer]:
+    """Return the optimizers whose steps together make an engine's update."""
+    return engine.optimizers if isinstance(engine, TorchEngine) else (engine.optimizer,)
+
+
+def trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    """Yield the weights that optimizers train, in their order."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+
+def _parallelism(models: Sequence[nn.Module]) -> Parallelism:
+    if any(replicated_by(model) is not None for model in models):
         return "DDP"
-    return "FSDP2" if any(is_fsdp2(part) for part in model.modules()) else "none"
+    return "FSDP2" if any(is_fsdp2(part) for one in models for part in one.modules()) else "none"
 
 
-def _require_kinds(model: object, optimizer: object, step: object) -> None:
+def _listed(given: Any) -> list[Any]:
+    """Return what a script gave as a list, unless it is one thing."""
+    return [*given] if isinstance(given, list | tuple) else [given]
+
+
+def _require_kinds(models: Sequence[object], optimizers: Sequence[object], step: object) -> None:
     """Refuse what is no model, no torch optimizer, or no count.
 
     Raises:
         ConfigError: It is none.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model= is {kind_of(model)}; give the nn.Module that is trained")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer= is {kind_of(optimizer)}; give {_way_out_of(optimizer)}")
-    own = {id(weight) for weight in model.parameters()}
-    if not any(id(w) in own for group in optimizer.param_groups for w in group["params"]):
+    for model in models:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model= is {kind_of(model)}; give the nn.Module that is trained")
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer= is {kind_of(optimizer)}; give {_way_out_of(optimizer)}")
+    for name, given in (("model", models), ("optimizer", optimizers)):
+        if not given or len({id(one) for one in given}) < len(given):
+            raise ConfigError(
+                f"{name}= is a list of {len(given)}, none or one of them twice; give what this "
+                "rank trains, each once"
+            )
+    own = {id(w) for one in models if isinstance(one, nn.Module) for w in one.parameters()}
+    torchs = [one for one in optimizers if isinstance(one, torch.optim.Optimizer)]
+    if any(own.isdisjoint(map(id, trained_by([one]))) for one in torchs):
         raise ConfigError(
             "optimizer= holds none of the parameters of model=; make the optimizer of "
             "model.parameters(), and after fully_shard, which replaces them"
+        )
+    trained = [id(weight) for weight in trained_by(torchs)]
+    if len({*trained}) < len(trained):
+        raise ConfigError(
+            "two of optimizer= train the same parameter, such as one that stages share; give each "
+            "parameter to one optimizer"
         )
     if not isinstance(step, int) or step < 0:
         raise ConfigError(f"step={step!r} is no number of updates; give 0 or more")
@@ -275,10 +341,36 @@ def _way_out_of(wrapper: object) -> str:
                 f"its `{path}`, and name it itself in `also` where it keeps something of its own, "
                 "such as slow weights, with `state_dict` and `load_state_dict`"
             )
-    return "one torch.optim.Optimizer (further models and their optimizers go into `also`)"
+    return (
+        "one torch.optim.Optimizer, or a list of those that step in each pass (what else is "
+        "trained goes into `also`)"
+    )
 
 
-def _obstacles(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str]]:
+def _obstacles(
+    models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[tuple[str, str]]:
+    for model in models:
+        yield from _of_model(model)
+    for optimizer in optimizers:
+        # By its name: to import it compiles functions.
+        if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in _kinds(optimizer)):
+            yield (
+                "its ZeroRedundancyOptimizer shares out state by itself",
+                "use a torch optimizer (what DDP replicates is kept once), or fully_shard",
+            )
+    ddps = [replicated_by(model) for model in models]
+    groups = {None if one is None else id(one.process_group) for one in ddps}
+    if len(groups) > 1:
+        yield (
+            "its models are in DDP over different ranks, or some of them",
+            "wrap all of them alike",
+        )
+    for weight in trained_by(optimizers):
+        yield from _of_weight(weight, is_replicated=ddps[0] is not None)
+
+
+def _of_model(model: nn.Module) -> Iterator[tuple[str, str]]:
     if any(is_fsdp1(part) for part in model.modules()):
         yield (
             "it is wrapped in FullyShardedDataParallel (FSDP1)",
@@ -288,21 +380,12 @@ def _obstacles(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[t
         yield "it is wrapped in DataParallel", "use DistributedDataParallel"
     if any(kind.__module__ == _REPLICATE for part in model.modules() for kind in _kinds(part)):
         yield "replicate() was called with it", "wrap it in DistributedDataParallel"
-    # By its name: to import it compiles functions.
-    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in _kinds(optimizer)):
-        yield (
-            "its ZeroRedundancyOptimizer shares out state by itself",
-            "use a torch optimizer (what DDP replicates is kept once), or fully_shard",
-        )
     ddp = replicated_by(model)
     inside = (p for p in unwrapped(model).modules() if isinstance(p, DistributedDataParallel))
     if ddp is None and any(True for _ in inside):
         yield "DistributedDataParallel is around parts of it", "wrap the model as a whole"
     elif ddp is not None:
         yield from _of_ddp(ddp)
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            yield from _of_weight(weight, is_replicated=ddp is not None)
 
 
 def _kinds(thing: object) -> tuple[type, ...]:

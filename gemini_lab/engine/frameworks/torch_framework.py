@@ -21,9 +21,16 @@ from gemini_lab.engine.frameworks.payload_blocks import (
     TensorSegment,
     lay_blocks,
 )
+from gemini_lab.engine.frameworks.pipeline_stages import StageTrials
 from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.stepping import StepHook
-from gemini_lab.engine.frameworks.tensors import Replicas, feed, require_apart, whole_weights
+from gemini_lab.engine.frameworks.tensors import (
+    Replicas,
+    feed,
+    is_cut_by_model,
+    require_apart,
+    whole_weights,
+)
 from gemini_lab.engine.frameworks.torch_engine import (
     TorchEngine,
     hook_optimizer,
@@ -112,17 +119,19 @@ class TorchFramework(Framework):
         super().__init__(engine)
         self._engine = engine
         self.parallelism = engine.parallelism
-        self._state = OptimizerState(engine.optimizer)
+        self._state = OptimizerState(*engine.optimizers)
         names = {id(weight): name for name, weight in self.module.named_parameters()}
         self._names = [  # an optimizer may train what is not in the model
             names.get(id(weight), f"parameter {number} of the optimizer")
             for number, weight in enumerate(self._state.weights)
         ]
-        ddp = replicated_by(engine.module)
+        found = (replicated_by(model) for model in engine.models)
+        self._ddps = [ddp for ddp in found if ddp is not None]
         self._replicas: dict[tuple[int, ...], Replicas] = {}
-        self._kept = [*self._describe(None if ddp is None else ddp.process_group)]
+        self._kept = [*self._describe(self._ddps[0].process_group if self._ddps else None)]
         self._blocks = lay_blocks(self._kept)
-        self._order = None if ddp is None else BucketOrder(ddp)
+        self._orders = [BucketOrder(ddp) for ddp in self._ddps]
+        self._trials = StageTrials(engine.models)
         most = self._agree_on_replicas()
         self._is_shared = most > 0  # on any rank: what follows is the same on all
         shared = {len(block.holders) for block in self._blocks}
@@ -140,6 +149,10 @@ class TorchFramework(Framework):
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         return self._engine.optimizer
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return self._engine.optimizers
 
     def settings(self) -> Mapping[str, SettingValue]:
         return self._engine.settings
@@ -304,7 +317,9 @@ class TorchFramework(Framework):
             ]
             words += [_word(holders), len(holders), _word(forms)]
         shared = sum(bool(block.holders) for block in self._blocks)
-        counts = gather([len(words), shared])
+        known = gather([len(words), shared, *self._what_it_holds()])
+        self.uneven, self.is_pipelined = _unevenness([row[2:] for row in known])
+        counts = [(row[0], row[1]) for row in known]
         if not any(count for count, _ in counts):
             return 0
         claims: dict[int, list[tuple[int, int, int]]] = {}
@@ -322,6 +337,14 @@ class TorchFramework(Framework):
                     "state for every weight"
                 )
         return max(count for _, count in counts)
+
+    def _what_it_holds(self) -> tuple[int, int, int]:
+        """Return a checksum of what this rank trains, and whether it has stages or cut weights."""
+        engine = self._engine
+        weights = zip(self._names, self._state.weights, strict=True)
+        trained = [(name, [*weight.shape], str(weight.dtype)) for name, weight in weights]
+        has_stages = self._trials.has_stages or len(engine.models) > 1 or len(engine.optimizers) > 1
+        return _word(trained), int(has_stages), int(is_cut_by_model(engine.models))
 
     def _tensor(self, one: Kept) -> torch.Tensor | None:
         tensor = self._state.tensor(one.parameter, one.name)
@@ -343,9 +366,8 @@ class TorchFramework(Framework):
 
     def require_boundary(self) -> None:
         """Refuse DDP's `join()`: uneven ranks make different versions."""
-        ddp = replicated_by(self._engine.module)
         # DDP asks this itself; `join()` has no public sign that it is on.
-        if ddp is not None and ddp._join_config.enable:  # noqa: SLF001
+        if any(ddp._join_config.enable for ddp in self._ddps):  # noqa: SLF001
             raise UnsupportedError(
                 "the model trains inside DDP's join(), where ranks end one before the other, and a "
                 "version is made by all of them; give every rank as many batches"
@@ -355,19 +377,24 @@ class TorchFramework(Framework):
         return {
             "counters": {"global_steps": self._engine.global_steps},
             "optimizer": self._state.capture(self._kept),
-            "gradients": [] if self._order is None else self._order.indices,
-            "syncs_buffers": self._order is None or self._order.syncs_buffers,
+            # As in versions of 0.1, which know one model in DDP.
+            "gradients": [index for order in self._orders[:1] for index in order.indices],
+            "more_gradients": [order.indices for order in self._orders[1:]],
+            "syncs_buffers": all(order.syncs_buffers for order in self._orders),
+            "trials": self._trials.capture(),
         }
 
     def restore(self, small: StateView) -> None:
         self._engine.global_steps = small["counters"]["global_steps"]
         self._state.restore(small["optimizer"])
-        if self._order is not None:
-            self._order.syncs_buffers = small.get("syncs_buffers", True)
+        self._trials.restore(small.get("trials", ()))
+        for order in self._orders:
+            order.syncs_buffers = small.get("syncs_buffers", True)
 
     def put_order(self, small: StateView) -> None:
-        if self._order is not None:
-            self._order.rehearse(small["gradients"])
+        orders = [small["gradients"], *small.get("more_gradients", ())]
+        for order, indices in zip(self._orders, orders, strict=False):
+            order.rehearse(indices)
 
     def require_fit(self, small: StateView) -> None:
         """Nothing of it is optional."""
@@ -390,13 +417,14 @@ class TorchFramework(Framework):
     # -- going on with other ranks ---------------------------------------------------------------
 
     def obstacle(self) -> str:
-        return "" if self._order is None else self._order.obstacle
+        found = (order.obstacle for order in self._orders)
+        return self.uneven or next(filter(None, found), "")
 
     def begin_anew(self) -> None:
         """Without gradients, and with DDP's buckets of the start."""
         self.drop_gradients(is_computing=False)
-        if self._order is not None:
-            self._order.begin_anew()
+        for order in self._orders:
+            order.begin_anew()
         if self._check is not None:
             self._check.restart()
 
@@ -430,6 +458,17 @@ class TorchFramework(Framework):
                 flat = self._flat(self._kept[number])
                 if flat is not None:
                     yield block, flat
+
+
+def _unevenness(ranks: Sequence[Sequence[int]]) -> tuple[str, bool]:
+    """Return why no rank could compute for another, in words, and whether the job is a pipeline."""
+    trained, has_stages, is_cut = zip(*ranks, strict=True)
+    is_pipelined = any(has_stages) or len({*trained}) > 1
+    if is_pipelined:
+        return "its ranks train different models, such as stages of a pipeline", True
+    if any(is_cut):
+        return "its ranks hold parts of weights that a device mesh cuts (tensor parallel)", False
+    return "", False
 
 
 def _members(block: TensorBlock) -> list[int]:

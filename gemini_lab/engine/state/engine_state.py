@@ -21,7 +21,7 @@ from gemini_lab.engine.frameworks.tensors import aliases, digest_over_ranks, sum
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.frameworks.torch_framework import TorchFramework
 from gemini_lab.engine.frameworks.zero_framework import ZeroFramework
-from gemini_lab.engine.rank_agreement import JointOutcome
+from gemini_lab.engine.rank_agreement import JointOutcome, gather
 from gemini_lab.engine.state import small_state
 from gemini_lab.engine.state.rehearsal import left_alone, named, require_put_back
 from gemini_lab.engine.state.script_state import ScriptState
@@ -44,6 +44,7 @@ class EngineState:
 
     Attributes:
         layout: The form of this rank's payload.
+        is_data_even: Whether all ranks handed over equally many loaders.
         world_changed: Set when a version of another number of ranks was taken over.
 
     Raises:
@@ -55,6 +56,8 @@ class EngineState:
         self.framework = framework_of(engine)
         self.script = ScriptState() if script is None else script
         self.layout: ShardLayout = self._lay_out()
+        loaders = gather([len(self.script.watches)])
+        self.is_data_even = all(count == loaders[0] for count in loaders)
         self._parts = small_state.ModelParts(self.framework.module)
         # It travels with each version and lists every weight, so it is kept small, and made once.
         self._identity = zlib.compress(encode(self.layout.identity))
@@ -170,7 +173,7 @@ class EngineState:
                 flat[start : start + part.nbytes].copy_(part.detach().view(torch.uint8))
         verdict.agree()
         schedule = getattr(self._engine, "lr_scheduler", None)
-        things = [self.framework.optimizer, schedule, *self.script.things]
+        things = [*self.framework.optimizers, schedule, *self.script.things]
         with left_alone(things, module=self.framework.module):
             self._put_back(room, small_state.unfold(decode_framed(room)), with_data=False)
 
@@ -310,7 +313,7 @@ class EngineState:
             world_size=framework.world_size,
             stage=framework.stage,
             parallelism=framework.parallelism,
-            optimizer=type(framework.optimizer).__name__,
+            optimizer=" and ".join(type(one).__name__ for one in framework.optimizers),
             tensors=tensors,
             small_offset_bytes=0,
             small_capacity_bytes=small_capacity_bytes,

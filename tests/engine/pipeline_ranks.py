@@ -1,0 +1,218 @@
+"""Trains the stages of a pipeline on a few gloo ranks, as a script does; see `torch_ranks`."""
+
+import json
+import random
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from keeper import Keeper
+from torch import nn
+from torch.distributed import pipelining
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, Dataset
+
+from gemini_lab.engine.arguments import as_engine, with_schedule
+from gemini_lab.engine.discovery import gather
+from gemini_lab.engine.frameworks.optimizer_state import local_part
+from gemini_lab.engine.heartbeat import Heartbeat
+from gemini_lab.engine.iteration_log import IterationLog, watch_inputs
+from gemini_lab.engine.live import LiveProtection
+from gemini_lab.engine.protection import UnprotectedLoops
+from gemini_lab.engine.state.engine_state import EngineState
+from gemini_lab.shard.lineage import NO_LINEAGE
+
+STEPS, WIDTH = 7, 8
+LEARNERS = (
+    lambda weights: torch.optim.AdamW(weights, lr=0.01),
+    lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9),
+)
+
+
+class Pairs(Dataset):
+    """Features and what is to be made of them, by their index."""
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        features = torch.sin(torch.arange(1.0, WIDTH + 1) * (index + 1))
+        return features, features.flip(0) * 0.5
+
+
+class Stage(nn.Module):
+    """A stage unlike the others: of its own depth; the first has a norm, and frozen weights.
+
+    torch's trial of a later stage is made on memory as it was found, and a norm would keep that.
+    """
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(1 + number % 3))
+        self.norm = nn.Identity() if number else nn.BatchNorm1d(WIDTH)
+        self.drop = nn.Dropout(0.2)
+        if number == 0:
+            self.layers.append(nn.Linear(WIDTH, WIDTH).requires_grad_(False))
+
+    def forward(self, hidden):
+        random.random()  # as layers do that are left out at random
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden)) + hidden
+        return self.drop(self.norm(hidden))
+
+
+def numbers_of(case, rank, ranks):
+    """The stages of a rank, in the schedule's order."""
+    if case["schedule"] in {"ScheduleGPipe", "Schedule1F1B"}:
+        return [rank]
+    if case["schedule"] == "ScheduleZBVZeroBubble":
+        return [rank, 2 * ranks - 1 - rank]
+    return [rank, rank + ranks]
+
+
+class Job:
+    """One start of a training script."""
+
+    def __init__(self, case, *, rank, seed, wanted=(), payload=None):
+        self.case, self.rank = case, rank
+        ranks, group, mesh = dist.get_world_size(), None, None
+        if case.get("sharded"):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stages", "data"))
+            group, ranks = mesh.get_group("stages"), 2
+        place = rank if mesh is None else mesh.get_local_rank("stages")
+        numbers = numbers_of(case, place, ranks)
+        kind = getattr(pipelining.schedules, case["schedule"])
+        is_single = len(numbers) == 1
+        count = ranks * len(numbers)
+        self.models = []
+        for number in numbers:
+            torch.manual_seed(number)
+            stage = Stage(number)
+            if seed > 1:
+                for weight in (one for one in stage.parameters() if one.requires_grad):
+                    nn.init.normal_(weight)
+            if mesh is not None:
+                fully_shard(stage, mesh=mesh["data"])
+            self.models.append(stage)
+        stages = [
+            pipelining.PipelineStage(model, number, count, torch.device("cpu"), group=group)
+            for model, number in zip(self.models, numbers, strict=True)
+        ]
+        self.is_first, self.is_last = 0 in numbers, count - 1 in numbers
+        given = stages[0] if is_single else stages
+        self.schedule = kind(given, case.get("batches", 4), loss_fn=nn.functional.mse_loss)
+        self.optimizers = [
+            LEARNERS[n % 2]([w for w in model.parameters() if w.requires_grad])
+            for n, model in enumerate(self.models)
+        ]
+        self.rates = [torch.optim.lr_scheduler.StepLR(one, 2, 0.7) for one in self.optimizers]
+        order = torch.Generator().manual_seed(5)
+        self.loader = DataLoader(Pairs(), 8, shuffle=True, generator=order, drop_last=True)
+        for draw in (random.seed, np.random.seed, torch.manual_seed):
+            draw(seed + rank)
+        self.keeper, self.losses, self.remarks = Keeper(wanted), {}, []
+        self.inputs = []
+        self.protect(payload)
+
+    def protect(self, payload):
+        is_one = len(self.models) == 1 and not self.case.get("lists")
+        model = self.models[0] if is_one else self.models
+        optimizer = self.optimizers[0] if is_one else self.optimizers
+        engine = as_engine(None, model=model, optimizer=optimizer, settings=None, step=0)
+        reads = self.is_first or self.is_last
+        script = gather(
+            engine,
+            data=self.loader if reads else (),
+            client_state=None,
+            also=with_schedule(None, None),
+            remark=self.remarks.append,
+        )
+        if self.case.get("unprotected"):
+            self.protection = UnprotectedLoops(engine)
+            return
+        self.state = EngineState(engine, script=script)
+        if payload is not None:
+            self.state.load(payload)
+        else:
+            self.rehearse()
+        log = IterationLog(self.hear)
+        watch_inputs(engine, log)
+        self.protection = LiveProtection(
+            self.state,
+            self.keeper,
+            log,
+            Heartbeat(lambda _: None, rank=self.rank, epoch=1),
+            lineage=NO_LINEAGE,
+            remark=self.remarks.append,
+            rehearse=self.rehearse,
+        )
+        self.state.framework.hook(self.protection)
+        if payload is None:
+            self.protection.send_version()
+
+    def hear(self, event):
+        if type(event).__name__ == "IterationBegun":
+            self.inputs.append([event.iteration, event.inputs.batch, event.inputs.random["torch"]])
+
+    def rehearse(self):
+        self.state.rehearse(bytearray(self.state.layout.payload_bytes))
+
+    def loop(self):
+        if self.case.get("untold"):
+            return iter(range(STEPS))
+        return self.protection.steps(STEPS)
+
+    def train(self):
+        batches = iter(chain.from_iterable(self.loader for _ in range(STEPS)))
+        for step in self.loop():
+            losses = []
+            features, target = next(batches) if self.is_first or self.is_last else (None, None)
+            given = (features,) if self.is_first else ()
+            wanted = {"target": target, "losses": losses} if self.is_last else {}
+            self.schedule.step(*given, **wanted)
+            for number, optimizer in enumerate(self.optimizers):
+                if not (self.case.get("skips") and number == 1 and step == 2):
+                    optimizer.step()
+                optimizer.zero_grad()
+            for rate in self.rates:
+                rate.step()
+            weights = [w for model in self.models for w in model.parameters()]
+            norm = sum(local_part(w.detach()).double().square().sum().item() for w in weights)
+            buffers = [
+                one.double().sum().item() for model in self.models for one in model.buffers()
+            ]
+            drawn = [torch.rand(1).item(), random.random()]
+            seen = [one.hex() for one in (norm, *drawn, *buffers, *(x.item() for x in losses))]
+            self.losses.setdefault(step + 1, []).append(seen)
+            if self.case.get("evaluates") and step == 2:
+                self.evaluate(given, wanted)
+        if not self.case.get("unprotected"):
+            self.protection.finish()
+
+    def evaluate(self, given, wanted):
+        """In the mode of training, so that dropout draws; the schedule turns, and turns back."""
+        with torch.no_grad():
+            self.schedule.eval(*given, **wanted)
+
+
+def work(request, rank):
+    folder, version = Path(request["folder"]), request.get("load")
+    payload = None if version is None else (folder / f"shard-{rank}-{version}.bin").read_bytes()
+    job = Job(
+        request["case"],
+        rank=rank,
+        seed=request.get("seed", 1),
+        wanted=request.get("wanted", ()),
+        payload=payload,
+    )
+    job.train()
+    for number, kept in job.keeper.payloads.items():
+        (folder / f"shard-{rank}-{number}.bin").write_bytes(kept)
+    found = {"losses": job.losses, "remarks": job.remarks, "inputs": job.inputs}
+    if not request["case"].get("unprotected"):
+        found["uneven"] = job.state.framework.uneven
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found))
