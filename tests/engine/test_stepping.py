@@ -173,7 +173,8 @@ class State:
         self.told.append(f"seal {iteration} drawn {decode(drawn)['random']}{where}")
         return b"small"
 
-    is_to_be_put_back = True
+    is_to_be_put_back = is_data_even = True
+    is_pipelined = False
     notices = staticmethod(tuple)
 
     @property
