@@ -1,18 +1,24 @@
-"""Process groups that outlive a lost rank: made anew in place, by processes that go on.
+"""Process groups that outlive a lost rank: a process that is kept reconnects them in place.
 
-Training's groups are held by engines, models and scripts alike. A `StandingGroup` is what they
-hold; behind it lies a real Gloo group, which can be broken off at any moment and made anew over
-other ranks' processes. In between, collectives return at once and leave their results as they are,
-so that an iteration that cannot be finished comes to its end without anybody's mending: all that it
-computed is thrown away, and the state of a whole version is put in its place.
+Engines, models and scripts hold training's groups. A `StandingGroup` is the object that they hold.
+Behind it is a real Gloo group, which can be broken off at any moment, and which is replaced by one
+that connects to other ranks' processes. In between, collectives return at once and leave their
+tensors as they are, so the iteration under way ends without an error. Its results are discarded,
+and a version is restored.
 
-A process that takes a lost rank's place makes its groups `alone`: what the other ranks would have
-answered during its set-up is played from a record that they made of their own (`record`).
+A process that takes a lost rank's place sets up alone. In each group that has kept ranks, it is
+played the results that these recorded in their own set-up (`record`). A group that was lost as a
+whole connects at once, and its ranks set it up together.
+
+PyTorch's own way (2.14: `enable_reconfigure`) does not replace this. A collective that fails raises
+in the middle of the script's loop. A worker thread of Gloo's that waits for the rest of a message
+stays in the group that is reconfigured: after two such failures no thread is left, and the group
+hangs. The store of the group is fixed as well, and ends with the process that serves it.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from enum import Enum, auto
 from types import SimpleNamespace
@@ -56,12 +62,10 @@ COLLECTIVES: Final = (
     "recv_anysource",
     "barrier",
 )
-"""What moves tensors, or waits for all ranks; not every version of torch has all of it."""
-KNOW_NO_LIMIT: Final = frozenset(
+"""Calls that move tensors, or wait for all ranks; no version of torch has all of them."""
+MESSAGES: Final = frozenset({"send", "recv", "recv_anysource"})
+KNOW_NO_LIMIT: Final = MESSAGES.union(  # Gloo closes the whole group if one is not over in time
     {
-        "send",  # Gloo closes the whole group when it is not over in time
-        "recv",
-        "recv_anysource",
         "_reduce_scatter_base",  # its handle takes no notice of a time-out
         "reduce_scatter_tensor_coalesced",
         "reduce_scatter_single",
@@ -86,11 +90,11 @@ _STILL: Final = frozenset(
         "unbox",
     }
 )
-"""What moves none."""
+"""Calls that move no tensors."""
 
 
 def unknown_calls(kind: type = dist.ProcessGroup) -> list[str]:
-    """Public methods of torch's groups of which this package does not know what they move."""
+    """Return public methods of torch's groups that are in neither list."""
     known = {*COLLECTIVES, *_STILL}
     return [
         name
@@ -117,33 +121,39 @@ SETTLE_S: Final = 1.0
 class Mode(Enum):
     """The behaviour of collectives."""
 
-    JOINED = auto()  # what it says
-    BROKEN = auto()  # nothing: a rank is lost
-    ALONE = auto()  # what the record says
+    JOINED = auto()  # they communicate
+    BROKEN = auto()  # they do nothing, because a rank is lost
+    ALONE = auto()  # the record is played, except in groups of which no rank was kept
 
 
 class StandingGroups:
     """All training groups of this process.
 
     Args:
-        record: What this process's set-up got from other ranks; played while it is `alone`.
-        is_alone: Whether the other ranks have done their set-up already.
-        order_s: How long a failed collective waits to be told why.
+        kept: The ranks that were kept, if this process takes a lost rank's place beside them.
+        told: Returns what kept ranks recorded of a group's set-up.
+        order_s: How long a failed collective waits for the word that a rank is lost.
 
     Attributes:
-        record: The same.
-        tell: Called when a transfer has failed, and nobody has said why.
+        record: This process's set-up, by group.
+        tell: Reports a transfer that failed although no rank is known to be lost.
     """
 
     def __init__(
-        self, *, record: SetUpRecord, is_alone: bool = False, order_s: float = ORDER_S
+        self,
+        *,
+        kept: Collection[int] = (),
+        told: Callable[[str], bytes] = lambda _: b"",
+        order_s: float = ORDER_S,
     ) -> None:
-        self.record = record
+        self.record = SetUpRecord()
         self.tell: Callable[[], None] = lambda: None
-        self.mode = Mode.ALONE if is_alone else Mode.JOINED
+        self.mode = Mode.ALONE if kept else Mode.JOINED
+        self._kept, self._told = frozenset(kept), told
         self._order_s = order_s
         self._groups: list[StandingGroup] = []
         self._broken = threading.Event()
+        self._flaw = ""
 
     def install(self) -> None:
         """Replace torch's Gloo groups by these, from now on and in this process."""
@@ -159,32 +169,55 @@ class StandingGroups:
         torch_c10d.ProcessGroupGloo = Gloo
 
     def add(self, group: "StandingGroup") -> bool:
-        """Count a group in; whether it is to connect to its other ranks now."""
+        """Add a group; return whether it connects to its other ranks now."""
         self._groups.append(group)
-        if group.size() not in {
-            1,
-            dist.get_world_size() if dist.is_initialized() else group.size(),
-        }:
-            self.record.spoil("it makes process groups of some of the ranks")
+        if group.size() > 1 and self.record.is_closed:
+            self._flaw = "it makes process groups in its loop, which a rank that starts later lacks"
         return self.mode is Mode.JOINED or group.size() == 1
+
+    def learn(self, group: "StandingGroup") -> bool:
+        """Take what kept ranks recorded of a group; return whether any of its ranks was kept."""
+        if self._kept.isdisjoint(group.members):
+            return False
+        self.record.learn(group.label, self._told(group.label))
+        return True
+
+    def led_by(self, rank: int, kept: Collection[int]) -> Iterator[str]:
+        """Yield the names of groups whose record this rank publishes; one rank of each does.
+
+        Args:
+            rank: This one.
+            kept: The ranks that were kept, and have a record for those that were not.
+        """
+        for group in self._groups:
+            if group.size() > 1 and rank == min(group.members & {*kept} or group.members):
+                yield group.label
+
+    def note_message(self) -> None:
+        """Note that ranks send each other messages, which a new rank may do otherwise."""
+        if self.record.is_closed:
+            self._flaw = (
+                "it sends messages between ranks in its loop, as pipelines do, whose first "
+                "iteration differs from the others"
+            )
 
     @property
     def flaw(self) -> str:
-        """Why the group of all ranks is none of these, in words; empty if it is, or is not made."""
+        """Why these groups cannot be reconnected, in words; empty if they can."""
         if not dist.is_initialized() or isinstance(dist.group.WORLD, StandingGroup):
-            return ""
+            return self._flaw
         kind = type(dist.group.WORLD).__name__
         return f"its process group is torch's {kind} ({dist.get_backend()}), and no Gloo group"
 
     @property
     def is_broken(self) -> bool:
-        """Whether collectives do nothing, for a rank is lost."""
+        """Whether collectives do nothing, because a rank is lost."""
         return self.mode is Mode.BROKEN
 
     def break_off(self) -> None:
-        """A rank is lost: end what waits for it, and let the iteration come to its end.
+        """End all that waits for a lost rank, so that the iteration ends.
 
-        Called on any thread.
+        Any thread may call it.
         """
         self.mode = Mode.BROKEN
         self._broken.set()
@@ -192,26 +225,29 @@ class StandingGroups:
             group.cut()
 
     def was_broken_off(self, within_s: float | None = None) -> bool:
-        """Wait for the word that ranks end: for a short while, after a transfer has failed."""
+        """Wait for the word that a rank is lost; return whether it came."""
         if within_s is None and not self.is_broken:
             self.tell()
         return self._broken.wait(self._order_s if within_s is None else within_s)
 
     def stay_apart(self) -> None:
-        """Play what comes next from the record, too: other ranks have done it long ago."""
+        """Play the rest of the set-up from the record: the other ranks have done it already."""
         self.mode = Mode.ALONE
 
     def join(self, store: Any = None) -> None:
-        """Collectives do what they say from here on; all ranks call it together.
+        """Let collectives communicate from here on; all ranks call it together.
 
         Args:
-            store: Shared by all ranks, and by nobody before; every group is made anew. Without
-                one, they are joined as they are.
+            store: One that all ranks share, and nobody has used: every group reconnects through it.
+                Without one, groups stay as they are.
         """
         if store is not None:
-            for number, group in enumerate(self._groups):
-                torch_distributed: Any = dist
-                group.connect(torch_distributed.PrefixStore(f"gemini_lab/groups/{number}", store))
+            torch_distributed: Any = dist
+            # In the order in which the script made them, which is one order on all ranks: the
+            # ranks of two groups never wait for each other.
+            for group in self._groups:
+                prefix = f"gemini_lab/groups/{group.label}"
+                group.connect(torch_distributed.PrefixStore(prefix, store))
         self.mode = Mode.JOINED
         self._broken.clear()
 
@@ -220,12 +256,12 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
     """One of training's groups, as torch's functions, engines and scripts hold it.
 
     Args:
-        groups: It is one of these.
+        groups: All groups of this process.
         store: Shared by the group's ranks.
-        rank: In the group.
-        size: How many ranks it has.
-        timeout: Of a collective.
-        more: What else this torch tells a Gloo group.
+        rank: This process's rank in the group.
+        size: Number of the group's ranks.
+        timeout: The limit of a collective.
+        more: Further arguments that this torch gives a Gloo group.
     """
 
     def __init__(
@@ -238,8 +274,10 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         **more: Any,
     ) -> None:
         super().__init__(rank, size)
-        self.options = SimpleNamespace()  # torch tells a new Gloo group of its ranks there
-        self._groups = groups
+        # Torch writes the group's name and ranks there once this is made.
+        self.options = SimpleNamespace(group_name="", global_ranks_in_group=[])
+        self._groups, self._store = groups, store
+        self._is_played: bool | None = None  # by the record; unknown before the first collective
         self._timeout, self._more = timeout, more
         self._group: Any = None
         self._gloo: Any = None
@@ -254,6 +292,16 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._register_backend(torch.device("cpu"), kind, _refusing(rank, size))
         if groups.add(self):
             self.connect(store)
+
+    @property
+    def label(self) -> str:
+        """The name that torch gives this group on each of its ranks."""
+        return str(self.options.group_name)
+
+    @property
+    def members(self) -> frozenset[int]:
+        """The ranks in the job of this group's ranks."""
+        return frozenset(self.options.global_ranks_in_group or range(self.size()))
 
     def connect(self, store: Any) -> None:
         """Make the real group; all of its ranks call it together."""
@@ -366,14 +414,18 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
             return otherwise
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """A collective of that name, as torch's functions call it."""
+        """Begin the collective of that name, as torch's functions call it."""
         groups, record = self._groups, self._groups.record
         if groups.mode is Mode.BROKEN:
             return DoneWork(args)
-        entry = record.next(name, args) if self.size() > 1 else None
-        if groups.mode is Mode.ALONE and self.size() > 1:
-            record.play(name, args)
-            return DoneWork(args)
+        if name in MESSAGES:
+            groups.note_message()
+        entry = None
+        if self.size() > 1:
+            if groups.mode is Mode.ALONE and self._is_among_kept():
+                record.play(self.label, name, args)
+                return DoneWork(args)
+            entry = record.next(self.label, name, args)
         try:
             work = getattr(self._group, name)(*args, **kwargs)
         except RuntimeError as error:
@@ -382,6 +434,14 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         if name in KNOW_NO_LIMIT:
             work = self._apart = LoneWork(work)
         return Watched(work, self, args, lambda: record.fill(entry, results_of(name, args)))
+
+    def _is_among_kept(self) -> bool:
+        """Return whether a rank of it was kept; if none was, connect its new ranks at once."""
+        if self._is_played is None:
+            self._is_played = self._groups.learn(self)
+            if not self._is_played:
+                self.connect(self._store)
+        return self._is_played
 
     def fail(self, error: RuntimeError) -> None:
         """Go on if a rank is lost, otherwise raise the error."""

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Protocol
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.kept.groups import StandingGroups, obstacle
-from gemini_lab.kept.record import SetUpRecord
 from gemini_lab.log.events import AnyEvent, Note
 from gemini_lab.recovery.messages import (
     GoOn,
@@ -48,7 +48,7 @@ IDLE_S: Final = 30.0
 """For training's thread, once other ranks go on, without any work of its own."""
 NOBODY: Final = b""
 """In place of a record: no other process can replay this set-up."""
-_RECORD: Final = "gemini_lab/set_up"
+_RECORD: Final = "gemini_lab/set_up/"
 
 
 class Heart(Protocol):
@@ -178,23 +178,22 @@ class StandingProcess(KeptProcess):
 
     Args:
         groups: Training's.
+        store: Shared by the ranks that start with this one.
         is_late: Whether this process takes a lost rank's place, beside others that were kept.
-        publish: Leaves the record of the set-up for late processes; one rank does.
 
     Attributes:
-        groups: The same.
+        groups: Training's.
     """
 
     def __init__(
         self,
         groups: StandingGroups,
+        store: Any,
         *,
         is_late: bool,
-        publish: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         super().__init__(NOT_IN_LOOP)
-        self.groups = groups
-        self._publish = publish
+        self.groups, self._store = groups, store
         groups.tell = self._notice_severed
         self._is_late = is_late
         self._stands_by = False
@@ -235,18 +234,17 @@ class StandingProcess(KeptProcess):
         """
         if self._stands_by:
             return ""  # it writes nothing before it has joined
-        if self.why_not:
-            return self.why_not
+        if reason := self.why_not or self.groups.flaw:
+            return reason
         self.groups.break_off()
         if not self.stop_traffic(STOP_S):
             return f"a version on its way was not broken off within {STOP_S:.0f} s"
         return ""
 
     def _go_on(self, start: WorkerStart, port: int | None = None) -> None:
-        """Wake training's thread; the first kept rank publishes the record of its set-up."""
+        """Wake training's thread, once new ranks can read what kept ranks recorded."""
         store = join_rendezvous(start.rendezvous, port)
-        if start.rank == min(start.kept):
-            store.set(_RECORD, self.groups.record.encode())  # type: ignore[arg-type]  # bytes, too
+        self._publish(store, start)
         self._next = start, store
         self._told.set()
 
@@ -294,14 +292,13 @@ class StandingProcess(KeptProcess):
 
     @contextmanager
     def restoring(self, store: Any) -> Iterator[None]:
-        self.groups.record.pause()  # what ranks exchange here is no part of a set-up
-        if self._is_late or self.is_broken:
-            self.groups.join(store)
-        yield
-        self.groups.record.resume()
+        with self.groups.record.paused():
+            if self._is_late or self.is_broken:
+                self.groups.join(store)
+            yield
         self.groups.record.engine_is_made()
         if self._is_late:
-            self.groups.stay_apart()  # it goes through the rest of its set-up alone
+            self.groups.stay_apart()
 
     def unless_broken(self, say: Callable[[AnyEvent], None]) -> Callable[[AnyEvent], None]:
         def told(event: AnyEvent) -> None:
@@ -324,29 +321,32 @@ class StandingProcess(KeptProcess):
             self._is_late = False
         flaw = self.groups.flaw or self.groups.record.flaw
         self.why_not = obstacle or (f"of its set-up: {flaw}" if flaw else "")
-        self._publish_once(NOBODY if self.why_not else self.groups.record.encode())
+        self._publish_once()
 
     def train_without_loop(self) -> None:
         self.groups.record.abandon()
-        self._publish_once(NOBODY)
+        self._publish_once()
 
     def leave_loop(self) -> None:
         self.why_not = NOT_IN_LOOP
 
-    def _publish_once(self, data: bytes) -> None:
-        """Leave the record where these ranks meet, for processes that start ahead."""
-        if not self._is_published:
+    def _publish_once(self) -> None:
+        """Publish the record, once, for processes that start ahead of a move."""
+        if not self._is_published and self._session is not None:
             self._is_published = True
-            self._publish(data)
+            self._publish(self._store, self._session.start)
+
+    def _publish(self, store: Any, start: WorkerStart) -> None:
+        """Leave the record of each group that this rank leads where new ranks find it."""
+        for group in self.groups.led_by(start.rank, start.kept):
+            data = NOBODY if self.why_not else self.groups.record.encode(group)
+            store.set(_RECORD + group, data)
 
 
 def kept_process(start: WorkerStart, store: Any) -> KeptProcess:
-    """Return the process of a worker that starts, kept if its settings say so and it can be.
+    """Return a starting worker's process, kept if settings ask for that and torch allows it.
 
-    Torch makes training's groups by it from now on.
-
-    Raises:
-        GeminiError: The kept ranks published no record of their set-up.
+    If it is, torch makes training's groups by this room from now on.
     """
     told = Settings.layered(start.order.defaults, start.order.settings)
     if not told.keep_processes:
@@ -356,24 +356,20 @@ def kept_process(start: WorkerStart, store: Any) -> KeptProcess:
     )
     if why_not:
         return KeptProcess(why_not)
-    is_late, record = bool(start.kept), SetUpRecord()
-    if is_late:
-        record = _record_in(rendezvous_client(start.joins) if start.joins else store)
-    groups = StandingGroups(record=record, is_alone=is_late)
+    groups = StandingGroups(kept=start.kept, told=partial(_recorded, start, store))
     groups.install()
-    if is_late or start.rank != 0:
-        return StandingProcess(groups, is_late=is_late)
-    return StandingProcess(groups, is_late=False, publish=lambda data: store.set(_RECORD, data))
+    return StandingProcess(groups, store, is_late=bool(start.kept))
 
 
-def _record_in(store: Any) -> SetUpRecord:
-    """Return the record of their set-up that the training ranks left.
+def _recorded(start: WorkerStart, store: Any, group: str) -> bytes:
+    """Return what the kept ranks of a group recorded of their set-up.
 
     Raises:
-        GeminiError: They left nothing that another process could replay.
+        GeminiError: They published nothing that another process could be played.
     """
-    store.wait([_RECORD], timedelta(seconds=RECORD_S))
-    data = store.get(_RECORD)
+    there = rendezvous_client(start.joins) if start.joins else store
+    there.wait([_RECORD + group], timedelta(seconds=RECORD_S))
+    data: bytes = there.get(_RECORD + group)
     if data == NOBODY:
         raise GeminiError("the set-up of the ranks that train cannot be told to another process")
-    return SetUpRecord.decode(data)
+    return data

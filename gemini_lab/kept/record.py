@@ -1,16 +1,18 @@
-"""A set-up's results from other ranks: kept by all, replayed to a rank that comes later.
+"""Results of a set-up's collectives: recorded by every rank, and played to a rank that comes later.
 
-Before its loop a script builds a model, and for that talks to other ranks: DeepSpeed sends weights
-round, the script counts its samples. A process that takes a lost rank's place does the same when
-the others have long begun to train. It gets the results that they got, call by call, where these
-are the same on every rank. What is large belongs to the engine (weights, which are loaded from a
-version anyway) and is left out; whatever else is large, or is not the same everywhere, spoils the
-record, and no process takes a rank's place.
+Before its loop a script builds a model, and for that it talks to other ranks: DeepSpeed broadcasts
+weights, the script counts its samples. A process that takes a lost rank's place does the same while
+the others train. For each of its groups it gets the results that the group's other ranks got, call
+by call, because these are the same on every rank of the group. Large results belong to the engine:
+they are weights, which a version restores, and are left out. Any other large result, and any result
+that differs between ranks, spoils the record, and no process can take this rank's place.
 """
 
 import ctypes
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -20,10 +22,11 @@ from gemini_lab.errors import GeminiError
 from gemini_lab.units import KIB, MIB, format_bytes
 
 SMALL_BYTES: Final = 64 * KIB
-"""Of one result: what is larger has to be the engine's."""
+"""The largest result that is recorded; a larger one has to be the engine's."""
 ROOM_BYTES: Final = 16 * MIB
-"""Of all results."""
-_SAME_EVERYWHERE: Final[Mapping[str, int]] = {
+"""The most bytes that all recorded results have together."""
+_SAME_EVERYWHERE: Final[Mapping[str, int | None]] = {
+    "barrier": None,
     "broadcast": 0,
     "allreduce": 0,
     "allreduce_coalesced": 0,
@@ -34,7 +37,11 @@ _SAME_EVERYWHERE: Final[Mapping[str, int]] = {
     "all_gather_single": 0,
     "all_gather_single_coalesced": 0,
 }
-"""By collective: which of its arguments has the results."""
+"""Which argument has the results, by collective; only of those that give all ranks the same."""
+_PARTS: Final = "scatter"
+"""Gives each rank its part."""
+_DISTRIBUTING: Final = frozenset({_PARTS, "broadcast"})
+"""How DTensor distributes weights, which a version restores; its other calls are the script's."""
 _PLUMBING: Final = (
     "torch",
     "gemini_lab",
@@ -43,8 +50,9 @@ _PLUMBING: Final = (
     "contextlib",
     "typing_extensions",
 )
-_ENGINE: Final = "deepspeed."
+_DEEPSPEED: Final = "deepspeed."
 _DDP: Final = "torch.nn.parallel.distributed"
+_DTENSOR: Final = "torch.distributed.tensor."
 
 
 class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +61,7 @@ class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         name: torch's name of it.
         sizes: Bytes of each result.
-        results: Their bytes; `None` for what is left out, or has not come yet.
+        results: Their bytes; `None` if they are left out, or have not come yet.
     """
 
     name: str
@@ -62,25 +70,22 @@ class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RecordError(GeminiError):
-    """A set-up asks for something else than the one that the record is of."""
+    """The error of a set-up whose collectives are not the recorded ones."""
 
 
 class SetUpRecord:
-    """The collectives of a set-up, in order.
-
-    Args:
-        entries: Of another process; they are played. Without them, what happens is recorded.
+    """The collectives of a set-up, in the order of each group.
 
     Attributes:
-        flaw: Why nobody can be played this record; empty while somebody can.
+        flaw: Why no other process can be played this record; empty while one can.
+        is_closed: Whether the set-up is over.
     """
 
-    def __init__(self, entries: Sequence[Entry] | None = None) -> None:
+    def __init__(self) -> None:
         self.flaw = ""
-        self._entries = list(entries or ())
-        self._is_played = entries is not None
-        self._at = 0
-        self._is_closed = False
+        self.is_closed = False
+        self._entries: dict[str, list[Entry]] = {}  # by group
+        self._played: dict[str, int] = {}  # by group that others recorded: entries played
         self._is_late = False
         self._pauses = 0
         self._room_bytes = ROOM_BYTES
@@ -88,53 +93,57 @@ class SetUpRecord:
     # -- recording -------------------------------------------------------------------------------
 
     def spoil(self, why: str) -> None:
-        """Nobody can be played this."""
-        if not self._is_closed:
+        """Note that no other process can be played this record."""
+        if not self.is_closed:
             self.flaw = self.flaw or why
 
     def engine_is_made(self) -> None:
-        """From here on nothing that is large is the engine's set-up."""
+        """Note that large results belong to the script from here on."""
         self._is_late = True
 
-    def pause(self) -> None:
-        """Pause the record: all ranks do the following together whenever one of them starts."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing in the block: all ranks run it together, whenever one of them starts."""
         self._pauses += 1
-
-    def resume(self) -> None:
-        """The end of that."""
-        self._pauses -= 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
 
     def close(self) -> None:
-        """The set-up is over."""
-        if self._is_played and self._at != len(self._entries):
-            raise RecordError(
-                f"this rank's set-up made {self._at} collectives, that of the others "
-                f"{len(self._entries)}"
-            )
-        if not self._is_played and any(e.sizes and e.results is None for e in self._small()):
+        """End the record at the end of the set-up.
+
+        Raises:
+            RecordError: A group made fewer collectives than on the ranks that recorded them.
+        """
+        for group, at in self._played.items():
+            if at != (count := len(self._entries[group])):
+                raise RecordError(
+                    f"this rank's set-up made {at} collectives, that of the others {count}"
+                )
+        recorded = (self._entries[group] for group in self._entries.keys() - self._played.keys())
+        if any(_is_small(one) and one.sizes and one.results is None for one in chain(*recorded)):
             self.spoil("it begins a collective before its loop that it ends there, or never")
-        self._is_closed = True
+        self.is_closed = True
 
     def abandon(self) -> None:
-        """Nobody will be played this."""
-        if not self._is_closed:
+        """End the record of a script that trains before its loop."""
+        if not self.is_closed:
             self.spoil("it trains before its loop")
-            self._is_closed = True
+            self.is_closed = True
             self._entries.clear()
 
-    def _small(self) -> Iterator[Entry]:
-        return (entry for entry in self._entries if max(entry.sizes, default=0) <= SMALL_BYTES)
-
-    def next(self, name: str, args: Sequence[Any]) -> Entry | None:
-        """Note a collective that begins; `fill` takes its results."""
-        if self._is_closed or self._pauses or self._is_played:
+    def next(self, group: str, name: str, args: Sequence[Any]) -> Entry | None:
+        """Record a collective that begins; `fill` takes its results."""
+        if self.is_closed or self._pauses or group in self._played:
             return None
         sizes = [one.nbytes for one in results_of(name, args)]
         entry = Entry(name=name, sizes=sizes)
-        self._entries.append(entry)
-        if name != "barrier" and name not in _SAME_EVERYWHERE:
+        self._entries.setdefault(group, []).append(entry)
+        is_engines = _is_engines(name)
+        if name not in _SAME_EVERYWHERE and not (name == _PARTS and is_engines):
             self.spoil(f"it calls {name} before its loop, whose result is not that of other ranks")
-        elif max(sizes, default=0) > SMALL_BYTES and (self._is_late or not _is_engines()):
+        elif not _is_small(entry) and (self._is_late or not is_engines):
             self.spoil(
                 f"it exchanges {format_bytes(max(sizes))} by {name} before its loop, and only "
                 f"{format_bytes(SMALL_BYTES)} are kept for a rank that starts later"
@@ -142,8 +151,11 @@ class SetUpRecord:
         return entry
 
     def fill(self, entry: Entry | None, results: Sequence[torch.Tensor]) -> None:
-        """A collective's results are there; where that is told again, the first time counts."""
-        if entry is None or entry.results is not None or max(entry.sizes, default=0) > SMALL_BYTES:
+        """Record a collective's results; a second call is ignored."""
+        if entry is None or entry.results is not None or not _is_small(entry):
+            return
+        if entry.name == _PARTS:
+            entry.results = []
             return
         self._room_bytes -= sum(entry.sizes)
         if self._room_bytes < 0:
@@ -151,44 +163,52 @@ class SetUpRecord:
             return
         entry.results = [_bytes_of(one) for one in results]
 
-    def encode(self) -> bytes:
-        """For another process; `decode` reads it."""
-        return msgspec.msgpack.encode(self._entries)
-
-    @classmethod
-    def decode(cls, data: bytes) -> "SetUpRecord":
-        """A record to be played."""
-        return cls(msgspec.msgpack.decode(data, type=list[Entry]))
+    def encode(self, group: str) -> bytes:
+        """Return a group's record for another process, whose `learn` takes it."""
+        return msgspec.msgpack.encode(self._entries.get(group, []))
 
     # -- playing ---------------------------------------------------------------------------------
 
-    def play(self, name: str, args: Sequence[Any]) -> None:
-        """Put the next collective's results in place.
+    def learn(self, group: str, data: bytes) -> None:
+        """Play this record of a group from now on, and record nothing of the group."""
+        self._entries[group] = msgspec.msgpack.decode(data, type=list[Entry])
+        self._played[group] = 0
+
+    def play(self, group: str, name: str, args: Sequence[Any]) -> None:
+        """Write the results of the group's next collective into its tensors.
 
         Raises:
-            RecordError: Another one is asked for.
+            RecordError: The other ranks called another collective here.
         """
-        entry = self._entries[self._at] if self._at < len(self._entries) else None
-        self._at += 1
+        at, entries = self._played[group], self._entries[group]
+        entry = entries[at] if at < len(entries) else None
+        self._played[group] = at + 1
         results = list(results_of(name, args))
         sizes = [one.nbytes for one in results]
         if entry is None or (entry.name, entry.sizes) != (name, sizes):
             was = "nothing more" if entry is None else f"{entry.name} of {entry.sizes} bytes"
             raise RecordError(
-                f"collective {self._at} of this rank's set-up is {name} of {sizes} bytes; that of "
+                f"collective {at + 1} of this rank's set-up is {name} of {sizes} bytes; that of "
                 f"the others was {was}"
             )
+        if name == _PARTS:
+            for result in results:
+                # If no version restores it, the first loss says so.
+                result.detach().fill_(torch.nan if result.is_floating_point() else 0)
         for result, data in zip(results, entry.results or (), strict=False):
             if data:
                 told = torch.frombuffer(bytearray(data), dtype=torch.uint8)
                 result.detach().copy_(told.view(result.dtype).view(result.shape))
 
 
+def _is_small(entry: Entry) -> bool:
+    return max(entry.sizes, default=0) <= SMALL_BYTES
+
+
 def results_of(name: str, args: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors that a collective fills, of its arguments."""
-    if name not in _SAME_EVERYWHERE or not args:
-        return []
-    return list(_tensors(args[_SAME_EVERYWHERE[name]]))
+    """Return the tensors that a collective fills, from its arguments."""
+    at = 0 if name == _PARTS else _SAME_EVERYWHERE.get(name)
+    return [] if at is None or not args else list(_tensors(args[at]))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -205,14 +225,14 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
     return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.numel() else b""
 
 
-def _is_engines() -> bool:
-    """Whether an engine asks for what is called now, and not the script."""
+def _is_engines(name: str) -> bool:
+    """Return whether an engine makes the call of that name under way, and not the script."""
     frame = sys._getframe(1)  # noqa: SLF001 - documented
     while frame.f_back is not None:
         frame = frame.f_back
         module = str(frame.f_globals.get("__name__"))
-        if module == _DDP:
+        if module == _DDP or (module.startswith(_DTENSOR) and name in _DISTRIBUTING):
             return True
         if not module.startswith(_PLUMBING):
-            return module.startswith(_ENGINE)
+            return module.startswith(_DEEPSPEED)
     return False

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from gemini_lab.kept.groups import StandingGroups
-from gemini_lab.kept.record import SetUpRecord
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.replicator import Replicator
@@ -66,7 +65,7 @@ if kind == "version":
     else:
         replicator.wait()
 else:
-    groups = StandingGroups(record=SetUpRecord())
+    groups = StandingGroups()
     groups.install()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     numbers = torch.full((SIZE_BYTES,), rank, dtype=torch.uint8)

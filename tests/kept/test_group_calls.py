@@ -15,7 +15,6 @@ from gemini_lab.kept.groups import (
     obstacle,
     unknown_calls,
 )
-from gemini_lab.kept.record import SetUpRecord
 
 MINUTE = timedelta(seconds=60)
 needs_a_refusing_backend = pytest.mark.skipif(bool(obstacle()), reason=obstacle())
@@ -49,7 +48,7 @@ def test_what_torchs_own_functions_call_is_known():
 
 @needs_a_refusing_backend
 def test_each_of_them_is_passed_on_and_the_unknown_are_refused():
-    groups = StandingGroups(record=SetUpRecord(), is_alone=True)
+    groups = StandingGroups(kept=[0])
     group = StandingGroup(groups, dist.HashStore(), 0, 2, MINUTE)
     groups.break_off()
     assert all(getattr(group, name)([]).wait() for name in COLLECTIVES)
@@ -61,7 +60,7 @@ def test_each_of_them_is_passed_on_and_the_unknown_are_refused():
 
 @needs_a_refusing_backend
 def test_what_a_later_torch_tells_a_gloo_group_beside_is_told_to_the_real_one(monkeypatch):
-    groups = StandingGroups(record=SetUpRecord(), is_alone=True)
+    groups = StandingGroups(kept=[0])
     monkeypatch.setattr(c10d, "ProcessGroupGloo", c10d.ProcessGroupGloo)
     groups.install()
     group = c10d.ProcessGroupGloo(dist.HashStore(), 0, 2, timeout=MINUTE, enable_anything=False)
@@ -80,9 +79,9 @@ def world():
 
 @pytest.mark.usefixtures("world")
 def test_a_job_whose_group_is_another_is_known():
-    flaw = StandingGroups(record=SetUpRecord()).flaw
+    flaw = StandingGroups().flaw
     assert flaw == "its process group is torch's ProcessGroup (gloo), and no Gloo group"
 
 
 def test_before_a_job_has_a_group_there_is_no_flaw():
-    assert StandingGroups(record=SetUpRecord()).flaw == ""
+    assert StandingGroups().flaw == ""

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from json_lines import json_lines
 
 from gemini_lab.kept.groups import StandingGroup, StandingGroups, obstacle
-from gemini_lab.kept.record import SetUpRecord
 from gemini_lab.kept.works import DoneWork, LoneWork
 from gemini_lab.launch.etcd import held_port
 from gemini_lab.transfer.group import CheckpointGroup
@@ -43,7 +42,7 @@ def begin():
     """Starts a rank; whatever still runs at the end is killed."""
     started = []
 
-    def start(rank, ports, role, end, *, file="standing_rank.py", kind=""):
+    def start(rank, ports, role, end, *, file="standing_rank.py", kind="2"):
         words = [str(rank), str(SIZE), ",".join(map(str, ports)), role, end, kind]
         process = subprocess.Popen([sys.executable, HERE / file, *words], stdout=subprocess.PIPE)
         started.append(process)
@@ -76,7 +75,7 @@ def settles_at(most):
 def test_groups_that_are_made_anew_leave_no_threads_behind():
     """Every recovery makes them anew, and a process has room for so many."""
     store = dist.HashStore()
-    groups = StandingGroups(record=SetUpRecord())
+    groups = StandingGroups()
     group = StandingGroup(groups, store, 0, 1, timedelta(seconds=60))
     threads = len(list(Path("/proc/self/task").iterdir()))
     for number in range(5):
@@ -98,13 +97,21 @@ def test_a_checkpoint_group_that_is_left_leaves_no_threads_behind_and_refuses():
             refused()
 
 
-@pytest.mark.parametrize("end", ["killed", "silent"])
-def test_the_ranks_that_are_left_go_on_with_a_new_one(begin, ports, end):
-    ranks = [begin(rank, ports, "first", end) for rank in range(SIZE)]
-    late = begin(SIZE - 1, ports, "late", end)
-    told = [told_by(ranks[0]), told_by(ranks[1]), told_by(late)]
+@pytest.mark.parametrize(
+    ("end", "lost"), [("killed", "2"), ("silent", "2"), ("killed", "1,2"), ("killed", "0,2")]
+)
+def test_the_ranks_that_are_left_go_on_with_new_ones(begin, ports, end, lost):
+    """Of `1,2` a group of some ranks is lost as a whole: nobody can play its set-up."""
+    ranks = [begin(rank, ports, "first", end, kind=lost) for rank in range(SIZE)]
+    there = [*ranks]
+    for rank in map(int, lost.split(",")):
+        there[rank] = begin(rank, ports, "late", end, kind=lost)
+    told = [told_by(one) for one in there]
     assert [one["set_up"] for one in told] == [6.0] * SIZE  # 1 + 2 + 3; the new one was told
-    assert [one["broken"] for one in told[:2]] == [True, True]
+    assert [one["some"] for one in told] == [[11.0], [11.0, 110.0], [110.0]]
+    assert [one["some_after"] for one in told] == [one["some"] for one in told]
+    kept = [one for one, first in zip(told, ranks, strict=True) if first in there]
+    assert [one["broken"] for one in kept] == [True] * len(kept)
     assert [one["after"] for one in told] == [33.0] * SIZE
     assert [one["rows"] for one in told] == [[0.0, 1.0, 2.0]] * SIZE
     assert {one["backend"] for one in told} == {"gloo"}
@@ -116,6 +123,7 @@ def test_the_ranks_that_are_left_go_on_with_a_new_one(begin, ports, end):
     [
         ("DDP", "silent"),
         ("FSDP2", "killed"),
+        ("TP", "killed"),
         pytest.param("DDP", "killed", marks=pytest.mark.long),
         pytest.param("FSDP2", "silent", marks=pytest.mark.long),
     ],
@@ -126,6 +134,7 @@ def test_what_plain_pytorch_made_of_its_groups_goes_on_with_a_new_rank(begin, po
     late = begin(SIZE - 1, ports, "late", end, file=file, kind=kind)
     told = [told_by(ranks[0]), told_by(ranks[1]), told_by(late)]
     assert {one["flaw"] for one in told} == {""}
+    assert [one["unset"] for one in told] == [False, False, kind == "TP"]
     assert [one["broken"] for one in told[:2]] == [True, True]
     assert all(one["after"] == told[0]["before"] for one in told)
 
@@ -188,7 +197,7 @@ class OverJustAfterALook:
 
 
 def test_a_collective_that_is_done_just_after_a_look_has_not_failed():
-    groups = StandingGroups(record=SetUpRecord(), is_alone=True)
+    groups = StandingGroups(kept=[0])
     group = StandingGroup(groups, dist.HashStore(), 0, 2, timedelta(seconds=60))
     group.wait_for(OverJustAfterALook())
     with pytest.raises(RuntimeError, match="the peer is gone"):
@@ -198,7 +207,7 @@ def test_a_collective_that_is_done_just_after_a_look_has_not_failed():
 def two_ranks(act):
     """What `act` gives on each of two ranks, threads here; it is told its group and its rank."""
     store = dist.HashStore()
-    groups = StandingGroups(record=SetUpRecord())
+    groups = StandingGroups()
 
     def be(rank):
         return act(StandingGroup(groups, store, rank, 2, timedelta(seconds=60)), rank)
@@ -242,7 +251,7 @@ class NeverOver:
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_future_ends_too_where_a_connection_was_closed(is_lost):
-    groups = StandingGroups(record=SetUpRecord(), is_alone=True, order_s=0.1)
+    groups = StandingGroups(kept=[0], order_s=0.1)
     group = StandingGroup(groups, dist.HashStore(), 0, 2, timedelta(seconds=60))
     ours, theirs = socket.socketpair()
     name = str(Path(f"/proc/self/fd/{ours.fileno()}").readlink())

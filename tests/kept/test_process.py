@@ -26,7 +26,7 @@ class Slow(threading.Event):
 
 def test_one_that_waits_at_the_top_is_not_taken_for_one_that_does_not_come_there():
     """It has done nothing for as long as the lost rank's node imported: all were ended for that."""
-    standing, slow = StandingProcess(SimpleNamespace(tell=None), is_late=False), Slow()
+    standing, slow = StandingProcess(SimpleNamespace(tell=None), None, is_late=False), Slow()
     standing._told, word = slow, ("start", "store")
     heard = []
     training = threading.Thread(target=lambda: heard.append(standing.wait()))
@@ -50,7 +50,7 @@ def made(monkeypatch):
     monkeypatch.setattr(process.time, "sleep", lambda _: told.sleep())
     pulse = SimpleNamespace(idle_s=0.0, place=lambda: "train.py:88 in evaluate")
     told = SimpleNamespace(said=said, ended=ended, pulse=pulse)
-    told.process = StandingProcess(SimpleNamespace(tell=None), is_late=False)
+    told.process = StandingProcess(SimpleNamespace(tell=None), None, is_late=False)
     told.process._told.set()
     told.take = told.process._told.clear
     told.process.attach(
