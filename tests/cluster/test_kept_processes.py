@@ -110,6 +110,37 @@ protected = gemini_lab.protect(
     loss = (model(batch) - inner(batch).detach()).square().mean()
 """,
 )
+MESH = """
+import os, sys
+import torch, gemini_lab
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+steps = int(sys.argv[2])
+torch.distributed.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(12, 600), nn.ReLU(), nn.Linear(600, 8))
+parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+fully_shard(model, mesh=mesh["dp"])
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+numbers = torch.randn(640, 12, generator=torch.Generator().manual_seed(5))
+replica = mesh["dp"].get_local_rank()
+sampler = torch.utils.data.DistributedSampler(numbers, num_replicas=2, rank=replica)
+loader = torch.utils.data.DataLoader(numbers, batch_size=4, sampler=sampler)
+protected = gemini_lab.protect(model=model, optimizer=optimizer, data=loader)
+print("pid", os.getpid(), flush=True)
+batches = iter(loader)
+for step in protected.steps(steps):
+    loss = model(next(batches)).square().mean()
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
+    protected.log(loss=loss.item(), norm=norm.item())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 KEEP = {"keep_processes": True}
 
 
@@ -162,11 +193,13 @@ def test_a_second_model_in_ddp_has_its_buckets_made_anew_too(lab, script, quiet)
     assert run.report().losses_match(quiet(PAIR, "DDP", "14"))
 
 
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2", "TP"])
 def test_plain_pytorch_keeps_processes_too(lab, script, quiet, kind):
+    """Of `TP`, a rank is in two groups of some ranks, which other ranks are lost from in turn."""
     lab.wait_until_ready()
-    path = str(script(TORCH))
-    undisturbed = quiet(TORCH, kind, "30")
+    text = MESH if kind == "TP" else TORCH
+    path = str(script(text))
+    undisturbed = quiet(text, kind, "30")
     scenario = (
         Scenario()
         .add(WorkerCrash("rank-1"), iteration=1.5)

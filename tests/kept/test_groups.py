@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from json_lines import json_lines
 
-from gemini_lab.kept.groups import StandingGroup, StandingGroups, obstacle
+from gemini_lab.kept.groups import Mode, StandingGroup, StandingGroups, obstacle
 from gemini_lab.kept.works import DoneWork, LoneWork
 from gemini_lab.launch.etcd import held_port
 from gemini_lab.transfer.group import CheckpointGroup
@@ -224,6 +224,28 @@ def test_who_sent_what_may_come_from_anybody_is_told():
         return None if rank else (work._source_rank(), room.item())
 
     assert two_ranks(act)[0] == (1, 1.0)
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_loop_in_which_ranks_send_messages_or_make_groups_is_known(is_over):
+    """A rank that starts later would do both otherwise than those that are kept."""
+    made = []
+
+    def act(group, rank):
+        groups = group._groups
+        if is_over:
+            groups.record.close()
+        room = torch.zeros(1)
+        (group.send([room], 0, 0) if rank else group.recv([room], 1, 0)).wait()
+        made.append(groups)
+
+    two_ranks(act)
+    assert ("sends messages between ranks in its loop" in made[0].flaw) == is_over
+    StandingGroup(made[0], dist.HashStore(), 0, 1, timedelta(seconds=60))
+    assert "makes process groups" not in made[0].flaw
+    made[0].mode = Mode.ALONE
+    StandingGroup(made[0], dist.HashStore(), 0, 2, timedelta(seconds=60))
+    assert ("makes process groups in its loop" in made[0].flaw) == is_over
 
 
 def test_a_handle_gives_its_result_and_gloos_own_barrier_is_one():

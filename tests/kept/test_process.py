@@ -85,3 +85,13 @@ def test_a_process_is_kept_where_that_is_asked_for_and_possible(monkeypatch, kee
     made = process.kept_process(SimpleNamespace(order=order, kept=[], rank=1), None)
     assert isinstance(made, StandingProcess) == (not why)
     assert made.why_not == (why or process.NOT_IN_LOOP)
+
+
+def test_a_process_whose_groups_cannot_be_reconnected_says_so_and_is_not_kept():
+    broken = []
+    groups = SimpleNamespace(tell=None, flaw="", break_off=lambda: broken.append(True))
+    standing = StandingProcess(groups, None, is_late=False)
+    standing.why_not = ""
+    assert (standing.stand(), broken) == ("", [True])
+    groups.flaw = "it makes process groups in its loop"
+    assert (standing.stand(), broken) == (groups.flaw, [True])
