@@ -1,6 +1,7 @@
 """A worker's replicator with all its parts, assembled as the settings say."""
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -111,7 +112,9 @@ def _open_wire(
         pin(slab.memory)
         # A NCCL communicator takes hundreds of MiB of device memory, so none is made in vain.
         is_sent = settings.replicas > 1 and settings.scheme in SCHEDULED
-        lanes = CudaQueues(dist.new_group(backend="nccl") if is_sent else None)
+        # Any: PyTorch 2.14 types what ranks outside of a group get as well, and none is outside.
+        everybody: Any = dist.new_group(backend="nccl") if is_sent else None
+        lanes = CudaQueues(everybody)
     bus_bytes_per_s = settings.copy_bytes_per_s if settings.scheme in SCHEDULED else None
     return Wire(
         group=group,
