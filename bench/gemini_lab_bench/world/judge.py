@@ -1,0 +1,248 @@
+"""What must hold of a simulated lab, checked all along, whatever its agents believe."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from gemini_lab.errors import GeminiError
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.memory.slab import Slab
+from gemini_lab.node.root_shell import RootShell
+from gemini_lab.recovery.root_state import RootState
+from gemini_lab.shard.lineage import Lineage
+from gemini_lab.storage import persistent_tier
+
+if TYPE_CHECKING:
+    from gemini_lab_bench.world.virtual_machine import VirtualMachine
+    from gemini_lab_bench.world.virtual_rank import VirtualRank
+    from gemini_lab_bench.world.world import World
+
+LOOK_S: Final = 0.1
+TRACED: Final = (
+    events.RootElected,
+    events.RecoveryStarted,
+    events.RecoveryWaiting,
+    events.RecoveryPlanned,
+    events.RecoveryFinished,
+    events.RunFinished,
+    events.RunFailed,
+    events.LinkCut,
+    events.Note,
+    events.WorkerExited,
+)
+EXPECTED: Final = ("store", "etcd", "Errno")
+
+
+class BrokenError(Exception):
+    """Something that must always hold does not."""
+
+
+class Judge:
+    """What is really so in a world, and what must hold of it.
+
+    Attributes:
+        trace: All that counts of what was said, with its moment.
+        failed: Why the run was given up.
+        is_done: Whether the run has finished.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.trace: list[str] = []
+        self.failed, self.is_done = "", False
+        self.wrong: list[str] = []
+        self.heard = 0  # the newest version that a root agent in its place ever knew
+        self.has_given_up = False
+        self.worker_kills = self.flips = 0
+        self._roots: dict[int, str] = {}
+        self._labels: dict[tuple[int, Lineage], int] = {}
+        self._loaded: dict[int, tuple[int, int]] = {}
+        self._full: set[tuple[int, Lineage]] = set()
+        self._started: dict[int, events.RecoveryStarted] = {}
+        self._finished: dict[int, events.RecoveryFinished] = {}
+        self._members: tuple[str | None, ...] = ()
+        self._holders: Sequence[Sequence[int]] = ()
+        self._lost: set[int] = set()
+        self._is_excused = True
+        self._term = 0
+
+    def broken(self, text: str) -> None:
+        """Note that something does not hold."""
+        self.wrong.append(f"{self.world.loop.time():.3f} {text}")
+
+    def note(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"{self.world.loop.time():.3f} {text}")
+
+    # -- what agents say -------------------------------------------------------------------------
+
+    def follow(self, machine: "VirtualMachine") -> None:
+        """Hear all that an agent says, at the moment at which it does."""
+        agent = machine.agent
+        assert agent is not None
+        pass_on = agent.lab.pass_on
+
+        def heard(entry: Entry, *, term: int | None = None) -> None:
+            self._hear(machine, entry.event, term)
+            pass_on(entry, term=term)
+
+        agent.lab.pass_on = heard  # type: ignore[method-assign]
+
+    def _hear(self, machine: "VirtualMachine", event: events.AnyEvent, term: int | None) -> None:
+        if isinstance(event, TRACED):
+            self.note(f"{machine.name}: {event.kind} {event}"[:300])
+        if isinstance(event, events.Note) and f"{machine.name}'s agent: " in event.text:
+            said = event.text.partition("agent: ")[2]
+            if not any(word in said for word in EXPECTED):
+                self.broken(event.text)
+        if term is None or term < self._term:
+            return
+        match event:
+            case events.RootElected():
+                if self._roots.setdefault(term, event.name) != event.name:
+                    self.broken(f"term {term} has two roots, {self._roots[term]} and {event.name}")
+                self._term = term
+            case events.RecoveryStarted():
+                self._told(self._started, event.recovery, event)
+            case events.RecoveryFinished():
+                self._told(self._finished, event.recovery, event)
+                self.has_given_up = False
+            case events.RecoveryPlanned():
+                self._check_plan(machine, event)
+            case events.RunFailed():
+                self.failed = event.reason
+                self._check_failure(event)
+            case events.RunFinished():
+                self.is_done = True
+                if untold := self._started.keys() ^ self._finished.keys():
+                    self.broken(f"it was not told how the recoveries {sorted(untold)} went")
+
+    def _told(self, known: dict[int, events.OfRecovery], key: int, event: events.OfRecovery) -> None:
+        if known.setdefault(key, event) != event:
+            self.broken(f"recovery {key} has two of {event.kind}")
+
+    # -- who is root -----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Learn what the root agent in its place knows."""
+        for _, state in self.root_states():
+            self.heard = max(self.heard, state.reached.newest)
+
+    def shells(self) -> Iterator[tuple["VirtualMachine", RootShell]]:
+        """Yield those that take themselves for root, and whose record stands."""
+        record = self.world.value("root")
+        for machine in self.world.machines:
+            shell = None if machine.agent is None else machine.agent._root_role.shell  # noqa: SLF001
+            if not machine.is_dead and shell is not None and shell.record.to_text() == record:
+                yield machine, shell
+
+    def root_states(self) -> Iterator[tuple["VirtualMachine", RootState]]:
+        """Yield the state of the root agent in its place."""
+        for machine, shell in self.shells():
+            if shell._root is not None:  # noqa: SLF001
+                yield machine, shell._root.state  # noqa: SLF001
+
+    # -- one history -----------------------------------------------------------------------------
+
+    def sealed(self, version: int, lineage: Lineage, state: int) -> None:
+        """Check that a version and a lineage name one state."""
+        if self._labels.setdefault((version, lineage), state) != state:
+            self.broken(f"version {version} of {lineage} has two states")
+
+    def mixed(self, rank: "VirtualRank", states: Sequence[int]) -> None:
+        """Check that all ranks of a collective have one state."""
+        if len(set(states)) > 1:
+            self.broken(f"{rank.process.name}: version {rank.version} mixes states {states}")
+
+    def loaded(self, rank: "VirtualRank", states: Sequence[tuple[int, int]]) -> None:
+        """Check that all ranks of a start loaded one state."""
+        if len(set(states)) > 1:
+            self.broken(f"epoch {rank.start.epoch}: ranks loaded {states}")
+
+    def note_started(self, machine: "VirtualMachine", rank: "VirtualRank") -> None:
+        """Check that no other worker writes the memory of a node in which one starts."""
+        for one in machine.ranks:
+            if not one.process.is_gone and one.start.epoch != rank.start.epoch:
+                self.broken(
+                    f"{machine.name} starts rank {rank.start.rank} of epoch {rank.start.epoch} "
+                    f"while rank {one.start.rank} of epoch {one.start.epoch} still writes"
+                )
+
+    # -- what exists -----------------------------------------------------------------------------
+
+    def note_full(self, rank: "VirtualRank") -> None:
+        """Note that every holder has a version."""
+        name = (rank.version, rank.lineage)
+        if name in self._full:
+            return
+        self._full.add(name)
+        members = tuple(rank.start.seats.members)
+        machines = [self.world.named(member) for member in members if member is not None]
+        newest = max(job.start.epoch for job in self.world.jobs.values())
+        is_well = all(not one.is_dead for one in machines) and rank.start.epoch == newest
+        if is_well and rank.version > 0 and not self.flips:
+            self._members, self._holders = members, rank.seats.holders.holders
+            self._lost, self._is_excused = set(), False
+
+    def note_dead(self, machine: "VirtualMachine") -> None:
+        """Forget a node's memory."""
+        if machine.name in self._members:
+            self._lost.add(self._members.index(machine.name))
+        if any({*positions} <= self._lost for positions in self._holders):
+            self._is_excused = True
+        self.check_memory()
+
+    def note_left(self, machine: "VirtualMachine") -> None:
+        """Note that an agent has ended by itself."""
+        self.note(f"{machine.name}: its agent has ended")
+        if machine in self.world.core and not self.world.is_closing:
+            self.broken(f"{machine.name} was well, and its agent has ended")
+
+    def check_memory(self) -> None:
+        """Check that a whole version exists, as long as the placement promises it."""
+        if not (self._is_excused or self.is_done or self.failed) and not self.whole_versions():
+            self.broken(f"no version is whole in memory, though only {self._lost} went")
+
+    def whole_versions(self) -> set[tuple[int, Lineage]]:
+        """Return the versions of which all shards are in the memory of machines that are not dead."""
+        found: defaultdict[tuple[int, Lineage], set[int]] = defaultdict(set)
+        for machine in self.world.machines:
+            for slab in self.slabs(machine):
+                for copy in slab.copies():
+                    if not slab.read(copy.shard, copy.version, copy.lineage).bad_chunks():
+                        found[copy.version, copy.lineage].add(copy.shard)
+        return {name for name, shards in found.items() if len(shards) == self.world.shape.nodes}
+
+    def slabs(self, machine: "VirtualMachine") -> list[Slab]:
+        """Return the memory of a machine that is not dead."""
+        if machine.is_dead or machine.agent is None:
+            return []
+        return machine.agent.supervisor.memory._all()  # noqa: SLF001
+
+    def newest_saved(self) -> int:
+        """Return the newest version that exists and that all holders have had."""
+        in_memory = (version for version, _ in self.whole_versions() & self._full)
+        try:
+            in_tier = persistent_tier(self.world.tier.url).versions()
+        except GeminiError:
+            in_tier = []
+        return max([0, *in_memory, *in_tier])
+
+    def _check_plan(self, machine: "VirtualMachine", plan: events.RecoveryPlanned) -> None:
+        if machine not in [one for one, _ in self.shells()]:
+            return
+        newest = min(self.newest_saved(), self.heard)
+        self.heard = plan.version or 0
+        if self.has_given_up or self.flips:
+            self._is_excused = True
+        elif (plan.version or 0) < newest:
+            self.broken(
+                f"recovery {plan.recovery} goes on from {plan.version} ({plan.tier}) though "
+                f"version {newest} exists: {plan.reason}"
+            )
+
+    def _check_failure(self, event: events.RunFailed) -> None:
+        if self.worker_kills < 3 and not self.world.has_lacked:  # noqa: PLR2004 - as rules have it
+            self.broken(f"a healthy run fails: {event.reason}")
+

@@ -1,0 +1,305 @@
+"""Random schedules of failures in a simulated world, and the smallest one that still breaks it."""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gemini_lab.recovery.requests import GiveUpProgress
+from gemini_lab_bench.world.virtual_loop import StandstillError
+from gemini_lab_bench.world.virtual_machine import VirtualMachine
+from gemini_lab_bench.world.world import Shape, World
+
+Happening = tuple[float, str, *tuple[int, ...]]
+"""After so many seconds more, what befalls the world, and whole numbers about it."""
+SETTLES_S: Final = 900.0
+"""In which a run has to end once machines enough are well, whatever the others are."""
+ENDS_S: Final = 120.0
+DECIDES_S: Final = 100.0
+"""For so long a person watches a root agent that waits."""
+ROOT: Final = 99
+"""In the place of a machine's number: the one that is root then."""
+
+SHAPES: Final = (
+    Shape(),
+    Shape(nodes=2, standbys=1),
+    Shape(nodes=2, standbys=2, has_tier=False),
+    Shape(nodes=3, standbys=1, persist_every=1),
+    Shape(nodes=4, standbys=1, has_tier=False),
+)
+KINDS: Final[dict[str, tuple[int, ...]]] = {
+    "kill": (8, 2),
+    "freeze": (8,),
+    "thaw": (8,),
+    "part": (8, 2),
+    "cut": (8, 8),
+    "reset": (8, 8),
+    "mend": (8,),
+    "store_down": (),
+    "store_up": (2,),
+    "watch_late": (5,),
+    "answers_lost": (3,),
+    "slow": (4,),
+    "tier_down": (),
+    "tier_hangs": (),
+    "tier_full": (),
+    "tier_up": (),
+    "kill_rank": (8,),
+    "stop_rank": (8,),
+    "flip": (8, 64),
+    "clock": (8, 3),
+}
+"""What may befall a world, and below what its numbers are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A schedule, and what came of it.
+
+    Attributes:
+        wrong: What did not hold; empty if all did.
+        digest: Of all that was said: two runs of a seed have the same.
+        virtual_s: How long it took in the world.
+    """
+
+    seed: int
+    shape: Shape
+    schedule: tuple[Happening, ...]
+    wrong: tuple[str, ...]
+    trace: tuple[str, ...]
+    virtual_s: float
+
+    @property
+    def digest(self) -> str:
+        """Checksum of the trace."""
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()[:16]
+
+
+def draw(seed: int) -> tuple[Shape, tuple[Happening, ...]]:
+    """Return a world and what befalls it."""
+    rng = random.Random(f"schedule {seed}")
+    shape = rng.choice(SHAPES)
+    kinds = rng.sample([*KINDS], rng.randint(2, 8))
+    happenings: list[Happening] = []
+    for _ in range(rng.randint(1, 9)):
+        kind = rng.choice(kinds)
+        numbers = [rng.randrange(most) for most in KINDS[kind]]
+        if numbers and KINDS[kind][0] == 8 and rng.random() < 0.35:  # noqa: PLR2004
+            numbers[0] = ROOT
+        wait_s = rng.choice((0.0, 0.05, 0.5, 2.0, 5.0, 12.0, 40.0)) * rng.uniform(0.5, 1.5)
+        happenings.append((round(wait_s, 3), kind, *numbers))
+    first_s = round(rng.uniform(2.0, 25.0), 3)
+    happenings[0] = (first_s, *happenings[0][1:])
+    return shape, tuple(happenings)
+
+
+class _Run:
+    """One world, and a schedule that befalls it."""
+
+    def __init__(self, seed: int, shape: Shape, schedule: Sequence[Happening]) -> None:
+        self._schedule = schedule
+        self.world = World(seed, shape)
+
+    async def live(self) -> None:
+        """Have everything happen, and see that the run ends."""
+        world, judge = self.world, self.world.judge
+        for wait_s, kind, *numbers in self._schedule:
+            await asyncio.sleep(wait_s)
+            if judge.is_done or judge.failed or judge.wrong:
+                break
+            judge.note(f"happens: {kind} {numbers}")
+            act: Callable[..., None] = getattr(self, f"_{kind}")
+            act(*numbers)
+        self._settle()
+        await self._until(lambda: judge.is_done or bool(judge.failed), SETTLES_S)
+        if not (judge.is_done or judge.failed or judge.wrong):
+            judge.broken(f"the run does not end: {self._stuck()}")
+        world.is_closing = True
+        world.owner.close()
+        await self._until(lambda: all(one.is_dead for one in world.core), ENDS_S)
+        left = [one.name for one in world.core if not one.is_dead]
+        if left and not judge.wrong:
+            judge.broken(f"the agents of {left} do not end with their lab")
+        judge.wrong += [f"no code caught: {text}" for text in world.loop.failures]
+
+    async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
+        give_up_s = self.world.loop.time() + limit_s
+        waits_since_s = None
+        while not is_so() and self.world.loop.time() < give_up_s and not self.world.judge.wrong:
+            await asyncio.sleep(0.5)
+            waits = any(s.phase == "waiting" for _, s in self.world.judge.root_states())
+            now_s = self.world.loop.time()
+            waits_since_s = (waits_since_s or now_s) if waits else None
+            if waits_since_s is not None and now_s > waits_since_s + DECIDES_S:
+                waits_since_s = now_s
+                self.world.judge.has_given_up = True
+                self.world.judge.note("the user gives up progress")
+                self.world.owner.ask(GiveUpProgress())
+
+    def _settle(self) -> None:
+        """Have as many machines well as are to train; all others stay as they are, for ever."""
+        world = self.world
+        self._store_up(1)
+        self._tier_up()
+        world.network.slow_s = world.store.watch_delay_s = world.store.loses_answers = 0.0
+        alive = [one for one in world.machines if not one.is_dead]
+        well = [one for one in alive if one.process.runs]
+        rest = [one for one in alive if one not in well]
+        core = (well + rest)[: max(world.shape.nodes, 2)]
+        while len(core) < world.shape.nodes:
+            core.append(world.bring())
+        for machine in core:
+            machine.thaw()
+            for rank in machine.ranks:
+                rank.process.go_on("stopped")
+        names = {one.name for one in core} | {"store", "lab"}
+        for one in core:
+            world.network.mend_among(one.name, names)
+        world.core = core
+        world.is_ending = True
+        world.judge.note(f"core: {[one.name for one in core]}")
+
+    def _stuck(self) -> str:
+        lines = [f"root {self.world.value('root')}"]
+        for machine, state in self.world.judge.root_states():
+            lines.append(f"{machine.name}: {state.phase} epoch {state.epoch} {state.members}")
+        for machine in self.world.machines:
+            for rank in machine.ranks:
+                if not rank.process.is_gone:
+                    lines.append(f"{rank.process.name} epoch {rank.start.epoch} {rank.version}")
+        return "; ".join(lines)
+
+    def _machine(self, number: int) -> VirtualMachine:
+        root = self.world.root() if number == ROOT else None
+        return root or self.world.machines[number % len(self.world.machines)]
+
+    # -- what may happen -------------------------------------------------------------------------
+
+    def _kill(self, number: int, power: int) -> None:
+        if sum(not one.is_dead for one in self.world.machines) > 1:
+            self._machine(number).kill(has_power=bool(power))
+
+    def _freeze(self, number: int) -> None:
+        self._machine(number).freeze()
+
+    def _thaw(self, number: int) -> None:
+        self._machine(number).thaw()
+
+    def _part(self, number: int, sees_store: int) -> None:
+        """Cut a machine off from all others, and maybe from the store."""
+        name = self._machine(number).name
+        others = [one.name for one in self.world.machines if one.name != name]
+        for other in [*others, "lab", *([] if sees_store else ["store"])]:
+            self.world.network.cut(name, other)
+            self.world.network.cut(other, name)
+
+    def _cut(self, sender: int, receiver: int) -> None:
+        """Lose all that goes from one machine to another, in this direction alone."""
+        self.world.network.cut(self._machine(sender).name, self._machine(receiver).name)
+
+    def _reset(self, first: int, second: int) -> None:
+        self.world.network.reset(self._machine(first).name, self._machine(second).name)
+
+    def _mend(self, number: int) -> None:
+        self.world.network.mend(self._machine(number).name)
+
+    def _store_down(self) -> None:
+        self.world.store.is_up = False
+
+    def _store_up(self, keeps_leases: int) -> None:
+        self.world.store.come_back(keeps_leases=bool(keeps_leases))
+
+    def _watch_late(self, seconds: int) -> None:
+        self.world.store.watch_delay_s = float(seconds)
+
+    def _answers_lost(self, tenths: int) -> None:
+        self.world.store.loses_answers = tenths / 10
+
+    def _slow(self, tenths: int) -> None:
+        self.world.network.slow_s = tenths / 10
+
+    def _tier_down(self) -> None:
+        self.world.tier.is_up = False
+
+    def _tier_hangs(self) -> None:
+        self.world.tier.hangs = True
+
+    def _tier_full(self) -> None:
+        self.world.tier.is_full = True
+
+    def _tier_up(self) -> None:
+        self.world.tier.is_up, self.world.tier.hangs, self.world.tier.is_full = True, False, False
+
+    def _kill_rank(self, number: int) -> None:
+        self._signal(number, 9)
+
+    def _stop_rank(self, number: int) -> None:
+        self._signal(number, 19)
+
+    def _signal(self, number: int, signal_number: int) -> None:
+        machine = self._machine(number)
+        if machine.runs and machine.agent is not None:
+            host = machine.agent.supervisor.host
+            for rank in list(host.workers):
+                self.world.judge.worker_kills += 1
+                host.signal(rank, signal_number)
+
+    def _flip(self, number: int, bit: int) -> None:
+        machine = self._machine(number)
+        slabs = [] if machine.agent is None or machine.is_dead else self.world.judge.slabs(machine)
+        copies = [(slab, copy) for slab in slabs for copy in slab.copies()]
+        if copies:
+            slab, copy = copies[bit % len(copies)]
+            self.world.judge.flips += 1
+            slab.read(copy.shard, copy.version, copy.lineage).data[bit % 24] ^= 1
+
+    def _clock(self, number: int, step: int) -> None:
+        self._machine(number).set_by_s += (-3600.0, 1.0, 86400.0)[step]
+
+
+def run(seed: int, shape: Shape, schedule: Sequence[Happening]) -> Ran:
+    """Return what comes of a schedule."""
+    one = _Run(seed, shape, schedule)
+    world = one.world
+    try:
+        world.loop.run_until_complete(one.live())
+    except StandstillError as error:
+        world.judge.broken(str(error))
+    ran = Ran(
+        seed=seed,
+        shape=shape,
+        schedule=tuple(schedule),
+        wrong=tuple(world.judge.wrong),
+        trace=tuple(world.judge.trace),
+        virtual_s=world.loop.time(),
+    )
+    world.end()
+    return ran
+
+
+def run_seed(seed: int) -> Ran:
+    """Return what comes of a seed."""
+    return run(seed, *draw(seed))
+
+
+def shrink(found: Ran) -> Ran:
+    """Return the same break with as few happenings as can be reached by taking away."""
+    best, has_shrunk = found, True
+    while has_shrunk:
+        has_shrunk = False
+        for place in range(len(best.schedule)):
+            smaller = [*best.schedule[:place], *best.schedule[place + 1 :]]
+            if place < len(best.schedule) - 1:  # what follows happens when it did
+                wait_s, *rest = smaller[place]
+                smaller[place] = (round(wait_s + best.schedule[place][0], 3), *rest)  # type: ignore[arg-type]
+            ran = run(best.seed, best.shape, smaller) if smaller else None
+            if ran is not None and ran.wrong and _kind(ran) == _kind(found):
+                best, has_shrunk = ran, True
+                break
+    return replace(best)
+
+
+def _kind(ran: Ran) -> list[str]:
+    return ran.wrong[0].split()[1:4]

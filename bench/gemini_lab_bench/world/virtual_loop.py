@@ -1,0 +1,226 @@
+"""An event loop on a virtual clock, and the simulated processes whose code runs on it.
+
+A callback belongs to the process in whose context it was scheduled. The loop holds callbacks of a
+stopped process back until it goes on, as SIGSTOP does, and drops those of a killed one: no
+`finally` of it runs, as none does after SIGKILL.
+"""
+
+import asyncio
+import contextvars
+import heapq
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final
+
+_PROCESS: Final[contextvars.ContextVar["Process | None"]] = contextvars.ContextVar(
+    "process", default=None
+)
+
+
+class StandstillError(RuntimeError):
+    """No process has anything left to do, and nothing is on its way: the simulation hangs."""
+
+
+class Process:
+    """A simulated process, whose code runs in its `context`.
+
+    Attributes:
+        name: For people.
+        is_gone: Whether it was killed.
+    """
+
+    def __init__(self, name: str, loop: "VirtualLoop") -> None:
+        self.name, self.is_gone = name, False
+        self.context = contextvars.Context()
+        self.context.run(_PROCESS.set, self)
+        self._loop = loop
+        self._stops: set[str] = set()
+        self._held: deque[asyncio.Handle] = deque()
+        self._tasks: list[asyncio.Task[Any]] = []  # else a killed one's would be collected, and end
+
+    @property
+    def runs(self) -> bool:
+        """Whether it does anything now."""
+        return not self.is_gone and not self._stops
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine as this process's."""
+        task = self._loop.create_task(work, context=self.context)
+        task.add_done_callback(self._loop.note_end, context=self.context)
+        return task
+
+    def keep(self, task: "asyncio.Task[Any]") -> None:
+        """Hold a task of this process until the simulation ends."""
+        self._tasks.append(task)
+        if len(self._tasks) > 100:  # noqa: PLR2004 - now and then
+            self._tasks = [one for one in self._tasks if not one.done()]
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.is_gone = True
+        self._held.clear()
+
+    def stop(self, why: str) -> None:
+        """Stop it, as a signal or a debugger does; it may be stopped for several reasons."""
+        self._stops.add(why)
+
+    def go_on(self, why: str) -> None:
+        """Continue it, unless another reason to stop is left."""
+        self._stops.discard(why)
+        if not self._stops:
+            self._loop.release(self._held)
+
+    def hold(self, handle: asyncio.Handle) -> None:
+        """Keep a callback until this process goes on; a killed one's is dropped."""
+        if not self.is_gone:
+            self._held.append(handle)
+
+    def end_for_good(self) -> Generator["asyncio.Task[Any]", None, None]:
+        """Yield its open tasks, for the end of the simulation, in which all code may run."""
+        self.is_gone = False
+        self._stops.clear()
+        self._loop.release(self._held)
+        for task in self._tasks:
+            if not task.done():
+                yield task
+
+
+def this_process() -> "Process | None":
+    """Return the process whose code runs now; `None` for the world's own."""
+    return _PROCESS.get()
+
+
+class _Handle(events.Handle):
+    def _run(self) -> None:
+        process = self._context.get(_PROCESS)  # type: ignore[attr-defined]
+        if process is None or process.runs:
+            super()._run()  # type: ignore[misc]
+        else:
+            process.hold(self)
+
+
+class _TimerHandle(events.TimerHandle):
+    def _run(self) -> None:
+        process = self._context.get(_PROCESS)  # type: ignore[attr-defined]
+        if process is None or process.runs:
+            super()._run()  # type: ignore[misc]
+        else:
+            process.hold(self)
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop whose clock stands still while anything is to be done, and then jumps.
+
+    Attributes:
+        network: Opens and accepts the connections of its processes.
+        failures: What no code caught.
+        is_over: Whether nothing is done any more: what is collected may still call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network: Any = None
+        self.failures: list[str] = []
+        self.is_over = False
+        self._now_s = 0.0
+        self._selector = self  # `BaseEventLoop` asks it what has happened meanwhile
+        self.nowhere = contextvars.Context()
+        self.set_exception_handler(self._note_failure)
+        self.set_task_factory(_kept_task)
+
+    def time(self) -> float:
+        return self._now_s
+
+    def select(self, timeout: float | None) -> list[object]:
+        """Jump to the next timer."""
+        if timeout is None:
+            raise StandstillError("no timer is left")
+        self._now_s += timeout
+        return []
+
+    def _process_events(self, event_list: list[object]) -> None:
+        del event_list
+
+    def _write_to_self(self) -> None:
+        """Do nothing: no other thread wakes this loop."""
+
+    def release(self, held: deque[asyncio.Handle]) -> None:
+        """Run callbacks that were held back."""
+        self._ready.extend(held)  # type: ignore[attr-defined]
+        held.clear()
+
+    def _call_soon(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+    ) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
+        if not self.is_over:
+            self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def close(self) -> None:
+        self.is_over = True
+        super().close()
+
+    def _check_closed(self) -> None:
+        """Accept calls of what is collected after the end."""
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = _TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001
+        return timer
+
+    def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """Do something later that no process does: a network's, a store's or a kernel's act."""
+        return self.call_at(self._now_s + delay_s, act, *args, context=self.nowhere)
+
+    def soon(self, process: "Process | None", act: Callable[..., object], *args: Any) -> None:
+        """Have a process act, once it runs."""
+        self.call_soon(act, *args, context=self.nowhere if process is None else process.context)
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+        """Accept a handler; no signal of this process reaches a simulated one."""
+
+    async def create_connection(self, factory: Any, host: Any = None, port: Any = None) -> Any:  # type: ignore[override]
+        return await self.network.connect(factory, host, port)
+
+    async def create_server(self, factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:  # type: ignore[override]
+        return self.network.listen(factory, host, port)
+
+    async def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
+        del executor
+        return func(*args)
+
+    def note_end(self, task: "asyncio.Task[None]") -> None:
+        """Note with what a process's work failed."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append(f"{type(error).__name__}: {error}")
+
+    def _note_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        del loop
+        if self.is_over:
+            return
+        error = context.get("exception")
+        self.failures.append(f"{context.get('message')}: {type(error).__name__}: {error}")
+
+
+def _kept_task(
+    loop: asyncio.AbstractEventLoop,
+    work: Coroutine[Any, Any, Any],
+    context: contextvars.Context | None = None,
+) -> "asyncio.Task[Any]":
+    task = asyncio.Task(work, loop=loop, context=context)
+    process = this_process() if context is None else context.get(_PROCESS)
+    if process is not None:
+        process.keep(task)
+    return task

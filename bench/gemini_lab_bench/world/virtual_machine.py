@@ -1,0 +1,340 @@
+"""A simulated machine: what an agent uses of it, with real slabs and the real persistent tier."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from gemini_lab.log.events import Network as NetworkSeen
+from gemini_lab.memory.free import FreeMemory
+from gemini_lab.memory.slab import Slab
+from gemini_lab.node.agent import Agent
+from gemini_lab.node.agent_machine import AgentMachine
+from gemini_lab.node.bulk import Answer, BulkProcesses
+from gemini_lab.node.bulk_process import answer_to
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.etcd_client import EtcdClient, Values
+from gemini_lab.node.host import Worker, WorkerHost
+from gemini_lab.node.start_config import AgentConfig
+from gemini_lab.recovery.messages import (
+    BulkRequest,
+    Commit,
+    Disown,
+    ListVersions,
+    Message,
+    Persist,
+    Preload,
+    WorkerStart,
+    WriteLeft,
+    WriteManifest,
+    WriteShards,
+)
+from gemini_lab_bench.world.virtual_loop import Process
+from gemini_lab_bench.world.virtual_rank import RankChannel, VirtualRank
+from gemini_lab_bench.world.virtual_store import VirtualClient
+
+if TYPE_CHECKING:
+    from gemini_lab_bench.world.world import World
+
+MEMORY_BYTES = 2**34
+TOUCHES_TIER = (WriteShards, WriteManifest, WriteLeft, ListVersions)
+
+
+class VirtualMachine(AgentMachine):
+    """One machine of a world, with the agent that runs on it.
+
+    Attributes:
+        is_dead: Whether its memory is gone.
+        lacks: Whether no process can be started on it.
+    """
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world, self.name = world, name
+        self.net = world.network.add(name)
+        self.random = random.Random(f"{world.seed} {name}")
+        self.is_dead = self.lacks = False
+        self.set_by_s = 0.0
+        self.process = self.new_process(name)
+        self.processes = [self.process]
+        self.ranks: list[VirtualRank] = []
+        self.bulk = VirtualBulk(self)
+        self.host = self._new_host  # type: ignore[assignment,method-assign]
+        self.agent: Agent | None = None
+
+    def new_process(self, name: str) -> Process:
+        """Return a process of this machine."""
+        process = Process(name, self.world.loop)
+        self.world.network.place_of[process] = self.net
+        return process
+
+    def start_agent(self, config: AgentConfig) -> None:
+        """Run an agent here."""
+        self.process.start(self._live(config))
+
+    async def _live(self, config: AgentConfig) -> None:
+        self.agent = Agent(config, lambda _: None, machine=self)
+        self.world.judge.follow(self)
+        await self.agent.run()
+        self.world.judge.note_left(self)
+        self.kill(has_power=True)
+
+    # -- what befalls it -------------------------------------------------------------------------
+
+    @property
+    def runs(self) -> bool:
+        """Whether its processes act."""
+        return not self.is_dead and self.process.runs
+
+    def kill(self, *, has_power: bool) -> None:
+        """End all processes at once, and with them the memory.
+
+        Args:
+            has_power: Whether the kernel lives, so that others are told.
+        """
+        if self.is_dead:
+            return
+        self.is_dead = True
+        for rank in self.ranks:
+            rank.kill(is_told=has_power)
+        self.process.kill()
+        if has_power:
+            self.world.network.close_all(self.process)
+        else:
+            self.world.network.power_off(self.net)
+        self.world.judge.note_dead(self)
+        if self.agent is not None:
+            self.agent.supervisor.memory.close()
+
+    def freeze(self) -> None:
+        """Stop every process; the kernel goes on."""
+        for process in (self.process, *(rank.process for rank in self.ranks)):
+            process.stop("frozen")
+
+    def thaw(self) -> None:
+        """Continue every process."""
+        for process in (self.process, *(rank.process for rank in self.ranks)):
+            process.go_on("frozen")
+
+    # -- what its agent asks ---------------------------------------------------------------------
+
+    def _new_host(self, **callbacks: Any) -> WorkerHost:
+        return VirtualHost(self, **callbacks)
+
+    def steady_s(self) -> float:  # type: ignore[override]
+        return self.world.loop.time()
+
+    def wall_s(self) -> float:  # type: ignore[override]
+        return 1e9 + self.world.loop.time() + self.set_by_s
+
+    def address_towards(self, endpoint: str) -> str:
+        del endpoint
+        return self.net.ip
+
+    def open_port(self, ip: str, *, waiting: int) -> Any:
+        del waiting
+        self.net.next_port += 1
+        return _Port(ip, self.net.next_port)
+
+    def network_of(self, ip: str) -> NetworkSeen:
+        return NetworkSeen(address=ip)
+
+    def identity(self) -> str:
+        return self.name
+
+    def store(
+        self,
+        address: EtcdAddress,
+        prefix: str,
+        *,
+        timeout_s: float = 1.0,
+        values: Values | None = None,
+    ) -> EtcdClient:
+        client = VirtualClient(address, prefix, timeout_s=timeout_s, values=values)
+        client.store = self.world.store
+        return client
+
+    def free_memory(self) -> FreeMemory:
+        return FreeMemory(size_bytes=MEMORY_BYTES, bound_by="the machine")
+
+    def kernel_kills(self) -> int:
+        return 0
+
+    def held_bytes(self, pid: int | None) -> int:
+        del pid
+        return 0
+
+    def is_stopped(self, pid: int) -> bool:
+        return any(one.pid == pid and not one.process.runs for one in self.ranks)
+
+    def has_ended(self, process: str) -> bool:
+        del process
+        return False
+
+    def own_pid(self) -> int:
+        return 1
+
+    def build_locks(self, node: str, *, say: Callable[[str], object]) -> None:
+        del node, say
+
+    async def end_left(
+        self, prefix: str, *, is_over: bool, has_store: bool, within_s: float
+    ) -> None:
+        """Do nothing: no other process of the lab can be left here."""
+
+
+class _Port:
+    """A port in which ranks meet."""
+
+    def __init__(self, ip: str, number: int) -> None:
+        self._ip, self._number = ip, number
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._ip, self._number
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        """Close it: nobody really listens."""
+
+
+class VirtualHost(WorkerHost):
+    """The simulated workers of one node."""
+
+    def __init__(  # noqa: PLR0913 - as `WorkerHost` has them
+        self,
+        machine: VirtualMachine,
+        *,
+        warm: bool,
+        on_message: Callable[[Worker, Message, list[int]], None],
+        on_output: Callable[[Worker, list[str]], None],
+        on_exit: Callable[[Worker, int], None],
+        on_note: Callable[[str], None],
+    ) -> None:
+        del warm, on_output, on_note
+        self.workers = {}
+        self._machine = machine
+        self._on_message, self._on_exit = on_message, on_exit
+
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+    async def ready(self) -> None:
+        await asyncio.sleep(self._machine.random.uniform(0.5, 5.0))
+
+    async def kill_all(self, *, epoch: int, spare: Collection[int] = ()) -> None:
+        del epoch
+        doomed = [one for rank, one in self.workers.items() if rank not in spare]
+        if doomed:
+            await asyncio.sleep(self._machine.random.uniform(0.005, 0.05))
+        for worker in doomed:
+            self._of(worker).kill(is_told=True)
+            self.end(worker, -signal.SIGKILL)
+
+    def _of(self, worker: Worker) -> VirtualRank:
+        channel = worker.channel
+        assert isinstance(channel, RankChannel)
+        return channel.rank
+
+    def preload(self, order: Preload) -> None:
+        """Do nothing: simulated workers import nothing."""
+
+    def start(self, start: WorkerStart, port: tuple[int, ...] = ()) -> None:
+        del port
+        machine = self._machine
+        if machine.lacks:
+            raise OSError(11, "Resource temporarily unavailable")
+        rank = VirtualRank(machine.world, machine, start)
+        worker = Worker(
+            rank=start.rank,
+            local_rank=start.seats.local_rank_of(start.rank),
+            born=start.epoch,
+            epoch=start.epoch,
+            channel=RankChannel(rank),
+            output_fd=-1,
+            is_ahead=bool(start.joins),
+            pid=rank.pid,
+        )
+        machine.world.judge.note_started(machine, rank)
+        machine.ranks = [one for one in machine.ranks if not one.process.is_gone]
+        machine.ranks.append(rank)
+        self.workers[start.rank] = worker
+        rank.begin(
+            say=lambda message: self._hear(worker, message), end=lambda code: self.end(worker, code)
+        )
+
+    def _hear(self, worker: Worker, message: Message) -> None:
+        if self.workers.get(worker.rank) is worker:
+            match message.__class__.__name__:
+                case "ScriptFinished":
+                    worker.status = "finished"
+                case "ScriptError":
+                    worker.error = message  # type: ignore[assignment]
+            self._on_message(worker, message, [])
+
+    def end(self, worker: Worker, code: int) -> None:
+        """Note that a worker has ended."""
+        if self.workers.get(worker.rank) is worker:
+            del self.workers[worker.rank]
+            self._on_exit(worker, code)
+
+    def signal(self, rank: int, signal_number: int) -> int | None:
+        worker = self.workers.get(rank)
+        if worker is None:
+            return None
+        if signal_number == signal.SIGKILL:
+            self._of(worker).kill(is_told=True)
+            self._machine.world.loop.soon(self._machine.process, self.end, worker, -signal.SIGKILL)
+        else:
+            self._of(worker).process.stop("stopped")
+        return worker.pid
+
+    def lives(self, rank: int) -> bool:
+        worker = self.workers[rank]
+        return worker.error is None and not self._of(worker).process.is_gone
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            self._of(worker).kill(is_told=True)
+        self.workers.clear()
+
+
+class VirtualBulk(BulkProcesses):
+    """The work of bulk processes, done at once, on real slabs and by the real persistent tier."""
+
+    def __init__(self, machine: VirtualMachine) -> None:
+        super().__init__()
+        self._machine = machine
+
+    async def warm_up(self) -> None:
+        """Do nothing: there is nothing to warm up."""
+
+    async def close(self) -> None:
+        """Do nothing: nothing is left."""
+
+    async def ask(
+        self, request: BulkRequest, kind: type[Answer], give: Callable[[], list[int]] = list
+    ) -> tuple[Answer, list[int]]:
+        await asyncio.sleep(self._machine.random.uniform(0.001, 0.02))
+        slabs: list[Slab] = []
+        fds = give()
+        try:
+            slabs.extend(map(Slab.attach, fds))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        try:
+            if isinstance(request, TOUCHES_TIER):
+                await self._machine.world.tier.reach(request)
+            answer, theirs = answer_to(request, slabs)
+            given = [os.dup(fd) for fd in theirs]
+        finally:
+            while slabs:
+                slabs.pop().close()
+        if isinstance(answer, (Persist, Commit, Disown)):
+            raise TypeError(answer)
+        assert isinstance(answer, kind)
+        return answer, given

@@ -1,0 +1,524 @@
+"""A model of one rank's process: it trains, keeps versions and restores, at its agent's boundary.
+
+Its state is one number that every update changes. An update in another epoch makes another state,
+which real training would not: so two histories are told apart wherever they are mixed.
+"""
+
+import asyncio
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import xxhash
+
+from gemini_lab.engine.heartbeat import BEAT_S
+from gemini_lab.errors import GeminiError, IntegrityError
+from gemini_lab.log import events
+from gemini_lab.log.entry import Entry
+from gemini_lab.memory.slab import Slab
+from gemini_lab.recovery.messages import (
+    Doing,
+    EventSaid,
+    GoBack,
+    Held,
+    Hold,
+    Message,
+    Refused,
+    RestoreFailed,
+    ScriptError,
+    ScriptFinished,
+    Severed,
+    SlabGiven,
+    SlabRequest,
+    SlotWanted,
+    WorkerPulse,
+    WorkerStart,
+)
+from gemini_lab.settings import Settings
+from gemini_lab.shard.layout import ShardLayout
+from gemini_lab.shard.lineage import Lineage
+from gemini_lab.storage import persistent_tier
+from gemini_lab.wire.local import LocalChannel
+
+if TYPE_CHECKING:
+    from gemini_lab_bench.world.virtual_machine import VirtualMachine
+    from gemini_lab_bench.world.world import World
+
+PAYLOAD: Final = struct.Struct("<QQQ40x")
+"""A shard's bytes: the state, the version, the rank."""
+CHUNK_BYTES: Final = 64
+FIRST_STATE: Final = 1
+
+
+class PeerLostError(Exception):
+    """A collective failed, because a rank's connection is closed."""
+
+
+class RejectedError(Exception):
+    """A copy cannot be used; it was said already."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """The ranks of one start, and what they exchange."""
+
+    world: "World"
+    start: WorkerStart
+    ranks: dict[int, "VirtualRank"] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    _said: dict[object, dict[int, Any]] = field(default_factory=dict)
+    _waiting: dict[object, list[tuple["VirtualRank", asyncio.Future[Any]]]] = field(
+        default_factory=dict
+    )
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.start.seats.world_size
+
+    async def meet(self, rank: "VirtualRank", what: object, value: Any = None) -> list[Any]:
+        """Do a collective: return what each rank gave, once all have come.
+
+        Raises:
+            PeerLostError: A rank's process has ended.
+        """
+        said = self._said.setdefault(what, {})
+        said[rank.start.rank] = value
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(what, []).append((rank, future))
+        if self.gone:
+            self._fail(rank, future)
+        elif len(said) == self.size:
+            for other, one in self._waiting.pop(what):
+                delay_s = self.world.network.delay_s()
+                self.world.loop.after(delay_s, _settle, other, one, None)
+        with rank.waiting(str(what)):
+            await future
+        return [said[number] for number in range(self.size)]
+
+    async def fetch(self, rank: "VirtualRank", what: object) -> Any:
+        """Return what one rank gave, once it has."""
+        while what not in self._said:
+            if self.gone:
+                raise PeerLostError
+            with rank.waiting(str(what)):
+                await asyncio.sleep(0.02)
+        return self._said[what][0]
+
+    def give(self, what: object, value: Any) -> None:
+        """Give something that another rank fetches."""
+        self._said[what] = {0: value}
+
+    def lose(self, rank: int) -> None:
+        """Break the connections to a rank whose process has ended."""
+        self.gone.add(rank)
+        for waiting in self._waiting.values():
+            for other, future in waiting:
+                self._fail(other, future)
+
+    def _fail(self, rank: "VirtualRank", future: asyncio.Future[Any]) -> None:
+        self.world.loop.after(
+            self.world.network.delay_s(), _settle, rank, future, PeerLostError("a peer has ended")
+        )
+
+
+def _settle(
+    rank: "VirtualRank", future: asyncio.Future[Any], error: PeerLostError | None
+) -> None:
+    if future.done() or rank.process.is_gone:
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+class RankChannel(LocalChannel):
+    """The agent's end of the channel to a rank."""
+
+    def __init__(self, rank: "VirtualRank") -> None:
+        self.rank = rank
+
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
+        rank = self.rank
+        if rank.process.is_gone:
+            return False
+        rank.world.loop.soon(rank.process, rank.hear, message, [os.dup(fd) for fd in fds])
+        return True
+
+
+class VirtualRank:
+    """One rank's process.
+
+    Args:
+        world: Its own.
+        machine: Where it runs.
+        start: What it is told.
+    """
+
+    def __init__(self, world: "World", machine: "VirtualMachine", start: WorkerStart) -> None:
+        self.world, self.machine, self.start = world, machine, start
+        self.process = machine.new_process(f"{machine.name} rank {start.rank}")
+        self.pid = world.new_pid()
+        self.state, self.version, self.lineage = FIRST_STATE, 0, Lineage(run=start.order.run)
+        self.wants_hold = False
+        self.slab: Slab | None = None
+        self._doing: Doing = "starting"
+        self._waits_in, self._moved_s = "", 0.0
+        self._answers: asyncio.Queue[tuple[Message, list[int]]] = asyncio.Queue()
+        self._say: Callable[[Message], None] = lambda _: None
+        self._end: Callable[[int], None] = lambda _: None
+        self.job = world.job_of(start)
+
+    # -- its process -----------------------------------------------------------------------------
+
+    def begin(self, *, say: Callable[[Message], None], end: Callable[[int], None]) -> None:
+        """Start."""
+        self._say, self._end = say, end
+        self.job.ranks[self.start.rank] = self
+        if self.machine.process.runs is False:
+            self.process.stop("frozen")
+        self.process.start(self._live())
+
+    def kill(self, *, is_told: bool) -> None:
+        """End at once.
+
+        Args:
+            is_told: Whether the machine's kernel lives, and closes the connections to other ranks.
+        """
+        if self.process.is_gone:
+            return
+        self.process.kill()
+        if is_told:
+            self.job.lose(self.start.rank)
+        if self.slab is not None:
+            self.slab.close()
+
+    def say(self, message: Message) -> None:
+        """Send a message to the agent."""
+        self.world.loop.soon(self.machine.process, self._say, message)
+
+    def hear(self, message: Message, fds: list[int]) -> None:
+        """Receive a message of the agent."""
+        match message:
+            case Hold():
+                self.wants_hold = True
+            case SlabGiven() | Refused():
+                self._answers.put_nowait((message, fds))
+            case GoBack() | _:
+                for fd in fds:
+                    os.close(fd)
+
+    def waiting(self, what: str) -> "_Waiting":
+        """Note in a block that training stands in a collective."""
+        return _Waiting(self, what)
+
+    def moved(self) -> None:
+        """Note that training got on."""
+        self._moved_s = self.world.loop.time()
+
+    def set_waits(self, what: str) -> None:
+        """Note in which collective training is; empty: in none."""
+        self._waits_in = what
+        self.moved()
+
+    async def _live(self) -> None:
+        beat = asyncio.get_running_loop().create_task(self._beat())
+        code = 1
+        try:
+            await self._script()
+        except (PeerLostError, RejectedError):
+            pass
+        except GeminiError as error:
+            self.say(ScriptError(error=type(error).__name__, text=str(error)))
+        else:
+            code = 0
+            self.say(ScriptFinished(rank=self.start.rank, epoch=self.start.epoch))
+            # It serves the others until the root agent has the workers end.
+            await asyncio.Event().wait()
+        beat.cancel()
+        self.world.loop.soon(self.machine.process, self._end, code)
+        self.kill(is_told=True)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            still_s = self.world.loop.time() - self._moved_s
+            self.say(
+                WorkerPulse(
+                    rank=self.start.rank,
+                    epoch=self.start.epoch,
+                    doing=self._doing,
+                    still_s=still_s,
+                    idle_s=still_s,
+                    waits_in=self._waits_in[:40],
+                )
+            )
+
+    # -- its script ------------------------------------------------------------------------------
+
+    async def _script(self) -> None:
+        rng = self.machine.random
+        self.moved()
+        await asyncio.sleep(rng.uniform(0.1, 1.5))
+        self._doing = "meeting"
+        await self.job.meet(self, "rendezvous")
+        await self._protect()
+        self._forget()
+        self._doing = "restoring"
+        is_sent = await self._restore()
+        states = await self.job.meet(self, "loaded", (self.state, self.version))
+        self.world.judge.loaded(self, states)
+        if is_sent:
+            self._note_full()
+        self._doing = "step"
+        while True:
+            if not is_sent:
+                await self._replicate()
+            is_sent = False
+            is_over = self.world.is_ending
+            asked = await self.job.meet(
+                self, ("whole", self.version), (self.wants_hold, is_over)
+            )
+            self._note_full()
+            if any(wants for wants, _ in asked):
+                await self._hold()
+            if all(over for _, over in asked):
+                return
+            await self._update()
+
+    async def _protect(self) -> None:
+        start = self.start
+        settings = Settings.parse(start.order.settings)
+        seats = start.seats if start.seats.placement is not None else start.seats.placed(settings)
+        self.seats = seats
+        kept = seats.kept_shards(start.rank)
+        self.say(
+            SlabRequest(
+                slots=[SlotWanted(shard, PAYLOAD.size) for shard in kept],
+                chunk_bytes=CHUNK_BYTES,
+                layout=_layout(start.rank, self.job.size),
+                replicas=[_layout(shard, self.job.size) for shard in kept[1:]],
+            )
+        )
+        answer, fds = await self._answers.get()
+        if isinstance(answer, Refused):
+            raise answer.to_error()
+        self.slab = Slab.attach(fds[0])
+        os.close(fds[0])
+        self._event(
+            events.Protected(
+                rank=start.rank,
+                epoch=start.epoch,
+                shard_bytes=PAYLOAD.size,
+                settings=settings,
+                fingerprint=_layout(0, self.job.size).fingerprint,
+                placement=seats.holders,
+            )
+        )
+        await self.job.meet(self, "protected")
+
+    def _forget(self) -> None:
+        """Discard what is left behind, as `engine.restore` does."""
+        plan, slab = self.start.plan, self._slab
+        for copy in slab.copies():
+            is_later = plan.version is None or copy.version > plan.version
+            if is_later or (copy.version == plan.version and copy.lineage != plan.lineage):
+                slab.discard(copy.shard, copy.version, copy.lineage)
+
+    @property
+    def _slab(self) -> Slab:
+        assert self.slab is not None
+        return self.slab
+
+    async def _restore(self) -> bool:
+        """Load what the plan says; return whether every holder has it then."""
+        plan, rank = self.start.plan, self.start.rank
+        if plan.version is None:
+            return False
+        if plan.tier == "persistent":
+            await self._fetch(plan.version)
+            return False
+        for move in plan.transfers:
+            key = ("copy", move.shard, move.sender, move.receiver)
+            if move.sender == self.machine.name:
+                self.job.give(key, self._read(move.shard, plan.version))
+            elif move.receiver == self.machine.name:
+                data = await self.job.fetch(self, key)
+                if data is None:
+                    self._reject(move.shard, plan.version, move.sender)
+                self._write(move.shard, plan.version, plan.lineage, data)
+            await asyncio.sleep(self.machine.random.uniform(0, 0.01))
+        own = self._read(rank, plan.version)
+        if own is None:
+            self._reject(rank, plan.version, self.machine.name)
+        is_sent = any(m.receiver == self.machine.name and m.shard == rank for m in plan.transfers)
+        self._load(own, "peer" if is_sent else "local")
+        self.lineage = plan.lineage
+        return True
+
+    def _read(self, shard: int, version: int) -> bytes | None:
+        """Return a copy's bytes; `None` if it differs from its checksums."""
+        try:
+            return bytes(self._slab.snapshot(shard, version, self.start.plan.lineage))
+        except IntegrityError as error:
+            if "is not complete here" in str(error):
+                self.world.judge.broken(f"{self.process.name}: the plan names a copy: {error}")
+            return None
+
+    def _reject(self, shard: int, version: int, holder: str | None) -> None:
+        self.say(
+            RestoreFailed(
+                rank=self.start.rank,
+                epoch=self.start.epoch,
+                shard=shard,
+                version=version,
+                holder=holder,
+                reason="unusable",
+                is_unread=holder is None,
+            )
+        )
+        raise RejectedError
+
+    async def _fetch(self, version: int) -> None:
+        rank, tier = self.start.rank, self.world.tier
+        try:
+            await tier.reach(None)
+            data, _ = persistent_tier(tier.url).read_file(version, rank)
+        except GeminiError:
+            self._reject(rank, version, None)
+        self.lineage = Lineage(run=self.start.order.run, epoch=self.start.epoch)
+        self._load(bytes(data), "persistent")
+
+    def _load(self, data: bytes | None, tier: Any) -> None:
+        assert data is not None
+        self.state, self.version, rank = PAYLOAD.unpack(data)
+        assert rank == self.start.rank
+        self._event(
+            events.ShardRestored(
+                rank=rank,
+                epoch=self.start.epoch,
+                shard=rank,
+                version=self.version,
+                tier=tier,
+                holder=None,
+                size_bytes=PAYLOAD.size,
+                verified=True,
+                retrieve_s=0.0,
+                verify_s=0.0,
+                load_s=0.0,
+            )
+        )
+
+    async def _replicate(self) -> None:
+        """Write the version into the own slab, and have the others write theirs of it."""
+        version, lineage = self.version, Lineage(run=self.start.order.run, epoch=self.start.epoch)
+        self.lineage = lineage
+        buffers = {shard: self._slab.begin(shard, version, lineage) for shard in self._shards}
+        states = await self.job.meet(self, ("begun", version), self.state)
+        self.world.judge.mixed(self, states)
+        for shard, buffer in buffers.items():
+            await asyncio.sleep(self.machine.random.uniform(0, 0.05))
+            buffer.data[: PAYLOAD.size] = memoryview(PAYLOAD.pack(states[shard], version, shard))
+            buffer.seal(PAYLOAD.size)
+            self.world.judge.sealed(version, lineage, states[shard])
+        await self.job.meet(self, ("committed", version))
+        self._event(
+            events.VersionComplete(
+                rank=self.start.rank,
+                epoch=self.start.epoch,
+                version=version,
+                sent_bytes=PAYLOAD.size,
+                local_s=0.0,
+                duration_s=0.0,
+                next_version=version + 1,
+            )
+        )
+
+    @property
+    def _shards(self) -> Sequence[int]:
+        return self.seats.kept_shards(self.start.rank)
+
+    def _write(self, shard: int, version: int, lineage: Lineage, data: bytes) -> None:
+        buffer = self._slab.begin(shard, version, lineage)
+        buffer.data[: PAYLOAD.size] = memoryview(data)
+        buffer.seal(PAYLOAD.size)
+
+    def _note_full(self) -> None:
+        self.world.judge.note_full(self)
+
+    async def _hold(self) -> None:
+        """Stand still until the root agent ends this process."""
+        self._doing = "held"
+        self.say(Held(rank=self.start.rank, epoch=self.start.epoch, version=self.version))
+        await asyncio.Event().wait()
+
+    async def _update(self) -> None:
+        began_s = self.world.loop.time()
+        self._event(
+            events.IterationBegun(
+                rank=self.start.rank,
+                epoch=self.start.epoch,
+                iteration=self.version + 1,
+                inputs=events.Inputs(batch=f"{self.version}", random={}, ranks=self.job.size),
+            )
+        )
+        await asyncio.sleep(self.machine.random.uniform(0.2, 0.6))
+        states = await self.job.meet(self, ("update", self.version), self.state)
+        self.world.judge.mixed(self, states)
+        self.version += 1
+        self.state = next_state(self.state, self.start.epoch)
+        self.moved()
+        self._event(
+            events.Iteration(
+                rank=self.start.rank,
+                epoch=self.start.epoch,
+                iteration=self.version,
+                duration_s=self.world.loop.time() - began_s,
+                waited_s=0.0,
+            )
+        )
+
+    def sever(self) -> None:
+        """Break this rank's connections to the others; all live."""
+        self.say(Severed(rank=self.start.rank, epoch=self.start.epoch))
+
+    def _event(self, event: events.AnyEvent) -> None:
+        at_s = self.machine.wall_s()
+        self.say(EventSaid(entry=Entry(at_s=at_s, node=self.machine.name, event=event)))
+
+
+class _Waiting:
+    def __init__(self, rank: VirtualRank, what: str) -> None:
+        self._rank, self._what = rank, what
+
+    def __enter__(self) -> None:
+        self._rank.set_waits(self._what)
+
+    def __exit__(self, *_: object) -> None:
+        self._rank.set_waits("")
+
+
+def next_state(state: int, epoch: int) -> int:
+    """Return the state after an update in an epoch."""
+    return xxhash.xxh3_64_intdigest(f"{state} {epoch}".encode())
+
+
+def _layout(rank: int, size: int) -> ShardLayout:
+    return ShardLayout(
+        rank=rank,
+        world_size=size,
+        stage=2,
+        optimizer="Adam",
+        tensors=(),
+        small_offset_bytes=0,
+        small_capacity_bytes=PAYLOAD.size,
+        payload_bytes=PAYLOAD.size,
+        weights={},
+        pieces=(),
+        aliases={},
+        frozen=(),
+        frozen_digest="",
+    )

@@ -1,0 +1,285 @@
+"""A simulated lab: real agents, a store, an owner, an operator, and a person."""
+
+import asyncio
+import random
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from gemini_lab.errors import GeminiError, LaunchError
+from gemini_lab.job import Job as Script
+from gemini_lab.node.control_store import StoreUnavailableError
+from gemini_lab.node.etcd_address import EtcdAddress
+from gemini_lab.node.membership import node_addresses
+from gemini_lab.node.sealed_store import SEAL_CHARACTERS, Sealed
+from gemini_lab.node.start_config import LAB_KEY, AgentConfig, LabRecord
+from gemini_lab.recovery.messages import (
+    BulkRequest,
+    CloseLab,
+    EventSaid,
+    Heard,
+    JobOrder,
+    LabHello,
+    ListVersions,
+    NeedNodes,
+    WorkerStart,
+)
+from gemini_lab.recovery.requests import AnyRequest, StoredRequest
+from gemini_lab.seats import Seats
+from gemini_lab.settings import SettingValue
+from gemini_lab.wire.tcp import Channel, connect
+from gemini_lab_bench.world.judge import LOOK_S, Judge
+from gemini_lab_bench.world.virtual_loop import Process, VirtualLoop
+from gemini_lab_bench.world.virtual_machine import VirtualMachine
+from gemini_lab_bench.world.virtual_network import Network
+from gemini_lab_bench.world.virtual_rank import Job
+from gemini_lab_bench.world.virtual_store import VirtualClient, VirtualStore
+
+TOKEN: Final = "token"  # noqa: S105 - of a simulated lab
+PREFIX: Final = "lab"
+LEASE_S: Final = 2.0
+RUN: Final = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How large a world is."""
+
+    nodes: int = 4
+    standbys: int = 2
+    replicas: int = 2
+    has_tier: bool = True
+    persist_every: int = 4
+
+
+class VirtualTier:
+    """The persistent tier: the real one in this process's memory, if it is reached.
+
+    Attributes:
+        is_up: Whether it answers; else it says that it does not.
+        hangs: Whether it does not even say that.
+        is_full: Whether it takes nothing more.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.is_up, self.hangs, self.is_full = True, False, False
+
+    async def reach(self, request: BulkRequest | None) -> None:
+        """Wait as its clients do.
+
+        Raises:
+            GeminiError: It does not do what is asked.
+        """
+        while self.hangs:
+            await asyncio.sleep(1.0)
+        if not self.is_up:
+            raise GeminiError("the store does not answer: 503")
+        is_read = request is None or isinstance(request, ListVersions)
+        if self.is_full and not is_read:
+            raise GeminiError("the store is full")
+
+
+class World:
+    """All that there is.
+
+    Args:
+        seed: Of all that is drawn.
+        shape: How large.
+    """
+
+    def __init__(self, seed: int, shape: Shape) -> None:
+        self.seed, self.shape = seed, shape
+        self.rng = random.Random(f"world {seed}")
+        self.loop = VirtualLoop()
+        self.network = self.loop.network = Network(self.loop, random.Random(f"network {seed}"))
+        self.store = VirtualStore(self.network, random.Random(f"store {seed}"))
+        self.tier = VirtualTier(f"memory://world-{id(self)}")
+        self.judge = Judge(self)
+        self.machines: list[VirtualMachine] = []
+        self.core: list[VirtualMachine] = []
+        self.jobs: dict[tuple[int, str], Job] = {}
+        self.is_ending = self.is_closing = self.has_lacked = False
+        self._pids = 1000
+        self._sealed = Sealed(self._etcd, PREFIX, token=TOKEN, identity="id")
+        self.owner = Owner(self)
+        for _ in range(shape.nodes + shape.standbys):
+            self.bring()
+        self._look()
+
+    def _look(self) -> None:
+        self.judge.look()
+        self.loop.after(LOOK_S, self._look)
+
+    # -- machines --------------------------------------------------------------------------------
+
+    @property
+    def _etcd(self) -> EtcdAddress:
+        return EtcdAddress(endpoints=(f"{self.store.host.ip}:2379",))
+
+    def bring(self) -> VirtualMachine:
+        """Start another machine with its agent."""
+        machine = VirtualMachine(self, f"node-{len(self.machines)}")
+        self.machines.append(machine)
+        record = LabRecord(
+            identity="id",
+            machines=self.shape.nodes + self.shape.standbys,
+            lease_s=LEASE_S,
+            warm=True,
+            threads=None,
+        )
+        machine.start_agent(
+            AgentConfig(
+                name=machine.name, token=TOKEN, etcd=self._etcd, prefix=PREFIX, lab=record
+            )
+        )
+        return machine
+
+    def want(self, machines: int) -> None:
+        """Bring machines until so many live, as an operator does."""
+        if self.is_closing:
+            return
+        alive = sum(not one.is_dead for one in self.machines)
+        for _ in range(min(machines, self.shape.nodes + self.shape.standbys) - alive):
+            self.bring()
+
+    def named(self, name: str) -> VirtualMachine:
+        """Return the machine of this name."""
+        return self.machines[int(name.rpartition("-")[2])]
+
+    def root(self) -> VirtualMachine | None:
+        """Return the machine whose agent is root."""
+        return next((machine for machine, _ in self.judge.shells()), None)
+
+    # -- for others ------------------------------------------------------------------------------
+
+    def value(self, key: str) -> str | None:
+        """Return a value of the lab in the store."""
+        found = self.store.keys.get(f"{PREFIX}/{key}".encode())
+        return None if found is None else found[0].decode()[SEAL_CHARACTERS:]
+
+    def job_of(self, start: WorkerStart) -> Job:
+        """Return the job of which a rank is started."""
+        return self.jobs.setdefault((start.epoch, start.rendezvous), Job(self, start))
+
+    def new_pid(self) -> int:
+        """Return the number of a new process."""
+        self._pids += 1
+        return self._pids
+
+    def order(self) -> JobOrder:
+        """Return the job."""
+        shape = self.shape
+        settings: dict[str, SettingValue] = {"replicas": shape.replicas}
+        if shape.has_tier:
+            settings["persistent_url"] = self.tier.url
+            settings["persist_every_iterations"] = shape.persist_every
+        return JobOrder(
+            number=1,
+            run=RUN,
+            job=Script(script="model.py", cwd="/"),
+            seats=Seats(nodes=shape.nodes, standbys=shape.standbys),
+            settings=settings,
+        )
+
+    def end(self) -> None:
+        """End all that runs here: code of killed processes, too, which acts on nothing any more."""
+        processes = [self.owner.process]
+        for machine in self.machines:
+            processes += [machine.process, *(rank.process for rank in machine.ranks)]
+        for machine in self.machines:
+            machine.net.has_power = False
+            if machine.agent is not None:
+                machine.agent.supervisor.memory.close()
+        tasks = [task for process in processes for task in process.end_for_good()]
+        for task in tasks:
+            task.cancel()
+
+        async def last() -> None:
+            await asyncio.wait(tasks, timeout=60.0)
+
+        if tasks:
+            self.loop.run_until_complete(last())
+        self.loop.close()
+
+
+class Owner:
+    """The lab's owner and the user, on a machine that nothing befalls."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.process = Process("lab", world.loop)
+        world.network.place_of[self.process] = world.network.add("lab")
+        self._client = VirtualClient(world._etcd, PREFIX, values=world._sealed)  # noqa: SLF001
+        self._client.store = world.store
+        self._taken: dict[str, int] = {}
+        self._channels: dict[str, Channel] = {}
+        self._opening: set[str] = set()
+        self._is_submitted = False
+        self.process.start(self._live())
+
+    async def _live(self) -> None:
+        await self._put(LAB_KEY, "{}")
+        while True:
+            await asyncio.sleep(0.5)
+            with suppress(StoreUnavailableError):
+                items = await self._client.items()
+                for name, address in node_addresses(items).items():
+                    if name not in self._opening:
+                        self._opening.add(name)
+                        self.process.start(self._follow(name, address))
+                shape = self.world.shape
+                if not self._is_submitted and len(self._channels) >= shape.nodes:
+                    self._is_submitted = True
+                    order = msgspec.json.encode(self.world.order()).decode()
+                    await self._put("job", order)
+
+    async def _put(self, key: str, value: str) -> None:
+        while True:
+            with suppress(StoreUnavailableError):
+                return await self._client.put(key, value)
+            await asyncio.sleep(0.2)
+
+    async def _follow(self, name: str, address: str) -> None:
+        def hello() -> LabHello:
+            at_s = 1e9 + self.world.loop.time()
+            return LabHello(at_s=at_s, owner="owner", taken=self._taken.get(name, 0))
+
+        try:
+            channel = await connect(address, TOKEN, hello, timeout_s=2.0)
+        except (OSError, EOFError, LaunchError):
+            self._opening.discard(name)
+            return
+        channel.break_after(60)
+        self._channels[name] = channel
+        while (message := await channel.receive()) is not None:
+            match message:
+                case EventSaid():
+                    self._taken[name] = self._taken.get(name, 0) + 1
+                    channel.send(Heard(messages=self._taken[name]))
+                case NeedNodes(wanted=wanted):
+                    self._taken[name] = self._taken.get(name, 0) + 1
+                    wait_s = self.world.rng.uniform(2, 20)
+                    self.world.loop.after(wait_s, self.world.want, wanted)
+        self._channels.pop(name, None)
+        self._opening.discard(name)
+
+    def ask(self, request: AnyRequest) -> None:
+        """Ask something of the run, as a user does."""
+        self.process.start(self._ask(request))
+
+    async def _ask(self, request: AnyRequest) -> None:
+        while True:
+            with suppress(StoreUnavailableError):
+                items = await self._client.items()
+                stored = StoredRequest.following(items, 1, request, now_ns=1)
+                return await self._client.put(request.key, stored.to_text())
+            await asyncio.sleep(0.2)
+
+    def close(self) -> None:
+        """End the lab: the agents that are not connected see that its key is gone."""
+        for channel in self._channels.values():
+            channel.send(CloseLab())
+        self.process.start(self._client.delete(LAB_KEY))
