@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import Final, TypeVar
 
@@ -39,10 +40,12 @@ from gemini_lab.recovery.requests import NewRequests
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root.lifecycle import Lifecycle
 from gemini_lab.recovery.root_state import RootState
+from gemini_lab.seats import listed
 from gemini_lab.wire.tcp import answers
 
 Asked = TypeVar("Asked")
 ADDRESSES_KEY: Final = "addresses"
+YIELDED_KEY: Final = "yielded"
 OWN_ROOTS: Final = "gemini_lab.course"
 """The group of entry points in which a package offers to make root agents of the user's own."""
 DOUBTS_S: Final = 2.0  # between looks at a store whose content is not believed
@@ -100,7 +103,8 @@ class RootShell:
         self._requests = NewRequests()
         self._none_come: str | None = None  # that no machine comes, as the store has it
         self._cut_off = CutOff(self._clock())
-        self._stands_down = False
+        self._missed_since_s: float | None = None  # agents that may be waited for
+        self._stands_down = self._yields = False
         self._said = ""  # the newest note on what is not believed
         self._lacks = ""  # what this machine lacks, so that it reaches no agent
 
@@ -129,6 +133,7 @@ class RootShell:
             while True:
                 happening = await self._happenings.get()
                 await self._stand_down_if_cut_off()
+                await self._yield_if_others_may_reach_more()
                 if isinstance(happening, JobSubmitted):
                     order = happening.order
                     root = self._root = successor(root, order.root, at_s=happening.at_s)
@@ -153,9 +158,12 @@ class RootShell:
         if reading is not self._reading:
             self._reading, self._addresses = reading, node_addresses(reading.items)
         self._links.follow(self._addresses, is_settled=is_settled)
-        others = self._others.keys()
-        is_certain = self._cut_off.is_certain(now, others=others, connected=self._links.connected)
+        others, connected = self._others.keys(), self._links.connected
+        is_certain = self._cut_off.is_certain(now, others=others, connected=connected)
         self._stands_down = is_settled and is_certain
+        misses = self._root.state.phase == "waiting" and others - connected
+        self._missed_since_s = (self._missed_since_s or now) if misses and is_settled else None
+        self._yields = now - (self._missed_since_s or now) > CUT_OFF_S
         self._observe_job(reading.items, registered=len(self._addresses), now=now)
         self._happenings.put_nowait(Tick(at_s=now))
 
@@ -229,6 +237,32 @@ class RootShell:
         self._say(Note(text=text))
         await self._membership.stand_down(self.record)
         raise Deposed
+
+    async def _yield_if_others_may_reach_more(self) -> None:
+        """Leave the place, if the run waits and registered agents are not reached from here.
+
+        Only the way from this machine to them may be broken. Each other agent has one turn in a
+        recovery; then this one stays, so that no two take turns for ever.
+        """
+        if not self._yields or self._root is None:
+            return
+        recovery = self._root.state.recovery
+        with suppress(StoreUnavailableError):
+            items = await self._membership.store.get([YIELDED_KEY])
+            last = json.loads(items.get(YIELDED_KEY, "{}"))
+            before = last["roots"] if last.get("recovery") == recovery else []
+            others = self._others.keys()
+            if not (others & self._links.connected) - {*before}:
+                return
+            roots = sorted({*before, self.record.name})
+            text = json.dumps({"recovery": recovery, "roots": roots})
+            if not await self._membership.write_as_root(self.record, {YIELDED_KEY: text}):
+                raise Deposed
+            missed = listed(sorted(others - self._links.connected))
+            text = f"{self.record.name} does not reach {missed}: another agent is to be root"
+            self._say(Note(text=f"{text}, because the run may wait for them"))
+            await self._membership.stand_down(self.record)
+            raise Deposed
 
     def _observe_job(self, items: Mapping[str, str], *, registered: int, now: float) -> None:
         if "job" in items:

@@ -16,6 +16,7 @@ from gemini_lab_bench.chaos.faults import Schedule
 from gemini_lab_bench.chaos.kinds import KINDS, USUAL, named
 from gemini_lab_bench.chaos.means import check, lacking, possible
 from gemini_lab_bench.chaos.result import CampaignResult, summed
+from gemini_lab_bench.world import seeds
 
 WHAT_HOLDS: Final = """\
 Real faults at random moments of real runs on this machine. What must hold:
@@ -97,6 +98,13 @@ def parser() -> argparse.ArgumentParser:
         default=6,
         help="runs to make a failing schedule smaller with (%(default)s)",
     )
+    options.add_argument(
+        "--simulated",
+        type=seeds.parsed,
+        metavar="A:B",
+        help="break simulated labs of real agents instead, with these seeds, on a virtual clock; "
+        "of one seed alone, print all that happens",
+    )
     options.add_argument("--replay", type=Path, metavar="FILE", help="one schedule again")
     options.add_argument("--folder", type=Path, default=Path("gemini-chaos"), help="for the runs")
     options.add_argument("--json", type=Path, metavar="FILE", help="also write every fault here")
@@ -147,6 +155,10 @@ def command(arguments: list[str]) -> int:
     if options.table:
         tell(summed([CampaignResult.read(path) for path in options.table]))
         return Exit.FINISHED
+    if options.simulated is not None:
+        (first, *rest) = chosen = options.simulated
+        holds = seeds.explore(chosen) if rest else seeds.show(first)
+        return Exit.FINISHED if holds else Exit.FAILED
     if not sys.platform.startswith("linux"):
         raise ConfigError("a campaign finds processes through /proc, so it needs Linux")
     plan = plan_of(options)

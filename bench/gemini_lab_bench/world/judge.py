@@ -16,7 +16,7 @@ from gemini_lab.storage import persistent_tier
 if TYPE_CHECKING:
     from gemini_lab_bench.world.virtual_machine import VirtualMachine
     from gemini_lab_bench.world.virtual_rank import VirtualRank
-    from gemini_lab_bench.world.world import World
+    from gemini_lab_bench.world.world import VirtualWorld
 
 LOOK_S: Final = 0.1
 TRACED: Final = (
@@ -34,10 +34,6 @@ TRACED: Final = (
 EXPECTED: Final = ("store", "etcd", "Errno")
 
 
-class BrokenError(Exception):
-    """Something that must always hold does not."""
-
-
 class Judge:
     """What is really so in a world, and what must hold of it.
 
@@ -47,7 +43,7 @@ class Judge:
         is_done: Whether the run has finished.
     """
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "VirtualWorld") -> None:
         self.world = world
         self.trace: list[str] = []
         self.failed, self.is_done = "", False
@@ -59,8 +55,8 @@ class Judge:
         self._labels: dict[tuple[int, Lineage], int] = {}
         self._loaded: dict[int, tuple[int, int]] = {}
         self._full: set[tuple[int, Lineage]] = set()
-        self._started: dict[int, events.RecoveryStarted] = {}
-        self._finished: dict[int, events.RecoveryFinished] = {}
+        self._started: dict[int, events.OfRecovery] = {}
+        self._finished: dict[int, events.OfRecovery] = {}
         self._members: tuple[str | None, ...] = ()
         self._holders: Sequence[Sequence[int]] = ()
         self._lost: set[int] = set()
@@ -104,9 +100,9 @@ class Judge:
                     self.broken(f"term {term} has two roots, {self._roots[term]} and {event.name}")
                 self._term = term
             case events.RecoveryStarted():
-                self._told(self._started, event.recovery, event)
+                self._told(self._started, event)
             case events.RecoveryFinished():
-                self._told(self._finished, event.recovery, event)
+                self._told(self._finished, event)
                 self.has_given_up = False
             case events.RecoveryPlanned():
                 self._check_plan(machine, event)
@@ -118,9 +114,9 @@ class Judge:
                 if untold := self._started.keys() ^ self._finished.keys():
                     self.broken(f"it was not told how the recoveries {sorted(untold)} went")
 
-    def _told(self, known: dict[int, events.OfRecovery], key: int, event: events.OfRecovery) -> None:
-        if known.setdefault(key, event) != event:
-            self.broken(f"recovery {key} has two of {event.kind}")
+    def _told(self, known: dict[int, events.OfRecovery], event: events.OfRecovery) -> None:
+        if known.setdefault(event.recovery, event) != event:
+            self.broken(f"recovery {event.recovery} has two of {event.kind}")
 
     # -- who is root -----------------------------------------------------------------------------
 
@@ -205,7 +201,7 @@ class Judge:
             self.broken(f"no version is whole in memory, though only {self._lost} went")
 
     def whole_versions(self) -> set[tuple[int, Lineage]]:
-        """Return the versions of which all shards are in the memory of machines that are not dead."""
+        """Return the versions of which every shard is in the memory of a machine."""
         found: defaultdict[tuple[int, Lineage], set[int]] = defaultdict(set)
         for machine in self.world.machines:
             for slab in self.slabs(machine):
@@ -243,6 +239,5 @@ class Judge:
             )
 
     def _check_failure(self, event: events.RunFailed) -> None:
-        if self.worker_kills < 3 and not self.world.has_lacked:  # noqa: PLR2004 - as rules have it
+        if self.worker_kills < 3 and not self.world.has_lacked:
             self.broken(f"a healthy run fails: {event.reason}")
-

@@ -1,16 +1,13 @@
-"""Random schedules of failures in a simulated world, and the smallest one that still breaks it."""
+"""Schedules: what befalls a simulated world, drawn from a seed."""
 
 import asyncio
-import hashlib
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 from gemini_lab.recovery.requests import GiveUpProgress
-from gemini_lab_bench.world.virtual_loop import StandstillError
 from gemini_lab_bench.world.virtual_machine import VirtualMachine
-from gemini_lab_bench.world.world import Shape, World
+from gemini_lab_bench.world.world import VirtualWorld, WorldShape
 
 Happening = tuple[float, str, *tuple[int, ...]]
 """After so many seconds more, what befalls the world, and whole numbers about it."""
@@ -23,11 +20,11 @@ ROOT: Final = 99
 """In the place of a machine's number: the one that is root then."""
 
 SHAPES: Final = (
-    Shape(),
-    Shape(nodes=2, standbys=1),
-    Shape(nodes=2, standbys=2, has_tier=False),
-    Shape(nodes=3, standbys=1, persist_every=1),
-    Shape(nodes=4, standbys=1, has_tier=False),
+    WorldShape(),
+    WorldShape(nodes=2, standbys=1),
+    WorldShape(nodes=2, standbys=2, has_tier=False),
+    WorldShape(nodes=3, standbys=1, persist_every=1),
+    WorldShape(nodes=4, standbys=1, has_tier=False),
 )
 KINDS: Final[dict[str, tuple[int, ...]]] = {
     "kill": (8, 2),
@@ -54,30 +51,7 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
 """What may befall a world, and below what its numbers are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """A schedule, and what came of it.
-
-    Attributes:
-        wrong: What did not hold; empty if all did.
-        digest: Of all that was said: two runs of a seed have the same.
-        virtual_s: How long it took in the world.
-    """
-
-    seed: int
-    shape: Shape
-    schedule: tuple[Happening, ...]
-    wrong: tuple[str, ...]
-    trace: tuple[str, ...]
-    virtual_s: float
-
-    @property
-    def digest(self) -> str:
-        """Checksum of the trace."""
-        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()[:16]
-
-
-def draw(seed: int) -> tuple[Shape, tuple[Happening, ...]]:
+def draw(seed: int) -> tuple[WorldShape, tuple[Happening, ...]]:
     """Return a world and what befalls it."""
     rng = random.Random(f"schedule {seed}")
     shape = rng.choice(SHAPES)
@@ -86,7 +60,7 @@ def draw(seed: int) -> tuple[Shape, tuple[Happening, ...]]:
     for _ in range(rng.randint(1, 9)):
         kind = rng.choice(kinds)
         numbers = [rng.randrange(most) for most in KINDS[kind]]
-        if numbers and KINDS[kind][0] == 8 and rng.random() < 0.35:  # noqa: PLR2004
+        if numbers and KINDS[kind][0] == 8 and rng.random() < 0.35:
             numbers[0] = ROOT
         wait_s = rng.choice((0.0, 0.05, 0.5, 2.0, 5.0, 12.0, 40.0)) * rng.uniform(0.5, 1.5)
         happenings.append((round(wait_s, 3), kind, *numbers))
@@ -95,12 +69,12 @@ def draw(seed: int) -> tuple[Shape, tuple[Happening, ...]]:
     return shape, tuple(happenings)
 
 
-class _Run:
+class BefallenWorld:
     """One world, and a schedule that befalls it."""
 
-    def __init__(self, seed: int, shape: Shape, schedule: Sequence[Happening]) -> None:
+    def __init__(self, seed: int, shape: WorldShape, schedule: Sequence[Happening]) -> None:
         self._schedule = schedule
-        self.world = World(seed, shape)
+        self.world = VirtualWorld(seed, shape)
 
     async def live(self) -> None:
         """Have everything happen, and see that the run ends."""
@@ -121,7 +95,7 @@ class _Run:
         await self._until(lambda: all(one.is_dead for one in world.core), ENDS_S)
         left = [one.name for one in world.core if not one.is_dead]
         if left and not judge.wrong:
-            judge.broken(f"the agents of {left} do not end with their lab")
+            judge.broken(f"agents do not end with their lab: {left}")
         judge.wrong += [f"no code caught: {text}" for text in world.loop.failures]
 
     async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
@@ -165,10 +139,9 @@ class _Run:
         lines = [f"root {self.world.value('root')}"]
         for machine, state in self.world.judge.root_states():
             lines.append(f"{machine.name}: {state.phase} epoch {state.epoch} {state.members}")
-        for machine in self.world.machines:
-            for rank in machine.ranks:
-                if not rank.process.is_gone:
-                    lines.append(f"{rank.process.name} epoch {rank.start.epoch} {rank.version}")
+        ranks = [rank for machine in self.world.machines for rank in machine.ranks]
+        living = [rank for rank in ranks if not rank.process.is_gone]
+        lines += [f"{one.process.name} epoch {one.start.epoch} {one.version}" for one in living]
         return "; ".join(lines)
 
     def _machine(self, number: int) -> VirtualMachine:
@@ -257,49 +230,3 @@ class _Run:
 
     def _clock(self, number: int, step: int) -> None:
         self._machine(number).set_by_s += (-3600.0, 1.0, 86400.0)[step]
-
-
-def run(seed: int, shape: Shape, schedule: Sequence[Happening]) -> Ran:
-    """Return what comes of a schedule."""
-    one = _Run(seed, shape, schedule)
-    world = one.world
-    try:
-        world.loop.run_until_complete(one.live())
-    except StandstillError as error:
-        world.judge.broken(str(error))
-    ran = Ran(
-        seed=seed,
-        shape=shape,
-        schedule=tuple(schedule),
-        wrong=tuple(world.judge.wrong),
-        trace=tuple(world.judge.trace),
-        virtual_s=world.loop.time(),
-    )
-    world.end()
-    return ran
-
-
-def run_seed(seed: int) -> Ran:
-    """Return what comes of a seed."""
-    return run(seed, *draw(seed))
-
-
-def shrink(found: Ran) -> Ran:
-    """Return the same break with as few happenings as can be reached by taking away."""
-    best, has_shrunk = found, True
-    while has_shrunk:
-        has_shrunk = False
-        for place in range(len(best.schedule)):
-            smaller = [*best.schedule[:place], *best.schedule[place + 1 :]]
-            if place < len(best.schedule) - 1:  # what follows happens when it did
-                wait_s, *rest = smaller[place]
-                smaller[place] = (round(wait_s + best.schedule[place][0], 3), *rest)  # type: ignore[arg-type]
-            ran = run(best.seed, best.shape, smaller) if smaller else None
-            if ran is not None and ran.wrong and _kind(ran) == _kind(found):
-                best, has_shrunk = ran, True
-                break
-    return replace(best)
-
-
-def _kind(ran: Ran) -> list[str]:
-    return ran.wrong[0].split()[1:4]

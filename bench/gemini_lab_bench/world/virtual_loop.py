@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
 
-_PROCESS: Final[contextvars.ContextVar["Process | None"]] = contextvars.ContextVar(
+_PROCESS: Final[contextvars.ContextVar["VirtualProcess | None"]] = contextvars.ContextVar(
     "process", default=None
 )
 
@@ -22,7 +22,7 @@ class StandstillError(RuntimeError):
     """No process has anything left to do, and nothing is on its way: the simulation hangs."""
 
 
-class Process:
+class VirtualProcess:
     """A simulated process, whose code runs in its `context`.
 
     Attributes:
@@ -53,7 +53,7 @@ class Process:
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Hold a task of this process until the simulation ends."""
         self._tasks.append(task)
-        if len(self._tasks) > 100:  # noqa: PLR2004 - now and then
+        if len(self._tasks) > 100:
             self._tasks = [one for one in self._tasks if not one.done()]
 
     def kill(self) -> None:
@@ -86,7 +86,7 @@ class Process:
                 yield task
 
 
-def this_process() -> "Process | None":
+def this_process() -> "VirtualProcess | None":
     """Return the process whose code runs now; `None` for the world's own."""
     return _PROCESS.get()
 
@@ -95,7 +95,7 @@ class _Handle(events.Handle):
     def _run(self) -> None:
         process = self._context.get(_PROCESS)  # type: ignore[attr-defined]
         if process is None or process.runs:
-            super()._run()  # type: ignore[misc]
+            super()._run()
         else:
             process.hold(self)
 
@@ -104,7 +104,7 @@ class _TimerHandle(events.TimerHandle):
     def _run(self) -> None:
         process = self._context.get(_PROCESS)  # type: ignore[attr-defined]
         if process is None or process.runs:
-            super()._run()  # type: ignore[misc]
+            super()._run()
         else:
             process.hold(self)
 
@@ -127,7 +127,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._selector = self  # `BaseEventLoop` asks it what has happened meanwhile
         self.nowhere = contextvars.Context()
         self.set_exception_handler(self._note_failure)
-        self.set_task_factory(_kept_task)
+        self.set_task_factory(_kept_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
         return self._now_s
@@ -168,7 +168,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _check_closed(self) -> None:
         """Accept calls of what is collected after the end."""
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self,
         when: float,
         callback: Callable[..., object],
@@ -184,22 +184,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Do something later that no process does: a network's, a store's or a kernel's act."""
         return self.call_at(self._now_s + delay_s, act, *args, context=self.nowhere)
 
-    def soon(self, process: "Process | None", act: Callable[..., object], *args: Any) -> None:
+    def soon(
+        self, process: "VirtualProcess | None", act: Callable[..., object], *args: Any
+    ) -> None:
         """Have a process act, once it runs."""
         self.call_soon(act, *args, context=self.nowhere if process is None else process.context)
 
-    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
-        """Accept a handler; no signal of this process reaches a simulated one."""
+    # As far as asyncio's streams and agents call them:
 
-    async def create_connection(self, factory: Any, host: Any = None, port: Any = None) -> Any:  # type: ignore[override]
+    def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:  # type: ignore[override]
+        """Do nothing: no signal of this process reaches a simulated one."""
+
+    async def create_connection(self, *given: Any) -> Any:  # type: ignore[override]
+        factory, host, port = given
         return await self.network.connect(factory, host, port)
 
-    async def create_server(self, factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:  # type: ignore[override]
+    async def create_server(self, *given: Any) -> Any:  # type: ignore[override]
+        factory, host, port = given
         return self.network.listen(factory, host, port)
 
-    async def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
-        del executor
-        return func(*args)
+    async def run_in_executor(self, *given: Any) -> Any:  # type: ignore[override]
+        """Call a function at once: there are no threads."""
+        _, function, *arguments = given
+        return function(*arguments)
 
     def note_end(self, task: "asyncio.Task[None]") -> None:
         """Note with what a process's work failed."""

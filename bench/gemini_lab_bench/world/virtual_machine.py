@@ -7,36 +7,36 @@ import signal
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from gemini_lab.log.events import Network as NetworkSeen
+from gemini_lab.log.events import Network
 from gemini_lab.memory.free import FreeMemory
 from gemini_lab.memory.slab import Slab
 from gemini_lab.node.agent import Agent
 from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.bulk import Answer, BulkProcesses
 from gemini_lab.node.bulk_process import answer_to
+from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdClient, Values
 from gemini_lab.node.host import Worker, WorkerHost
 from gemini_lab.node.start_config import AgentConfig
 from gemini_lab.recovery.messages import (
     BulkRequest,
-    Commit,
-    Disown,
     ListVersions,
     Message,
-    Persist,
     Preload,
+    ScriptError,
+    ScriptFinished,
     WorkerStart,
     WriteLeft,
     WriteManifest,
     WriteShards,
 )
-from gemini_lab_bench.world.virtual_loop import Process
+from gemini_lab_bench.world.virtual_loop import VirtualProcess
 from gemini_lab_bench.world.virtual_rank import RankChannel, VirtualRank
 from gemini_lab_bench.world.virtual_store import VirtualClient
 
 if TYPE_CHECKING:
-    from gemini_lab_bench.world.world import World
+    from gemini_lab_bench.world.world import VirtualWorld
 
 MEMORY_BYTES = 2**34
 TOUCHES_TIER = (WriteShards, WriteManifest, WriteLeft, ListVersions)
@@ -50,7 +50,7 @@ class VirtualMachine(AgentMachine):
         lacks: Whether no process can be started on it.
     """
 
-    def __init__(self, world: "World", name: str) -> None:
+    def __init__(self, world: "VirtualWorld", name: str) -> None:
         self.world, self.name = world, name
         self.net = world.network.add(name)
         self.random = random.Random(f"{world.seed} {name}")
@@ -60,12 +60,12 @@ class VirtualMachine(AgentMachine):
         self.processes = [self.process]
         self.ranks: list[VirtualRank] = []
         self.bulk = VirtualBulk(self)
-        self.host = self._new_host  # type: ignore[assignment,method-assign]
+        self.host = self._new_host
         self.agent: Agent | None = None
 
-    def new_process(self, name: str) -> Process:
+    def new_process(self, name: str) -> VirtualProcess:
         """Return a process of this machine."""
-        process = Process(name, self.world.loop)
+        process = VirtualProcess(name, self.world.loop)
         self.world.network.place_of[process] = self.net
         return process
 
@@ -76,8 +76,12 @@ class VirtualMachine(AgentMachine):
     async def _live(self, config: AgentConfig) -> None:
         self.agent = Agent(config, lambda _: None, machine=self)
         self.world.judge.follow(self)
-        await self.agent.run()
-        self.world.judge.note_left(self)
+        try:
+            await self.agent.run()
+        except StoreUnavailableError as error:  # before it has joined: whoever started it is told
+            self.world.judge.note(f"{self.name}: its agent cannot join: {error}")
+        else:
+            self.world.judge.note_left(self)
         self.kill(has_power=True)
 
     # -- what befalls it -------------------------------------------------------------------------
@@ -137,8 +141,8 @@ class VirtualMachine(AgentMachine):
         self.net.next_port += 1
         return _Port(ip, self.net.next_port)
 
-    def network_of(self, ip: str) -> NetworkSeen:
-        return NetworkSeen(address=ip)
+    def network_of(self, ip: str) -> Network:
+        return Network(address=ip)
 
     def identity(self) -> str:
         return self.name
@@ -203,7 +207,7 @@ class _Port:
 class VirtualHost(WorkerHost):
     """The simulated workers of one node."""
 
-    def __init__(  # noqa: PLR0913 - as `WorkerHost` has them
+    def __init__(
         self,
         machine: VirtualMachine,
         *,
@@ -268,11 +272,11 @@ class VirtualHost(WorkerHost):
 
     def _hear(self, worker: Worker, message: Message) -> None:
         if self.workers.get(worker.rank) is worker:
-            match message.__class__.__name__:
-                case "ScriptFinished":
+            match message:
+                case ScriptFinished():
                     worker.status = "finished"
-                case "ScriptError":
-                    worker.error = message  # type: ignore[assignment]
+                case ScriptError():
+                    worker.error = message
             self._on_message(worker, message, [])
 
     def end(self, worker: Worker, code: int) -> None:
@@ -334,7 +338,5 @@ class VirtualBulk(BulkProcesses):
         finally:
             while slabs:
                 slabs.pop().close()
-        if isinstance(answer, (Persist, Commit, Disown)):
-            raise TypeError(answer)
         assert isinstance(answer, kind)
         return answer, given

@@ -1,4 +1,4 @@
-"""TCP between simulated machines: delays, cuts in one or both directions, resets, half-open ends."""
+"""TCP between simulated machines: delays, cuts in one or both directions, resets."""
 
 import asyncio
 import errno
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gemini_lab_bench.world.virtual_loop import Process, VirtualLoop, this_process
+from gemini_lab_bench.world.virtual_loop import VirtualLoop, VirtualProcess, this_process
 
 HIGH_BYTES: Final = 64 * 2**10
 """Of what a receiver has not taken, before its sender is told to pause."""
@@ -18,7 +18,7 @@ SYN_S: Final = 127.0
 
 
 @dataclass(eq=False, slots=True)
-class Host:
+class NetworkHost:
     """A machine as the network sees it.
 
     Attributes:
@@ -33,7 +33,7 @@ class Host:
     next_port: int = 20000
 
 
-class Network:
+class VirtualNetwork:
     """All connections between simulated machines.
 
     Args:
@@ -43,19 +43,19 @@ class Network:
 
     def __init__(self, loop: VirtualLoop, rng: random.Random) -> None:
         self.loop, self.rng = loop, rng
-        self.hosts: dict[str, Host] = {}  # by address
-        self.place_of: dict[Process, Host] = {}
+        self.hosts: dict[str, NetworkHost] = {}  # by address
+        self.place_of: dict[VirtualProcess, NetworkHost] = {}
         self.slow_s = 0.0  # the most that a message takes longer than usual
         self._cut: set[tuple[str, str]] = set()  # names, from and to
         self._ends: dict[_End, None] = {}  # in the order in which they were opened
 
-    def add(self, name: str) -> Host:
+    def add(self, name: str) -> NetworkHost:
         """Return a new machine."""
-        host = Host(name=name, ip=f"10.0.0.{len(self.hosts) + 1}")
+        host = NetworkHost(name=name, ip=f"10.0.0.{len(self.hosts) + 1}")
         self.hosts[host.ip] = host
         return host
 
-    def is_open(self, sender: Host, receiver: Host) -> bool:
+    def is_open(self, sender: NetworkHost, receiver: NetworkHost) -> bool:
         """Return whether a packet arrives."""
         if not (sender.has_power and receiver.has_power):
             return False
@@ -78,12 +78,12 @@ class Network:
         for end in list(self._ends):
             end.push()
 
-    def power_off(self, host: Host) -> None:
+    def power_off(self, host: NetworkHost) -> None:
         """Take a machine's power: nobody is told."""
         host.has_power = False
         self._note_silence()
 
-    def close_all(self, process: Process) -> None:
+    def close_all(self, process: VirtualProcess) -> None:
         """Close the connections and ports of a killed process, as its kernel does."""
         host = self.place_of[process]
         host.ports = {n: one for n, one in host.ports.items() if one.process is not process}
@@ -158,9 +158,9 @@ class _Server:
 
     def __init__(
         self,
-        network: Network,
-        process: Process,
-        host: Host,
+        network: VirtualNetwork,
+        process: VirtualProcess,
+        host: NetworkHost,
         port: int,
         factory: Callable[[], asyncio.Protocol],
     ) -> None:
@@ -184,7 +184,7 @@ class _End(asyncio.Transport):
 
     other: "_End"
 
-    def __init__(self, network: Network, process: Process, host: Host) -> None:
+    def __init__(self, network: VirtualNetwork, process: VirtualProcess, host: NetworkHost) -> None:
         super().__init__()
         self.process, self.host = process, host
         self.protocol: Any = None

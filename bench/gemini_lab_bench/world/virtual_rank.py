@@ -44,7 +44,7 @@ from gemini_lab.wire.local import LocalChannel
 
 if TYPE_CHECKING:
     from gemini_lab_bench.world.virtual_machine import VirtualMachine
-    from gemini_lab_bench.world.world import World
+    from gemini_lab_bench.world.world import VirtualWorld
 
 PAYLOAD: Final = struct.Struct("<QQQ40x")
 """A shard's bytes: the state, the version, the rank."""
@@ -61,10 +61,10 @@ class RejectedError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class RankGroup:
     """The ranks of one start, and what they exchange."""
 
-    world: "World"
+    world: "VirtualWorld"
     start: WorkerStart
     ranks: dict[int, "VirtualRank"] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
@@ -124,9 +124,7 @@ class Job:
         )
 
 
-def _settle(
-    rank: "VirtualRank", future: asyncio.Future[Any], error: PeerLostError | None
-) -> None:
+def _settle(rank: "VirtualRank", future: asyncio.Future[Any], error: PeerLostError | None) -> None:
     if future.done() or rank.process.is_gone:
         return
     if error is None:
@@ -158,7 +156,9 @@ class VirtualRank:
         start: What it is told.
     """
 
-    def __init__(self, world: "World", machine: "VirtualMachine", start: WorkerStart) -> None:
+    def __init__(
+        self, world: "VirtualWorld", machine: "VirtualMachine", start: WorkerStart
+    ) -> None:
         self.world, self.machine, self.start = world, machine, start
         self.process = machine.new_process(f"{machine.name} rank {start.rank}")
         self.pid = world.new_pid()
@@ -279,9 +279,7 @@ class VirtualRank:
                 await self._replicate()
             is_sent = False
             is_over = self.world.is_ending
-            asked = await self.job.meet(
-                self, ("whole", self.version), (self.wants_hold, is_over)
-            )
+            asked = await self.job.meet(self, ("whole", self.version), (self.wants_hold, is_over))
             self._note_full()
             if any(wants for wants, _ in asked):
                 await self._hold()

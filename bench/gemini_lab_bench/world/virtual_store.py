@@ -1,4 +1,4 @@
-"""etcd as agents see it: leases that run out, watches, transactions, and what goes wrong with them."""
+"""etcd as agents see it, and what goes wrong with leases, watches and transactions."""
 
 import asyncio
 import random
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 from gemini_lab.node.etcd_client import COMPARES_CREATION, EtcdClient, EtcdLink
-from gemini_lab_bench.world.virtual_loop import Process, this_process
-from gemini_lab_bench.world.virtual_network import Host, Network
+from gemini_lab_bench.world.virtual_loop import VirtualProcess, this_process
+from gemini_lab_bench.world.virtual_network import NetworkHost, VirtualNetwork
 
 Result = TypeVar("Result")
 LATE_LEASE_S: Final = 0.5
@@ -37,7 +37,7 @@ class VirtualStore:
         watch_delay_s: The most by which a watch is late.
     """
 
-    def __init__(self, network: Network, rng: random.Random) -> None:
+    def __init__(self, network: VirtualNetwork, rng: random.Random) -> None:
         self.loop, self.network, self.rng = network.loop, network, rng
         self.host = network.add("store")
         self.is_up = True
@@ -48,7 +48,7 @@ class VirtualStore:
         self._watches: list[_Watch] = []
         self._look()
 
-    def hears(self, host: Host) -> bool:
+    def hears(self, host: NetworkHost) -> bool:
         """Return whether a client on this machine is answered."""
         both = self.network.is_open(host, self.host) and self.network.is_open(self.host, host)
         return self.is_up and both
@@ -184,7 +184,7 @@ class VirtualClient(EtcdClient):
 class _StoreLink(EtcdLink):
     """A connection to the world's store."""
 
-    def __init__(self, store: VirtualStore, process: Process) -> None:
+    def __init__(self, store: VirtualStore, process: VirtualProcess) -> None:
         super().__init__(None)
         self.store, self.process = store, process
         self.host = store.network.place_of[process]

@@ -6,10 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import fsspec
 import msgspec
 
 from gemini_lab.errors import GeminiError, LaunchError
-from gemini_lab.job import Job as Script
+from gemini_lab.job import Job
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.membership import node_addresses
@@ -31,10 +32,10 @@ from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
 from gemini_lab.wire.tcp import Channel, connect
 from gemini_lab_bench.world.judge import LOOK_S, Judge
-from gemini_lab_bench.world.virtual_loop import Process, VirtualLoop
+from gemini_lab_bench.world.virtual_loop import VirtualLoop, VirtualProcess
 from gemini_lab_bench.world.virtual_machine import VirtualMachine
-from gemini_lab_bench.world.virtual_network import Network
-from gemini_lab_bench.world.virtual_rank import Job
+from gemini_lab_bench.world.virtual_network import VirtualNetwork
+from gemini_lab_bench.world.virtual_rank import RankGroup
 from gemini_lab_bench.world.virtual_store import VirtualClient, VirtualStore
 
 TOKEN: Final = "token"  # noqa: S105 - of a simulated lab
@@ -44,7 +45,7 @@ RUN: Final = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class WorldShape:
     """How large a world is."""
 
     nodes: int = 4
@@ -65,7 +66,15 @@ class VirtualTier:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.clear()
         self.is_up, self.hangs, self.is_full = True, False, False
+
+    def clear(self) -> None:
+        """Remove all that is there."""
+        files = fsspec.filesystem("memory")
+        folder = self.url.removeprefix("memory:/")
+        if files.exists(folder):
+            files.rm(folder, recursive=True)
 
     async def reach(self, request: BulkRequest | None) -> None:
         """Wait as its clients do.
@@ -82,7 +91,7 @@ class VirtualTier:
             raise GeminiError("the store is full")
 
 
-class World:
+class VirtualWorld:
     """All that there is.
 
     Args:
@@ -90,21 +99,23 @@ class World:
         shape: How large.
     """
 
-    def __init__(self, seed: int, shape: Shape) -> None:
+    def __init__(self, seed: int, shape: WorldShape) -> None:
         self.seed, self.shape = seed, shape
         self.rng = random.Random(f"world {seed}")
         self.loop = VirtualLoop()
-        self.network = self.loop.network = Network(self.loop, random.Random(f"network {seed}"))
+        self.network = self.loop.network = VirtualNetwork(
+            self.loop, random.Random(f"network {seed}")
+        )
         self.store = VirtualStore(self.network, random.Random(f"store {seed}"))
-        self.tier = VirtualTier(f"memory://world-{id(self)}")
+        self.tier = VirtualTier(f"memory://world-{seed}")
         self.judge = Judge(self)
         self.machines: list[VirtualMachine] = []
         self.core: list[VirtualMachine] = []
-        self.jobs: dict[tuple[int, str], Job] = {}
+        self.jobs: dict[tuple[int, str], RankGroup] = {}
         self.is_ending = self.is_closing = self.has_lacked = False
         self._pids = 1000
         self._sealed = Sealed(self._etcd, PREFIX, token=TOKEN, identity="id")
-        self.owner = Owner(self)
+        self.owner = VirtualOwner(self)
         for _ in range(shape.nodes + shape.standbys):
             self.bring()
         self._look()
@@ -131,9 +142,7 @@ class World:
             threads=None,
         )
         machine.start_agent(
-            AgentConfig(
-                name=machine.name, token=TOKEN, etcd=self._etcd, prefix=PREFIX, lab=record
-            )
+            AgentConfig(name=machine.name, token=TOKEN, etcd=self._etcd, prefix=PREFIX, lab=record)
         )
         return machine
 
@@ -160,9 +169,9 @@ class World:
         found = self.store.keys.get(f"{PREFIX}/{key}".encode())
         return None if found is None else found[0].decode()[SEAL_CHARACTERS:]
 
-    def job_of(self, start: WorkerStart) -> Job:
+    def job_of(self, start: WorkerStart) -> RankGroup:
         """Return the job of which a rank is started."""
-        return self.jobs.setdefault((start.epoch, start.rendezvous), Job(self, start))
+        return self.jobs.setdefault((start.epoch, start.rendezvous), RankGroup(self, start))
 
     def new_pid(self) -> int:
         """Return the number of a new process."""
@@ -179,7 +188,7 @@ class World:
         return JobOrder(
             number=1,
             run=RUN,
-            job=Script(script="model.py", cwd="/"),
+            job=Job(script="model.py", cwd="/"),
             seats=Seats(nodes=shape.nodes, standbys=shape.standbys),
             settings=settings,
         )
@@ -193,6 +202,7 @@ class World:
             machine.net.has_power = False
             if machine.agent is not None:
                 machine.agent.supervisor.memory.close()
+        self.tier.clear()
         tasks = [task for process in processes for task in process.end_for_good()]
         for task in tasks:
             task.cancel()
@@ -205,12 +215,12 @@ class World:
         self.loop.close()
 
 
-class Owner:
+class VirtualOwner:
     """The lab's owner and the user, on a machine that nothing befalls."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: VirtualWorld) -> None:
         self.world = world
-        self.process = Process("lab", world.loop)
+        self.process = VirtualProcess("lab", world.loop)
         world.network.place_of[self.process] = world.network.add("lab")
         self._client = VirtualClient(world._etcd, PREFIX, values=world._sealed)  # noqa: SLF001
         self._client.store = world.store

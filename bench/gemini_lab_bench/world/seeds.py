@@ -1,0 +1,130 @@
+"""Seeds: simulated worlds run one after the other, and the smallest schedule that breaks one."""
+
+import argparse
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gemini_lab.display import tell
+from gemini_lab_bench.world.schedule import BefallenWorld, Happening, draw
+from gemini_lab_bench.world.virtual_loop import StandstillError
+from gemini_lab_bench.world.world import WorldShape
+
+TOLD_S: Final = 10.0
+"""Between two lines on how far it has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A schedule, and what came of it.
+
+    Attributes:
+        wrong: What did not hold; empty if all did.
+        digest: Of all that was said: two runs of a seed have the same.
+        virtual_s: How long it took in the world.
+    """
+
+    seed: int
+    shape: WorldShape
+    schedule: tuple[Happening, ...]
+    wrong: tuple[str, ...]
+    trace: tuple[str, ...]
+    virtual_s: float
+
+    @property
+    def digest(self) -> str:
+        """Checksum of the trace."""
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()[:16]
+
+
+def run(seed: int, shape: WorldShape, schedule: Sequence[Happening]) -> Ran:
+    """Return what comes of a schedule."""
+    one = BefallenWorld(seed, shape, schedule)
+    world = one.world
+    try:
+        world.loop.run_until_complete(one.live())
+    except StandstillError as error:
+        world.judge.broken(str(error))
+    ran = Ran(
+        seed=seed,
+        shape=shape,
+        schedule=tuple(schedule),
+        wrong=tuple(world.judge.wrong),
+        trace=tuple(world.judge.trace),
+        virtual_s=world.loop.time(),
+    )
+    world.end()
+    return ran
+
+
+def run_seed(seed: int) -> Ran:
+    """Return what comes of a seed."""
+    return run(seed, *draw(seed))
+
+
+def shrink(found: Ran) -> Ran:
+    """Return the same break with as few happenings as can be reached by taking away."""
+    best, has_shrunk = found, True
+    while has_shrunk:
+        has_shrunk = False
+        for place in range(len(best.schedule)):
+            smaller = [*best.schedule[:place], *best.schedule[place + 1 :]]
+            if place < len(best.schedule) - 1:  # what follows happens when it did
+                wait_s, kind, *numbers = smaller[place]
+                smaller[place] = (round(wait_s + best.schedule[place][0], 3), kind, *numbers)
+            ran = run(best.seed, best.shape, smaller) if smaller else None
+            if ran is not None and ran.wrong and _kind(ran) == _kind(found):
+                best, has_shrunk = ran, True
+                break
+    return best
+
+
+def _kind(ran: Ran) -> list[str]:
+    return ran.wrong[0].split()[1:4]
+
+
+def parsed(text: str) -> range:
+    """Return the seeds that `A:B`, or one number, names.
+
+    Raises:
+        ArgumentTypeError: It names none.
+    """
+    first, _, end = text.partition(":")
+    if first.isdecimal() and (end.isdecimal() or ":" not in text) and len(text) < 40:
+        seeds = range(int(first), int(end) if end else int(first) + 1)
+        if seeds:
+            return seeds
+    raise argparse.ArgumentTypeError(f"{text!r} names no seeds; give A:B, as 0:1000, or one number")
+
+
+def explore(seeds: Iterable[int]) -> bool:
+    """Run seeds, and tell which break; return whether all hold."""
+    began_s = told_s = time.monotonic()
+    tried, virtual_s, broken = 0, 0.0, list[int]()
+    for seed in seeds:
+        ran = run_seed(seed)
+        tried, virtual_s = tried + 1, virtual_s + ran.virtual_s
+        if ran.wrong:
+            broken.append(seed)
+            smallest = shrink(ran)
+            tell(f"seed {seed} breaks: {smallest.wrong[0]}")
+            tell(f"  {smallest.shape}\n  {smallest.schedule}")
+        if (now_s := time.monotonic()) > told_s + TOLD_S:
+            told_s = now_s
+            tell(f"{tried} seeds, the last is {seed}")
+    tell(
+        f"{tried} seeds, {virtual_s / 3600:.1f} hours of simulated time in "
+        f"{time.monotonic() - began_s:.0f} s; {len(broken)} broke: {broken or 'none'}"
+    )
+    return not broken
+
+
+def show(seed: int) -> bool:
+    """Tell all that happens with one seed; return whether everything holds."""
+    ran = run_seed(seed)
+    tell(f"{ran.shape}\n{ran.schedule}")
+    for line in (*ran.trace, *(f"WRONG {text}" for text in ran.wrong)):
+        tell(line)
+    return not ran.wrong
