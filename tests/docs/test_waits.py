@@ -33,6 +33,7 @@ WAITS = {
     "the tier to learn": ["recovery.root.ending.DISOWN_LIMIT_S"],
     "the store to take": ["node.root_shell.STORE_PATIENCE_S"],
     "any of several other agents": ["node.root_shell.CUT_OFF_S"],
+    "registered agents that it does": ["node.root_shell.CUT_OFF_S"],
     "a worker that is to stand": ["kept.workers.STAND_S"],
     "the same, after that": ["kept.groups.ORDER_S"],
     "its warm parent: imports": ["node.host.IMPORTS_S", "node.host.ANSWER_S"],
