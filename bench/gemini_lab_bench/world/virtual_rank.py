@@ -37,7 +37,7 @@ from gemini_lab.recovery.messages import (
     WorkerStart,
 )
 from gemini_lab.settings import Settings
-from gemini_lab.shard.layout import ShardLayout
+from gemini_lab.shard.layout import ShardLayout, fingerprint_of
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import persistent_tier
 from gemini_lab.wire.local import LocalChannel
@@ -312,7 +312,7 @@ class VirtualRank:
                 epoch=start.epoch,
                 shard_bytes=PAYLOAD.size,
                 settings=settings,
-                fingerprint=_layout(0, self.job.size).fingerprint,
+                fingerprint=fingerprint_of([0] * self.job.size),
                 placement=seats.holders,
             )
         )
