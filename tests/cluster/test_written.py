@@ -249,7 +249,7 @@ def rewound() -> str:
         torch.distributed.all_reduce(some, torch.distributed.ReduceOp.MAX)
         return bool(some)
     """
-    text = block(NAN, "Going back")
+    text = block(NAN, "Rewind from the script")
     return DEEPSPEED + textwrap.dedent(begin) + completed(text, body=step())
 
 
@@ -307,7 +307,7 @@ def test_every_block_of_python_is_run_somewhere_and_all_are_python():
         (LIBRARIES, "Lightning"): 1,
         (SCRIPT, "Protect your own script"): 1,
         (LOOP, "The loop"): 2,
-        (NAN, "Going back"): 1,
+        (NAN, "Rewind from the script"): 1,
         (LOOP, "Two passes a step"): 1,
         ("docs/how-to/detach.md", "Detach a run from its launcher"): 1,
         ("docs/how-to/notebook.md", "Stage by stage"): 2,
