@@ -2,7 +2,7 @@
 # make test         set everything up and run the tests: what is fast, and each way to recover once
 # make test-full    all tests but the long ones
 # make test-long    all tests
-# make lint         formatter, linter, types, import contracts and sizes
+# make lint         formatter, linter, types, import contracts, sizes and the English of the docs
 # make docs         the site, into build/docs
 # make notebooks    make the labs from notebooks/src, without solutions
 # make solutions    the labs with solutions, as a course for nbgrader in build/course
@@ -30,6 +30,7 @@ lint: set-up
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python .ci/size
+	$(VENV)/bin/python .ci/prose
 
 docs: set-up
 	@echo "building the site: a minute, or some on a busy machine"
