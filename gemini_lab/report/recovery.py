@@ -156,6 +156,8 @@ class Recovery:
         divergences: Those that are not what they were; the earliest first.
         refused: Numbers of nodes that its script refused on the way, each with the reason.
         importing: Nodes that its restart waited for, as they had just joined.
+        before: The node on each position until then; empty if the log does not say.
+        members: The same from then on; empty if nothing was planned.
     """
 
     number: int
@@ -180,6 +182,8 @@ class Recovery:
     divergences: tuple[Diverged, ...] = ()
     refused: tuple[ResizeRefused, ...] = ()
     importing: tuple[Importing, ...] = ()
+    before: tuple[str | None, ...] = ()
+    members: tuple[str | None, ...] = ()
 
     @property
     def what(self) -> str:

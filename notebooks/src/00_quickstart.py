@@ -14,6 +14,7 @@
 
 # %%
 import matplotlib.pyplot as plt
+from gemini_lab_widgets.pictures.film import film
 
 from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash
 from gemini_lab.training.quickstart import gpt_job, loss_table
@@ -137,6 +138,12 @@ killed = {order.node: each for each in failed.recoveries for order in each.injec
 lost_node = killed[order.node]
 longest.came_out(max(lost_node.steps, key=lambda step: step.duration_s).label)
 lost_node
+
+# %% [markdown]
+# The same as a film, in slow motion: what the log says that each node did.
+
+# %%
+film(lost_node)
 
 # %% [markdown]
 # Each recovery leaves a receipt: for every shard, from where it came and whether its checksums were

@@ -106,9 +106,9 @@ view(schedule, profile=profile)
 
 
 # %%
-@interact(buffer_kib=(32, 2048, 32), link_mb_per_s=(10, 100, 5), replicas=(2, 4))
-def look(buffer_kib=512, link_mb_per_s=40, replicas=2):
-    changes = {"buffer_bytes": buffer_kib * KIB, "bandwidth_bytes_per_s": link_mb_per_s * 1e6}
+@interact(buffer_kib=(32, 2048, 32), link_mb_s=(10, 100, 5), replicas=(2, 4))
+def look(buffer_kib=512, link_mb_s=40, replicas=2):
+    changes = {"buffer_bytes": buffer_kib * KIB, "bandwidth_bytes_per_s": link_mb_s * 1e6}
     return view(plan(**changes, replicas=replicas), profile=profile)
 
 

@@ -16,6 +16,8 @@
 # %%
 from collections import Counter
 
+from gemini_lab_widgets.pictures.film import film
+
 from gemini_lab import Lab, NodeLoss, NodesLoss, RootLoss, Scenario, WorkerCrash, plan_placement
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab_bench.figures import recoveries
@@ -183,6 +185,9 @@ recoveries.figure(last)
 
 # %%
 last["group loss"]
+
+# %%
+film(last["group loss"])
 
 # %% [markdown]
 # **Compared with the paper** (Fig. 14 and section 7.3: GPT-2 100B on 16 p4d, one machine replaced,

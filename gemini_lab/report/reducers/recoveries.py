@@ -137,6 +137,7 @@ class _RecoveryEvents:
 
     number: int
     first_s: float
+    before: tuple[str | None, ...]  # who had which position
     started: events.RecoveryStarted | None = None
     plans: dict[int, events.RecoveryPlanned] = field(default_factory=dict)  # by epoch
     steps: list[Step] = field(default_factory=list)
@@ -187,6 +188,7 @@ class RecoveryReducer:
         self._told: dict[int, _RecoveryEvents] = {}
         self._receipts: dict[int, dict[int, tuple[float, Receipt]]] = {}  # by epoch and shard
         self._dropped: tuple[int, int, float] = (0, 0, float("-inf"))  # number, epoch, resumed
+        self._members: tuple[str | None, ...] = ()  # the newest plan's
 
     def take(self, entry: Entry) -> None:
         event = entry.event
@@ -205,6 +207,8 @@ class RecoveryReducer:
                 self._make_ready(name, seconds(entry.at_s), seconds(import_s))
             case events.OfRecovery(recovery=number) if number > 0:
                 self._tell(entry, event)
+            case events.RecoveryPlanned(members=members):
+                self._members = members
             case _:
                 return
         self.changes += 1
@@ -260,6 +264,7 @@ class RecoveryReducer:
             case events.RecoveryPlanned():
                 whole(event.version or 0)
                 told.plans[whole(event.epoch)] = event
+                self._members = event.members
             case events.ProcessesKept():
                 told.kept[whole(event.epoch)] = tuple(map(whole, event.ranks[:MOST_KEPT]))
             case events.RecoveryFinished() if told.resumed_at_s is None:
@@ -276,7 +281,9 @@ class RecoveryReducer:
         if found is None:
             if number <= self._dropped[0]:
                 return None
-            found = self._told[number] = _RecoveryEvents(number=number, first_s=at_s)
+            found = self._told[number] = _RecoveryEvents(
+                number=number, first_s=at_s, before=self._members
+            )
             self.total += 1
             if len(self._told) > self._most:
                 old = self._told.pop(min(self._told))
@@ -330,6 +337,8 @@ class RecoveryReducer:
             divergences=self._divergences.of(told.plans),
             refused=tuple(told.refused),
             importing=_importing(told),
+            before=told.before,
+            members=() if plan is None else plan.members,
         )
 
     def _receipts_of(self, told: _RecoveryEvents) -> tuple[Receipt, ...]:

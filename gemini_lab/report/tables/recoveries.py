@@ -70,11 +70,13 @@ class RecoveryTable:
     Attributes:
         rows: This run's newest ones first in order of time, then others, then the model.
         total: Recoveries of this run, shown or not.
+        newest: The last one of this run that is over, with all that is known of it.
     """
 
     rows: tuple[RecoveryRow, ...]
     total: int
     notes: tuple[str, ...]
+    newest: Recovery | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,13 @@ def recoveries(mine: Losses, earlier: Sequence[tuple[str, Losses]] = ()) -> Reco
     if baseline is not None:
         others.append(baseline)
         notes.append(f"{baseline.label}: a model, {baseline.cause}; {baseline.source}")
-    return RecoveryTable(rows=_unique((*rows, *others)), total=mine.total, notes=tuple(notes))
+    done = [each for each in mine.recoveries if each.duration_s is not None and each.steps]
+    return RecoveryTable(
+        rows=_unique((*rows, *others)),
+        total=mine.total,
+        notes=tuple(notes),
+        newest=done[-1] if done else None,
+    )
 
 
 def _unique(rows: Iterable[Row]) -> tuple[Row, ...]:

@@ -54,11 +54,15 @@ class Theme:
 
         What is in it cannot say its own font: Bokeh has all of it take on its parent's.
         """
+        look = f"background: var(--gl-paper); font-family: {FONT};"
+        return [f":host {{ {self.variables} {look} }}"]
+
+    @property
+    def variables(self) -> str:
+        """Return colours as CSS variables, which `css` and names such as `--gl-ink` refer to."""
         areas = {name: colour for name, colour in asdict(self).items() if name != "kinds"}
         kinds = {_name(light): here for light, here in self.kinds.items()}
-        colours = (f"--gl-{name}: {colour};" for name, colour in (areas | kinds).items())
-        look = f"background: var(--gl-paper); font-family: {FONT};"
-        return [f":host {{ {' '.join(colours)} {look} }}"]
+        return " ".join(f"--gl-{name}: {colour};" for name, colour in (areas | kinds).items())
 
 
 ON_DARK: Final = {

@@ -10,6 +10,7 @@ from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import Tables
 from gemini_lab.report.tables.recoveries import RecoveryRow, RecoveryTable, WastedRow, WastedTable
 from gemini_lab.units import format_seconds
+from gemini_lab_widgets.pictures.film import film
 from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, YELLOW, shown
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
 from gemini_lab_widgets.views.view import (
@@ -52,7 +53,16 @@ class RecoveryView(BarsView):
         self.errors = Div(
             disable_math=True, stylesheets=[CSS, OUTPUT_CSS], sizing_mode="stretch_width"
         )
-        return (self._legend(), self._bars(), self.errors)
+        self.film = Div(disable_math=True, stylesheets=[CSS], sizing_mode="stretch_width")
+        return (self._legend(), self._bars(), self.film, self.errors)
+
+    def _play(self, table: RecoveryTable) -> None:
+        """Show the newest recovery of this run that is over as a film."""
+        newest = table.newest
+        shown = film(newest).svg(has_colours=False) if newest and newest.members else ""
+        if self.film.text != shown:  # else it would begin again at each update
+            self.film.text = shown
+        self.film.visible = bool(shown)
 
     def update(self, tables: Tables) -> None:
         table = tables.recoveries
@@ -71,6 +81,7 @@ class RecoveryView(BarsView):
             for step, label in STEPS.items()
             if step in used
         )
+        self._play(table)
         raised = [row for row in table.rows if row.error and row.output][-ERRORS:]
         text = "".join(output_html(f"{row.label}: {row.error}", row.output) for row in raised[::-1])
         if self.errors.text != text:
