@@ -417,8 +417,9 @@ class TorchFramework(Framework):
     # -- going on with other ranks ---------------------------------------------------------------
 
     def obstacle(self) -> str:
-        found = (order.obstacle for order in self._orders)
-        return self.uneven or next(filter(None, found), "")
+        if self.is_pipelined:
+            return self.uneven  # a stage's first pass differs from later ones
+        return next(filter(None, (order.obstacle for order in self._orders)), "")
 
     def begin_anew(self) -> None:
         """Without gradients, and with DDP's buckets of the start."""
