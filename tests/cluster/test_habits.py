@@ -43,7 +43,7 @@ def verdict(lab, *arguments):
         return "refused" if "Error: " in str(error) else str(error)
     if found.verdict == "differs":
         return "noticed"
-    return "said" if found.verdict == "bit-identical" and found.remarks else found.verdict
+    return "reported" if found.verdict == "bit-identical" and found.remarks else found.verdict
 
 
 @pytest.mark.long
