@@ -14,7 +14,7 @@ from gemini_lab_bench.world.seeds import explore, run, run_seed, shrink
 from gemini_lab_bench.world.world import WorldShape
 from tests.recovery.protocol.old_rules import WaitsForNobody
 
-SEEDS = 200
+SEEDS = 100
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))

@@ -9,7 +9,7 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.memory.slab import Slab
 from gemini_lab.node.root_shell import RootShell
-from gemini_lab.recovery.root_state import RootState
+from gemini_lab.recovery.root_state import ACTIVE, RootState
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import persistent_tier
 
@@ -50,6 +50,7 @@ class Judge:
         self.wrong: list[str] = []
         self.heard = 0  # the newest version that a root agent in its place ever knew
         self.has_given_up = False
+        self.given_up: list[tuple[int, int]] = []  # from what on was gone, and in which epoch
         self.worker_kills = self.flips = 0
         self._roots: dict[int, str] = {}
         self._labels: dict[tuple[int, Lineage], int] = {}
@@ -92,8 +93,10 @@ class Judge:
             said = event.text.partition("agent: ")[2]
             if not any(word in said for word in EXPECTED):
                 self.broken(event.text)
-        if term is None or term < self._term:
-            return
+        if term is not None and term >= self._term:
+            self._hear_root(machine, event, term)
+
+    def _hear_root(self, machine: "VirtualMachine", event: events.AnyEvent, term: int) -> None:
         match event:
             case events.RootElected():
                 if self._roots.setdefault(term, event.name) != event.name:
@@ -103,12 +106,13 @@ class Judge:
                 self._told(self._started, event)
             case events.RecoveryFinished():
                 self._told(self._finished, event)
-                self.has_given_up = False
             case events.RecoveryPlanned():
                 self._check_plan(machine, event)
             case events.RunFailed():
                 self.failed = event.reason
                 self._check_failure(event)
+            case events.NodeDrained():
+                self._check_drained(event.name)
             case events.RunFinished():
                 self.is_done = True
                 if untold := self._started.keys() ^ self._finished.keys():
@@ -192,7 +196,8 @@ class Judge:
     def note_left(self, machine: "VirtualMachine") -> None:
         """Note that an agent has ended by itself."""
         self.note(f"{machine.name}: its agent has ended")
-        if machine in self.world.core and not self.world.is_closing:
+        is_told = machine in self.world.drained
+        if machine in self.world.core and not (self.world.is_closing or is_told):
             self.broken(f"{machine.name} was well, and its agent has ended")
 
     def check_memory(self) -> None:
@@ -202,19 +207,23 @@ class Judge:
 
     def whole_versions(self) -> set[tuple[int, Lineage]]:
         """Return the versions of which every shard is in the memory of a machine."""
-        found: defaultdict[tuple[int, Lineage], set[int]] = defaultdict(set)
+        found: defaultdict[tuple[int, int, Lineage], set[int]] = defaultdict(set)
         for machine in self.world.machines:
-            for slab in self.slabs(machine):
+            for ranks, slab in self.slabs(machine):
                 for copy in slab.copies():
                     if not slab.read(copy.shard, copy.version, copy.lineage).bad_chunks():
-                        found[copy.version, copy.lineage].add(copy.shard)
-        return {name for name, shards in found.items() if len(shards) == self.world.shape.nodes}
+                        found[ranks, copy.version, copy.lineage].add(copy.shard)
+        return {(v, line) for (ranks, v, line), shards in found.items() if len(shards) == ranks}
 
-    def slabs(self, machine: "VirtualMachine") -> list[Slab]:
-        """Return the memory of a machine that is not dead."""
+    def slabs(self, machine: "VirtualMachine") -> list[tuple[int, Slab]]:
+        """Return the slabs of a machine that is not dead, each with its number of ranks."""
         if machine.is_dead or machine.agent is None:
             return []
-        return machine.agent.supervisor.memory._all()  # noqa: SLF001
+        memory = machine.agent.supervisor.memory
+        # Nobody but this judge, who is no part of the lab, looks there.
+        own = [(memory._ranks, slab) for slab in memory._slabs.values()]  # noqa: SLF001
+        aside = memory._aside.items()  # noqa: SLF001
+        return [*own, *((ranks, slab) for ranks, one in aside for slab in one.slabs.values())]
 
     def newest_saved(self) -> int:
         """Return the newest version that exists and that all holders have had."""
@@ -230,13 +239,30 @@ class Judge:
             return
         newest = min(self.newest_saved(), self.heard)
         self.heard = plan.version or 0
+        for version, epoch in self.given_up:
+            if (plan.version or 0) > version and plan.made_in < epoch and not self.flips:
+                self.broken(
+                    f"recovery {plan.recovery} goes on from version {plan.version} of epoch "
+                    f"{plan.made_in}, which a user gave up in epoch {epoch}"
+                )
         if self.has_given_up or self.flips:
             self._is_excused = True
+            if (plan.version or 0) < newest:
+                self.given_up.append((plan.version or 0, plan.epoch))
         elif (plan.version or 0) < newest:
             self.broken(
                 f"recovery {plan.recovery} goes on from {plan.version} ({plan.tier}) though "
                 f"version {newest} exists: {plan.reason}"
             )
+
+    def _check_drained(self, name: str) -> None:
+        for rank in self.world.named(name).ranks:
+            states = [state for _, state in self.root_states()]
+            is_now = any(
+                state.epoch == rank.start.epoch and state.phase in ACTIVE for state in states
+            )
+            if not rank.process.is_gone and is_now:
+                self.broken(f"{name} may go, and {rank.process.name} trains there")
 
     def _check_failure(self, event: events.RunFailed) -> None:
         if self.worker_kills < 3 and not self.world.has_lacked:

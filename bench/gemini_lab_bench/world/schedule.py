@@ -2,10 +2,11 @@
 
 import asyncio
 import random
+import signal
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gemini_lab.recovery.requests import GiveUpProgress
+from gemini_lab.recovery.requests import DrainNode, GiveUpProgress, ResizeRun
 from gemini_lab_bench.world.virtual_machine import VirtualMachine
 from gemini_lab_bench.world.world import VirtualWorld, WorldShape
 
@@ -25,6 +26,7 @@ SHAPES: Final = (
     WorldShape(nodes=2, standbys=2, has_tier=False),
     WorldShape(nodes=3, standbys=1, persist_every=1),
     WorldShape(nodes=4, standbys=1, has_tier=False),
+    WorldShape(nodes=3, standbys=1, shrinks=True),
 )
 KINDS: Final[dict[str, tuple[int, ...]]] = {
     "kill": (8, 2),
@@ -47,18 +49,54 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
     "stop_rank": (8,),
     "flip": (8, 64),
     "clock": (8, 3),
+    "kill_group": (8,),
+    "freeze_group": (8,),
+    "thaw_all": (),
+    "mend_all": (),
+    "sever": (8,),
+    "lack": (8,),
+    "regain": (8,),
+    "drain": (8,),
+    "term": (8,),
+    "give_up": (),
+    "resize": (5,),
+    "at": (6,),
+    "fuse": (6, 4),
 }
 """What may befall a world, and below what its numbers are."""
+PHASES: Final = ("fencing", "inventory", "waiting", "starting", "running", "finishing")
+FOLLOW_S: Final = 30.0
+"""For a phase to come."""
+TOGETHER: Final = (
+    ("freeze_group", "give_up", "thaw_all", "kill_group", "at"),
+    ("kill_group", "tier_down", "tier_up", "tier_hangs", "at"),
+    ("fuse", "kill", "freeze", "thaw", "reset", "at"),
+    ("part", "mend_all", "cut", "fuse", "store_down", "store_up"),
+    ("freeze", "thaw_all", "freeze_group", "kill", "at", "reset"),
+    ("lack", "regain", "kill_rank", "sever", "drain"),
+    ("resize", "at", "fuse", "kill", "freeze", "thaw_all"),
+)
+"""What makes trouble when it comes together."""
+IN_ORDER: Final = (
+    ("freeze_group", "give_up", "thaw_all", "kill_group"),
+    ("tier_down", "kill_group", "tier_up"),
+    ("freeze", "thaw_all", "freeze_group", "thaw_all"),
+    ("drain", "at", "fuse", "kill"),
+)
+"""What must come one after the other."""
 
 
 def draw(seed: int) -> tuple[WorldShape, tuple[Happening, ...]]:
     """Return a world and what befalls it."""
     rng = random.Random(f"schedule {seed}")
     shape = rng.choice(SHAPES)
-    kinds = rng.sample([*KINDS], rng.randint(2, 8))
+    kinds = list(rng.choice(TOGETHER))
+    if rng.random() < 0.5:
+        kinds = rng.sample([*KINDS], rng.randint(2, 8))
+    chosen = [*rng.choice(IN_ORDER)] if rng.random() < 0.2 else []
+    chosen += [rng.choice(kinds) for _ in range(rng.randint(1, 9))]
     happenings: list[Happening] = []
-    for _ in range(rng.randint(1, 9)):
-        kind = rng.choice(kinds)
+    for kind in chosen:
         numbers = [rng.randrange(most) for most in KINDS[kind]]
         if numbers and KINDS[kind][0] == 8 and rng.random() < 0.35:
             numbers[0] = ROOT
@@ -75,6 +113,7 @@ class BefallenWorld:
     def __init__(self, seed: int, shape: WorldShape, schedule: Sequence[Happening]) -> None:
         self._schedule = schedule
         self.world = VirtualWorld(seed, shape)
+        self.world.strike_root = self._strike_root
 
     async def live(self) -> None:
         """Have everything happen, and see that the run ends."""
@@ -84,6 +123,9 @@ class BefallenWorld:
             if judge.is_done or judge.failed or judge.wrong:
                 break
             judge.note(f"happens: {kind} {numbers}")
+            if kind == "at":
+                await self._follow(PHASES[numbers[0]])
+                continue
             act: Callable[..., None] = getattr(self, f"_{kind}")
             act(*numbers)
         self._settle()
@@ -97,6 +139,14 @@ class BefallenWorld:
         if left and not judge.wrong:
             judge.broken(f"agents do not end with their lab: {left}")
         judge.wrong += [f"no code caught: {text}" for text in world.loop.failures]
+
+    async def _follow(self, phase: str) -> None:
+        """Wait until the root agent is in a phase."""
+        give_up_s = self.world.loop.time() + FOLLOW_S
+        while self.world.loop.time() < give_up_s:
+            if any(state.phase == phase for _, state in self.world.judge.root_states()):
+                return
+            await asyncio.sleep(0.005)
 
     async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
         give_up_s = self.world.loop.time() + limit_s
@@ -118,14 +168,17 @@ class BefallenWorld:
         self._store_up(1)
         self._tier_up()
         world.network.slow_s = world.store.watch_delay_s = world.store.loses_answers = 0.0
-        alive = [one for one in world.machines if not one.is_dead]
+        world.fuse = None
+        alive = [one for one in world.machines if not (one.is_dead or one in world.drained)]
         well = [one for one in alive if one.process.runs]
         rest = [one for one in alive if one not in well]
-        core = (well + rest)[: max(world.shape.nodes, 2)]
-        while len(core) < world.shape.nodes:
+        nodes = max(world.shape.nodes, world.nodes_asked, 2)
+        core = (well + rest)[:nodes]
+        while len(core) < nodes:
             core.append(world.bring())
         for machine in core:
             machine.thaw()
+            machine.lacks = False
             for rank in machine.ranks:
                 rank.process.go_on("stopped")
         names = {one.name for one in core} | {"store", "lab"}
@@ -222,11 +275,81 @@ class BefallenWorld:
     def _flip(self, number: int, bit: int) -> None:
         machine = self._machine(number)
         slabs = [] if machine.agent is None or machine.is_dead else self.world.judge.slabs(machine)
-        copies = [(slab, copy) for slab in slabs for copy in slab.copies()]
+        copies = [(slab, copy) for _, slab in slabs for copy in slab.copies()]
         if copies:
             slab, copy = copies[bit % len(copies)]
             self.world.judge.flips += 1
             slab.read(copy.shard, copy.version, copy.lineage).data[bit % 24] ^= 1
+
+    def _holders(self, shard: int) -> list[VirtualMachine]:
+        """Return the machines that keep a shard."""
+        seats = max(self.world.jobs.values(), key=lambda job: job.start.epoch, default=None)
+        if seats is None or not seats.ranks:
+            return [self._machine(shard)]
+        some = next(iter(seats.ranks.values())).seats
+        if some.placement is None:
+            return [self._machine(shard)]
+        positions = some.holders.holders[shard % some.nodes]
+        names = [seats.start.seats.members[position] for position in positions]
+        return [self.world.named(name) for name in names if name is not None]
+
+    def _kill_group(self, shard: int) -> None:
+        for machine in self._holders(shard):
+            if sum(not one.is_dead for one in self.world.machines) > 1:
+                machine.kill(has_power=True)
+
+    def _freeze_group(self, shard: int) -> None:
+        for machine in self._holders(shard):
+            machine.freeze()
+
+    def _thaw_all(self) -> None:
+        for machine in self.world.machines:
+            machine.thaw()
+
+    def _mend_all(self) -> None:
+        self.world.network.mend()
+
+    def _sever(self, number: int) -> None:
+        """Break the connections of a machine's ranks to others; all live."""
+        for rank in self._machine(number).ranks:
+            if rank.process.runs:
+                rank.sever()
+
+    def _lack(self, number: int) -> None:
+        """Have no process start on a machine any more."""
+        self._machine(number).lacks = self.world.has_lacked = True
+
+    def _regain(self, number: int) -> None:
+        self._machine(number).lacks = False
+
+    def _drain(self, number: int) -> None:
+        machine = self._machine(number)
+        self.world.drained.append(machine)
+        self.world.owner.ask(DrainNode(node=machine.name))
+
+    def _term(self, number: int) -> None:
+        """Tell an agent to end, as a batch system does."""
+        machine = self._machine(number)
+        if machine.runs:
+            self.world.drained.append(machine)
+            self.world.judge.note_dead(machine)
+            self.world.loop.soon(machine.process, *machine.process.handlers[signal.SIGTERM])
+
+    def _resize(self, nodes: int) -> None:
+        self.world.nodes_asked = 1 + nodes
+        self.world.owner.ask(ResizeRun(nodes=1 + nodes))
+
+    def _give_up(self) -> None:
+        self.world.judge.has_given_up = True
+        self.world.owner.ask(GiveUpProgress())
+
+    def _fuse(self, writes: int, how: int) -> None:
+        """Strike the root's machine as it stores its state once more, or some times more."""
+        self.world.fuse = (writes, ("kill", "freeze", "part", "reset")[how])
+
+    def _strike_root(self, how: str) -> None:
+        act: Callable[..., None] = getattr(self, f"_{how}")
+        act(ROOT, *({"kill": (1,), "part": (1,), "reset": (ROOT + 1,)}.get(how, ())))
 
     def _clock(self, number: int, step: int) -> None:
         self._machine(number).set_by_s += (-3600.0, 1.0, 86400.0)[step]

@@ -35,6 +35,7 @@ class VirtualProcess:
         self.context = contextvars.Context()
         self.context.run(_PROCESS.set, self)
         self._loop = loop
+        self.handlers: dict[int, tuple[Any, ...]] = {}  # by signal
         self._stops: set[str] = set()
         self._held: deque[asyncio.Handle] = deque()
         self._tasks: list[asyncio.Task[Any]] = []  # else a killed one's would be collected, and end
@@ -193,7 +194,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # As far as asyncio's streams and agents call them:
 
     def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:  # type: ignore[override]
-        """Do nothing: no signal of this process reaches a simulated one."""
+        process = this_process()
+        assert process is not None
+        process.handlers[sig] = (callback, *args)
 
     async def create_connection(self, *given: Any) -> Any:  # type: ignore[override]
         factory, host, port = given

@@ -8,8 +8,9 @@ import asyncio
 import os
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import xxhash
 
@@ -25,6 +26,8 @@ from gemini_lab.recovery.messages import (
     Held,
     Hold,
     Message,
+    OldSlabsGiven,
+    OldSlabsWanted,
     Refused,
     RestoreFailed,
     ScriptError,
@@ -50,6 +53,8 @@ PAYLOAD: Final = struct.Struct("<QQQ40x")
 """A shard's bytes: the state, the version, the rank."""
 CHUNK_BYTES: Final = 64
 FIRST_STATE: Final = 1
+SEVERED_S: Final = 5.0
+"""In which a rank whose connection broke waits for the word that another one is lost."""
 
 
 class PeerLostError(Exception):
@@ -96,6 +101,9 @@ class RankGroup:
                 self.world.loop.after(delay_s, _settle, other, one, None)
         with rank.waiting(str(what)):
             await future
+        if rank.is_severed:  # its collective fails, and nobody said that a rank is lost
+            await asyncio.sleep(SEVERED_S)
+            raise PeerLostError
         return [said[number] for number in range(self.size)]
 
     async def fetch(self, rank: "VirtualRank", what: object) -> Any:
@@ -163,7 +171,8 @@ class VirtualRank:
         self.process = machine.new_process(f"{machine.name} rank {start.rank}")
         self.pid = world.new_pid()
         self.state, self.version, self.lineage = FIRST_STATE, 0, Lineage(run=start.order.run)
-        self.wants_hold = False
+        self.seats = start.seats
+        self.wants_hold = self.is_severed = False
         self.slab: Slab | None = None
         self._doing: Doing = "starting"
         self._waits_in, self._moved_s = "", 0.0
@@ -205,7 +214,7 @@ class VirtualRank:
         match message:
             case Hold():
                 self.wants_hold = True
-            case SlabGiven() | Refused():
+            case SlabGiven() | OldSlabsGiven() | Refused():
                 self._answers.put_nowait((message, fds))
             case GoBack() | _:
                 for fd in fds:
@@ -268,16 +277,17 @@ class VirtualRank:
         await self._protect()
         self._forget()
         self._doing = "restoring"
-        is_sent = await self._restore()
+        await self._restore()
         states = await self.job.meet(self, "loaded", (self.state, self.version))
         self.world.judge.loaded(self, states)
-        if is_sent:
-            self._note_full()
         self._doing = "step"
+        plan = self.start.plan
+        if plan.version is not None:
+            if plan.tier == "memory" and not plan.cuts:  # else peers have no copies of it yet
+                self._note_full()
+            await self._update()
         while True:
-            if not is_sent:
-                await self._replicate()
-            is_sent = False
+            await self._replicate()
             is_over = self.world.is_ending
             asked = await self.job.meet(self, ("whole", self.version), (self.wants_hold, is_over))
             self._note_full()
@@ -331,14 +341,18 @@ class VirtualRank:
         assert self.slab is not None
         return self.slab
 
-    async def _restore(self) -> bool:
-        """Load what the plan says; return whether every holder has it then."""
+    async def _restore(self) -> None:
+        """Load what the plan says."""
         plan, rank = self.start.plan, self.start.rank
         if plan.version is None:
-            return False
-        if plan.tier == "persistent":
-            await self._fetch(plan.version)
-            return False
+            return
+        if plan.tier == "persistent" or plan.cuts:
+            self.lineage = Lineage(run=self.start.order.run, epoch=self.start.epoch)
+            data = await (self._cut(plan.version) if plan.cuts else self._fetch(plan.version))
+            self._write(rank, plan.version, self.lineage, data)
+            self.world.judge.sealed(plan.version, self.lineage, PAYLOAD.unpack(data)[0])
+            self._load(data, "peer" if plan.cuts else "persistent")
+            return
         for move in plan.transfers:
             key = ("copy", move.shard, move.sender, move.receiver)
             if move.sender == self.machine.name:
@@ -355,7 +369,6 @@ class VirtualRank:
         is_sent = any(m.receiver == self.machine.name and m.shard == rank for m in plan.transfers)
         self._load(own, "peer" if is_sent else "local")
         self.lineage = plan.lineage
-        return True
 
     def _read(self, shard: int, version: int) -> bytes | None:
         """Return a copy's bytes; `None` if it differs from its checksums."""
@@ -366,7 +379,7 @@ class VirtualRank:
                 self.world.judge.broken(f"{self.process.name}: the plan names a copy: {error}")
             return None
 
-    def _reject(self, shard: int, version: int, holder: str | None) -> None:
+    def _reject(self, shard: int, version: int, holder: str | None) -> NoReturn:
         self.say(
             RestoreFailed(
                 rank=self.start.rank,
@@ -380,15 +393,40 @@ class VirtualRank:
         )
         raise RejectedError
 
-    async def _fetch(self, version: int) -> None:
+    async def _fetch(self, version: int) -> bytes:
+        """Return this rank's shard, as the persistent tier has it or makes it possible."""
         rank, tier = self.start.rank, self.world.tier
         try:
             await tier.reach(None)
-            data, _ = persistent_tier(tier.url).read_file(version, rank)
+            there = persistent_tier(tier.url)
+            data, _ = there.read_file(version, rank % there.shards(version))
         except GeminiError:
             self._reject(rank, version, None)
-        self.lineage = Lineage(run=self.start.order.run, epoch=self.start.epoch)
-        self._load(bytes(data), "persistent")
+        return PAYLOAD.pack(PAYLOAD.unpack(data)[0], version, rank)
+
+    async def _cut(self, version: int) -> bytes:
+        """Return this rank's shard, made of those of another number of ranks."""
+        plan, seats = self.start.plan, self.start.seats
+        self.say(OldSlabsWanted(ranks=len(plan.cuts)))
+        _, fds = await self._answers.get()
+        old = {}
+        for fd in fds:
+            slab = Slab.attach(fd)
+            os.close(fd)
+            for slot in slab.slots:
+                with suppress(IntegrityError):
+                    old[slot.shard] = bytes(slab.snapshot(slot.shard, version, plan.lineage))
+            slab.close()
+        given = await self.job.meet(self, "cuts", old)
+        position, states = seats.position_of(self.start.rank), set()
+        for cut in plan.cuts:
+            name = cut.reader(self.machine.name, number=position)
+            data = given[seats.ranks_on(name)[0]].get(cut.shard)
+            if data is None:
+                self._reject(cut.shard, version, name)
+            states.add(PAYLOAD.unpack(data)[0])
+        self.world.judge.mixed(self, [*states])
+        return PAYLOAD.pack(states.pop(), version, self.start.rank)
 
     def _load(self, data: bytes | None, tier: Any) -> None:
         assert data is not None
@@ -481,6 +519,7 @@ class VirtualRank:
 
     def sever(self) -> None:
         """Break this rank's connections to the others; all live."""
+        self.is_severed = True
         self.say(Severed(rank=self.start.rank, epoch=self.start.epoch))
 
     def _event(self, event: events.AnyEvent) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
@@ -46,6 +46,7 @@ class VirtualStore:
         self._leases: dict[int, _Lease] = {}
         self._last_lease = 0
         self._watches: list[_Watch] = []
+        self.on_write: Callable[[bytes], None] = lambda _: None
         self._look()
 
     def hears(self, host: NetworkHost) -> bool:
@@ -132,6 +133,7 @@ class VirtualStore:
             raise ConnectionError("etcdserver: requested lease not found")
         self._unlease(key)
         self.keys[key] = (value, lease)
+        self.on_write(key)
         if lease:
             self._leases[lease].keys.add(key)
         self._tell(key)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -53,6 +54,7 @@ class WorldShape:
     replicas: int = 2
     has_tier: bool = True
     persist_every: int = 4
+    shrinks: bool = False
 
 
 class VirtualTier:
@@ -107,12 +109,17 @@ class VirtualWorld:
             self.loop, random.Random(f"network {seed}")
         )
         self.store = VirtualStore(self.network, random.Random(f"store {seed}"))
+        self.store.on_write = self.note_write
         self.tier = VirtualTier(f"memory://world-{seed}")
         self.judge = Judge(self)
         self.machines: list[VirtualMachine] = []
         self.core: list[VirtualMachine] = []
         self.jobs: dict[tuple[int, str], RankGroup] = {}
         self.is_ending = self.is_closing = self.has_lacked = False
+        self.nodes_asked = shape.nodes
+        self.drained: list[VirtualMachine] = []
+        self.fuse: tuple[int, str] | None = None  # writes of the root's state, and what then
+        self.strike_root: Callable[[str], None] = lambda _: None
         self._pids = 1000
         self._sealed = Sealed(self._etcd, PREFIX, token=TOKEN, identity="id")
         self.owner = VirtualOwner(self)
@@ -151,7 +158,8 @@ class VirtualWorld:
         if self.is_closing:
             return
         alive = sum(not one.is_dead for one in self.machines)
-        for _ in range(min(machines, self.shape.nodes + self.shape.standbys) - alive):
+        most = max(self.shape.nodes + self.shape.standbys, self.nodes_asked)
+        for _ in range(min(machines, most) - alive):
             self.bring()
 
     def named(self, name: str) -> VirtualMachine:
@@ -161,6 +169,15 @@ class VirtualWorld:
     def root(self) -> VirtualMachine | None:
         """Return the machine whose agent is root."""
         return next((machine for machine, _ in self.judge.shells()), None)
+
+    def note_write(self, key: bytes) -> None:
+        """Burn the fuse with each state that a root agent stores."""
+        if self.fuse is None or key != f"{PREFIX}/state".encode():
+            return
+        left, how = self.fuse
+        self.fuse = (left - 1, how) if left else None
+        if not left:
+            self.loop.after(self.rng.choice((0.0, 0.001, 0.01, 0.1)), self.strike_root, how)
 
     # -- for others ------------------------------------------------------------------------------
 
@@ -185,6 +202,8 @@ class VirtualWorld:
         if shape.has_tier:
             settings["persistent_url"] = self.tier.url
             settings["persist_every_iterations"] = shape.persist_every
+        if shape.shrinks:
+            settings |= {"when_short": "shrink", "shrink_after_s": 1.0, "grow_pause_s": 2.0}
         return JobOrder(
             number=1,
             run=RUN,
