@@ -113,6 +113,8 @@ class ShardLayout:
         frozen_sum: Checksum of the frozen weights that does not depend on the number of ranks.
         unplaced: Tensors of the optimizer whose place in the whole is not known, so that only as
             many ranks can read this shard.
+        uneven: Why no other number of ranks can read this shard, in words; empty if all ranks
+            hold parts of one model.
     """
 
     rank: int
@@ -131,6 +133,7 @@ class ShardLayout:
     parallelism: str = "ZeRO"
     frozen_sum: str = ""
     unplaced: tuple[str, ...] = ()
+    uneven: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, for `from_json`."""

@@ -82,6 +82,8 @@ def require_recuttable(old: Sequence[ShardLayout], new: ShardLayout) -> None:
         ConfigError: They are such.
     """
     ranks = f"a version of {len(old)} ranks cannot be loaded by {new.world_size}"
+    if uneven := next((one.uneven for one in (*old, new) if one.uneven), ""):
+        raise ConfigError(f"{ranks}: {uneven}; start it with {len(old)} ranks")
     if found := differences(old[0].model_identity, new.model_identity):
         raise ConfigError(
             f"{ranks}: the model or its optimizer changed since: {'; '.join(found[:5])}; start the "

@@ -129,6 +129,11 @@ def _assemble(tier: PersistentTier, version: int) -> tuple[dict[str, torch.Tenso
     tensors: dict[str, torch.Tensor] = {}
     filled: dict[str, list[tuple[int, int]]] = {}
     payload, layout = tier.read_file(version, 0)
+    if layout.uneven:
+        raise ConfigError(
+            f"version {version} is not one model that could be exported: {layout.uneven}; start "
+            "the script with --resume, and have it save what each rank has"
+        )
     buffers = decode_framed(payload)["buffers"]
     for shard in range(layout.world_size):
         if shard:

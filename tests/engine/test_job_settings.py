@@ -82,3 +82,12 @@ def test_the_log_of_many_ranks_leaves_their_collectives_out_unless_they_are_aske
 ):
     job = SimpleNamespace(engine=None, settings=dict)
     assert read_settings(job, order(nodes, **told), [].append).log_collectives is is_logged
+
+
+@pytest.mark.parametrize("asked", [{"verify_every": 10}, {"replicate": "gradients"}])
+def test_ranks_that_hold_different_models_compute_nothing_for_one_another(asked):
+    framework = plain(**asked)
+    read_settings(framework, order(), [].append)
+    framework.uneven = "its ranks are stages"
+    with pytest.raises(ConfigError, match="in this job none could: its ranks are stages; leave"):
+        read_settings(framework, order(), [].append)

@@ -5,6 +5,9 @@ from itertools import product
 
 import pytest
 
+from gemini_lab.errors import ConfigError
+from gemini_lab.storage.export import export_weights
+
 CASES = [
     {"parallel": "DDP", "optimizer": "AdamW"},
     {"parallel": "DDP", "optimizer": "Adam", "accumulation": 2},
@@ -98,6 +101,25 @@ def test_what_a_mesh_replicates_is_kept_once_for_all_that_hold_it(run, case):
     )
     blocks = sum(len(rank["layout"]["tensors"]) for rank in ranks)
     assert large * 0.97 <= kept <= large + 64 * blocks
+
+
+def test_a_version_of_the_2d_example_has_the_models_state_once(run):
+    """With m copies it is kept m times: in the owner's memory, and at its peers."""
+    ranks = run(case={"parallel": "TP x FSDP2", "optimizer": "AdamW", "ranks": 4, "example": True})
+    weights = ranks[0]["layout"]["weights"]
+    state = 3 * 4 * sum(math.prod(shape) for shape in weights.values())
+    kept = sum(
+        rank["layout"]["payload_bytes"] - rank["layout"]["small_capacity_bytes"] for rank in ranks
+    )
+    blocks = sum(len(rank["layout"]["tensors"]) for rank in ranks)
+    assert state <= kept <= state + 64 * blocks
+
+
+def test_a_version_of_parts_that_a_mesh_cuts_is_no_model_to_export(run, tmp_path):
+    case = {"parallel": "TP", "optimizer": "SGD", "ranks": 4, "wide": True}
+    run(case=case, wanted=[3], save_tier="tier")
+    with pytest.raises(ConfigError, match=r"parts of weights that a device mesh cuts .*--resume"):
+        export_weights(tmp_path / "tier", to=tmp_path / "model.pt")
 
 
 def test_ranks_that_hold_other_tensors_than_they_share_are_refused_on_all_ranks(run):

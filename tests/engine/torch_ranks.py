@@ -6,9 +6,11 @@ in the place of a lab; all else is what `protect` does.
 
 import json
 import random
+import runpy
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pipeline_ranks
@@ -40,6 +42,9 @@ from gemini_lab.engine.state.engine_state import EngineState
 from gemini_lab.shard.lineage import NO_LINEAGE
 
 STEPS = 7
+EXAMPLE = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[2] / "docs" / "examples" / "train_2d.py"))
+)
 
 
 class Numbers(Dataset):
@@ -186,6 +191,8 @@ def parallel(kind, model, **how):
             "frozen": RowwiseParallel(input_layouts=Replicate()),
             "last": RowwiseParallel(input_layouts=Replicate()),
         }
+        if isinstance(model, EXAMPLE.Model):
+            plan = EXAMPLE.PLAN
         parallelize_module(model, mesh["tensor"], plan)
         return fully_shard(model, mesh=mesh["data"]) if kind == "TP x FSDP2" else model
     return model
@@ -270,7 +277,7 @@ class Job:
         self.case = case
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(1)  # the same weights everywhere, and in every start: frozen ones are compared
-        kinds = {"sparse": Words, "late": Late, "wide": Wide}
+        kinds = {"sparse": Words, "late": Late, "wide": Wide, "example": EXAMPLE.Model}
         if case["parallel"] == "DDP of pairs" and rank % 2:
             kinds = {"parallel": Other}
         model = next((kind for name, kind in kinds.items() if case.get(name)), Model)()
@@ -444,7 +451,8 @@ def work(request, rank):
         wanted=request.get("wanted", ()),
         payload=payload,
     )
-    job.train()
+    if not request["case"].get("example"):  # whose words are no numbers
+        job.train()
     for number, kept in job.keeper.payloads.items():
         (folder / f"shard-{rank}-{number}.bin").write_bytes(kept)
     if request.get("save_tier"):

@@ -133,3 +133,12 @@ def test_shards_that_do_not_say_where_moments_lie_are_refused():
     assert sum(p.numel for layout in old for p in layout.pieces) == math.fsum(MODEL.sizes.values())
     with pytest.raises(ConfigError, match="do not say where elements 0 to 4 of exp_avg of a lie"):
         plan_recut(old, MODEL.layouts(2)[0])
+
+
+def test_ranks_that_hold_different_models_are_refused_by_name():
+    """Their weights may have the same names."""
+    model = Model(groups=((("a", 7), ("b", 5)),))
+    old, new = model.layouts(2), replace(model.layouts(3)[0], uneven="its ranks are stages")
+    words = "a version of 2 ranks cannot be loaded by 3: its ranks are stages; start it with 2"
+    with pytest.raises(ConfigError, match=words):
+        plan_recut(old, new)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from gemini_lab.engine.contract import Engine
-from gemini_lab.engine.frameworks.pipeline_stages import is_trial
+from gemini_lab.engine.frameworks.pipeline_stages import StageTrials, is_trial
 from gemini_lab.engine.frameworks.stepping import StepHook
 from gemini_lab.engine.frameworks.tensors import is_dtensor, is_fsdp1, is_fsdp2
 from gemini_lab.engine.private_names import require, require_known
@@ -55,6 +55,7 @@ class TorchEngine:
         optimizers: The optimizers, in the script's order.
         module: The only model, or a list of all.
         optimizer: The first optimizer.
+        trials: The passes by which a pipeline learns shapes, if the models are its stages.
         global_steps: Updates done so far.
         before_update: Called where an update begins, on the thread that makes it.
         after_update: Called where it has ended and is counted.
@@ -89,6 +90,7 @@ class TorchEngine:
         self.optimizers: tuple[torch.optim.Optimizer, ...] = tuple(optimizers)
         self.module: nn.Module = models[0] if len(models) == 1 else nn.ModuleList(models)
         self.optimizer: torch.optim.Optimizer = optimizers[0]
+        self.trials = StageTrials(models)
         bare = [unwrapped(one) for one in models]
         self.bare: nn.Module = bare[0] if len(bare) == 1 else nn.ModuleList(bare)
         self.settings = dict(settings or {})

@@ -21,7 +21,6 @@ from gemini_lab.engine.frameworks.payload_blocks import (
     TensorSegment,
     lay_blocks,
 )
-from gemini_lab.engine.frameworks.pipeline_stages import StageTrials
 from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.stepping import StepHook
 from gemini_lab.engine.frameworks.tensors import (
@@ -131,7 +130,7 @@ class TorchFramework(Framework):
         self._kept = [*self._describe(self._ddps[0].process_group if self._ddps else None)]
         self._blocks = lay_blocks(self._kept)
         self._orders = [BucketOrder(ddp) for ddp in self._ddps]
-        self._trials = StageTrials(engine.models)
+        self._trials = engine.trials
         most = self._agree_on_replicas()
         self._is_shared = most > 0  # on any rank: what follows is the same on all
         shared = {len(block.holders) for block in self._blocks}

@@ -330,6 +330,7 @@ class EngineState:
             frozen_digest=digest_over_ranks(list(frozen.values())),
             frozen_sum=sum_over_ranks(frozen),
             unplaced=tuple(framework.unplaced()),
+            uneven=framework.uneven,
         )
 
     def _require_fit(self, small: StateView, size_bytes: int) -> None:

@@ -1,0 +1,119 @@
+"""A pipeline whose stages differ, with data parallel columns: 1F1B, or one of four other schedules.
+
+    torchrun --nproc-per-node 4 train_pipeline.py                              # as it is
+    gemini-lab run --nodes 4 train_pipeline.py                                 # survives lost nodes
+    gemini-lab run --nodes 2 train_pipeline.py --copies 1 --schedule ZBVZeroBubble
+
+The first stage has the embedding, the last one the head. Schedules with several stages a rank hand
+lists of models and optimizers to `protect`. Only the first and the last stage read data.
+"""
+
+import argparse
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.utils.data import DataLoader, TensorDataset
+
+import gemini_lab
+
+VOCABULARY, WIDTH, LENGTH = 64, 32, 16
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
+
+
+class Stage(nn.Module):
+    """One stage: the first looks words up, the last says which word comes next."""
+
+    def __init__(self, number: int, count: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH) if number == 0 else nn.Identity()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(1 + number % 2))
+        self.drop = nn.Dropout(0.1)
+        self.head = nn.Linear(WIDTH, VOCABULARY) if number == count - 1 else nn.Identity()
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(given)
+        for layer in self.layers:
+            hidden = hidden + self.drop(torch.tanh(layer(hidden)))
+        return self.head(hidden)
+
+
+def stages_of(schedule: str, place: int, places: int) -> list[int]:
+    """Return the stages of a rank, in the order that the schedule asks for."""
+    if schedule in {"GPipe", "1F1B"}:
+        return [place]
+    last = 2 * places - 1 - place if schedule == "ZBVZeroBubble" else place + places
+    return [place, last]
+
+
+def loss_of(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a micro-batch."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), words.flatten())
+
+
+def endless(loader: DataLoader) -> Iterator[list[torch.Tensor]]:
+    """Yield batches, epoch after epoch."""
+    while True:
+        yield from loader
+
+
+def main() -> None:
+    """Train some steps, and print the loss."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--copies", type=int, default=2, help="ranks over which FSDP2 shards")
+    options.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
+    args = options.parse_args()
+
+    dist.init_process_group("gloo")
+    places = dist.get_world_size() // args.copies
+    mesh = init_device_mesh("cpu", (places, args.copies), mesh_dim_names=("stage", "data"))
+    place, column = mesh.get_local_rank("stage"), mesh.get_local_rank("data")
+    numbers = stages_of(args.schedule, place, places)
+    count = places * len(numbers)
+    models, stages = [], []
+    for number in numbers:
+        torch.manual_seed(number)
+        model = Stage(number, count)
+        if args.copies > 1:
+            fully_shard(model, mesh=mesh["data"])
+        group = mesh.get_group("stage")
+        stages.append(PipelineStage(model, number, count, torch.device("cpu"), group=group))
+        models.append(model)
+    kind = getattr(schedules, f"Schedule{args.schedule}")
+    schedule = kind(stages if len(stages) > 1 else stages[0], 4, loss_fn=loss_of)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-3) for model in models]
+
+    torch.manual_seed(1)
+    words = torch.randint(VOCABULARY, (64 * args.copies, LENGTH + 1))[column :: args.copies]
+    order = torch.Generator().manual_seed(2)
+    loader = DataLoader(TensorDataset(words), batch_size=8, shuffle=True, generator=order)
+    reads_first, reads_last = 0 in numbers, count - 1 in numbers
+    data = loader if reads_first or reads_last else ()
+    torch.manual_seed(100 + dist.get_rank())
+
+    protected = gemini_lab.protect(model=models, optimizer=optimizers, data=data)
+    batches = endless(loader)
+    for step in protected.steps(args.steps):
+        losses: list[torch.Tensor] = []
+        (tokens,) = next(batches) if data else (None,)
+        given = (tokens[:, :-1],) if reads_first else ()
+        wanted = {"target": tokens[:, 1:], "losses": losses} if reads_last else {}
+        schedule.step(*given, **wanted)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if reads_last:
+            loss = torch.stack(losses).mean().item()
+            protected.log(loss=loss)
+            if column == 0:
+                print(f"step {step + 1}: loss {loss:.6f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Ranks that hold different tensors lose workers, nodes and the root's node, and no bit."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gemini_lab import Job, Lab
+from gemini_lab.injector.failures import NodeLoss, RootLoss, WorkerCrash
+from gemini_lab.injector.scenario import Scenario
+from gemini_lab.log.file import read_log
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+STEPS = 14
+
+# What every rank holds after each step, as a number that a log carries exactly.
+DIGEST = """
+def digest(optimizers):
+    import xxhash
+    found = xxhash.xxh3_64()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                for one in (weight.data, *optimizer.state[weight].values()):
+                    part = one.to_local() if hasattr(one, "to_local") else one
+                    found.update(part.contiguous().numpy().tobytes())
+    found.update(torch.get_rng_state().numpy().tobytes())
+    return found.intdigest() >> 12
+
+
+def main() -> None:
+"""
+STRIKES = """
+def strike(name, *, kills):
+    import os, pathlib, signal, time
+    mark = pathlib.Path(__file__).parent / name
+    if "GEMINI_LAB_STRIKES" in os.environ and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL) if kills else time.sleep(60)
+
+
+def strike_amid(model, micro_batch):
+    calls = []
+
+    def before_forward(*_):
+        calls.append(1)
+        if len(calls) == micro_batch:
+            strike("amid", kills=True)
+
+    model.register_forward_pre_hook(before_forward)
+
+"""
+TELLS = (
+    "        if reads_last:\n            loss =",
+    """
+        protected.log(digest=digest(optimizers))
+        if reads_last:
+            loss =""",
+)
+
+
+def example(name, *changes):
+    """The script of an example, in which each rank tells what it holds."""
+    text = (EXAMPLES / name).read_text()
+    changes = (("def main() -> None:\n", STRIKES + DIGEST), *changes)
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def values_of(run):
+    """What each rank said of each iteration; what was done again is to say the same."""
+    found = {}
+    for entry in read_log(run.log):
+        if entry.kind == "iteration" and not entry.event.restored:
+            known = found.setdefault((entry.event.rank, entry.event.iteration), {})
+            for name in entry.event.values:  # it is said again when more is logged
+                value = entry.event.value(name)
+                assert known.setdefault(name, value) == value
+    return found
+
+
+def train(lab, script, arguments, *, scenario=None, strikes=False):
+    env = {"GEMINI_LAB_STRIKES": "1"} if strikes else {}
+    job = Job(script=str(script), args=[*arguments, "--steps", str(STEPS)], env=env)
+    return lab.train(job, scenario=scenario, persistent_url=None)
+
+
+def test_stages_with_columns_lose_a_worker_of_each_amid_a_schedule_a_node_and_the_root(lab, script):
+    amid = """
+        if dist.get_rank() == 3 and step == 6:
+            strike_amid(models[0], micro_batch=3)
+        schedule.step("""
+    text = example("train_pipeline.py", TELLS, ("        schedule.step(", amid))
+    path = script(text)
+    quiet = train(lab, path, []).wait(200)
+    scenario = (
+        Scenario()
+        .add(WorkerCrash("rank-0"), iteration=3)
+        .add(NodeLoss("rank-2"), iteration=9)
+        .add(RootLoss(), iteration=11)
+    )
+    run = train(lab, path, [], scenario=scenario, strikes=True).wait(300)
+    assert len(run.report().recoveries) == 4
+    assert len(values_of(quiet)) == 4 * STEPS
+    assert values_of(run) == values_of(quiet)
+    assert run.report().losses_match(quiet.report())
+
+
+def test_a_node_lost_between_two_optimizers_steps_leaves_no_half_update(lab, script):
+    between = """
+            optimizer.step()
+            if dist.get_rank() == 1 and step == 5 and optimizer is optimizers[0]:
+                strike("between", kills=False)
+"""
+    text = example("train_pipeline.py", TELLS, ("            optimizer.step()\n", between))
+    path, arguments = script(text), ["--copies", "1", "--schedule", "ZBVZeroBubble"]
+    quiet = train(lab, path, arguments).wait(200)
+    run = train(lab, path, arguments, strikes=True)
+    deadline_s = time.monotonic() + 120
+    while not (path.parent / "between").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    run.inject(NodeLoss("rank-1"))
+    run.wait(200)
+    assert len(run.report().recoveries) == 1
+    assert len(values_of(quiet)) == 4 * STEPS
+    assert values_of(run) == values_of(quiet)
+
+
+@pytest.mark.timeout(600)
+def test_a_node_with_two_ranks_of_a_row_and_the_roots_node_are_lost(tmp_path, script):
+    text = example(
+        "train_2d.py",
+        (
+            "        protected.log(loss=loss.item())\n",
+            "        protected.log(loss=loss.item(), digest=digest([optimizer]))\n",
+        ),
+    )
+    path = script(text)
+    with Lab(2, 1, workers_per_node=2, folder=tmp_path / "lab") as lab:
+        quiet = train(lab, path, []).wait(200)
+        scenario = (
+            Scenario()
+            .add(WorkerCrash("rank-1"), iteration=3)
+            .add(NodeLoss("rank-2"), iteration=6)
+            .add(RootLoss(), iteration=10)
+        )
+        run = train(lab, path, [], scenario=scenario).wait(300)
+    assert len(run.report().recoveries) == 3
+    assert len(values_of(quiet)) == 4 * STEPS
+    assert values_of(run) == values_of(quiet)
+    assert run.report().losses_match(quiet.report())
