@@ -6,7 +6,9 @@ import json
 import pytest
 
 from gemini_lab.errors import ConfigError
-from gemini_lab_course.grading.__main__ import main, verdicts
+from gemini_lab_course.grading import grade
+from gemini_lab_course.grading import hand_in as handing
+from gemini_lab_course.grading.grade import verdicts
 from gemini_lab_course.grading.hand_in import hand_in
 from gemini_lab_course.predictions import FILE, Prediction
 
@@ -127,8 +129,42 @@ def test_who_handed_in_no_notebook_stands_in_the_reasons_with_no_points(course):
     }
 
 
-def test_a_lab_that_is_not_there_is_named(tmp_path, capsys):
-    assert main(["nothing", "--course", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "nothing.ipynb" in said
-    assert "`make solutions` writes a course" in said
+def test_a_lab_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nothing.ipynb; `make solutions` writes a course"):
+        grade.command(["nothing", "--course", str(tmp_path)])
+
+
+def test_a_class_is_summed_up_with_its_reasons_and_predictions(course, capsys):
+    for student, said, predicted in (("ada", RIGHT, "2"), ("ben", WRONG, "3"), ("kim", WRONG, "3")):
+        write(course / "submitted" / student / "lab" / "lab.ipynb", notebook())
+        write(
+            course / "submitted" / student / "lab" / "predictions.json",
+            {"how many?": {"predicted": predicted}, "not asked": {"predicted": ""}},
+        )
+        graded = notebook(("check-1", [said]), *((f"check-{n}", [RIGHT]) for n in (2, 3, 4)))
+        write(course / "autograded" / student / "lab" / "lab.ipynb", graded)
+    (course / "submitted" / "kim" / "lab" / "predictions.json").write_text("no predictions")
+    assert grade.command(["lab", "--course", str(course)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:4] == [
+        "3 hand-ins",
+        "exercise 1: 1 of 3 right",
+        "  2 x not yet: no",
+        "exercise 2: 3 of 3 right",
+    ]
+    assert said[-4:-1] == ["how many?", "  # 1  2", "  # 1  3"]
+    assert (course / "verdicts.csv").exists()
+
+
+def test_a_student_is_told_what_is_still_empty(tmp_path, capsys):
+    content = notebook(("exercise-1", []), ("exercise-2", []), ("check-1", []))
+    for cell, source in zip(
+        content["cells"], ("five = 5", "x = None\n# YOUR CODE HERE"), strict=False
+    ):
+        cell["source"] = source
+        cell["metadata"]["nbgrader"]["solution"] = True
+    path = write(tmp_path / "03_placement.ipynb", content)
+    assert handing.command([str(path), "--student", "ada", "--into", str(tmp_path / "s")]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 2 exercises are empty" in said
+    assert f"send this folder: {tmp_path / 's' / 'ada'}" in said

@@ -49,7 +49,7 @@ class Prediction:
 
     def __init__(self, question: str, *choices: str, file: Path = FILE) -> None:
         self.question, self._file, self._choices = question, file, choices
-        self._known = _read(file).get(question, {})
+        self._known = read_predictions(file).get(question, {})
         before = self._known.get("predicted", "")
         if choices:
             self.box = ipywidgets.ToggleButtons(
@@ -137,7 +137,7 @@ class Prediction:
         self._keep({"predicted": predicted, "why": why, **came, **late, **more})
 
     def _keep(self, known: dict[str, str]) -> None:
-        kept = _read(self._file)
+        kept = read_predictions(self._file)
         self._known = kept[self.question] = {key: text for key, text in known.items() if text}
         draft = self._file.with_suffix(".part")
         draft.write_text(json.dumps(kept, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -191,7 +191,12 @@ def predict(question: str, *choices: str) -> Prediction:
     return Prediction(question, *choices)
 
 
-def _read(file: Path) -> dict[str, dict[str, str]]:
+def read_predictions(file: Path) -> dict[str, dict[str, str]]:
+    """Return the predictions in a file by their questions; none if it is not there.
+
+    Raises:
+        ConfigError: The file is not one of predictions.
+    """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -93,6 +93,11 @@ class Counterexample:
         """Whether what was attacked withstood: no."""
         return False
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to try: one case is enough."""
+        return True
+
     def replay(self, mine: Callable[..., object]) -> "Counterexample | None":
         """Try `mine` on the same case; return how it breaks now, or `None` if it does not.
 

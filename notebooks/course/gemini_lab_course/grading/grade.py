@@ -1,27 +1,32 @@
-"""Table of a class's verdicts: a row a student and check, from what nbgrader has graded.
-
-    python -m gemini_lab_course.grading LAB [--course FOLDER]
+"""`gemini-lab grade`: a class's verdicts, from what nbgrader has graded, and a summary.
 
 The folder is a course for nbgrader, as `make solutions` writes it. `verdicts.csv` is written there.
 """
 
 import argparse
 import csv
-import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import nbformat
 
-from gemini_lab.errors import ConfigError
-from gemini_lab_course.grading.hand_in import MADE_WITH
+from gemini_lab.display import tell
+from gemini_lab.errors import ConfigError, shortened
+from gemini_lab_course.grading.hand_in import MADE_WITH, PREDICTIONS
+from gemini_lab_course.predictions import read_predictions
 from gemini_lab_course.verdict import in_short
 
 HEAD: Final = ("student", "lab", "check", "points", "said", "made with")
 NOTHING: Final = "nothing was handed in"
 UNREAD: Final = "nothing that can be graded was handed in"
 UNGRADED: Final = "nbgrader did not grade it: run `nbgrader autograde` and read its messages"
+MOST_REASONS: Final = 3
+MOST_ANSWERS: Final = 8
+LONGEST: Final = 100
+"""Characters of what a student wrote."""
 Row = tuple[str, str, str, str, str, str]
 
 
@@ -81,23 +86,49 @@ def _verdict(cell: Any) -> tuple[str, str]:
     return str(cell.metadata.nbgrader.points), "\n".join(each.strip() for each in shown)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Return 1 if there is no such lab."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def command(arguments: Sequence[str]) -> int:
+    """Write the table, and print how the class did."""
+    parser = argparse.ArgumentParser(
+        prog="gemini-lab grade", description="Write a class's verdicts, and print a summary."
+    )
     parser.add_argument("lab", help="such as 03_placement")
-    parser.add_argument("--course", type=Path, default=Path(), help="the course's folder")
+    parser.add_argument("--course", type=Path, default=Path(), help="folder (default: this one)")
     options = parser.parse_args(arguments)
-    try:
-        rows = list(verdicts(options.course, options.lab))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
+    rows = list(verdicts(options.course, options.lab))
     path = options.course / "verdicts.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([HEAD, *rows])
-    print(path)
+    for line in summary(rows):
+        tell(line)
+    for line in predicted(options.course / "submitted", options.lab):
+        tell(line)
+    tell(f"every verdict: {path}")
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield how many students have each exercise right, and the most frequent reasons."""
+    students = {row[0] for row in rows}
+    yield f"{len(students)} hand-in{'s' * (len(students) != 1)}"
+    for check in sorted({row[2] for row in rows} - {"all"}):
+        mine = [row for row in rows if row[2] == check]
+        right = sum(row[3] != "0" for row in mine)
+        yield f"{check.replace('check-', 'exercise ')}: {right} of {len(students)} right"
+        reasons = Counter(row[4].partition(";")[0] for row in mine if row[3] == "0")
+        for why, count in reasons.most_common(MOST_REASONS):
+            yield f"  {count} x {shortened(why, LONGEST)}"
+
+
+def predicted(submitted: Path, lab: str) -> Iterator[str]:
+    """Yield for each question of the lab's boxes what the class predicted, as a histogram."""
+    answers: dict[str, Counter[str]] = {}
+    for path in sorted(submitted.glob(f"*/{lab}/{PREDICTIONS}")):
+        with suppress(ConfigError):  # of a student whose file is no such file
+            for question, told in read_predictions(path).items():
+                answer = str(told.get("predicted", "")).strip()[:LONGEST]
+                if answer:
+                    answers.setdefault(question[:LONGEST], Counter())[answer] += 1
+    for question, counts in answers.items():
+        yield question
+        for answer, count in counts.most_common(MOST_ANSWERS):
+            yield f"  {'#' * min(count, 40)} {count}  {answer}"
