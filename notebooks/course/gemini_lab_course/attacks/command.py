@@ -94,8 +94,8 @@ def command(arguments: Sequence[str]) -> int:
     """Return 1 if something broke what was attacked."""
     options = _parser().parse_args(arguments)
     if options.new is not None:
-        for part in LADDER:
-            _write_new(options.new / part.file, part)
+        for each in LADDER:
+            _write_new(options.new / each.file, each)
         return 0
     if options.lab is None or options.path is None:
         raise ConfigError("attack needs a lab and a file: gemini-lab attack 03 placement.py")
