@@ -2,6 +2,7 @@
 # make test         set everything up and run the tests: what is fast, and each way to recover once
 # make test-full    all tests but the long ones
 # make test-long    all tests
+# make test-gpu     ten minutes on a machine with a GPU: what only one can settle, told as it comes
 # make lint         formatter, linter, types, import contracts, sizes and the English of the docs
 # make docs         the site, into build/docs
 # make notebooks    make the labs from notebooks/src, without solutions
@@ -10,7 +11,7 @@
 VENV ?= .venv
 export VENV
 
-.PHONY: quickstart test test-full test-long lint docs notebooks solutions set-up
+.PHONY: quickstart test test-full test-long test-gpu lint docs notebooks solutions set-up
 
 quickstart: set-up
 	$(VENV)/bin/gemini-lab quickstart
@@ -23,6 +24,9 @@ test-full: set-up
 
 test-long: set-up
 	$(VENV)/bin/python -m pytest --long
+
+test-gpu: set-up
+	$(VENV)/bin/gemini-lab bench gpu --all --lines build/gpu.jsonl
 
 lint: set-up
 	$(VENV)/bin/ruff format --check .

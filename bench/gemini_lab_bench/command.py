@@ -46,7 +46,7 @@ BENCHES: Final[dict[str, str]] = {
     "dashboard": "the traffic timeline in a headless browser: draw time and lag, to a million bars",
 }
 """Help by name."""
-HOMES: Final = {"log": "benches.long_log", "peers": "peers.bench"}
+HOMES: Final = {"gpu": "benches.gpu_steps", "log": "benches.long_log", "peers": "peers.bench"}
 """The modules of benches that are not called as these."""
 
 PACKAGES: Final = ("torch", "deepspeed", "numpy")

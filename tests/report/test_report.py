@@ -392,5 +392,5 @@ def test_a_simulated_run_that_was_saved_is_reported_with_names_and_one_count(tmp
     assert "  1 iteration done again; the log has no values of them to compare\n" in text
     with pytest.raises(ConfigError, match="has the log of a run already"):
         save_events(outcome.events, tmp_path / "simulated")
-    with pytest.raises(ConfigError, match="record=True keeps those"):
+    with pytest.raises(ConfigError, match="keeps those of its run"):
         save_events(simulate(workload, policy, outages, days=2 / 24).events, tmp_path / "none")

@@ -199,7 +199,7 @@ def one_turn(
         keeper.wait()
 
     def timed(after: Callable[[], object], before: Callable[[], object]) -> float:
-        return _iteration_s(training, after, before, iterations, counted)
+        return timed_iterations(training, after, before, iterations=iterations, counted=counted)
 
     turn = {
         "none": timed(_nothing, _nothing),
@@ -218,10 +218,11 @@ def _nothing() -> None:
     pass
 
 
-def _iteration_s(
+def timed_iterations(
     training: GpuTraining,
     after: Callable[[], object],
     before: Callable[[], object],
+    *,
     iterations: int,
     counted: int,
 ) -> float:
@@ -272,7 +273,11 @@ def rows(turns: list[Turn], training: GpuTraining) -> list[Row]:
         training: What ran.
     """
     size_bytes = 12 * training.params
-    settings = {"params": training.params, "checkpoint_bytes": size_bytes, "device": "cuda"}
+    settings = {
+        "params": training.params,
+        "checkpoint_bytes": size_bytes,
+        "device": training.device,
+    }
     if training.device == "cuda":
         settings["device"] = torch.cuda.get_device_name(0)
     ways = [way for way in turns[0] if way not in {"a version", "bus"}]
