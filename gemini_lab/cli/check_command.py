@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="gemini-lab check",
         description="Train some iterations of a script: in a small lab, under plain torchrun, and "
-        "in the lab again, killed at each kind of place that it came to. Compare weights, "
+        "in the lab again, killed at each kind of place that it reached. Compare weights, "
         "optimizer, buffers, generators, batches, losses and gradient norms. What the script "
         "writes, it writes each time; its persistent tier is not used.",
     )
@@ -101,36 +101,38 @@ def parser() -> argparse.ArgumentParser:
         "--nodes",
         type=whole("nodes", least=1),
         default=NODES,
-        help="machines that train (%(default)s)",
+        help="machines that train (default: %(default)s)",
     )
     number(
         "--workers-per-node",
         type=whole("workers_per_node", least=1),
         default=1,
-        help="training processes on each, one per GPU (%(default)s)",
+        help="training processes per node, one per GPU (default: %(default)s)",
     )
     number(
         "--iterations",
         type=whole("iterations", least=1),
         default=ITERATIONS,
-        help="how many to train each time, if the script does not end before (%(default)s)",
+        help="iterations to train each time, at most (default: %(default)s)",
     )
     number(
         "--kills",
         type=whole("kills", least=1),
         default=KILLS,
-        help="how often to kill it, at most (%(default)s)",
+        help="kills, at most (default: %(default)s)",
     )
     options.add_argument(
         "--limit",
         type=seconds,
         default=LIMIT_S,
         metavar="S",
-        help="seconds that each run may take (%(default).0f)",
+        help="seconds per run, at most (default: %(default).0f)",
     )
     options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
-    options.add_argument("--json", action="store_true", help="the verdict as JSON")
-    options.add_argument("-m", dest="module", action="store_true", help="the script is a module")
+    options.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    options.add_argument(
+        "-m", dest="module", action="store_true", help="run the script as a module"
+    )
     options.add_argument("script", help="the training script")
     its = options.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
     its.required = False  # by which an error would name it beside the script

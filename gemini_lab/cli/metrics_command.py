@@ -13,8 +13,8 @@ from gemini_lab.limits import whole
 
 PORT: Final = 9408
 LOOK_S: Final = 1.0
-DESCRIPTION: Final = """Serve a run's metrics for Prometheus until Ctrl-C, also when the run is
-over, or send them to where they are drawn until it is."""
+DESCRIPTION: Final = """Serve a run's metrics for Prometheus until Ctrl-C, also after the run's end.
+With --to, send them until the run ends."""
 
 
 def command(arguments: Sequence[str]) -> int:
@@ -24,17 +24,17 @@ def command(arguments: Sequence[str]) -> int:
         "--port",
         type=whole("port"),
         default=PORT,
-        help="where to serve them (%(default)s); 0 takes any",
+        help="port to serve them at (default: %(default)s); 0 takes a free one",
     )
     options.add_argument(
-        "--address", default=LOOPBACK, help="on which address to listen (%(default)s)"
+        "--address", default=LOOPBACK, help="address to listen on (default: %(default)s)"
     )
-    options.add_argument("--once", action="store_true", help="print them, and serve nothing")
+    options.add_argument("--once", action="store_true", help="print them once, and serve nothing")
     options.add_argument(
         "--to",
         action="append",
         metavar="WHERE",
-        help=f"serve nothing, but send them until the run is over, to {HOW}; may be repeated",
+        help=f"send them to {HOW}, and serve nothing; may be repeated",
     )
     asked = options.parse_args(arguments)
     finder = finder_of(asked)

@@ -40,34 +40,36 @@ def parser() -> argparse.ArgumentParser:
     """Return the options of `gemini-lab node`."""
     options = argparse.ArgumentParser(prog="gemini-lab node", description=DESCRIPTION)
     options.add_argument("--etcd", required=True, metavar="HOST:PORT[,...]", help="the lab's etcd")
-    options.add_argument("--lab", required=True, help="the name that `run --join` was given")
+    options.add_argument(
+        "--lab", required=True, help="the lab's name, as in `gemini-lab run --join LAB`"
+    )
     options.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="file with the lab's token, mode 600; by default GEMINI_LAB_TOKEN has it",
+        help="file with the lab's token, mode 600 (default: the variable GEMINI_LAB_TOKEN)",
     )
     options.add_argument(
         "--machine",
         default=os.environ.get("SLURM_JOB_ID", ""),
         metavar="ID",
-        help="this machine's id, as its provider calls it, such as an EC2 instance's; a Slurm "
-        "job's is known",
+        help="this machine's id at its provider, such as an EC2 instance's (default: the Slurm "
+        "job's)",
     )
     options.add_argument(
         "--wait",
         type=seconds,
         default=WAIT_S,
         metavar="S",
-        help="seconds to wait for the lab (%(default).0f)",
+        help="seconds to wait for the lab (default: %(default).0f)",
     )
     options.add_argument(
         "--notice",
         type=seconds,
         default=0.0,
         metavar="S",
-        help="on SIGTERM, have this node's ranks move to another machine, and stay for so many "
-        "seconds at most (%(default).0f)",
+        help="seconds to stay on SIGTERM, while this node's ranks move to another machine "
+        "(default: %(default).0f)",
     )
     return options
 

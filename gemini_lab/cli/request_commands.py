@@ -72,8 +72,8 @@ def parser_of_request(name: str, text: str | None, *, wait_s: float) -> argparse
         type=seconds,
         default=wait_s,
         metavar="S",
-        help="seconds to wait for the result (%(default).0f); after that the request still stands, "
-        f"and the command exits with {Exit.LATE:d}",
+        help="seconds to wait for the result (default: %(default).0f); then the request stays "
+        f"pending, and the command exits with {Exit.LATE:d}",
     )
     return parser
 

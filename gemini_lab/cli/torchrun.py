@@ -30,20 +30,24 @@ _SAID_HERE: Final = {"--nodes", "--workers-per-node"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of torchrun's options, and those of `gemini-lab run` beside them."""
+    """Return the parser of torchrun's options and those of `gemini-lab run`."""
     from torch.distributed.run import get_args_parser  # noqa: PLC0415
 
     options: argparse.ArgumentParser = get_args_parser()
     options.prog = "gemini-lab torchrun"
     options.description = (
-        "Takes torchrun's arguments, and those of `gemini-lab run`. It is started once, and not on "
-        "every machine."
+        "Run a script as `gemini-lab run` does, with torchrun's arguments. Start it once, and not "
+        "on every machine."
     )
+    options.usage = "gemini-lab torchrun [options] [-m] SCRIPT [arguments of the script]"
     known = options._option_string_actions  # noqa: SLF001 - argparse has no other way to ask
+    options._optionals.title = "torchrun's options"  # noqa: SLF001
+    ours = options.add_argument_group("gemini-lab's own options")
+    options._action_groups.insert(0, options._action_groups.pop())  # noqa: SLF001 - shown first
     for action in run_command.parser()._actions:  # noqa: SLF001
         names = {*action.option_strings}
         if names and not names & (known.keys() | _SAID_HERE):
-            options._add_action(action)  # noqa: SLF001
+            ours._add_action(action)  # noqa: SLF001
     options.set_defaults(standbys=0)  # as many machines as were asked for
     return options
 

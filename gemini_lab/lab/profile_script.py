@@ -161,41 +161,41 @@ def _rate(text: str | None) -> float | None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gemini-lab profile",
-        description="When is the network of a DeepSpeed script idle? The script runs unchanged, "
-        "under torchrun, until enough iterations have been seen.",
+        description="Measure when a DeepSpeed script leaves the network idle. The script runs "
+        "unchanged under torchrun, until enough iterations have passed.",
     )
     parser.add_argument(
         "--iterations",
         type=whole("profile_iterations"),
         default=ITERATIONS,
         metavar="N",
-        help="iterations to average over (%(default)s)",
+        help="iterations to average over (default: %(default)s)",
     )
     parser.add_argument(
         "--skip",
         type=whole("iterations"),
         default=SKIP,
         metavar="N",
-        help="iterations to let pass first (%(default)s)",
+        help="iterations to skip first (default: %(default)s)",
     )
     parser.add_argument(
         "--nproc",
         type=whole("workers_per_node"),
         default=2,
         metavar="N",
-        help="ranks on this machine (%(default)s)",
+        help="ranks on this machine (default: %(default)s)",
     )
     parser.add_argument(
-        "--link", metavar="RATE", help='pace each rank to such a link, as in "400 Mbit/s"'
+        "--link", metavar="RATE", help='pace each rank to a link of this rate, such as "400 Mbit/s"'
     )
     parser.add_argument(
-        "--kernel-link", metavar="RATE", help="the same by network namespaces (Linux, root)"
+        "--kernel-link", metavar="RATE", help="the same, by network namespaces (Linux, root)"
     )
     parser.add_argument(
         "--output",
         default="profile.json",
         metavar="FILE",
-        help="where the profile goes (%(default)s)",
+        help="file to write the profile to (default: %(default)s)",
     )
     parser.add_argument("script", help="the training script")
     its = parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")

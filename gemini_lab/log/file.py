@@ -77,7 +77,7 @@ LATEST: Final = "latest"
 """By this commands mean the newest run."""
 NOWHERE: Final = Path(os.devnull)
 """A place in which nothing can be kept."""
-FOLDER_HELP: Final = "where runs keep their logs (%(default)s)"
+FOLDER_HELP: Final = "where runs keep their logs (default: %(default)s)"
 """Of the option `--folder`, which is the same in all commands."""
 HEAD_LINES: Final = 8
 """Lines of a file among which there is an event, if it is a log; some may have been damaged."""

@@ -226,21 +226,25 @@ def parser() -> argparse.ArgumentParser:
         "run",
         nargs="?",
         default=LATEST,
-        help="a run's folder, its name below --folder, 'latest', which is the default, or the URL "
-        "of a persistent tier",
+        help="a run's folder, its name below --folder, 'latest', or the URL of a persistent tier "
+        "(default: latest)",
     )
     options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
     options.add_argument(
-        "--to", required=True, type=Path, metavar="FILE", help="model.safetensors or model.pt"
+        "--to",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="file to write: model.safetensors or model.pt",
     )
     options.add_argument(
         "--version",
         type=whole("version"),
         metavar="N",
-        help="which version; by default the newest good one",
+        help="version to write (default: the newest good one)",
     )
     options.add_argument(
-        "--base", type=Path, metavar="FILE", help="safetensors file with the frozen weights"
+        "--base", type=Path, metavar="FILE", help="take frozen weights from this safetensors file"
     )
     options.add_argument("--trained-only", action="store_true", help="leave frozen weights out")
     return options

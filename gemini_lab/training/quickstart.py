@@ -142,24 +142,36 @@ def parser() -> argparse.ArgumentParser:
         "--nodes",
         type=whole("nodes"),
         default=LabConfig.nodes,
-        help="machines that train (%(default)s)",
+        help="machines that train (default: %(default)s)",
     )
     number(
         "--standbys",
         type=whole("standbys"),
         default=LabConfig.standbys,
-        help="machines that wait (%(default)s)",
+        help="machines that wait to replace a lost one (default: %(default)s)",
     )
-    number("--iterations", type=whole("iterations"), default=24, help="of the job (%(default)s)")
-    options.add_argument("--size", default=SIZE, help="of the GPT: tiny, small, 1b (%(default)s)")
-    options.add_argument("--corpus", metavar="PATH", help="text to train on; by default Python's")
+    number(
+        "--iterations",
+        type=whole("iterations"),
+        default=24,
+        help="iterations of the job (default: %(default)s)",
+    )
     options.add_argument(
-        "--scenario", type=Path, metavar="FILE", help="failures to inject, by default the three"
+        "--size", default=SIZE, help="size of the GPT: tiny, small, 1b (default: %(default)s)"
+    )
+    options.add_argument(
+        "--corpus", metavar="PATH", help="text to train on (default: Python's own)"
+    )
+    options.add_argument(
+        "--scenario",
+        type=Path,
+        metavar="FILE",
+        help="inject the failures in this file (default: three)",
     )
     options.add_argument(
         "--keep-processes",
         action="store_true",
-        help="ranks that are not lost keep their process through a recovery",
+        help="keep the processes of ranks that are not lost",
     )
     options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
     return options

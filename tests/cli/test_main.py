@@ -284,7 +284,7 @@ def test_the_same_thing_has_the_same_option_and_help_fits_a_terminal(name, monke
     assert "--store" not in said
     if re.search(r"\brun's folder, its name below --folder\b", " ".join(said.split())):
         assert "--folder FOLDER" in said
-        assert "where runs keep their logs (gemini-runs)" in said
+        assert "where runs keep their logs (default: gemini-runs)" in said
 
 
 INTERRUPTED_AT = """

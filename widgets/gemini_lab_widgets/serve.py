@@ -37,21 +37,24 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         default=LATEST,
         help="a run's folder, its name below --folder, its log, a simulation's saved log, or "
-        "'latest', which is the default: it goes on to the next run when one starts, and waits for "
-        "a first one; visitors may then choose the folder's other runs",
+        "'latest' (default: latest). With 'latest' the page follows to the next run when one "
+        "starts, waits for a first one, and lets visitors choose the folder's other runs",
     )
     options.add_argument("--folder", type=Path, default=RUNS_FOLDER, help=FOLDER_HELP)
     options.add_argument(
         "--beside",
         metavar="RUN",
-        help="a run to compare with; by default the newest earlier run of the same job",
+        help="run to compare with (default: the newest earlier run of the same job)",
     )
     options.add_argument(
-        "--port", type=whole("port"), default=5006, help="0 takes a free one (5006)"
+        "--port",
+        type=whole("port"),
+        default=5006,
+        help="port to listen on; 0 takes a free one (default: 5006)",
     )
     options.add_argument(
         "--address",
-        help=f"where to listen ({LOOPBACK}; with --public, on all of this machine's networks)",
+        help=f"address to listen on (default: {LOOPBACK}; with --public all of this machine's)",
     )
     options.add_argument(
         "--public", action="store_true", help="listen where other machines reach the page"
@@ -62,14 +65,17 @@ def parser() -> argparse.ArgumentParser:
         help="ask for a password, or read it from standard input, instead of making one",
     )
     options.add_argument(
-        "--visitors", type=whole("visitors"), default=VISITORS, help=f"at once ({VISITORS})"
+        "--visitors",
+        type=whole("visitors"),
+        default=VISITORS,
+        help=f"visitors at once, at most (default: {VISITORS})",
     )
     options.add_argument(
         "--origin",
         action="append",
         default=[],
         metavar="HOST[:PORT]",
-        help="a further name under which browsers reach the page, such as a proxy's",
+        help="another name under which browsers reach the page, such as a proxy's",
     )
     return options
 

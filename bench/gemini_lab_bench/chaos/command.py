@@ -36,41 +36,49 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     number = partial(options.add_argument, metavar="N")
-    number("--faults", type=whole("faults"), default=20, help="how many in all (%(default)s)")
-    number("--seed", type=whole("seed"), default=0, help="of all that is drawn (%(default)s)")
+    number(
+        "--faults", type=whole("faults"), default=20, help="faults in all (default: %(default)s)"
+    )
+    number(
+        "--seed",
+        type=whole("seed"),
+        default=0,
+        help="seed of everything random (default: %(default)s)",
+    )
     options.add_argument(
         "--kinds",
-        help="names, separated by commas, or patterns as 'tier_*'; by default all but those for "
-        "a job of its own: " + ", ".join(name for name in KINDS if name not in USUAL),
+        help="kinds of faults, separated by commas, or patterns such as 'tier_*' (default: all but "
+        "those that need a job of their own): "
+        + ", ".join(name for name in KINDS if name not in USUAL),
     )
     options.add_argument(
         "--by-time",
         action="store_true",
-        help="each kind takes about as much time as any other; by default each is as likely",
+        help="draw quick faults more often than slow ones (default: all equally often)",
     )
     number(
         "--nodes",
         type=whole("nodes"),
         default=LabConfig.nodes,
-        help="machines that train (%(default)s)",
+        help="machines that train (default: %(default)s)",
     )
     number(
         "--standbys",
         type=whole("standbys"),
         default=LabConfig.standbys,
-        help="machines that wait (%(default)s)",
+        help="machines that wait to replace a lost one (default: %(default)s)",
     )
     number(
         "--faults-a-run",
         type=whole("faults"),
         default=12,
-        help="a job suffers so many (%(default)s)",
+        help="faults per run (default: %(default)s)",
     )
     options.add_argument(
         "--minutes",
         type=seconds,
         metavar="N",
-        help="after so long nothing is struck any more, and the run is told to end; default: never",
+        help="minutes after which faults stop and the run ends (default: never)",
     )
     number(
         "--load",
@@ -78,25 +86,25 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const=4,
         default=0,
-        help="processes to keep the machine busy (4 or N)",
+        help="keep the machine busy with so many processes (4 without N; default: 0)",
     )
     options.add_argument(
         "--limit",
         type=seconds,
         default=120.0,
         metavar="S",
-        help="training that stands still for longer hangs (%(default)s)",
+        help="seconds without progress that count as a hang (default: %(default)s)",
     )
     options.add_argument(
         "--keep-processes",
         action="store_true",
-        help="ranks that are not lost keep their process through a recovery",
+        help="keep the processes of ranks that are not lost",
     )
     number(
         "--tries",
         type=whole("tries"),
         default=6,
-        help="runs to make a failing schedule smaller with (%(default)s)",
+        help="runs to make a failing schedule smaller, at most (default: %(default)s)",
     )
     options.add_argument(
         "--simulated",

@@ -60,21 +60,21 @@ def command(argv: list[str]) -> int:
     """Write figures into a folder; 1 where a value is outside its figure's tolerance."""
     parser = argparse.ArgumentParser(
         prog="gemini-lab figures",
-        description="The paper's figures with ours beside them, and how far each value is from the "
-        "paper's. The exit status is 1 where one is outside its figure's tolerance and no reason "
-        "is known. What was measured is undecided where its 95 % interval reaches over an end of "
-        "the tolerance. fig05 is of Figs. 4 and 5, eq1 of Fig. 1. Fig. 2 is a drawing without "
-        "numbers: docs/architecture.md tells the same of this system.",
+        description="Draw the paper's figures next to ours, with each value's distance from the "
+        "paper's. Exits with 1 if a value is outside its figure's tolerance without a known "
+        "reason. A measured value is undecided if its 95 % interval reaches over an end of the "
+        "tolerance. fig05 draws Figs. 4 and 5, eq1 Fig. 1. Fig. 2 is a drawing without numbers; "
+        "docs/architecture.md describes the same of this system.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(FIGURES))
-    parser.add_argument("--all", action="store_true", help="every figure")
+    parser.add_argument("--all", action="store_true", help="draw every figure")
     parser.add_argument(
         "--measured",
         type=Path,
         nargs="+",
         default=[],
         metavar="FILE",
-        help="results of `gemini-lab bench NAME --json FILE`, to draw beside; NAME is schemes "
+        help="also draw results of `gemini-lab bench NAME --json FILE`; NAME is schemes "
         "(Figs. 7, 8, 13 and 16), losses (Fig. 9), baselines (Figs. 10 and 12), reduction (Fig. "
         "11), goodput (Fig. 15), wasted (Eq. (1)) or contention (where idle time no longer "
         "suffices)",
@@ -84,7 +84,7 @@ def command(argv: list[str]) -> int:
         type=Path,
         default=Path("figures"),
         metavar="DIR",
-        help="where they go (%(default)s)",
+        help="folder to write to (default: %(default)s)",
     )
     options = parser.parse_args(argv)
     names = FIGURES if options.all else tuple(options.names)
