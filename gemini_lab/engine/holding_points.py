@@ -81,7 +81,7 @@ class HoldingPoints:
         return next((each for each in self.iterations if each > passed), None)
 
     def let_pass(self, iteration: int) -> None:
-        """Let training go on after `iteration`."""
+        """Release training after `iteration`."""
         draft = self.file.with_suffix(".part")
         draft.write_text(str(iteration), encoding="ascii")
         draft.replace(self.file)  # a worker never reads half a number

@@ -235,7 +235,7 @@ class StandingGroups:
         self.mode = Mode.ALONE
 
     def join(self, store: Any = None) -> None:
-        """Let collectives communicate from here on; all ranks call it together.
+        """Allow collectives to communicate from now on; all ranks call it together.
 
         Args:
             store: One that all ranks share, and nobody has used: every group reconnects through it.

@@ -1,4 +1,4 @@
-"""What something is made with, and on: versions, the commit, the machine."""
+"""Provenance: versions, the commit, and the machine that something was made on."""
 
 import os
 import platform

@@ -147,7 +147,7 @@ class Run(FollowedRun):
         return held if held is not None and self.iteration >= held else None
 
     def go_on(self) -> None:
-        """Let training go on if it holds; a failure or a request does so, too."""
+        """Release training if it holds; a failure or a request does so, too."""
         if (held := self.holds_at) is not None:
             self._holds.let_pass(held)
 

@@ -6,7 +6,7 @@ from told_runs import ToldRun, with_a_drain, with_one_loss
 from gemini_lab.log import events
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables import tables_of
-from gemini_lab.report.tables.headline import Answer, percent
+from gemini_lab.report.tables.headline import HeadlineAnswer, percent
 from gemini_lab.report.tables.recoveries import losses
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.policy import gemini
@@ -18,7 +18,9 @@ def reduced(run: ToldRun) -> RunReducer:
     return reducer
 
 
-def answers(run: ToldRun, *beside: ToldRun) -> tuple[Answer, Answer, Answer]:
+def answers(
+    run: ToldRun, *beside: ToldRun
+) -> tuple[HeadlineAnswer, HeadlineAnswer, HeadlineAnswer]:
     earlier = [(one, losses(one)) for one in map(reduced, beside)]
     return tables_of(reduced(run), earlier=earlier).answers
 

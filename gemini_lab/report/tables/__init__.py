@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.headline import Answer, answers
+from gemini_lab.report.tables.headline import HeadlineAnswer, answers
 from gemini_lab.report.tables.iterations import (
     Baseline,
     CurveTable,
@@ -35,7 +35,7 @@ class Tables:
     """One snapshot; each view draws one part of it."""
 
     status: Status
-    answers: tuple[Answer, ...]
+    answers: tuple[HeadlineAnswer, ...]
     curves: CurveTable
     spent: SpentTable
     replicas: ReplicaTable

@@ -15,7 +15,7 @@ LARGEST: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HeadlineAnswer:
     """One question about a run, and its answer.
 
     Attributes:
@@ -39,7 +39,7 @@ def answers(
     curves: CurveTable,
     iterations: IterationTable,
     spent: SpentTable,
-) -> tuple[Answer, Answer, Answer]:
+) -> tuple[HeadlineAnswer, HeadlineAnswer, HeadlineAnswer]:
     """Return whether a run has the same numbers, and what checkpoints and failures cost it."""
     return (
         _numbers(run, losses, curves),
@@ -48,9 +48,9 @@ def answers(
     )
 
 
-def _numbers(run: RunReducer, losses: Losses, curves: CurveTable) -> Answer:
-    def say(short: str, detail: str, mood: Literal["good", "bad", "unknown"]) -> Answer:
-        return Answer(
+def _numbers(run: RunReducer, losses: Losses, curves: CurveTable) -> HeadlineAnswer:
+    def say(short: str, detail: str, mood: Literal["good", "bad", "unknown"]) -> HeadlineAnswer:
+        return HeadlineAnswer(
             question="Same numbers?", short=short, detail=detail, mood=mood, view="curves"
         )
 
@@ -87,10 +87,14 @@ def said(match: Match) -> str:
     )
 
 
-def _checkpoints(run: RunReducer, iterations: IterationTable, spent: SpentTable) -> Answer:
-    def say(short: str, detail: str, mood: Literal["neutral", "unknown"] = "neutral") -> Answer:
+def _checkpoints(run: RunReducer, iterations: IterationTable, spent: SpentTable) -> HeadlineAnswer:
+    def say(
+        short: str, detail: str, mood: Literal["neutral", "unknown"] = "neutral"
+    ) -> HeadlineAnswer:
         question = "What did checkpoints cost?"
-        return Answer(question=question, short=short, detail=detail, mood=mood, view="iterations")
+        return HeadlineAnswer(
+            question=question, short=short, detail=detail, mood=mood, view="iterations"
+        )
 
     if run.course.settings.get("scheme") == "none":
         return say("nothing", "the run keeps no versions (scheme none)")
@@ -105,10 +109,14 @@ def _checkpoints(run: RunReducer, iterations: IterationTable, spent: SpentTable)
     return say(percent(waited_s / trained_s), f"{waited} for its checkpoints")
 
 
-def _failures(losses: Losses, spent: SpentTable) -> Answer:
-    def say(short: str, detail: str, mood: Literal["neutral", "unknown"] = "neutral") -> Answer:
+def _failures(losses: Losses, spent: SpentTable) -> HeadlineAnswer:
+    def say(
+        short: str, detail: str, mood: Literal["neutral", "unknown"] = "neutral"
+    ) -> HeadlineAnswer:
         question = "What did failures cost?"
-        return Answer(question=question, short=short, detail=detail, mood=mood, view="recoveries")
+        return HeadlineAnswer(
+            question=question, short=short, detail=detail, mood=mood, view="recoveries"
+        )
 
     if not losses.total:
         return say("nothing", "no failure so far")

@@ -8,7 +8,7 @@ from bokeh.models import Div
 
 from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import Tables
-from gemini_lab.report.tables.headline import Answer
+from gemini_lab.report.tables.headline import HeadlineAnswer
 from gemini_lab.report.tables.status import NodeHealth, NodeRow, Status, leaving_of
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import (
@@ -192,7 +192,7 @@ def _tile(name: str, value: str, note: str, colour: str) -> str:
     )
 
 
-def _answer(answer: Answer) -> str:
+def _answer(answer: HeadlineAnswer) -> str:
     """Return one of the three answers; it leads to the view that shows where it comes from."""
     return (
         f"<div class=answer><dt>{esc(answer.question)}</dt>"
