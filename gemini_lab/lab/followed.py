@@ -88,7 +88,7 @@ class FollowedRun(Requestable):
 
     @property
     def detail(self) -> str:
-        """The step of a start or a recovery that is under way; empty if there is no more to say than `phase`."""
+        """The step of a start or a recovery; empty if there is no more to say than `phase`."""
         return self.course.detail if self.phase in {"starting", "recovering", "waiting"} else ""
 
     @property

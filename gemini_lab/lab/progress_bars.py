@@ -53,7 +53,7 @@ class FollowableRun(Protocol):
 
     @property
     def detail(self) -> str:
-        """The step of a start or a recovery that is under way; empty if there is no more to say than `phase`."""
+        """The step of a start or a recovery; empty if there is no more to say than `phase`."""
 
     @property
     def total(self) -> int | None:
