@@ -1,7 +1,7 @@
-"""Going on in the same process after others were lost: what is made anew, and what stays.
+"""The engine's part in keeping a process through a recovery.
 
-The engine, the model, the script and the node's memory stay. The process groups, the way of
-versions and whoever uses it are made anew, and the state is that of the version of the plan.
+The engine, the model, the script and the node's memory stay. Process groups and the transfer of
+versions are made again, and the planned version is restored in place.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,10 @@ OpenReplicator = Callable[[WorkerSession, ReadyEngine], Replicator]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejoined:
-    """The parts with which training goes on.
+    """The parts with which training continues.
 
     Attributes:
-        ready: The engine, with the version that was put back.
+        ready: The engine, with the restored version.
     """
 
     ready: ReadyEngine
@@ -42,7 +42,7 @@ class Rejoined:
 
 
 class Rejoining:
-    """Takes one rank through recoveries in its process."""
+    """The recoveries of one rank in its process."""
 
     def __init__(
         self, session: WorkerSession, ready: ReadyEngine, *, open_replicator: OpenReplicator
@@ -53,14 +53,14 @@ class Rejoining:
         self._open_replicator = open_replicator
 
     def enter_loop(self, replicator: Replicator) -> None:
-        """Begin the script's loop: from here on this process can go on in it."""
+        """Begin the script's loop, in which this process can be kept."""
         self.process.enter_loop(self._why_not, stop_traffic=replicator.stop)
 
     def rejoin(self, replicator: Replicator, place: LoopPlace) -> Rejoined:
-        """At the loop's top: wait for the word to go on, and do so.
+        """Wait at the loop's top for the order to go on, and restore the planned version.
 
         Raises:
-            CannotGoOnError: This process cannot; another one takes its place.
+            CannotGoOnError: This process cannot be kept; another one takes its place.
         """
         start = self._session.go_on()
         replicator.detach()
@@ -75,7 +75,7 @@ class Rejoining:
         )
 
     def _why_not(self) -> str:
-        """Return why what is protected could not go on in its process; empty if it can."""
+        """Return why the protected engine cannot be kept in its process; empty if it can."""
         settings, state = self._ready.settings, self._ready.state
         if state.framework.device.type != "cpu":
             return "it trains on a GPU"
@@ -90,17 +90,17 @@ class Rejoining:
 
 
 def go_on(session: WorkerSession, ready: ReadyEngine, where: LoopPlace) -> ReadyEngine:
-    """Return the same engine among other processes, with the version that the plan says.
+    """Return the same engine with the planned version, beside other ranks' processes.
 
-    Those that start anew are in `ready_engine` meanwhile, and this does what they need.
+    Processes that start are in `ready_engine` meanwhile; the calls between ranks match theirs.
 
     Raises:
-        CannotGoOnError: The version cannot be put back in this process.
+        CannotGoOnError: The version cannot be restored in this process.
     """
     start, state, before = session.start, ready.state, ready.place
     session.meet()
     session.code.begin(ready.settings)
-    # Its sockets lead to ranks that are gone; a new group would wait for none of them.
+    # Its sockets lead to processes that have ended.
     before.group.leave()
     seats = start.seats.placed(ready.settings)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
@@ -118,13 +118,13 @@ def go_on(session: WorkerSession, ready: ReadyEngine, where: LoopPlace) -> Ready
 
 
 def _load_in_place(state: EngineState, where: LoopPlace, payload: memoryview) -> dict[str, object]:
-    """Put a version back at the loop's top, if it was sealed there."""
+    """Restore a version at the loop's top, if it was sealed there."""
     small = state.peek(payload) or {}
     is_of_loop = bool(small.get("at_top")) and place_in(small["extra"]) == where
     if not is_of_loop or not state.script.can_move_back(small["data"]):
         raise CannotGoOnError(
-            "the version was not sealed at the top of this loop, or its position in the data is "
-            "not one that the iterators of this process can go back to"
+            "the version was not sealed at the top of this loop, or the iterators of this process "
+            "cannot go back to its position in the data"
         )
     state.framework.begin_anew()
     for order in state.script.orders:

@@ -104,18 +104,20 @@ def unknown_calls(kind: type = dist.ProcessGroup) -> list[str]:
 
 
 ORDER_S: Final = 5.0
-"""After a collective has failed: until it is known that it did because a rank is lost."""
+"""The wait of a failed collective for the word that a rank is lost."""
 LOOK: Final = timedelta(milliseconds=100)
-"""Between two looks of a rank that waits in a collective: Gloo does not tell who waits for the rest
-of a message that was half sent or received when its connection was closed."""
+"""The pause between two looks at the connections while a collective is under way.
+
+Gloo fails no wait for the rest of a message that was half there when its connection closed.
+"""
 CLOSED_S: Final = 0.5
-"""For a collective to end after a connection was closed: a rank that is done closes its own."""
+"""The time for a collective to end after a connection closed, as by a rank that has finished."""
 _GLOO: Any = c10d.ProcessGroupGloo
 _Group: Any = dist.ProcessGroup
-# The one backend of torch that can refuse all collectives; older versions have none.
+# PyTorch 2.13 has the first backend that can refuse all collectives.
 _NOBODY: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)  # noqa: SLF001
 SETTLE_S: Final = 1.0
-"""For what is broken off to have written what it had received."""
+"""The wait for a broken-off collective, which may still write what it had received."""
 
 
 class Mode(Enum):
@@ -319,7 +321,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         self._group, self._gloo = group, gloo
 
     def cut(self) -> None:
-        """Close the connections: what waits for another rank fails, on every thread."""
+        """Close the connections, so that each wait for another rank fails, on every thread."""
         self._connections.cut()
         with self._promising:
             promised, self._promised = self._promised, set()
@@ -327,12 +329,10 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
             promise.keep(promise.otherwise)
 
     def wait_for(self, work: Any) -> None:
-        """Wait for a collective under way.
-
-        Gloo tells nobody of a connection that breaks in the midst of a message, and closes it.
+        """Wait for a collective under way, and look whether its connections are open.
 
         Raises:
-            RuntimeError: It failed, all are broken off, or a connection has been closed.
+            RuntimeError: It failed, all are broken off, or a connection has closed.
         """
         closed_s = 0.0
         while closed_s < CLOSED_S:
@@ -350,11 +350,11 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         raise closed()
 
     def promise(self, work: Any, otherwise: list[torch.Tensor]) -> Any:
-        """A future of a collective under way, which comes at once when all are broken off.
+        """Return a future of a collective under way, which ends at once if all are broken off.
 
         Args:
             work: The collective.
-            otherwise: What it gives then, and where it fails since a rank is lost.
+            otherwise: The future's value then, or if the collective fails because a rank is lost.
         """
         promise = Promise(otherwise)
 
@@ -378,7 +378,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         return promise.future
 
     def _look_out(self) -> None:
-        """Look at the connections for those who wait for a future, and look at none."""
+        """End futures of which no wait looks at the connections: DDP waits for them in C++."""
         closed_s = 0.0
         while self._are_promised.wait():
             time.sleep(LOOK.total_seconds())
@@ -395,7 +395,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
                     self._promised.difference_update(promised)
 
     def _end_all(self, promised: list[Promise]) -> None:
-        """A connection was closed: none of them may ever come."""
+        """End these futures, because a connection closed and none of them may ever come."""
         try:
             self.fail(closed())
         except RuntimeError as error:
@@ -406,7 +406,7 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
                 promise.keep(promise.otherwise)
 
     def _value(self, done: Any, otherwise: list[torch.Tensor]) -> Any:
-        """Return a future's value: DDP waits for that alone, and could not go on after an error."""
+        """Return a future's value, also if a rank is lost: DDP cannot continue after an error."""
         try:
             return done.value()
         except RuntimeError as error:
@@ -444,21 +444,21 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
         return self._is_played
 
     def fail(self, error: RuntimeError) -> None:
-        """Go on if a rank is lost, otherwise raise the error."""
+        """Raise the error, unless a rank is lost."""
         if not self._groups.was_broken_off():
             raise error
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, *, wait_all_ranks: bool = False
     ) -> None:
-        """As a barrier: the root agent names ranks that others wait for, whatever they wait in."""
+        """Wait as in a barrier; the root agent names the ranks that are missing in either."""
         del wait_all_ranks
         self.call("barrier").wait(timeout)
 
     # -- what torch asks of a backend ------------------------------------------------------------
 
     def _set_sequence_number_for_group(self) -> None:
-        """Gloo's starts by itself."""
+        """Do nothing, because Gloo's number starts by itself."""
 
     def _get_backend(self, device: torch.device) -> Any:
         del device
@@ -467,17 +467,17 @@ class StandingGroup(_Group):  # type: ignore[misc]  # torch's stubs have it as A
     get_backend = _get_backend
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
-        """Not Gloo's: what is of that name, torch takes for its own class."""
+        """Return another name than Gloo's: torch takes a group of that name for its own class."""
         return "standing gloo"
 
 
 def closed() -> RuntimeError:
-    """Return the error of a collective that would wait forever."""
+    """Return the error of a collective that would wait for ever."""
     return RuntimeError("a connection to another rank was closed")
 
 
 def obstacle() -> str:
-    """Why this torch's groups cannot be made anew, in words; empty if they can."""
+    """Return why this torch's groups cannot be reconnected, in words; empty if they can."""
     options = getattr(_NOBODY, "Options", None)
     if hasattr(options, "error_on_collective") and hasattr(_NOBODY, "_create_internal"):
         return ""
@@ -485,9 +485,9 @@ def obstacle() -> str:
 
 
 def _refusing(rank: int, size: int) -> Any:
-    """Return the backend that torch's own functions find: it refuses all collectives.
+    """Return the backend that torch's own functions find, which refuses all collectives.
 
-    Those that a group overrides never come to it.
+    A collective that `StandingGroup` overrides never reaches it.
     """
     options = _NOBODY.Options()
     options.error_on_collective = True

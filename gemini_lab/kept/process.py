@@ -41,29 +41,29 @@ NOT_IN_LOOP: Final = (
     "counting from an iteration that is thrown away"
 )
 STOP_S: Final = 3.0
-"""For a version on its way to be broken off."""
+"""The limit for breaking off a version that is being sent."""
 LOOK_S: Final = 1.0
 RECORD_S: Final = 120.0
 IDLE_S: Final = 30.0
-"""For training's thread, once other ranks go on, without any work of its own."""
+"""The longest that training's thread may do nothing once other ranks go on."""
 NOBODY: Final = b""
-"""In place of a record: no other process can replay this set-up."""
+"""Stands for a record that no other process can be played."""
 _RECORD: Final = "gemini_lab/set_up/"
 
 
 class Heart(Protocol):
-    """The heartbeat of the worker, which watches training's thread."""
+    """The worker's heartbeat, which watches training's thread."""
 
     @property
     def idle_s(self) -> float:
         """Seconds for which training's thread has done nothing."""
 
     def place(self) -> str:
-        """Return its place in the script."""
+        """Return the thread's place in the script."""
 
 
 class Tie(Protocol):
-    """The worker's session: who it is, and the way to its agent."""
+    """The worker's session, with the connection to its agent."""
 
     start: WorkerStart
 
@@ -86,7 +86,7 @@ class KeptProcess:
 
     Attributes:
         why_not: Why this process could not continue now; empty if it can.
-        stop_traffic: Breaks off the version on its way; says whether that was done in time.
+        stop_traffic: Breaks off the version that is being sent; returns whether that was in time.
     """
 
     def __init__(self, why_not: str = NOT_ASKED) -> None:
@@ -96,7 +96,7 @@ class KeptProcess:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the iteration under way is thrown away, because a rank is lost."""
+        """Whether the iteration under way will be discarded, because a rank is lost."""
         return False
 
     # -- the session -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A node's workers that keep their processes in a recovery, as their agent orders them about."""
+"""The agent's orders to workers that keep their processes through a recovery."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ from gemini_lab.recovery.messages import (
 from gemini_lab.wire.local import LocalChannel
 
 STAND_S: Final = 5.0
-"""For a worker to stop writing the node's memory; one that does not is ended as any other."""
+"""The limit for a worker to stop writing the node's memory; the agent ends a later one."""
 LOOK_S: Final = 0.05
-"""Between two looks whether a worker that was asked has ended."""
+"""The pause between two looks whether a worker that was asked has ended."""
 
 
 class NodeWorker(Protocol):
@@ -27,7 +27,7 @@ class NodeWorker(Protocol):
 
     @property
     def channel(self) -> LocalChannel:
-        """The way to it."""
+        """The connection to it."""
 
 
 class Host(Protocol):

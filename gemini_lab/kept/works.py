@@ -1,4 +1,4 @@
-"""Collectives under way in groups that can be broken off: see `groups`."""
+"""Handles of collectives in groups that can be broken off: see `groups`."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,20 +12,20 @@ _Work: Any = c10d.Work
 
 
 class Judge(Protocol):
-    """The group that a collective is of."""
+    """A collective's group, which decides what a failure means."""
 
     def wait_for(self, work: Any) -> None:
-        """Wait for it."""
+        """Wait for a collective."""
 
     def fail(self, error: RuntimeError) -> None:
-        """Go on if a rank is lost, otherwise raise the error."""
+        """Raise the error, unless a rank is lost."""
 
     def promise(self, work: Any, otherwise: list[torch.Tensor]) -> Any:
-        """A future of it."""
+        """Return a future of a collective."""
 
 
 class DoneWork(_Work):  # type: ignore[misc]
-    """A collective that is over, and has left its tensors as they were."""
+    """A finished collective that left its tensors as they were."""
 
     def __init__(self, args: Sequence[Any]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class DoneWork(_Work):  # type: ignore[misc]
         return _results(self._args)
 
     def _source_rank(self) -> int:
-        return 0  # nobody sent anything
+        return 0  # no rank sent anything
 
     def get_future(self) -> Any:
         future: Any = torch.futures.Future()
@@ -54,9 +54,9 @@ class DoneWork(_Work):  # type: ignore[misc]
 
 
 class LoneWork:
-    """A handle whose `wait` knows no time-out: a thread of its own waits for it.
+    """A handle of which Gloo cannot limit the wait: a thread waits for it.
 
-    It may wait for long after nobody else does; then it touches nothing any more.
+    The thread may wait until Gloo's timeout, but writes nothing once the connections are shut.
     """
 
     def __init__(self, work: Any) -> None:
@@ -66,7 +66,7 @@ class LoneWork:
         self._thread: threading.Thread | None = None
 
     def wait(self, timeout: timedelta) -> bool:
-        """As the backend's handle.
+        """Wait for the collective.
 
         Raises:
             RuntimeError: It failed, or is not over within the time.
@@ -81,11 +81,11 @@ class LoneWork:
         return True
 
     def is_completed(self) -> bool:
-        """Whether `wait` is over."""
+        """Return whether the collective is over."""
         return self._is_over.is_set()
 
     def settle(self, within_s: float) -> None:
-        """Return when it writes nothing more: once it is over, or has long had nothing to write."""
+        """Wait until the collective is over or the time is up, after which it writes nothing."""
         if self._thread is not None:
             self._is_over.wait(within_s)
 
@@ -101,7 +101,7 @@ class LoneWork:
 
 
 class Watched(_Work):  # type: ignore[misc]
-    """A collective under way, whose failure is the group's to judge."""
+    """A collective under way; its group decides what a failure means."""
 
     def __init__(
         self, work: Any, group: Judge, args: Sequence[Any], done: Callable[[], None]
@@ -111,7 +111,7 @@ class Watched(_Work):  # type: ignore[misc]
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
-            if timeout:  # none is 0 where C++ waits
+            if timeout:  # C++ passes 0 for no limit
                 self._work.wait(timeout)
             else:
                 self._group.wait_for(self._work)
@@ -142,10 +142,10 @@ class Watched(_Work):  # type: ignore[misc]
 
 
 class Promise:
-    """A future that is fulfilled once.
+    """A future of which the first outcome counts.
 
     Args:
-        otherwise: Its value where none comes.
+        otherwise: Its value if the collective is broken off.
     """
 
     def __init__(self, otherwise: Any) -> None:
@@ -154,12 +154,12 @@ class Promise:
         self._is_over = threading.Lock()
 
     def keep(self, value: Any) -> None:
-        """Fulfil it, unless it is over."""
+        """Set the future's value, unless it has an outcome."""
         if self._is_over.acquire(blocking=False):
             self.future.set_result(value)
 
     def fail(self, error: Exception) -> None:
-        """Fail the future if it is still pending."""
+        """Set the future's error, unless it has an outcome."""
         if self._is_over.acquire(blocking=False):
             self.future.set_exception(error)
 

@@ -1,18 +1,18 @@
-"""Kept processes: which ranks go on through a recovery, as the root agent decides it.
+"""The root agent's decision which ranks keep their process through a recovery.
 
 At a recovery's first fence, workers may stand still instead of ending. They go on in place if the
-version that is chosen is in memory, and every one of them has its seat on its own node (`Keeping`).
-A new process serves the port in which all meet, which starts now or was started ahead of a planned
-move; if all go on, one of them does. Whatever else comes, all start anew.
+planned version is in memory and each of them keeps its seat on its node (`Keeping`). One process
+serves the port at which all ranks meet: a new one, if any rank has one, else a kept one. If
+anything else happens, all ranks start again.
 
-The ranks of a node that is to leave need new processes on a standby (`Ahead`). These start, import,
-and build their model while training goes on, with the record of the other ranks' set-up. When they
-could take their places, the ranks stop, and only the switch stands between two iterations. If
-anything comes between, they are ended, and the move goes on without them.
+The ranks of a node that will leave need new processes on a standby (`Ahead`). These start, import
+and build their model while the others train, and play the others' set-up from its record. Once all
+of them are ready, training stops, and only the switch stands between two iterations. If anything
+fails before that, they are ended, and the move goes on without them.
 
-A worker whose peer has died often knows it before that one's agent does, so the root agent asks all
-agents if a connection breaks (`RollCall`). An agent answers after all that it has said of workers
-that ended, and not if one of them has: the end of that one is on its way, with its words.
+A worker whose peer died often knows it before that peer's agent does, so the root agent asks all
+agents when a connection breaks (`RollCall`). An agent answers only after it has reported all its
+workers that ended, and gives no answer if one of them has ended.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,7 +35,7 @@ from gemini_lab.recovery.stop import Living
 from gemini_lab.seats import Seats, in_order
 
 AHEAD_S: Final = 120.0
-"""For the new processes to come to `protect`; of a notice, half of what it gives."""
+"""The limit for new processes to reach `protect`; half of the notice, if that is shorter."""
 
 
 def next_standby(state: RootState, living: Living, node: str) -> str:
@@ -57,12 +57,12 @@ def next_standby(state: RootState, living: Living, node: str) -> str:
 
 
 class Ahead:
-    """The processes of one move that start ahead, as a root agent follows them.
+    """The processes that start ahead of one move, as a root agent follows them.
 
     Attributes:
-        leaving: The node whose places they are to take; empty for none.
-        standby: Where they are; empty for nowhere.
-        address: Where the ranks will meet, if all of these can join; empty before it is known.
+        leaving: The node whose ranks they will be; empty for none.
+        standby: Their node; empty for none.
+        address: The port at which all ranks will meet; empty before it is known.
     """
 
     def __init__(self) -> None:
@@ -176,17 +176,17 @@ class Ahead:
 SEVERED: Final = "link_cut"
 HUNG: Final = "worker_hung"
 ENDED: Final = frozenset({"worker_exited", "node_lost", events.DRAIN, SEVERED, HUNG})
-"""Causes after which the ranks that are left are well."""
+"""Causes that leave the other ranks unharmed."""
 
 
 class Keeping:
     """The ranks that stand still, as a root agent hears of them.
 
     Args:
-        ahead: Processes that were started before they are needed.
+        ahead: The processes that start ahead of a move.
 
     Attributes:
-        ends: Ranks that are to end at the fence under way.
+        ends: Ranks that must end at the fence under way.
     """
 
     def __init__(self, ahead: Ahead) -> None:
@@ -204,10 +204,10 @@ class Keeping:
         """Note that a fence begins; another one in the same recovery ends all workers.
 
         Args:
-            state: As it was when training was still under way.
-            cause: Of the fence.
-            lost: Nodes whose ranks go elsewhere.
-            ends: Ranks that may never come to the top of their loop again.
+            state: The state while training was still under way.
+            cause: The fence's cause.
+            lost: Nodes whose ranks move.
+            ends: Ranks that may never reach the top of their loop again.
         """
         self._nodes, self._lost, self.ends = {}, frozenset(lost), sorted(ends)
         is_first = state.phase == "running" and state.story.trouble is None
@@ -250,7 +250,7 @@ class Keeping:
         return self._address if {*self._new} <= self._nodes.keys() else ""
 
     def fits(self, plan: RecoveryPlan, before: RootState, now: RootState) -> bool:
-        """Return whether all ranks that stand still can go on by this plan."""
+        """Return whether this plan lets all ranks that stand still go on."""
         if not self._nodes:
             return True
         seats = now.seats.seated(plan.members)
@@ -269,14 +269,14 @@ class Keeping:
 
 
 ANSWER_S: Final = 0.5
-"""For the answers; who gives none may be gone, which is noticed otherwise, or just be slow."""
+"""The limit for the answers; an agent that gives none may be slow, or lost."""
 
 
 class RollCall:
-    """The nodes whose workers all live.
+    """The question to all nodes whether their workers live.
 
     Attributes:
-        is_under_way: Whether nodes were asked, and have not all answered.
+        is_under_way: Whether an answer is missing.
     """
 
     def __init__(self) -> None:
