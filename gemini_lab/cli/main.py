@@ -77,6 +77,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         ),
         "bench": (OFFERED, "measure on this machine, with repeats and spread"),
         "figures": (OFFERED, "draw the paper's figures next to ours"),
+        "demo": (OFFERED, "open the page of a recorded run; nothing is started"),
         "attack": (OFFERED, "search the smallest case that breaks what you wrote in a lab"),
         "hand-in": (OFFERED, "make a lab's notebook ready for your teacher"),
         "grade": (OFFERED, "print how a class did, and why"),
