@@ -58,10 +58,10 @@ class ReplicaSettings:
         keep_in_memory: Whole versions of each shard that stay in CPU memory while the next one is
             written, on every node that keeps the shard: `protected.rewind` can go back so far. Each
             takes the shard's size once more, on all its holders.
-        keep_gradients: Whether a version has the newest gradient beside the weights. DeepSpeed's
-            ZeRO 3, and stages 1 and 2 with an offload, update a weight that a step left out (such
-            as of layers dropped at random) with the gradient of an earlier step: only so does such
-            a training come back with the same numbers. It takes the bytes of a gradient more. The
+        keep_gradients: Whether a version has the newest gradient, too. A step may leave a weight
+            out, such as of layers dropped at random. DeepSpeed's ZeRO 3, and stages 1 and 2 with an
+            offload, then update it with the gradient of an earlier step: only so does such a
+            training come back with the same numbers. It takes the bytes of a gradient more. The
             script sets it, in its `"gemini"` block.
         strategy: Placement: `"auto"` (group if replicas divides nodes, else mixed), `"group"`,
             `"ring"`, `"mixed"` or `"hosted"`.
@@ -152,7 +152,7 @@ class GuardSettings:
             `protected.steps` or `protected.epochs` comes to 30 of them.
         on_not_finite: If a logged `loss` is NaN or infinite: `"warn"` says so in log, terminal and
             report; `"hold"` also saves no version to the persistent tier until losses are numbers
-            again, unless the user asks for it, so that good ones stay there; `"stop"` also ends the
+            again, so that good ones stay there (a user may ask for a save); `"stop"` also ends the
             run. `"rewind"` checks every rank's loss and state before a version leaves, which costs
             the ranks one small exchange an iteration: if one is no number, all go back to the
             version before, without the batches that led there; if that does not help, further
@@ -189,19 +189,19 @@ class GuardSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeSettings:
-    """How a run goes on with another number of nodes.
+    """How a run changes its number of nodes.
 
     Attributes:
         data_on_resize: If a position in the data has no meaning for another number of ranks:
             `"refuse"` does not load a version of such a number; `"restart"` reads from the
             beginning, and says so.
         when_short: If a run has lost a machine and has no other: `"wait"` for one; `"shrink"` also
-            waits, but for `shrink_after_s` only; then it goes on with the nodes that are there, its
-            shards divided again, and grows when a machine joins.
+            waits, but for `shrink_after_s` only; then it continues with the nodes that are there,
+            its shards divided again, and grows when a machine joins.
         shrink_after_s: How long such a run waits for a machine; 0: not at all.
         grow_pause_s: Least time between a change of size and a growth by a machine that joins.
-            Twice as long after each growth, up to half an hour, so that a machine that comes and
-            goes does not restart the run each time.
+            It doubles after each growth, up to half an hour. So a machine that comes and goes does
+            not restart the run each time.
         batch_on_resize: `"keep"` refuses another number of nodes if the global batch would change;
             `"change"` leaves it to the script.
     """
@@ -252,9 +252,9 @@ class TrafficSettings:
             the job back to its start.
         replicate: What peers get of a version: `"copies"`: the whole shard. `"gradients"`: the
             reduced gradient, with which each peer makes the optimizer's step itself: about a third
-            of the bytes for Adam, for a process beside each worker that computes the step once
-            more. The root agent counts what a peer made only if it has its owner's checksums; a
-            part that differs comes in full. For DeepSpeed's ZeRO on CPUs, with Adam, AdamW or SGD.
+            of the bytes for Adam, for a process of each worker that computes the step once more.
+            The root agent counts what a peer made only if it has its owner's checksums; a part that
+            differs comes in full. For DeepSpeed's ZeRO on CPUs, with Adam, AdamW or SGD.
         full_copy_every: With `"gradients"`: of so many versions one is sent in full anyway; `None`
             for only the first of each start.
         max_overhead: Largest tolerated mean delay as a share of the iteration; if sending every

@@ -249,8 +249,8 @@ def checked(options: argparse.Namespace, config: LabConfig) -> Submission:
     check_places(options.metrics)
     if options.metrics and options.detach:
         raise ConfigError(
-            "--metrics tells them from this command, which --detach ends; leave it out, and start "
-            "`gemini-lab metrics RUN` beside the run"
+            "--metrics sends them from this command, which --detach ends; leave it out, and start "
+            "`gemini-lab metrics RUN` next to the run"
         )
     job = Job(
         script=options.script,
@@ -325,7 +325,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, SettingValue]:
     said = {name: value for name, value in given.items() if value is not None}
     if twice := sorted(named.keys() & said.keys()):
         raise ConfigError(
-            f"{twice[0]} is said twice, by --set and by an option of its own; leave one of them out"
+            f"{twice[0]} is given twice, by --set and by an option of its own; leave out one"
         )
     return named | said
 

@@ -243,5 +243,5 @@ def find_program(name: str, way_out: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise MissingError(f"no {name} was found beside this Python or on the PATH; {way_out}")
+        raise MissingError(f"no {name} was found next to this Python or on the PATH; {way_out}")
     return found

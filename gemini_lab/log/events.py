@@ -227,7 +227,7 @@ class DrainWaiting(Event, frozen=True, kw_only=True):
     Attributes:
         name: The node's.
         reason: What is waited for, for people.
-        is_given_up: Whether they will not move before that is asked for once more.
+        is_given_up: Whether they will not move before another request.
     """
 
     name: str
@@ -246,7 +246,7 @@ class NodeDrained(Event, frozen=True, kw_only=True):
 
 
 class ResizeWanted(Event, frozen=True, kw_only=True):
-    """A person wants the run to go on with another number of nodes.
+    """A user wants the run to have another number of nodes.
 
     Attributes:
         nodes: How many.
@@ -270,7 +270,7 @@ class ResizeWaiting(Event, frozen=True, kw_only=True):
 
 
 class Resized(Event, frozen=True, kw_only=True):
-    """Training goes on with another number of nodes.
+    """Training continues with another number of nodes.
 
     Attributes:
         nodes_then: How many there were.
@@ -535,7 +535,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class IterationBegun(OfWorker, frozen=True, kw_only=True):
-    """The first forward pass of an iteration began; on a GPU it is told when that has come to it.
+    """The first forward pass of an iteration began; on a GPU the event comes when the device has.
 
     Attributes:
         iteration: Its number, from 1.
@@ -745,7 +745,7 @@ class WrongSums(OfWorker, frozen=True, kw_only=True):
         suspects: Of these nodes at least one does besides, and which cannot be told.
         replays: How often it was computed again.
         version: The newest one that is verified.
-        goes_back: Whether training goes back there, and later versions count no more.
+        goes_back: Whether training goes back there, and later versions are void.
         rewinds: How often training had gone back since the workers were started.
     """
 
@@ -1039,7 +1039,7 @@ class RecoveryStep(OfRecovery, frozen=True, kw_only=True):
 
 
 class ProcessesKept(OfRecovery, frozen=True, kw_only=True):
-    """Some workers go on in their processes; only the others start anew.
+    """Some workers go on in their processes; only the others restart.
 
     Attributes:
         ranks: Whose.
@@ -1087,7 +1087,7 @@ class ShardSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         shard: Rank of its owner.
-        tier: The owner's own memory, another node's, the persistent tier, or none: it starts anew.
+        tier: The owner's own memory, another node's, the persistent tier, or none: it restarts.
         holder: Name of the node that has it, if one does.
     """
 
@@ -1114,7 +1114,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
     """The version to load and its sources; see `gemini_lab.recovery.plan.RecoveryPlan`.
 
     Attributes:
-        version: What every rank loads; `None` when training starts anew.
+        version: What every rank loads; `None` when training starts at its beginning.
         made_in: The epoch in which that version was made.
         made_after: How many rewinds there had been in that epoch by then.
         tier: From where the version as a whole comes.
@@ -1122,7 +1122,7 @@ class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
         sources: One for each shard, in shard order.
         transfers: What brings the version to every holder that lacks it.
         reason: Why this version and tier, for people.
-        ranks_then: How many ranks made the version that memory has, where it is cut anew.
+        ranks_then: How many ranks made the version that memory has, if it is divided again.
     """
 
     version: int | None
@@ -1166,8 +1166,8 @@ class ShardRestored(OfWorker, frozen=True, kw_only=True):
         shard: Rank of its owner: this one.
         version: What was loaded.
         tier: From where.
-        holder: Name of the node that had it, or of a shard that was cut anew most of what did not
-            lie on its own node; or the persistent tier's URL.
+        holder: Name of the node that had it; of a shard that was divided again, the node that had
+            most of what was not on its own; or the persistent tier's URL.
         size_bytes: Of the shard.
         verified: Whether every chunk was compared with its checksum.
         retrieve_s: To fetch it.

@@ -84,7 +84,7 @@ def test_a_setting_that_is_said_twice_is_refused(project, capsys):
     assert project.is_dir()
     asked = ["--replicas", "1", "--set", "replicas=2"]
     assert main(["run", "--dry-run", "--nodes", "2", *asked, "train.py"]) == Exit.REFUSED
-    assert "replicas is said twice, by --set and by an option" in capsys.readouterr().err
+    assert "replicas is given twice, by --set and by an option" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_that_copies_are_to_follow_the_risk(project, capsys):
@@ -185,7 +185,7 @@ def test_another_file_that_is_no_json_is_none_of_our_business(project, capsys):
         (["--metrics", "influx:host"], "write PORT, ADDRESS:PORT, otlp"),
         (["--metrics", "65536"], "write PORT, ADDRESS:PORT, otlp"),
         (["--metrics", "9408", "--metrics", "otlp:host:1"], "such as otlp:http://collector:4318"),
-        (["--metrics", "9408", "--detach"], "start `gemini-lab metrics RUN` beside the run"),
+        (["--metrics", "9408", "--detach"], "start `gemini-lab metrics RUN` next to the run"),
     ],
 )
 def test_where_metrics_cannot_go_is_said_before_anything_starts(project, capsys, options, way_out):
