@@ -23,6 +23,9 @@ ITERATIONS = 14
 ELSEWHERE = {
     ("README.md", "gemini_lab", 0): "as under In your own script, with fewer arguments",
     ("docs/index.md", "gemini_lab", 0): "the same",
+    ("docs/how-to/parallel.md", "Protect tensor, pipeline and sharded jobs", 0): (
+        "tests/cluster/test_parallel.py, by docs/examples/train_pipeline.py"
+    ),
     ("docs/how-to/notebook.md", "Use a notebook", 0): "the same as README's",
     ("docs/how-to/providers.md", "A provider of your own", 0): "needs Kubernetes; it is compiled",
     ("docs/how-to/resize.md", "The position in the data", 0): "tests/engine/test_resize.py",

@@ -14,6 +14,11 @@ def test_no_page_breaks_more_rules_than_its_budget(capsys):
     assert status == 0, capsys.readouterr().out
 
 
+def test_the_readme_can_be_read_in_five_minutes():
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) < 1500
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
