@@ -15,6 +15,8 @@ Happening = tuple[float, str, *tuple[int, ...]]
 SETTLES_S: Final = 900.0
 """In which a run has to end once machines enough are well, whatever the others are."""
 ENDS_S: Final = 120.0
+AILS_S: Final = 60.0
+"""For what others do that are not well, before training ends."""
 DECIDES_S: Final = 100.0
 """For so long a person watches a root agent that waits."""
 ROOT: Final = 99
@@ -112,6 +114,7 @@ class BefallenWorld:
 
     def __init__(self, seed: int, shape: WorldShape, schedule: Sequence[Happening]) -> None:
         self._schedule = schedule
+        self._chosen: tuple[int, ...] = ()
         self.world = VirtualWorld(seed, shape)
         self.world.strike_root = self._strike_root
 
@@ -163,8 +166,9 @@ class BefallenWorld:
                 self.world.owner.ask(GiveUpProgress())
 
     def _settle(self) -> None:
-        """Have as many machines well as are to train; all others stay as they are, for ever."""
+        """Have as many machines well as are to train; others are not, or not quite, for ever."""
         world = self.world
+        rng = random.Random(f"core {world.seed}")
         self._store_up(1)
         self._tier_up()
         world.network.slow_s = world.store.watch_delay_s = world.store.loses_answers = 0.0
@@ -173,7 +177,11 @@ class BefallenWorld:
         well = [one for one in alive if one.process.runs]
         rest = [one for one in alive if one not in well]
         nodes = max(world.shape.nodes, world.nodes_asked, 2)
-        core = (well + rest)[:nodes]
+        rng.shuffle(well)  # the root agent may be outside
+        core = [world.machines[number] for number in self._chosen] or (well + rest)[:nodes]
+        for number, machine in enumerate(world.machines):
+            if not (self._chosen or machine in core or machine.is_dead):
+                self._ail(rng, number, [world.machines.index(one) for one in core])
         while len(core) < nodes:
             core.append(world.bring())
         for machine in core:
@@ -185,8 +193,25 @@ class BefallenWorld:
         for one in core:
             world.network.mend_among(one.name, names)
         world.core = core
-        world.is_ending = True
+        world.loop.after(rng.choice((0.0, 0.0, AILS_S)), self._end_training)
         world.judge.note(f"core: {[one.name for one in core]}")
+
+    def _end_training(self) -> None:
+        self.world.is_ending = True
+
+    def _ail(self, rng: random.Random, number: int, core: Sequence[int]) -> None:
+        """Have a machine be unwell for ever: frozen, cut off, or unheard by some of the core."""
+        match rng.randrange(5):
+            case 0:
+                self._freeze(number)
+            case 1:
+                self._part(number, rng.randrange(2))
+            case 2:
+                for other in rng.sample(core, rng.randint(1, len(core))):
+                    self._cut(number, other)
+            case 3:
+                for other in rng.sample(core, rng.randint(1, len(core))):
+                    self._cut(other, number)
 
     def _stuck(self) -> str:
         lines = [f"root {self.world.value('root')}"]
@@ -202,6 +227,10 @@ class BefallenWorld:
         return root or self.world.machines[number % len(self.world.machines)]
 
     # -- what may happen -------------------------------------------------------------------------
+
+    def _core(self, *numbers: int) -> None:
+        """Choose the machines that are well in the end; all others stay as they are then."""
+        self._chosen = numbers
 
     def _kill(self, number: int, power: int) -> None:
         if sum(not one.is_dead for one in self.world.machines) > 1:
