@@ -71,11 +71,13 @@ ANSWERS = (
 
 
 def test_a_card_draws_its_counterexample_and_judges_no_value_of_before_a_cell_that_raised():
-    cards = [
-        shown[0].data
-        for shown in outputs(*ANSWERS, **{READER: "x"})
-        if shown and "data" in shown[0]
-    ]
+    shown_below = outputs(*ANSWERS, **{READER: "x"})
+    assert [
+        number
+        for number, shown in enumerate(shown_below)
+        if any(each.output_type == "error" for each in shown)
+    ] == [3, 5], "only the cells that raise are red, and no check is"
+    cards = [shown[0].data for shown in shown_below if shown and "data" in shown[0]]
     ring, raised, unread, groups, attacked = cards
     assert "5 pairs are fatal" in ring["text/plain"]
     assert "<svg" in ring["text/html"]

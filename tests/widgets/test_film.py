@@ -34,7 +34,7 @@ def test_the_film_shows_each_step_in_order_with_its_true_time(recoveries):
     for words in (
         "Recovery 1: node loss on node-1",
         "fencing: 110 ms",
-        "node-2 takes the place of node-1; workers start again",
+        "node-2 for node-1; workers start again",
         "the root agent picks version",
         "shard 1",
     ):

@@ -114,7 +114,7 @@ def _draw_eq_1(workload: Workload, interval: float, store: float, failures: floa
 
     terms = eq_1_minutes(workload, interval=interval, store=store)
     wasted = sum(terms.values())
-    figure, axes = plt.subplots(figsize=(8, 1.9), layout="constrained")
+    figure, axes = _panel(8, 1.9)
     left = 0.0
     for number, (name, minutes) in enumerate(terms.items()):
         axes.barh(0, minutes, left=left, color=f"C{number}", label=f"{name}: {minutes:.3g} min")
@@ -158,7 +158,7 @@ def _draw_spans(profile: Profile, size_bytes: float, link_bytes_per_s: float) ->
     from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
 
     *used_s, over_s = filled_s(profile, size_bytes=size_bytes, link_bytes_per_s=link_bytes_per_s)
-    _, axes = plt.subplots(figsize=(9, 1.9), layout="constrained")
+    _, axes = _panel(9, 1.9)
     for span, taken_s in zip(profile.idle_spans, used_s, strict=True):
         start_ms = 1e3 * span.start_s
         axes.broken_barh([(start_ms, 1e3 * span.duration_s)], (0, 1), color=palette.IDLE)
@@ -206,8 +206,16 @@ def _draw_chances(nodes: int, replicas: int, machine: float, rack: float) -> Non
     from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
 
     found = losses(nodes=nodes, replicas=replicas, machine=machine, rack=rack)
-    _, axes = plt.subplots(figsize=(8, 1.6), layout="constrained")
+    _, axes = _panel(8, 1.6)
     bars = axes.barh([*found], [*found.values()], color=["C1", "C0"])
     axes.bar_label(bars, [f"{chance:.2g}" for chance in found.values()], padding=4)
     axes.set(xscale="log", xlim=(1e-9, 10), xlabel="chance that memory does not suffice (model)")
     plt.show()
+
+
+def _panel(wide: float, tall: float) -> Any:
+    """Return a figure and its axes, readable on light and on dark pages."""
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - only figures need it
+
+    plt.style.use("gemini_lab_widgets.labs")  # for the notebook, whose pictures look the same
+    return plt.subplots(figsize=(wide, tall), layout="constrained")

@@ -112,9 +112,8 @@ class Verdict(AbstractContextManager[Callable[[str], None]]):
     """
 
     def __enter__(self) -> Callable[[str], None]:
-        if why := _unmade_answer():
-            raise _refused(why)
-        return say
+        self._unmade = _unmade_answer()
+        return say if self._unmade is None else lambda _: None
 
     def __exit__(
         self,
@@ -122,18 +121,14 @@ class Verdict(AbstractContextManager[Callable[[str], None]]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if error is None or isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt) or (error is None and self._unmade is None):
             return False
-        verdict = _refused(_as_verdict(error, trace))
+        verdict = self._unmade or _as_verdict(error or WrongAnswerError(NOT_YET), trace)
+        card = Card(str(verdict), hint=verdict.hint, shows=verdict.shows)
+        verdict.is_shown = show_below_cell(card)
         if verdict.is_shown and READER in os.environ and GRADES not in os.environ:
             return True
         raise verdict from None
-
-
-def _refused(verdict: WrongAnswerError) -> WrongAnswerError:
-    card = Card(str(verdict), hint=verdict.hint, shows=verdict.shows)
-    verdict.is_shown = show_below_cell(card)
-    return verdict
 
 
 # -- an answer's cell that raised ------------------------------------------------------------------

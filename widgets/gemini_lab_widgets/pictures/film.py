@@ -14,7 +14,18 @@ from typing import Final
 
 from gemini_lab.report.recovery import Recovery, Step
 from gemini_lab.units import format_seconds
-from gemini_lab_widgets.pictures.palette import BLUE, DARK, FONT, GREEN, GREY, LIGHT, RED, css, esc
+from gemini_lab_widgets.pictures.palette import (
+    BLUE,
+    DARK,
+    FONT,
+    GREEN,
+    GREY,
+    LIGHT,
+    RED,
+    css,
+    esc,
+    shown,
+)
 from gemini_lab_widgets.pictures.palette import STEPS as COLOURS
 
 LEAST_S: Final = 1.4
@@ -25,6 +36,8 @@ AFTER_S: Final = 2.5
 MOST_NODES: Final = 24
 """Positions that are drawn; of more, those that the recovery does not change are left out."""
 WIDE, TALL, RADIUS, NODE = 560, 430, 112, 25
+MOST_LETTERS: Final = 52
+"""Of the title, which has one line."""
 STORE: Final = "the persistent tier"
 SAYS: Final = {
     "detect": "something died; the others notice",
@@ -97,12 +110,13 @@ class Film:
 
     def _drawn(self) -> Iterator[str]:
         told = self._recovery
-        yield _text(18, 28, f"Recovery {told.number}: {told.what}", size=16, bold=True)
+        title = shown(f"Recovery {told.number}: {told.what}", longest=MOST_LETTERS)
+        yield _text(18, 28, title, size=16, bold=True)
         took = "" if told.duration_s is None else f"in truth {format_seconds(told.duration_s)}"
         yield _text(18, 48, f"in slow motion; {took}".rstrip("; "), css="dim", size=12)
         for scene in self.scenes:
             on = (scene.start_s, scene.end_s)
-            yield _text(WIDE - 18, 28, scene.title, size=14, bold=True, anchor="end", on=on)
+            yield _text(WIDE - 18, 48, scene.title, size=14, bold=True, anchor="end", on=on)
             yield _text(WIDE / 2, TALL - 52, scene.says, size=14, anchor="middle", on=on)
         yield from self._clock()
         yield from self._nodes()
@@ -197,7 +211,7 @@ def scenes(recovery: Recovery) -> list[Scene]:
     start_s = found[-1].end_s
     again = f"training again, from {recovery.source}"
     if recovery.lost_iterations:
-        again += f"; {recovery.lost_iterations} iterations are done again"
+        again += f"; {recovery.lost_iterations} done again"
     found.append(Scene("", start_s, start_s + AFTER_S, "training", again))
     return found
 
@@ -212,8 +226,10 @@ def _says(step: Step, recovery: Recovery) -> str:
         return f"the root agent picks {recovery.source}"
     if step.name == "start":
         pairs = zip(recovery.before, recovery.members, strict=False)
-        new = [f"{one} takes the place of {old}" for old, one in pairs if old != one and one]
-        return "; ".join([*new[:2], "workers start again"])
+        new = [f"{one} for {old}" for old, one in pairs if old != one and one]
+        return "; ".join([*filter(None, [", ".join(new[:2])]), "workers start again"])
+    if step.name == "retrieve" and recovery.tier == "persistent":
+        return f"shards are loaded from {STORE}"
     return SAYS.get(step.name, step.label)
 
 
