@@ -17,10 +17,19 @@ from gemini_lab_widgets.controls import (
     sight,
 )
 from lab_stand_in import NODES, ClusterStandIn, begin, entry, lab_on, run_in, seated, step, tell
+from msgspec.structs import replace
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.job import Job
-from gemini_lab.log.events import Note, Protected, RunFailed, RunFinished, RunStarted
+from gemini_lab.log.events import (
+    Note,
+    Protected,
+    RecoveryFinished,
+    RecoveryStarted,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+)
 from gemini_lab.placement import plan_placement
 from gemini_lab.recovery.requests import DrainNode, ResizeRun, RewindRun, StopRun
 from gemini_lab.settings import Settings
@@ -198,6 +207,33 @@ def test_stop_ends_the_run_and_not_the_lab(lab, cluster, job):
     panel.stop_button.click()
     assert cluster.asked == [(lab.run.number, StopRun())]
     assert not lab.is_closed
+    panel.close()
+
+
+def test_the_strip_shows_nodes_loss_and_the_recovery_under_way(lab, job):
+    panel = Controls(lab, job)
+    panel.start_button.click()
+    begin(lab.run)
+    for number, loss in enumerate((5.5, 4.25), start=4):
+        tell(lab.run, replace(step(0, number), values={"loss": loss}))
+    panel.refresh()
+    assert "loss 4.25" in panel.strip.value
+    assert panel.strip.value.count(": alive") == len(NODES)
+    lost = {"lost": ("node-1",), "cause": "node_lost", "failed_at_s": time.time()}
+    began = RecoveryStarted(recovery=1, epoch=2, iteration=3, **lost)
+    tell(lab.run, began)
+    panel.refresh()
+    assert "node-1: lost" in panel.strip.value
+    assert "node-2: stopped" in panel.strip.value
+    assert "a failure was detected" in panel.strip.value
+    done = RecoveryFinished(
+        recovery=1, epoch=2, version=3, iteration=4, duration_s=1.5, lost_iterations=0
+    )
+    tell(lab.run, seated("node-0", HOSTILE, "node-2", "node-3"), done)
+    panel.refresh()
+    assert "last recovery: 1.5 s" in panel.strip.value
+    assert ": lost" not in panel.strip.value
+    assert "<img" not in panel.strip.value
     panel.close()
 
 

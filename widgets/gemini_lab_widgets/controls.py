@@ -28,6 +28,7 @@ from gemini_lab.log.events import Protected, RunStarted
 from gemini_lab.log.file import read_log
 from gemini_lab.settings import SettingValue
 from gemini_lab_widgets.cell_output import CellOutput
+from gemini_lab_widgets.live_strip import LiveStrip
 
 DRAIN: Final = "drain a node"
 REWIND: Final = "rewind, iterations"
@@ -184,7 +185,7 @@ class Controls:
         self._below = CellOutput()
         self._said: deque[str] = deque(maxlen=LINES)
         self._watched: Run | None = None
-        self._layout = Layout()
+        self._layout, self._strip = Layout(), LiveStrip()
         self._places: Mapping[str, tuple[str, ...]] = {}
         self._end_watch: Callable[[], None] = lambda: None
         self._is_closed = threading.Event()
@@ -244,6 +245,7 @@ class Controls:
         seen = sight(run, has_job=self._has_job(), is_closed=is_closed, layout=self._layout)
         self.status.value = escape(seen.text)
         self.bar.value = min(seen.iteration, self.bar.max)
+        self.strip.value = self._drawn(run)
         self._places = seen.places
         _offer(self.kind, tuple((kind.replace("_", " "), kind) for kind in seen.places or FAILURES))
         self._want_place()
@@ -271,7 +273,9 @@ class Controls:
     def _build(self, total: int | None) -> None:
         button = ipywidgets.Button
         self.status, self.log = ipywidgets.HTML(), ipywidgets.HTML()
-        self.log.layout.overflow = "hidden"
+        self.strip = ipywidgets.HTML()
+        for text in (self.status, self.strip, self.log):
+            text.layout.overflow = "hidden"  # a line that ends at the edge needs no scrollbar
         length = ipywidgets.Layout(width="100%", display=None if total else "none")
         self.bar = ipywidgets.IntProgress(min=0, max=total or 1, layout=length)
         self.start_button = button(description="Start", icon="play", button_style="success")
@@ -307,12 +311,15 @@ class Controls:
         lines = [
             self.status,
             self.bar,
+            self.strip,
             ipywidgets.HBox([self.start_button, self.stop_button, self.pause, self.close_button]),
             ipywidgets.HBox([self.kind, self.place, self.fail_button]),
             self.asking.row,
             self.log,
         ]
-        self.root = ipywidgets.VBox(lines, layout=ipywidgets.Layout(max_width="760px"))
+        self.root = ipywidgets.VBox(
+            lines, layout=ipywidgets.Layout(max_width="760px", overflow="hidden")
+        )
 
     def _watch(self, run: Run | None) -> None:
         """Watch another run from now on, and forget what happened in the one before."""
@@ -320,6 +327,7 @@ class Controls:
         self._watched = run
         self._said.clear()
         self._layout = Layout() if run is None else layout_of(run)
+        self._strip = LiveStrip()
         self._end_watch = run.watch(self._hear) if run is not None else lambda: None
 
     def _want_place(self) -> None:
@@ -337,8 +345,14 @@ class Controls:
 
     def _hear(self, entry: Entry) -> None:
         self._layout.take(entry)
+        self._strip.take(entry)
         if told := describe(entry):
             self._said.append(told.strip())
+
+    def _drawn(self, run: Run | None) -> str:
+        if run is None:
+            return ""
+        return self._strip.html(members=run.members, standbys=run.standbys, root=run.root)
 
     def _text(self) -> str:
         pause = ["the view is paused"] if self.pause.value else []
