@@ -292,11 +292,10 @@ class StandingProcess(KeptProcess):
 
     @contextmanager
     def restoring(self, store: Any) -> Iterator[None]:
-        with self.groups.record.paused():
+        with self.groups.record.restoring():
             if self._is_late or self.is_broken:
                 self.groups.join(store)
             yield
-        self.groups.record.engine_is_made()
         if self._is_late:
             self.groups.stay_apart()
 

@@ -87,7 +87,7 @@ class SetUpRecord:
         self._entries: dict[str, list[Entry]] = {}  # by group
         self._played: dict[str, int] = {}  # by group that others recorded: entries played
         self._is_late = False
-        self._pauses = 0
+        self._is_paused = False
         self._room_bytes = ROOM_BYTES
 
     # -- recording -------------------------------------------------------------------------------
@@ -97,18 +97,17 @@ class SetUpRecord:
         if not self.is_closed:
             self.flaw = self.flaw or why
 
-    def engine_is_made(self) -> None:
-        """Note that large results belong to the script from here on."""
-        self._is_late = True
-
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Record nothing in the block: all ranks run it together, whenever one of them starts."""
-        self._pauses += 1
+    def restoring(self) -> Iterator[None]:
+        """Record nothing in the block: all ranks run it together, whenever one of them starts.
+
+        The engine has been made by then, so any large result is the script's from then on.
+        """
+        self._is_paused = self._is_late = True
         try:
             yield
         finally:
-            self._pauses -= 1
+            self._is_paused = False
 
     def close(self) -> None:
         """End the record at the end of the set-up.
@@ -135,7 +134,7 @@ class SetUpRecord:
 
     def next(self, group: str, name: str, args: Sequence[Any]) -> Entry | None:
         """Record a collective that begins; `fill` takes its results."""
-        if self.is_closed or self._pauses or group in self._played:
+        if self.is_closed or self._is_paused or group in self._played:
             return None
         sizes = [one.nbytes for one in results_of(name, args)]
         entry = Entry(name=name, sizes=sizes)

@@ -111,7 +111,7 @@ def test_a_collective_that_is_never_waited_for_spoils_the_record():
 
 def test_what_all_ranks_do_together_whenever_one_starts_is_not_recorded():
     made = SetUpRecord()
-    with made.paused():
+    with made.restoring():
         assert made.next(WORLD, "scatter", ([torch.zeros(1)], None)) is None
     assert made.next(WORLD, "barrier", (None,)) is not None
 
