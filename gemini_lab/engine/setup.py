@@ -76,6 +76,12 @@ def read_settings(framework: Framework, order: JobOrder, remark: Callable[[str],
     if settings.log_collectives is None:
         settings = replace(settings, log_collectives=order.seats.world_size <= LOGGED_RANKS)
     _require_uniform(framework, settings)
+    if framework.uneven and settings.scheme in SCHEDULED:
+        remark(
+            f"the scheme {settings.scheme!r} needs one sequence of collectives on all ranks, and "
+            f'{framework.uneven}; versions leave at once: the scheme is "background"'
+        )
+        settings = replace(settings, scheme="background")
     if isinstance(framework.engine, TorchEngine):
         if settings.link_bytes_per_s is not None:
             raise ConfigError(

@@ -11,6 +11,18 @@ from gemini_lab.shard.layout import ShardLayout
 
 ONE_A_STAGE = {(1, "SGD", 2), (2, "Adam", 1), (3, "Adam", 2)}
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+AUTOTP = {
+    "tensor_parallel": {
+        "autotp_size": 2,
+        "partition_config": {
+            "use_default_specs": False,
+            "layer_specs": [
+                {"patterns": [r".*middle\.weight$"], "partition_type": "column"},
+                {"patterns": [r".*again\.weight$"], "partition_type": "row"},
+            ],
+        },
+    }
+}
 CASES = [
     pytest.param(
         {"stage": stage, "optimizer": optimizer, "accumulation": accumulation},
@@ -50,6 +62,12 @@ CASES += [
     {"stage": 3, "optimizer": "SignMomentum", "zero": {"sub_group_size": 50}},
     {"stage": 2, "optimizer": "Adagrad", "groups": 1},
     {"stage": 3, "optimizer": "Adagrad", "groups": 1},
+    {"stage": 1, "optimizer": "AdamW", "experts": True},
+    {"stage": 2, "optimizer": "AdamW", "experts": True, "ranks": 4},
+    *[
+        {"stage": stage, "optimizer": "AdamW", "width": 16, "ranks": 4, "row": 2, "config": AUTOTP}
+        for stage in (1, 2, 3)
+    ],
     {"stage": 1, "optimizer": "AdamW", "larger": 8},
     {"stage": 3, "optimizer": "AdamW", "larger": 8},
 ]
@@ -57,9 +75,13 @@ CASES += [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_a_restored_engine_gives_the_losses_of_one_that_never_stopped(server, tmp_path, case):
-    whole = server.run(tmp_path, case=case, seed=1, capture_at=3)
-    resumed = server.run(tmp_path, case=case, seed=99, load=True)
+    ranks = case.get("ranks", 2)
+    whole = server.run(tmp_path, case=case, ranks=ranks, seed=1, capture_at=3)
+    resumed = server.run(tmp_path, case=case, ranks=ranks, seed=99, load=True)
     for before, after in zip(whole, resumed, strict=True):
+        assert bool(before["layout"]["uneven"]) == ("experts" in case or "row" in case)
+        if "row" in case:  # AutoTP has cut it
+            assert before["layout"]["weights"]["middle.weight"] == [8, 16]
         assert len(before["updates"]) == 6
         assert after["updates"] == before["updates"][3:]
         assert after["lr"] == before["lr"]

@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 import torch_ranks
 from deepspeed.accelerator import get_accelerator
+from deepspeed.moe.layer import MoE
+from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 from deepspeed.utils import logger, safe_get_full_fp32_param
 from safetensors.torch import save_file
 from torch import nn
@@ -74,14 +76,19 @@ class Model(nn.Module):
         super().__init__()
         self.case = case
         self.register_buffer("passes", torch.zeros(1))
-        self.first = nn.Linear(6, 13)
-        self.norm = RunningNorm(13)
+        width = case.get("width", 13)
+        self.first = nn.Linear(6, width)
+        self.norm = RunningNorm(width)
         self.drop = nn.Dropout(0.3)
-        self.middle = nn.Linear(13, 13, bias=False)
-        self.again = nn.Linear(13, 13)
+        self.middle = nn.Linear(width, width, bias=False)
+        self.again = nn.Linear(width, width)
         if case.get("tied"):
             self.again.weight = self.middle.weight
-        self.last = nn.Linear(13, case.get("outputs", 1))
+        if case.get("experts"):
+            self.middle = MoE(
+                width, nn.Linear(width, width), num_experts=2, ep_size=2, min_capacity=0
+            )
+        self.last = nn.Linear(width, case.get("outputs", 1))
         if case.get("frozen"):
             self.first.requires_grad_(False)
 
@@ -90,6 +97,9 @@ class Model(nn.Module):
         hidden = self.norm(torch.tanh(self.first(features)))
         if not self.case.get("skips") or self.passes % 3 == 2:
             hidden = self.middle(self.drop(hidden))
+        if self.case.get("experts"):
+            hidden, lost, _ = hidden
+            return self.last(torch.tanh(self.again(hidden))).square().mean() + 0.1 * lost
         return self.last(torch.tanh(self.again(hidden))).float().square().mean()
 
 
@@ -215,6 +225,9 @@ def make_engine(case, seed):
     groups.append({"params": [w for w in trained if w.ndim == 1], "weight_decay": 0.0})
     if case.get("groups") == 1:
         groups = [{"params": trained}]
+    if case.get("experts"):
+        groups = [{**group, "name": str(number)} for number, group in enumerate(groups)]
+        groups = split_params_into_different_moe_groups_for_optimizer(groups)
     own = OWN.get(case["optimizer"])
     engine, *_ = deepspeed.initialize(
         model=model,
@@ -222,7 +235,8 @@ def make_engine(case, seed):
         model_parameters=None if own else groups,
         config=settings(case),
     )
-    torch.manual_seed(seed + dist.get_rank())
+    # Ranks that share a layer read the same, and drop out the same.
+    torch.manual_seed(seed + dist.get_rank() // case.get("row", 1))
     return engine
 
 

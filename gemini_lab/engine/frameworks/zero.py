@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.activation_checkpointing import checkpointing
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -388,6 +389,15 @@ def partitions_of(engine: DeepSpeedEngine) -> Partitions:
     return view(engine)
 
 
+def unevenness(engine: DeepSpeedEngine) -> str:
+    """Return why no rank could compute for another, in words; the same on all ranks."""
+    if engine.has_moe_layers:
+        return "one name is another expert on each rank (deepspeed.moe)"
+    if engine.mp_world_size > 1 or engine.autotp_size() > 1:
+        return "its ranks hold parts of weights that are cut once more than ZeRO says (AutoTP)"
+    return ""
+
+
 Obstacle = tuple[str, str]
 """What was found, and the way out."""
 
@@ -456,15 +466,10 @@ def _of_parallelism(engine: DeepSpeedEngine) -> Iterator[Obstacle]:
             "pipeline parallelism, where ranks train different layers and ZeRO shards none",
             "use a plain module with ZeRO stage 1, 2 or 3, not a PipelineModule",
         )
-    if engine.has_moe_layers:
+    if checkpointing.get_cuda_rng_tracker().get_states():
         yield (
-            "mixture-of-experts layers, where one name is another expert on each rank",
-            "use a model without deepspeed.moe; ZeRO stage 3 shards experts that are plain modules",
-        )
-    if engine.mp_world_size > 1 or engine.autotp_size() > 1:
-        yield (
-            "tensor parallelism, where a weight is cut once more than ZeRO says",
-            'shard with ZeRO alone: without mpu, and without "tensor_parallel"',
+            "named generators of model-parallel ranks, which no version has",
+            "seed torch's own generator by rank, and leave model_parallel_cuda_manual_seed out",
         )
     if engine.sequence_parallel_size > 1:
         yield "sequence parallelism", "shard with ZeRO alone"

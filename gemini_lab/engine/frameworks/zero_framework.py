@@ -32,6 +32,7 @@ from gemini_lab.engine.frameworks.zero import (
     put_scalars,
     scalars_of,
     state_form,
+    unevenness,
 )
 from gemini_lab.engine.frameworks.zero_updates import BetaPowers, ScaleWatch
 from gemini_lab.engine.rank_agreement import JointOutcome
@@ -69,6 +70,7 @@ class ZeroFramework(Framework):
         self._engine = engine  # DeepSpeed's own: far more of it is read than it declares
         self._partitions = partitions_of(engine)
         self.stage = int(engine.zero_optimization_stage())
+        self.uneven = unevenness(engine)
         masters, base = self._partitions.masters(), self._partitions.base
         self._state_forms = [
             state_form(base, self._partitions.group_of(number), master)
