@@ -186,19 +186,19 @@ class Scenario:
                 raise ConfigError(f"failure number {number} of the scenario: {error}") from error
         return cls(seed=told.get("seed", 0), planned=tuple(planned))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write the scenario to a file."""
-        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> "Scenario":
+    def load(cls, path: Path | str) -> "Scenario":
         """Return the scenario in the file at `path`.
 
         Raises:
             ConfigError: There is no such file, or it is not a scenario.
         """
         try:
-            record = json.loads(read_file(path))
+            record = json.loads(read_file(Path(path)))
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"cannot read a scenario from {path} ({error}); Scenario.save writes such files"

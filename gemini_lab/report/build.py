@@ -13,18 +13,18 @@ from gemini_lab.report.reducers.iteration_pace import IterationPace
 from gemini_lab.report.values import RunReport, Traffic, VerifiedIterations
 
 
-def load_report(run: Path) -> RunReport:
+def load_report(run: Path | str) -> RunReport:
     """Return the report of the run in this folder, or with this log, as far as it is.
 
     Raises:
         ConfigError: The log there is not that of a run.
         EventError: A line of it is not an event.
     """
-    log = log_of(run)
+    log = log_of(Path(run))
     return build_report(read_log(log), name=name_of(log))
 
 
-def save_events(events: Iterable[Entry], folder: Path) -> Path:
+def save_events(events: Iterable[Entry], folder: Path | str) -> Path:
     """Write a simulated run's events as a log in a new folder, and return the log's path.
 
     `gemini-lab report FOLDER` and `gemini-lab serve FOLDER` show it as they show a run.
@@ -41,6 +41,7 @@ def save_events(events: Iterable[Entry], folder: Path) -> Path:
         raise ConfigError(
             "there are no events to save; simulate(..., record=True) keeps those of its run"
         )
+    folder = Path(folder)
     path = folder / LOG_FILE
     if path.exists():
         raise ConfigError(f"{folder} has the log of a run already; name another folder")

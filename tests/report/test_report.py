@@ -383,9 +383,9 @@ def test_a_simulated_run_that_was_saved_is_reported_with_names_and_one_count(tmp
     ]
     policy = gemini(workload)
     outcome = simulate(workload, policy, outages, days=2 / 24, record=True)
-    log = save_events(outcome.events, tmp_path / "simulated")
+    log = save_events(outcome.events, str(tmp_path / "simulated"))
     assert log == tmp_path / "simulated" / "events.jsonl"
-    text = render(load_report(tmp_path / "simulated"))
+    text = render(load_report(str(tmp_path / "simulated")))
     assert "  2 recoveries, 1 iteration done again\n" in text
     assert "Recovery 1: hardware failure (node-1), training again after" in text
     assert "Recovery 2: hardware failure (node-3, node-6), has not ended" in text
