@@ -85,7 +85,7 @@ class Framework(ABC):
 
     @abstractmethod
     def forms(self) -> Sequence[Form]:
-        """Return the tensors of this rank's payload; the same names and shapes on all ranks."""
+        """Return the tensors of this rank's payload; other ranks may have others."""
 
     @abstractmethod
     def weight_pieces(self) -> Iterator[WeightPiece]:
