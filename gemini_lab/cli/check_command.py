@@ -36,8 +36,8 @@ LIMIT_S: Final = 1800.0
 WIDTH: Final = 80
 
 ENDED: Final = (
-    "interrupted, so there is no verdict. None of its nodes runs any more; what its runs did is in "
-    "{}"
+    "interrupted, so there is no verdict. None of its nodes runs any longer; what its runs did is "
+    "in {}"
 )
 SEEDS: Final = (
     "two runs under plain torchrun are not the same, without any failure and without a lab: seed "

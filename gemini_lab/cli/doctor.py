@@ -199,7 +199,7 @@ def _program(
     try:
         path = find()
     except LaunchError:
-        found = f"no {command} beside this Python or on the PATH"
+        found = f"no {command} next to this Python or on the PATH"
         return missing(name, found, f"{EMBED}, or {otherwise}")
     printed = _printed([path, "--version"])
     if printed is None:

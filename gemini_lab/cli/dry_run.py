@@ -127,7 +127,7 @@ def describe_decided(
         "script": shlex.join([*(["-m"] if job.module else []), job.script, *job.args]),
         "in": job.cwd,
         "ranks": f"{seats.world_size}: {config.workers_per_node} on each of {config.nodes} nodes; "
-        f"standbys beside them: {config.standbys}",
+        f"and standbys: {config.standbys}",
         "machines": _machines(config),
         "store": _store(config),
         "folder": str(config.folder / wanted.name),
@@ -199,7 +199,7 @@ def _resumes(wanted: Submission, settings: Settings, *, ranks: int) -> str:
         then = persistent_tier(url).shards(newest)
     except GeminiError as error:
         return f"not known yet: {error}"
-    recut = "" if then == ranks else f" of {then} ranks, cut anew for {ranks}"
+    recut = "" if then == ranks else f" of {then} ranks, divided again for {ranks}"
     return f"version {newest}{recut}, from {url}"
 
 

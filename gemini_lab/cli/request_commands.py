@@ -155,7 +155,7 @@ class AwaitedDrain:
             case RecoveryFinished():
                 _tell_of_restart(event)
             case NodeDrained(name=self.node):
-                tell(f"{self.node} has no ranks any more: its machine may be taken")
+                tell(f"{self.node} has no ranks left: its machine may be taken")
                 return Exit.FINISHED
             case NodeLost(name=self.node):
                 tell(
@@ -166,7 +166,7 @@ class AwaitedDrain:
 
     def at_end(self, run: str) -> Exit:
         """Succeed: a run that is over has no ranks anywhere."""
-        tell(f"{run} is over: {self.node} has no ranks any more")
+        tell(f"{run} is over: {self.node} has no ranks left")
         return Exit.FINISHED
 
     def late(self, _run: str, wait_s: float) -> str:

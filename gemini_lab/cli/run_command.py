@@ -397,7 +397,7 @@ def follow(run: Run, notice_s: float) -> Exit:
 def told_of(run: Run) -> str:
     """Return what is left of a run that Ctrl-C has ended, with its lab."""
     lines = [
-        f"interrupted at iteration {run.iteration}; nothing of {run.name} runs any more",
+        f"interrupted at iteration {run.iteration}; nothing of {run.name} runs any longer",
         f"  its log is in {run.folder}",
     ]
     url = run.course.settings.get("persistent_url")

@@ -208,8 +208,8 @@ def way_in(folder: Path) -> OwnerAddress:
         return msgspec.json.decode(read_bytes(folder / CONTROL_FILE), type=OwnerAddress)
     except FileNotFoundError as error:
         raise RunGoneError(
-            f"no live run is in {folder}: it is over, or whoever owned it is gone; `gemini-lab "
-            f"status {folder}` says how it was at last"
+            f"no live run is in {folder}: it has finished, or its owner is gone; `gemini-lab "
+            f"status {folder}` shows its last state"
         ) from error
     except OSError as error:
         raise RunGoneError(

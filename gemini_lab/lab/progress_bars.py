@@ -410,7 +410,7 @@ def _of_leaving(told: events.NodeLeaving | events.DrainWaiting | events.NodeDrai
         case events.DrainWaiting(name=name, reason=reason):
             return f"    {name} trains on: {reason}"
         case events.NodeDrained(name=name):
-            return f"    {name} has no ranks any more: its machine may be taken"
+            return f"    {name} has no ranks left: its machine may be taken"
 
 
 _OfSeats = (

@@ -236,7 +236,7 @@ class DrainWaiting(Event, frozen=True, kw_only=True):
 
 
 class NodeDrained(Event, frozen=True, kw_only=True):
-    """A node that was to go has no ranks any more: its machine may be taken.
+    """A node that was to go has no ranks left: its machine may be taken.
 
     Attributes:
         name: The node's.

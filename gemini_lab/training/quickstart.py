@@ -50,7 +50,7 @@ class Result:
     def verdict(self) -> str:
         """The result: how much was survived, and whether all losses are the same."""
         survived = len(self.disturbed.recoveries)
-        beside = "losses beside those of the run that never failed"
+        beside = "losses compared with those of the run that never failed"
         return f"{survived} failures survived; {beside}:\n{self.comparison}"
 
 
@@ -127,8 +127,8 @@ def run_main_job(
 
 def _ended(folder: Path) -> str:
     return (
-        "interrupted; none of its nodes runs any more. What its runs did is in "
-        f"{folder.absolute()}; the same command begins anew"
+        "interrupted; none of its nodes runs any longer. What its runs did is in "
+        f"{folder.absolute()}; the same command starts again"
     )
 
 

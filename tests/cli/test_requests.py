@@ -67,7 +67,7 @@ def test_a_drain_is_followed_past_other_nodes_until_its_own_has_no_ranks(capsys)
     assert capsys.readouterr().out.splitlines() == [
         "node-2 trains on: no standby is there",
         "training goes on after 2.5 s, 0 iterations done again",
-        "node-2 has no ranks any more: its machine may be taken",
+        "node-2 has no ranks left: its machine may be taken",
     ]
 
 

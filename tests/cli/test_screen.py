@@ -110,7 +110,7 @@ def test_a_node_that_is_to_leave_says_so_until_its_machine_may_be_taken():
     assert "node-2 is to leave: no standby is there" in text
     text = shown(run)
     assert line(text, "node-2").split()[1] == "drained"
-    assert "node-2 has no ranks any more: its machine may be taken" in text
+    assert "node-2 has no ranks left: its machine may be taken" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -85,7 +85,7 @@ class Marks:
                     TimelineMark(kind="noticed", start_s=at_s, lane=name, text=f"{name} is to go")
                 )
             case NodeDrained(name=name):
-                text = f"{name} has no ranks any more"
+                text = f"{name} has no ranks left"
                 self._mark(TimelineMark(kind="noticed", start_s=at_s, lane=name, text=text))
             case Resized() | ReplicasPlaced() | ResizeRefused():
                 text = f"{event}"

@@ -50,7 +50,7 @@ def leaving_of(nodes: Iterable[NodeRow]) -> list[str]:
                 f"{node.name} is to leave: {node.leaving or 'its ranks are about to move'}"
             )
         elif node.health == "drained":
-            lines.append(f"{node.name} has no ranks any more: its machine may be taken")
+            lines.append(f"{node.name} has no ranks left: its machine may be taken")
     return lines
 
 
