@@ -198,10 +198,13 @@ def test_a_notebook_in_jupyterlab_shows_pictures_and_its_buttons_work(
     for words in ("$a$ of words", "$a$ of predictions"):
         assert outputs.get_by_text(words).first.is_visible()
 
-    panel = outputs.locator(".widget-vbox")
+    close = page.get_by_role("button", name="Close lab")
+    panel = outputs.locator(".widget-vbox").filter(has=close)
     panel.get_by_role("button", name="Start").click()
     panel.get_by_text("starting, iteration 0").wait_for()
     panel.get_by_role("button", name="Stop").click()
     panel.get_by_text(": over, iteration 0").wait_for()
     panel.get_by_role("button", name="Pause view").click()
     panel.get_by_text("the view is paused").wait_for()
+    close.click()
+    outputs.get_by_text("the lab is closed").first.wait_for()  # as text, because no button works
