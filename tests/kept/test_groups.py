@@ -55,7 +55,7 @@ def begin():
 
 
 def told_by(process):
-    output, _ = process.communicate()
+    output, _ = process.communicate(timeout=120)  # groups that do not fit wait for each other
     found = {}
     for told in json_lines(output.decode().splitlines()):
         found |= told
