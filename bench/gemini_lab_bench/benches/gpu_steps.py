@@ -28,7 +28,7 @@ import torch
 from gemini_lab.errors import GeminiError, IntegrityError
 from gemini_lab.injector.failures import NodeLoss, WorkerCrash
 from gemini_lab.injector.scenario import Scenario
-from gemini_lab.job import Job
+from gemini_lab.job import Job, python_command
 from gemini_lab.lab.lab import Lab
 from gemini_lab.memory.slab import Slab, SlotSpec, anonymous_file, flip_bit, reserve
 from gemini_lab.report import Comparison, Recovery, RunReport
@@ -385,7 +385,7 @@ def health(rig: Rig) -> Iterator[Row]:
     """Read what the driver tells of the GPU, and see a flipped bit in pinned memory refused."""
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
     if rig.is_tiny:
-        command = [sys.executable, "-c", "print('no GPU, 0, 0, 0')"]
+        command = ["echo", "no GPU, 0, 0, 0"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     yield single("GPU read", 1.0, {"told": told.stdout.strip()})
     size_bytes = rig.scaled(1 * GIB)
@@ -421,7 +421,7 @@ STEPS: Final[dict[str, tuple[Callable[[Rig], Iterator[Row]], float]]] = {
 def step_command(step: str, *, is_tiny: bool) -> list[str]:
     """Return the command of one step's process."""
     tiny = ["--tiny"] if is_tiny else []
-    return [sys.executable, "-m", "gemini_lab_bench.benches.gpu_steps", step, *tiny]
+    return python_command("gemini_lab_bench.benches.gpu_steps", step, *tiny)
 
 
 def rows_in(text: str) -> list[Row]:
