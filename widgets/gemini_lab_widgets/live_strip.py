@@ -20,7 +20,7 @@ STATES: Final = {"alive": GREEN, "stopped": GREY, "lost": RED, "waits": SKY}
 
 
 class LiveStrip:
-    """What a panel shows at one glance; `take` hears every event, `html` draws."""
+    """The newest state of a run for one glance; `take` receives every event, `html` draws."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=MOST)
