@@ -66,7 +66,12 @@ class StageTrials:
         ]
 
     def restore(self, modes: Sequence[bool | None]) -> None:
-        """Expect trials that the run of a version had made, and this process has not."""
+        """Expect trials that the run of a version had made, and this process has not.
+
+        Args:
+            modes: What `capture` gave; empty for a version that tells of none, as one cut anew.
+        """
+        modes = modes or [None] * len(self._made)
         self._known = [
             None if mode is made else mode for mode, made in zip(modes, self._made, strict=True)
         ]
