@@ -101,3 +101,20 @@ def test_a_saved_run_goes_back_to_a_failure_and_to_its_end(saved: Path, page: An
     page.wait_for_function("() => location.hash.includes('at=')")
     page.get_by_role("button", name="newest").click()
     page.get_by_text("saved: this is the whole run").wait_for()
+
+
+def test_the_tab_key_stops_at_no_figure_in_which_no_key_does_anything(
+    saved: Path, page: Any
+) -> None:
+    open_alone(page, saved)
+    stops = """() => {
+        const found = [], visit = (root) => {
+            for (const element of root.querySelectorAll("*")) {
+                if (element.tabIndex >= 0 && element.matches(".bk-events")) found.push(element)
+                if (element.shadowRoot) visit(element.shadowRoot)
+            }
+        }
+        visit(document)
+        return found.length
+    }"""
+    assert page.evaluate(stops) == 0

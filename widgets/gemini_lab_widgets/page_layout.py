@@ -43,6 +43,16 @@ CHOOSE: Final = """
 
 Afterwards as a notebook says that shows the page in a frame, with `{theme: "dark"}`.
 """
+SKIP_CANVASES: Final = """
+    const visit = (root) => {
+        for (const element of root.querySelectorAll("*")) {
+            if (element.matches(".bk-events")) element.tabIndex = -1
+            if (element.shadowRoot) visit(element.shadowRoot)
+        }
+    }
+    visit(document)
+"""
+"""Bokeh lets the Tab key stop at each figure, where no key does anything and nothing has a name."""
 TURN: Final = """
     const theme = toggle.active ? "dark" : "light"
     document.documentElement.style.colorScheme = theme
@@ -90,7 +100,8 @@ class PageLayout:
             for root in roots:
                 document.add_root(root)
         document.js_on_event(
-            "document_ready", CustomJS(args={"toggle": self._dark}, code=CHOOSE + TURN)
+            "document_ready",
+            CustomJS(args={"toggle": self._dark}, code=CHOOSE + TURN + SKIP_CANVASES),
         )
         for view in self.views.values():
             view.join(document)
