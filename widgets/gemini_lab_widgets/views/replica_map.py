@@ -53,13 +53,16 @@ td { padding: 1px 14px 1px 0; font-variant-numeric: tabular-nums; }
 """
 )
 FIT: Final = """
-    // A narrow ring has no room beside it for names; numbers and the list of nodes stay.
+    // Beside a narrow ring of many nodes is no room for names; numbers and the list of nodes stay.
     const width = ring.outer_width, spares = standbys.data.x
     if (!(width > 0)) return
     const is_narrow = width < 400
-    names.visible = !is_narrow
+    const has_names = !is_narrow || nodes.length <= 8
+    names.visible = has_names
+    names.glyph.text_font_size = is_narrow ? "11px" : "14px"
     standby_names.visible = !is_narrow || spares.length <= 3
-    const half = is_narrow ? Math.max(1.35, 0.15 - Math.min(0, ...spares)) : 2
+    const least = has_names ? 2.2 : Math.max(1.35, 0.15 - Math.min(0, ...spares))
+    const half = is_narrow ? least : 2
     ring.x_range.start = -half
     ring.x_range.end = half
     const across = width / (2 * half)
