@@ -54,10 +54,17 @@ def _commit(file: Path) -> str:
 
 def _git(folder: Path, *arguments: str) -> str:
     """Return what git says, stripped; empty where there is no git or no repository."""
-    # A repository's own settings may name a program that git starts to look for changes.
-    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
+    # To look must not lock the index that its user works with, nor start a program that the
+    # repository's own settings name.
+    options = ["--no-optional-locks", "-C", str(folder), "-c", "core.fsmonitor=false"]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=False)
+        ended = subprocess.run(
+            ["git", *options, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return ended.stdout.strip() if ended.returncode == 0 else ""
