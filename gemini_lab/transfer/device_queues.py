@@ -5,7 +5,7 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from gemini_lab.units import format_bytes
 Lane = Literal["training", "wire", "bus", "local"]
 """training: where the caller's work goes. wire: chunks between devices. bus: received chunks to the
 slab. local: the rank's own shard to its slab."""
+_PORTABLE: Final = 1  # cudaHostRegisterPortable: pinned for every GPU that this process uses
 Mark = Any
 """A place in a lane's work: a CUDA event, or what another kind of lanes waits by."""
 Message = tuple[torch.Tensor, int]
@@ -187,9 +188,15 @@ def pin(memory: Bytes) -> None:
     """
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     # PyTorch pins only memory that it allocates itself; the slab is the agent's.
-    error = runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+    error = runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, _PORTABLE)
     if int(error):
         raise CapacityError(
             f"CUDA cannot pin {format_bytes(memory.nbytes)} of the checkpoint slab (error "
             f"{int(error)}); allow more locked memory (ulimit -l), or use fewer replicas"
         )
+
+
+def unpin(memory: Bytes) -> None:
+    """Release memory that `pin` has locked: before it is unmapped, or CUDA keeps its pages."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    runtime.cudaHostUnregister(memory.ctypes.data)

@@ -7,7 +7,15 @@ import torch
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.training.gpt import named_size
-from gemini_lab_bench.benches.gpu import GpuTraining, PinnedKeeper, bench, one_turn, rows
+from gemini_lab_bench.benches.gpu import (
+    PEERS,
+    GpuTraining,
+    PinnedKeeper,
+    bench,
+    one_turn,
+    rows,
+    rows_of_peers,
+)
 from gemini_lab_bench.benches.gpu_steps import STEPS, HostLanes, every_step, run_step
 
 
@@ -42,8 +50,18 @@ def test_a_turn_measures_every_way_and_both_rates(training) -> None:
     found = {row.name: row for row in rows([turn], training)}
     assert found["interleaved / none"].values == (turn["interleaved"] / turn["none"],)
     assert found["a version / bus"].values == (turn["bus"] / turn["a version"],)
-    assert {"none", "blocking", "interleaved", "DCP async"} < set(found)
+    added = 1e3 * (turn["blocking"] - turn["none"])
+    assert found["blocking: added"].values == (pytest.approx(added),)
+    assert {"none", "blocking", "interleaved"} < set(found)
     assert found["none"].settings["checkpoint_bytes"] == 12 * training.params
+
+
+def test_each_other_system_has_a_value_or_says_why_it_has_none(training) -> None:
+    found = {row.name: row for row in rows_of_peers(training)}
+    assert set(PEERS) <= set(found)
+    assert found["DCP async / none"].values[0] > 0
+    for name in PEERS:
+        assert found[name].values or "No module named" in found[name].why_not
 
 
 OF_RUNS = ("restart", "two workers")

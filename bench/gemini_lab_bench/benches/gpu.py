@@ -2,16 +2,15 @@
 
 A GPT trains in bf16 with fp32 weights and moments. Its whole state goes to a slab of pinned memory
 after every update: while training waits (blocking), or on a lane of its own while the next forward
-and backward pass run (interleaved). Beside them are no checkpoint at all, and PyTorch's distributed
-checkpoint in its asynchronous form, which writes files.
+and backward passes run (interleaved). Beside them are no checkpoint at all, and other systems'
+ways, which write files into memory or keep copies there.
 """
 
+import shutil
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Self
 
 import torch
@@ -22,15 +21,18 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from gemini_lab.errors import ConfigError
 from gemini_lab.memory.slab import Slab, SlotSpec
 from gemini_lab.training.gpt import GPT, GPTConfig, named_size
-from gemini_lab.transfer.device_queues import CudaQueues, Lanes, pin
+from gemini_lab.transfer.device_queues import CudaQueues, Lanes, pin, unpin
 from gemini_lab.transfer.group import CheckpointGroup
 from gemini_lab.transfer.replicator import Replicator
 from gemini_lab.transfer.version import MovedVersion, OutgoingVersion, Peers, Wire
 from gemini_lab.units import GIB, MIB, format_bytes
+from gemini_lab_bench.in_memory import folder_in_memory
 from gemini_lab_bench.rows import Row
 
-ITERATIONS: Final = 12
-COUNTED: Final = 8
+ITERATIONS: Final = 8
+COUNTED: Final = 5
+OF_PEERS: Final = 4
+"""Iterations of another system's way, which may take seconds each; the last two count."""
 CHUNK_BYTES: Final = 32 * MIB
 NEEDED_BYTES: Final = 40 * GIB
 """Device memory for 1.1 billion parameters: 12 bytes of state and 4 of gradient each, activations,
@@ -38,16 +40,21 @@ and room for the copies that DCP makes."""
 
 
 def bench(repeats: int) -> list[Row]:
-    """Iteration times of the four ways, in turn, and the copy's rate beside the bus's.
+    """Return iteration times of all ways, and the copy's rate beside the bus's.
 
     Raises:
         ConfigError: There is no GPU, or it is too small.
     """
     require_gpu()
-    training = GpuTraining(named_size("1b"), device="cuda", batch=8, block=512)
+    training = one_billion("cuda")
     with PinnedKeeper(training, lanes=CudaQueues(), pinned=True) as keeper:
         turns = [one_turn(training, keeper) for _ in range(repeats)]
-    return rows(turns, training)
+    return [*rows(turns, training), *rows_of_peers(training)]
+
+
+def one_billion(device: str) -> "GpuTraining":
+    """Return the training of 1.1 billion parameters, 32,768 tokens an iteration."""
+    return GpuTraining(named_size("1b"), device=device, batch=8, block=512, passes=8)
 
 
 def require_gpu() -> None:
@@ -75,14 +82,19 @@ class GpuTraining:
     Args:
         config: The model's size.
         device: Where it trains.
-        batch: Sequences an iteration.
+        batch: Sequences a pass.
         block: Tokens of each.
+        passes: Forward and backward passes an iteration, whose gradients are summed.
     """
 
-    def __init__(self, config: GPTConfig, *, device: str, batch: int, block: int) -> None:
+    def __init__(
+        self, config: GPTConfig, *, device: str, batch: int, block: int, passes: int = 1
+    ) -> None:
         torch.manual_seed(1)
         self.device = device
-        self.model = GPT(config).to(device)
+        with torch.device(device):
+            self.model = GPT(config)
+        self._passes = passes
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         tokens = torch.randint(256, (batch, block + 1), device=device)
         self._batch = tokens[:, :-1], tokens[:, 1:]
@@ -95,10 +107,11 @@ class GpuTraining:
         return sum(weight.numel() for weight in self.model.parameters())
 
     def gradients(self) -> None:
-        """Run a forward and a backward pass, which change no state."""
-        with torch.autocast(self.device, torch.bfloat16):
-            loss = self.model(*self._batch)
-        loss.backward()
+        """Run the forward and backward passes, which change no state."""
+        for _ in range(self._passes):
+            with torch.autocast(self.device, torch.bfloat16):
+                loss = self.model(*self._batch)
+            loss.backward()
 
     def update(self) -> None:
         """Change the state."""
@@ -137,6 +150,7 @@ class PinnedKeeper:
             self.pieces.append((self.size_bytes, tensor.view(-1)))
             self.size_bytes += tensor.nbytes
         self.slab = Slab.create([SlotSpec(0, self.size_bytes)], chunk_bytes=CHUNK_BYTES)
+        self._pinned = pinned
         if pinned:
             pin(self.slab.memory)
         self.lanes = lanes
@@ -150,6 +164,8 @@ class PinnedKeeper:
 
     def __exit__(self, *_: object) -> None:
         self._replicator.close()
+        if self._pinned:
+            unpin(self.slab.memory)
         self.slab.close()
 
     def start(self) -> None:
@@ -185,7 +201,7 @@ def one_turn(
     iterations: int = ITERATIONS,
     counted: int = COUNTED,
 ) -> Turn:
-    """Run each way once; then a version and the bus, each alone.
+    """Run each of the product's ways once; then a version and the bus, each alone.
 
     Args:
         training: What trains.
@@ -207,8 +223,6 @@ def one_turn(
         "interleaved": timed(keeper.start, keeper.wait),
     }
     keeper.wait()
-    with dcp_async(training) as save:
-        turn["DCP async"] = timed(save, _nothing)
     training.finish()
     at_once()
     return turn | {"a version": keeper.moved[-1].local_s, "bus": keeper.bus_s()}
@@ -239,10 +253,14 @@ def timed_iterations(
     return statistics.median(times[-counted:])
 
 
+Ways = tuple[Callable[[], object], Callable[[], object]]
+"""What is called after an update, and before the next."""
+
+
 @contextmanager
-def dcp_async(training: GpuTraining) -> Iterator[Callable[[], None]]:
-    """Give a function that saves asynchronously, each time when the save before has ended."""
-    with tempfile.TemporaryDirectory(prefix="gemini-lab-dcp-") as folder:
+def _dcp_async(training: GpuTraining) -> Iterator[Ways]:
+    """Save by PyTorch's distributed checkpoint, each time when the save before has ended."""
+    with folder_in_memory("gemini-lab-gpu-") as folder:
         under_way: list[Any] = []
         count = 0
 
@@ -251,7 +269,7 @@ def dcp_async(training: GpuTraining) -> Iterator[Callable[[], None]]:
             if under_way:
                 under_way.pop().result()
             count += 1
-            place = Path(folder) / str(count % 2)
+            place = folder / str(count % 2)
             under_way.append(
                 async_save(
                     dict(training.state()),
@@ -260,9 +278,94 @@ def dcp_async(training: GpuTraining) -> Iterator[Callable[[], None]]:
                 )
             )
 
-        yield save
+        yield save, _nothing
         for one in under_way:
             one.result()
+
+
+@contextmanager
+def _torch_checkpointing(training: GpuTraining) -> Iterator[Ways]:
+    from torch_checkpointing import CheckpointManager  # noqa: PLC0415 - it may not be installed
+
+    manager: Any = CheckpointManager()
+    state, count = dict(training.state()), 0
+    with folder_in_memory("gemini-lab-gpu-") as folder:
+        under_way: list[Any] = []
+
+        def begin() -> None:
+            nonlocal count
+            if under_way:
+                under_way.pop().result()
+            count += 1
+            shutil.rmtree(folder / str(count - 2), ignore_errors=True)
+            under_way.append(manager.save(str(folder / str(count)), {"state": state}))
+
+        def before() -> None:
+            with manager.lock():  # its documents: update with the lock held
+                return
+
+        yield begin, before
+        for one in under_way:
+            one.result()
+        manager.close()
+
+
+@contextmanager
+def _lm_resiliency(training: GpuTraining) -> Iterator[Ways]:
+    from lm_resiliency.checkpointing.config import InMemoryCkptConfig  # noqa: PLC0415
+    from lm_resiliency.checkpointing.manager import InMemoryCheckpointManager  # noqa: PLC0415
+
+    tensors, count = [tensor for _, tensor in training.state()], 0
+    with folder_in_memory("gemini-lab-gpu-") as folder:
+        config = InMemoryCkptConfig(
+            interval=1,
+            replication_jump=0,
+            disk_flush_interval=0,
+            disk_folder=str(folder),
+            run_id="gpu",
+        )
+        manager: Any = InMemoryCheckpointManager(config)
+
+        def begin() -> None:
+            nonlocal count
+            count += 1
+            manager.save_tensors(tensors, count)
+
+        yield begin, manager.finalize_replication
+        manager.close()
+
+
+PEERS: Final[dict[str, Callable[[GpuTraining], AbstractContextManager[Ways]]]] = {
+    "LM Resiliency": _lm_resiliency,
+    "DCP async": _dcp_async,
+    "torch_checkpointing": _torch_checkpointing,
+}
+"""Other systems' ways to take a version of the same tensors."""
+
+
+def rows_of_peers(training: GpuTraining) -> Iterator[Row]:
+    """Time each other system's way, with iterations without a checkpoint right before it."""
+
+    def timed(after: Callable[[], object], before: Callable[[], object]) -> float:
+        return timed_iterations(training, after, before, iterations=OF_PEERS, counted=2)
+
+    for name, peer in PEERS.items():
+        plain_s = timed(_nothing, _nothing)
+        try:
+            with peer(training) as (begin, before):
+                each_s = timed(begin, before)
+        except Exception as error:  # noqa: BLE001 - another system's; the row says what it raised
+            yield Row(name=name, values=(), why_not=f"{type(error).__name__}: {error}"[:200])
+            continue
+        yield from _beside(name, (each_s,), (plain_s,))
+
+
+def _beside(name: str, each_s: Sequence[float], plain_s: Sequence[float]) -> Iterator[Row]:
+    """Tell a way's iterations, as they are and beside those without a checkpoint."""
+    pairs = list(zip(each_s, plain_s, strict=True))
+    yield Row(name=name, values=tuple(each_s))
+    yield Row(name=f"{name} / none", values=tuple(a / b for a, b in pairs), unit="")
+    yield Row(name=f"{name}: added", values=tuple(1e3 * (a - b) for a, b in pairs), unit="ms")
 
 
 def rows(turns: list[Turn], training: GpuTraining) -> list[Row]:
@@ -280,14 +383,10 @@ def rows(turns: list[Turn], training: GpuTraining) -> list[Row]:
     }
     if training.device == "cuda":
         settings["device"] = torch.cuda.get_device_name(0)
-    ways = [way for way in turns[0] if way not in {"a version", "bus"}]
-    found = [
-        Row(name=way, values=tuple(turn[way] for turn in turns), settings=settings) for way in ways
-    ]
-    found += [
-        Row(name=f"{way} / none", values=tuple(t[way] / t["none"] for t in turns), unit="")
-        for way in ways[1:]
-    ]
+    plain_s = [turn["none"] for turn in turns]
+    found = [Row(name="none", values=tuple(plain_s), settings=settings)]
+    for way in ("blocking", "interleaved"):
+        found += _beside(way, [turn[way] for turn in turns], plain_s)
     for name in ("a version", "bus"):
         rates = tuple(size_bytes / MIB / turn[name] for turn in turns)
         found.append(Row(name=name, values=rates, unit="MiB/s"))

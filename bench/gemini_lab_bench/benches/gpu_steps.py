@@ -9,14 +9,13 @@ import argparse
 import json
 import mmap
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,19 +32,19 @@ from gemini_lab.lab.lab import Lab
 from gemini_lab.memory.slab import Slab, SlotSpec, anonymous_file, flip_bit, reserve
 from gemini_lab.report import Comparison, Recovery, RunReport
 from gemini_lab.training.gpt import named_size
-from gemini_lab.transfer.device_queues import CudaQueues, Lanes, Mark, pin
+from gemini_lab.transfer.device_queues import CudaQueues, Lanes, Mark, pin, unpin
 from gemini_lab.units import GIB, MIB
 from gemini_lab_bench.benches.gpu import (
     GpuTraining,
     PinnedKeeper,
+    one_billion,
     one_turn,
     require_gpu,
     rows,
-    timed_iterations,
+    rows_of_peers,
 )
 from gemini_lab_bench.benches.gpu import bench as one_gpu
 from gemini_lab_bench.benches.live_lab import ready_lab
-from gemini_lab_bench.in_memory import folder_in_memory
 from gemini_lab_bench.rows import Row, single, table
 
 THOUSANDTH: Final = 1000
@@ -115,8 +114,7 @@ class Rig:
 
     def unpin(self, memory: Any) -> None:
         if not self.is_tiny:
-            cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            cudart.cudaHostUnregister(memory.ctypes.data)
+            unpin(memory)
 
     def finish(self) -> None:
         if not self.is_tiny:
@@ -198,6 +196,7 @@ def copies(rig: Rig) -> Iterator[Row]:
         rate = tuple(size_bytes / MIB / one for one in seconds)
         yield Row(name=f"slab, chunks of {chunk} MiB", values=rate, unit="MiB/s")
     yield from _beside_products(rig, registered, source)
+    rig.unpin(slab.memory)
     slab.close()
 
 
@@ -242,79 +241,14 @@ def _beside_products(rig: Rig, target: torch.Tensor, source: torch.Tensor) -> It
 
 def overhead(rig: Rig) -> Iterator[Row]:
     """Train with each way to checkpoint, in turns on the same tensors."""
-    size = "tiny" if rig.is_tiny else "1b"
-    batch, block = (1, 16) if rig.is_tiny else (8, 512)
-    training = GpuTraining(named_size(size), device=rig.device(), batch=batch, block=block)
+    if rig.is_tiny:
+        training = GpuTraining(named_size("tiny"), device="cpu", batch=1, block=16, passes=2)
+    else:
+        training = one_billion("cuda")
     with PinnedKeeper(training, lanes=rig.lanes(), pinned=not rig.is_tiny) as keeper:
-        repeats = range(1 if rig.is_tiny else 2)
-        turns = [one_turn(training, keeper, iterations=12, counted=8) for _ in repeats]
+        turns = [one_turn(training, keeper) for _ in range(1 if rig.is_tiny else 3)]
     yield from rows(turns, training)
-    plain_s = turns[-1]["none"]
-    for name, peer in (("torch_checkpointing", _torch_checkpointing), ("LM Resiliency", _lmr)):
-        try:
-            with peer(training) as (begin, before):
-                each_s = timed_iterations(training, begin, before, iterations=12, counted=8)
-        except Exception as error:  # noqa: BLE001 - another system's; the row says what it raised
-            yield Row(name=name, values=(), why_not=f"{type(error).__name__}: {error}"[:200])
-            continue
-        yield Row(name=name, values=(each_s,))
-        yield single(f"{name} / none", each_s / plain_s)
-
-
-Ways = tuple[Callable[[], object], Callable[[], object]]
-"""What is called after an update, and before the next."""
-
-
-@contextmanager
-def _torch_checkpointing(training: GpuTraining) -> Iterator[Ways]:
-    from torch_checkpointing import CheckpointManager  # noqa: PLC0415 - it may not be installed
-
-    manager: Any = CheckpointManager()
-    state, count = dict(training.state()), 0
-    with folder_in_memory("gemini-lab-gpu-") as folder:
-        under_way: list[Any] = []
-
-        def begin() -> None:
-            nonlocal count
-            if under_way:
-                under_way.pop().result()
-            count += 1
-            shutil.rmtree(f"{folder}/{count - 2}", ignore_errors=True)
-            under_way.append(manager.save(f"{folder}/{count}", {"state": state}))
-
-        def before() -> None:
-            with manager.lock():  # its documents: update with the lock held
-                return
-
-        yield begin, before
-        for one in under_way:
-            one.result()
-        manager.close()
-
-
-@contextmanager
-def _lmr(training: GpuTraining) -> Iterator[Ways]:
-    from lm_resiliency.checkpointing.config import InMemoryCkptConfig  # noqa: PLC0415
-    from lm_resiliency.checkpointing.manager import InMemoryCheckpointManager  # noqa: PLC0415
-
-    tensors, count = [tensor for _, tensor in training.state()], 0
-    with folder_in_memory("gemini-lab-gpu-") as folder:
-        config = InMemoryCkptConfig(
-            interval=1,
-            replication_jump=0,
-            disk_flush_interval=0,
-            disk_folder=str(folder),
-            run_id="gpu",
-        )
-        manager: Any = InMemoryCheckpointManager(config)
-
-        def begin() -> None:
-            nonlocal count
-            count += 1
-            manager.save_tensors(tensors, count)
-
-        yield begin, manager.finalize_replication
-        manager.close()
+    yield from rows_of_peers(training)
 
 
 # -- 4 and 5: real runs ---------------------------------------------------------------------------
@@ -322,11 +256,10 @@ def _lmr(training: GpuTraining) -> Iterator[Ways]:
 
 def restart(rig: Rig) -> Iterator[Row]:
     """Kill the one worker of a real run, under FSDP2 and under ZeRO-3: the same losses?"""
-    for framework in ("fsdp2", "zero3"):
-        compiled = ["--compile"] if framework == "fsdp2" and not rig.is_tiny else []
+    for framework, size, *more in (("fsdp2", "1b", "--compile"), ("zero3", "small")):
         scenario = Scenario().add(WorkerCrash("rank-0"), iteration=ITERATIONS // 2)
         with ready_lab(1) as lab:
-            result = twice(lab, _job(rig, framework, *compiled), scenario, replicas=1)
+            result = twice(lab, _job(rig, framework, size, *more), scenario, replicas=1)
         yield from _of_recovery(framework, result)
 
 
@@ -334,7 +267,7 @@ def two_workers(rig: Rig) -> Iterator[Row]:
     """Train on two nodes over Gloo, copies every step, and kill one with its memory."""
     scenario = Scenario().add(NodeLoss("rank-1"), iteration=ITERATIONS // 2)
     with ready_lab(2, 1) as lab:
-        result = twice(lab, _job(rig, "fsdp2", "--backend", "gloo"), scenario, replicas=2)
+        result = twice(lab, _job(rig, "fsdp2", "small", "--backend", "gloo"), scenario, replicas=2)
     yield from _of_recovery("two workers, Gloo", result)
 
 
@@ -346,8 +279,9 @@ def twice(lab: Lab, job: Job, scenario: Scenario, *, replicas: int) -> tuple[Run
     return report, report.losses_match(plain)
 
 
-def _job(rig: Rig, framework: str, *more: str) -> Job:
-    size = "tiny" if rig.is_tiny else "small"
+def _job(rig: Rig, framework: str, size: str, *more: str) -> Job:
+    if rig.is_tiny:
+        size, more = "tiny", tuple(one for one in more if one != "--compile")
     args = ["--framework", framework, "--size", size, "--iterations", str(ITERATIONS), *more]
     return Job(
         script="gemini_lab_bench.benches.gpu_job", args=args, module=True, name=f"gpu-{framework}"
@@ -408,10 +342,10 @@ def health(rig: Rig) -> Iterator[Row]:
 # -- all of them -----------------------------------------------------------------------------------
 
 STEPS: Final[dict[str, tuple[Callable[[Rig], Iterator[Row]], float]]] = {
-    "register": (register, 90.0),
-    "copies": (copies, 100.0),
-    "overhead": (overhead, 130.0),
-    "restart": (restart, 150.0),
+    "register": (register, 70.0),
+    "copies": (copies, 90.0),
+    "overhead": (overhead, 150.0),
+    "restart": (restart, 160.0),
     "two workers": (two_workers, 100.0),
     "health": (health, 30.0),
 }
