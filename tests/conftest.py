@@ -1,11 +1,14 @@
 """Settings that every test shares."""
 
+import asyncio
+import inspect
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import tomllib
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,25 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=left_out)
     gone = {*left_out}
     items[:] = [item for item in items if item not in gone]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that is a coroutine on an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(run_entered(pyfuncitem.obj, given))
+    return True
+
+
+async def run_entered(test, given):
+    """Run a coroutine test; enter those of its fixtures that are async context managers."""
+    async with AsyncExitStack() as stack:
+        for name, value in given.items():
+            if isinstance(value, AbstractAsyncContextManager):
+                given[name] = await stack.enter_async_context(value)
+        await test(**given)
 
 
 @pytest.fixture

@@ -78,20 +78,16 @@ def serve(host: WorkerHost, start: WorkerStart) -> None:
         host.start(msgspec.structs.replace(start, rendezvous=address), (port.fileno(),))
 
 
-def test_two_fences_of_the_same_epoch_are_both_answered():
+async def test_two_fences_of_the_same_epoch_are_both_answered():
     """An agent is told to fence by the root, and by the state in the store, at the same time."""
-
-    async def ask_twice() -> None:
-        host = a_host()
-        try:
-            serve(host, a_start(1, epoch=7))
-            both = (host.kill_all(epoch=8) for _ in range(2))
-            await asyncio.wait_for(asyncio.gather(*both), PATIENCE_S)
-            assert not host.workers
-        finally:
-            host.close()
-
-    asyncio.run(ask_twice())
+    host = a_host()
+    try:
+        serve(host, a_start(1, epoch=7))
+        both = (host.kill_all(epoch=8) for _ in range(2))
+        await asyncio.wait_for(asyncio.gather(*both), PATIENCE_S)
+        assert not host.workers
+    finally:
+        host.close()
 
 
 def test_where_warm_parents_are_killed_while_they_import_workers_start_without_them(
@@ -114,24 +110,20 @@ def test_where_warm_parents_are_killed_while_they_import_workers_start_without_t
     assert "ended 3 times before it had imported everything" in note
 
 
-def test_a_fence_that_its_warm_parent_did_not_live_to_answer_is_over():
+async def test_a_fence_that_its_warm_parent_did_not_live_to_answer_is_over():
     """Otherwise the agent waits for ever, and counts as one that hangs after a minute."""
-
-    async def ask_a_dying_one() -> None:
-        host = a_host()
-        try:
-            await host.ready()
-            serve(host, a_start(1, epoch=7))
-            host.signal_all(signal.SIGSTOP)
-            asking = asyncio.create_task(host.kill_all(epoch=8))
-            await asyncio.sleep(0.1)  # it is asked, and does not answer
-            host.signal_all(signal.SIGKILL)
-            await asyncio.wait_for(asking, PATIENCE_S)
-            assert not host.workers
-        finally:
-            host.close()
-
-    asyncio.run(ask_a_dying_one())
+    host = a_host()
+    try:
+        await host.ready()
+        serve(host, a_start(1, epoch=7))
+        host.signal_all(signal.SIGSTOP)
+        asking = asyncio.create_task(host.kill_all(epoch=8))
+        await asyncio.sleep(0.1)  # it is asked, and does not answer
+        host.signal_all(signal.SIGKILL)
+        await asyncio.wait_for(asking, PATIENCE_S)
+        assert not host.workers
+    finally:
+        host.close()
 
 
 def test_a_worker_serves_the_port_that_its_start_names_and_no_other():
@@ -450,20 +442,16 @@ def test_a_port_is_held_from_the_fence_until_workers_start_here_or_elsewhere():
     assert asyncio.run(asyncio.wait_for(is_held(), PATIENCE_S)) == [True, False]
 
 
-def test_a_warm_parent_that_stands_still_is_replaced_aloud():
+async def test_a_warm_parent_that_stands_still_is_replaced_aloud():
     notes: list[str] = []
-
-    async def fence() -> None:
-        host = a_host(on_note=notes.append, answer_s=1.0)
-        try:
-            await host.ready()
-            serve(host, a_start(1, epoch=7))
-            host.signal_all(signal.SIGSTOP)
-            await asyncio.wait_for(host.kill_all(epoch=8), PATIENCE_S)
-        finally:
-            host.close()
-
-    asyncio.run(fence())
+    host = a_host(on_note=notes.append, answer_s=1.0)
+    try:
+        await host.ready()
+        serve(host, a_start(1, epoch=7))
+        host.signal_all(signal.SIGSTOP)
+        await asyncio.wait_for(host.kill_all(epoch=8), PATIENCE_S)
+    finally:
+        host.close()
     assert notes
     assert all("does not answer: it is ended with its workers" in note for note in notes)
 

@@ -210,34 +210,30 @@ def test_what_was_said_while_a_connection_was_cut_is_heard_once(meet):
     assert audience.texts == ["1", "2", "3", "4"]
 
 
-def test_whose_lease_had_run_out_is_connected_to_anew_and_heard_once():
+async def test_whose_lease_had_run_out_is_connected_to_anew_and_heard_once():
     """A connection that was cut brings what was said on it long after it is mended."""
     told = []
-
-    async def meet_again():
-        spawned = []
-        listener = SimpleNamespace(hear=lambda _, said: told.append(said.entry.event.text))
-        connections = AgentConnections(
-            TOKEN, listener, lambda work: spawned.append(asyncio.create_task(work))
-        )
-        agent = AgentStandIn("node-1")
-        known = {"node-1": await agent.open()}
-        agent.link.emit(Note(text="1"))
-        await connections.meet(known)
-        old = agent.channel
-        await connections.meet({})
-        agent.link.emit(Note(text="2"))
-        async with asyncio.timeout(30):
-            while agent.channel is old or len(told) < 2:
-                await connections.meet(known)
-                await asyncio.sleep(0.01)
-            new = agent.channel
+    spawned = []
+    listener = SimpleNamespace(hear=lambda _, said: told.append(said.entry.event.text))
+    connections = AgentConnections(
+        TOKEN, listener, lambda work: spawned.append(asyncio.create_task(work))
+    )
+    agent = AgentStandIn("node-1")
+    known = {"node-1": await agent.open()}
+    agent.link.emit(Note(text="1"))
+    await connections.meet(known)
+    old = agent.channel
+    await connections.meet({})
+    agent.link.emit(Note(text="2"))
+    async with asyncio.timeout(30):
+        while agent.channel is old or len(told) < 2:
             await connections.meet(known)
-        assert agent.channel is new
-        new.close()
-        await asyncio.gather(*spawned)
-
-    asyncio.run(meet_again())
+            await asyncio.sleep(0.01)
+        new = agent.channel
+        await connections.meet(known)
+    assert agent.channel is new
+    new.close()
+    await asyncio.gather(*spawned)
     assert told == ["1", "2"]
 
 

@@ -127,22 +127,18 @@ def test_a_root_agent_that_is_cut_off_ends_no_epoch_before_it_leaves_its_place()
     assert any(isinstance(event, Note) for event in said)
 
 
-def test_a_root_agent_that_can_open_nothing_says_so_and_leaves_before_it_begins_an_epoch():
+async def test_a_root_agent_that_can_open_nothing_says_so_and_leaves_before_it_begins_an_epoch():
     """It has asked nobody, so that it must not say that nobody answers."""
     store, said = StoreStandIn(), []
-
-    async def ask():
-        _, shell = await shell_in(store, emit=said.append)
-        shell._addresses = dict.fromkeys(("node-0", "node-1", "node-2"), "127.0.0.1:1")
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # what is open stays so
-        try:
-            with pytest.raises(Deposed):
-                await shell._until_others_are_reached()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    asyncio.run(ask())
+    _, shell = await shell_in(store, emit=said.append)
+    shell._addresses = dict.fromkeys(("node-0", "node-1", "node-2"), "127.0.0.1:1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # what is open stays so
+    try:
+        with pytest.raises(Deposed):
+            await shell._until_others_are_reached()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     lacks = f"[Errno {errno.EMFILE}] {os.strerror(errno.EMFILE)}"
     text = f"node-0 cannot open connections ({lacks}): another agent is to be root"
     assert said == [Note(text=text)]

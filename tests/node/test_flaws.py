@@ -1,6 +1,5 @@
 """A machine that computes wrong does so for good, whichever workers are started on it."""
 
-import asyncio
 from types import SimpleNamespace
 
 import msgspec
@@ -56,25 +55,21 @@ def first_start():
     return next(one for one in starts if isinstance(one, StartWorkers))
 
 
-def test_what_lasts_is_told_to_later_workers_too_and_what_is_once_is_not():
+async def test_what_lasts_is_told_to_later_workers_too_and_what_is_once_is_not():
     node, start = supervisor(), first_start()
     once = Flawed(where="gradient", is_lasting=False, seed=1)
     lasting = Flawed(where="optimizer", is_lasting=True, seed=2)
     assert node.flaw(once) == []
-
-    async def live():
-        await node.obey(start)
-        assert told_of_flaws(node) == {0: []}
-        assert (node.flaw(once), node.flaw(lasting)) == ([0], [0])
-        assert told_of_flaws(node) == {0: [once, lasting]}
-        await node.obey(Fence(epoch=start.epoch + 1))
-        await node.obey(msgspec.structs.replace(start, epoch=start.epoch + 1))
-        assert told_of_flaws(node) == {0: [lasting]}
-
-    asyncio.run(live())
+    await node.obey(start)
+    assert told_of_flaws(node) == {0: []}
+    assert (node.flaw(once), node.flaw(lasting)) == ([0], [0])
+    assert told_of_flaws(node) == {0: [once, lasting]}
+    await node.obey(Fence(epoch=start.epoch + 1))
+    await node.obey(msgspec.structs.replace(start, epoch=start.epoch + 1))
+    assert told_of_flaws(node) == {0: [lasting]}
 
 
-def test_an_agent_tells_every_new_root_of_wrong_sums_until_its_workers_start_again():
+async def test_an_agent_tells_every_new_root_of_wrong_sums_until_its_workers_start_again():
     """What a root agent heard may be lost with it, and workers say it once."""
     node = supervisor()
     start = first_start()
@@ -91,16 +86,12 @@ def test_an_agent_tells_every_new_root_of_wrong_sums_until_its_workers_start_aga
         goes_back=False,
         rewinds=0,
     )
-
-    async def live():
-        await node.obey(start)
-        assert node.joined().wrong_sums is None
-        entry = Entry(at_s=1.0, node="node-0", event=said)
-        node._listener.hear(node.host.workers[0], EventSaid(entry=entry), [])
-        assert node.joined().wrong_sums == said
-        await node.obey(Fence(epoch=start.epoch + 1))
-        assert node.joined().wrong_sums == said
-        await node.obey(msgspec.structs.replace(start, epoch=start.epoch + 1))
-        assert node.joined().wrong_sums is None
-
-    asyncio.run(live())
+    await node.obey(start)
+    assert node.joined().wrong_sums is None
+    entry = Entry(at_s=1.0, node="node-0", event=said)
+    node._listener.hear(node.host.workers[0], EventSaid(entry=entry), [])
+    assert node.joined().wrong_sums == said
+    await node.obey(Fence(epoch=start.epoch + 1))
+    assert node.joined().wrong_sums == said
+    await node.obey(msgspec.structs.replace(start, epoch=start.epoch + 1))
+    assert node.joined().wrong_sums is None

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -20,7 +20,6 @@ from gemini_lab.node.etcd_client import EtcdClient, EtcdStore
 from gemini_lab.node.membership import REREAD_S, SPREAD_S, StoreWatch
 
 LIMIT_S = 20.0
-Trial = Callable[[EtcdStore, StoreWatch], Awaitable[None]]
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +29,28 @@ def etcd() -> Iterator[EtcdAddress]:
 
 
 @pytest.fixture
-def follow(etcd: EtcdAddress, request: pytest.FixtureRequest) -> Callable[[Trial], None]:
-    """Runs a trial with who writes, and who follows, the keys of one lab."""
-    prefix = f"gemini_lab/{request.node.name}"
+def prefix(request: pytest.FixtureRequest) -> str:
+    return f"gemini_lab/{request.node.name}"
 
-    async def run(trial: Trial) -> None:
-        writer, reader = EtcdStore(etcd, prefix), EtcdClient(etcd, prefix)
-        streams = EtcdClient(etcd, prefix)
-        try:
-            await trial(writer, StoreWatch(reader, streams, machine=AgentMachine()))
-        finally:
-            await streams.close()
-            await reader.close()
-            writer.close()
 
-    return lambda trial: asyncio.run(run(trial))
+@pytest.fixture
+def writer(etcd: EtcdAddress, prefix: str) -> Iterator[EtcdStore]:
+    """A client that writes the keys of one lab."""
+    store = EtcdStore(etcd, prefix)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+@contextlib.asynccontextmanager
+async def watch(etcd: EtcdAddress, prefix: str) -> AsyncIterator[StoreWatch]:
+    """A client that follows the keys of one lab."""
+    reader, streams = EtcdClient(etcd, prefix), EtcdClient(etcd, prefix)
+    try:
+        yield StoreWatch(reader, streams, machine=AgentMachine())
+    finally:
+        await streams.close()
+        await reader.close()
 
 
 @pytest.fixture
@@ -61,170 +67,146 @@ async def due(watch: StoreWatch) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_quiet_store_is_left_alone_and_a_change_rings(follow):
-    async def trial(writer: EtcdStore, watch: StoreWatch) -> None:
-        assert watch.is_due()
-        assert (await watch.read(whole=False)).items == {}
-        await asyncio.sleep(0.2)
-        assert not watch.is_due()
-        writer.put("root", "somebody")
-        await due(watch)
-        assert (await watch.read(whole=False)).items == {"root": "somebody"}
-        writer.delete("root")
-        await due(watch)
-        assert (await watch.read(whole=False)).items == {}
-
-    follow(trial)
+async def test_a_quiet_store_is_left_alone_and_a_change_rings(writer, watch):
+    assert watch.is_due()
+    assert (await watch.read(whole=False)).items == {}
+    await asyncio.sleep(0.2)
+    assert not watch.is_due()
+    writer.put("root", "somebody")
+    await due(watch)
+    assert (await watch.read(whole=False)).items == {"root": "somebody"}
+    writer.delete("root")
+    await due(watch)
+    assert (await watch.read(whole=False)).items == {}
 
 
-def test_only_the_root_agent_hears_of_other_nodes(follow):
-    async def trial(writer: EtcdStore, watch: StoreWatch) -> None:
-        await watch.read(whole=False)
-        writer.put("nodes/node-1", "{}")
-        await asyncio.sleep(0.2)
-        assert not watch.is_due()
-        assert (await watch.read(whole=True)).items == {"nodes/node-1": "{}"}
-        await asyncio.sleep(0.2)
-        if watch.is_due():  # the other watch's end rang
-            await watch.read(whole=True)
-        writer.delete("nodes/node-1")
-        await due(watch)
-        assert (await watch.read(whole=True)).items == {}
-
-    follow(trial)
+async def test_only_the_root_agent_hears_of_other_nodes(writer, watch):
+    await watch.read(whole=False)
+    writer.put("nodes/node-1", "{}")
+    await asyncio.sleep(0.2)
+    assert not watch.is_due()
+    assert (await watch.read(whole=True)).items == {"nodes/node-1": "{}"}
+    await asyncio.sleep(0.2)
+    if watch.is_due():  # the other watch's end rang
+        await watch.read(whole=True)
+    writer.delete("nodes/node-1")
+    await due(watch)
+    assert (await watch.read(whole=True)).items == {}
 
 
-def test_a_lease_that_runs_out_rings(follow):
-    async def trial(writer: EtcdStore, watch: StoreWatch) -> None:
-        writer.put("root", "mortal", lease=writer.grant(1))
-        await watch.read(whole=False)
-        await due(watch)
-        assert (await watch.read(whole=False)).items == {}
-
-    follow(trial)
+async def test_a_lease_that_runs_out_rings(writer, watch):
+    writer.put("root", "mortal", lease=writer.grant(1))
+    await watch.read(whole=False)
+    await due(watch)
+    assert (await watch.read(whole=False)).items == {}
 
 
-def test_a_store_that_was_away_is_read_again_and_watched_again(follow):
-    async def trial(writer: EtcdStore, watch: StoreWatch) -> None:
-        writer.put("root", "first")
-        await watch.read(whole=False)
-        (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
-        os.kill(server.pid, signal.SIGKILL)
-        await due(watch)
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                try:
-                    assert (await watch.read(whole=False)).items == {"root": "first"}
-                    break
-                except StoreUnavailableError:
-                    assert watch.is_due()
-                    await asyncio.sleep(0.1)
-        await asyncio.to_thread(patiently, lambda: writer.put("root", "second"))
-        await due(watch)
-        assert (await watch.read(whole=False)).items == {"root": "second"}
-
-    follow(trial)
+async def test_a_store_that_was_away_is_read_again_and_watched_again(writer, watch):
+    writer.put("root", "first")
+    await watch.read(whole=False)
+    (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
+    os.kill(server.pid, signal.SIGKILL)
+    await due(watch)
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            try:
+                assert (await watch.read(whole=False)).items == {"root": "first"}
+                break
+            except StoreUnavailableError:
+                assert watch.is_due()
+                await asyncio.sleep(0.1)
+    await asyncio.to_thread(patiently, lambda: writer.put("root", "second"))
+    await due(watch)
+    assert (await watch.read(whole=False)).items == {"root": "second"}
 
 
-def test_a_heartbeat_keeps_a_lease_and_says_when_it_is_gone(etcd):
-    async def beat() -> None:
-        store = EtcdStore(etcd, "gemini_lab/heartbeat")
-        streams = EtcdClient(etcd, "gemini_lab/heartbeat")
-        lease = store.grant(2)
-        store.put("nodes/node-0", "{}", lease=lease)
-        for _ in range(8):
-            assert await streams.keep_alive(lease)
-            await asyncio.sleep(0.5)
-        assert store.items() == {"nodes/node-0": "{}"}
-        store.revoke(lease)
-        assert not await streams.keep_alive(lease)
-        await streams.close()
-        store.close()
-
-    asyncio.run(beat())
+async def test_a_heartbeat_keeps_a_lease_and_says_when_it_is_gone(etcd):
+    store = EtcdStore(etcd, "gemini_lab/heartbeat")
+    streams = EtcdClient(etcd, "gemini_lab/heartbeat")
+    lease = store.grant(2)
+    store.put("nodes/node-0", "{}", lease=lease)
+    for _ in range(8):
+        assert await streams.keep_alive(lease)
+        await asyncio.sleep(0.5)
+    assert store.items() == {"nodes/node-0": "{}"}
+    store.revoke(lease)
+    assert not await streams.keep_alive(lease)
+    await streams.close()
+    store.close()
 
 
-def test_a_heartbeat_goes_on_while_the_watch_is_changed_and_survives_a_closed_connection(etcd):
+async def test_a_heartbeat_goes_on_while_the_watch_is_changed_and_survives_a_closed_connection(
+    etcd,
+):
     """Who becomes root follows other keys from then on: its lease must not suffer."""
+    store = EtcdStore(etcd, "gemini_lab/both")
+    streams = EtcdClient(etcd, "gemini_lab/both")
+    lease = store.grant(30)
+    reader = EtcdClient(etcd, "gemini_lab/both")
+    watch = StoreWatch(reader, streams, machine=AgentMachine())
 
-    async def beat() -> None:
-        store = EtcdStore(etcd, "gemini_lab/both")
-        streams = EtcdClient(etcd, "gemini_lab/both")
-        lease = store.grant(30)
-        reader = EtcdClient(etcd, "gemini_lab/both")
-        watch = StoreWatch(reader, streams, machine=AgentMachine())
+    async def renew() -> int:
+        renewed = 0
+        for _ in range(60):
+            with contextlib.suppress(StoreUnavailableError):  # said, and not fatal
+                renewed += await streams.keep_alive(lease)
+        return renewed
 
-        async def renew() -> int:
-            renewed = 0
-            for _ in range(60):
-                with contextlib.suppress(StoreUnavailableError):  # said, and not fatal
-                    renewed += await streams.keep_alive(lease)
-            return renewed
-
-        beating = asyncio.create_task(renew())
-        for number in range(12):
-            await watch.read(whole=number % 2 == 0)
-        assert await beating == 60
-        beating = asyncio.create_task(renew())
-        for _ in range(10):
-            await asyncio.sleep(0.01)
-            await streams.close()
-        assert await beating > 0
+    beating = asyncio.create_task(renew())
+    for number in range(12):
+        await watch.read(whole=number % 2 == 0)
+    assert await beating == 60
+    beating = asyncio.create_task(renew())
+    for _ in range(10):
+        await asyncio.sleep(0.01)
         await streams.close()
-        store.close()
+    assert await beating > 0
+    await streams.close()
+    store.close()
 
-    asyncio.run(beat())
 
-
-def test_a_heartbeat_that_was_given_up_leaves_no_answer_to_the_next_one(etcd):
+async def test_a_heartbeat_that_was_given_up_leaves_no_answer_to_the_next_one(etcd):
     """Answers have no names: a lease that is gone would pass for one that stands."""
-
-    async def beat() -> None:
-        client = EtcdClient(etcd, "gemini_lab/given-up", timeout_s=LIMIT_S)
-        lease = await client.grant(60)
-        assert await client.keep_alive(lease)
-        (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
-        server.suspend()
-        try:
-            given_up = asyncio.create_task(client.keep_alive(lease))
-            await asyncio.sleep(0.2)
-            given_up.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await given_up
-        finally:
-            server.resume()
-        assert not await client.keep_alive(lease + 1)
-        assert await client.keep_alive(lease)
-        await client.close()
-
-    asyncio.run(beat())
+    client = EtcdClient(etcd, "gemini_lab/given-up", timeout_s=LIMIT_S)
+    lease = await client.grant(60)
+    assert await client.keep_alive(lease)
+    (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
+    server.suspend()
+    try:
+        given_up = asyncio.create_task(client.keep_alive(lease))
+        await asyncio.sleep(0.2)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+    finally:
+        server.resume()
+    assert not await client.keep_alive(lease + 1)
+    assert await client.keep_alive(lease)
+    await client.close()
 
 
-def test_a_call_that_fails_ends_those_beside_it_and_the_next_ones_are_answered(etcd):
-    async def ask() -> None:
-        client = EtcdClient(etcd, "gemini_lab/beside", timeout_s=1.0)
-        await client.put("key", "kept")
-        (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
-        server.suspend()
-        try:
-            calls = [client.items() for _ in range(10)] + [client.get(["key"])]
-            failed = await asyncio.gather(*calls, return_exceptions=True)
-        finally:
-            server.resume()
-        assert {type(one) for one in failed} == {StoreUnavailableError}
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                with contextlib.suppress(StoreUnavailableError):
-                    answered = await asyncio.gather(*(client.items() for _ in range(10)))
-                    break
-        assert answered == [{"key": "kept"}] * 10
-        await client.close()
-
-    asyncio.run(ask())
+async def test_a_call_that_fails_ends_those_beside_it_and_the_next_ones_are_answered(etcd):
+    client = EtcdClient(etcd, "gemini_lab/beside", timeout_s=1.0)
+    await client.put("key", "kept")
+    (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
+    server.suspend()
+    try:
+        calls = [client.items() for _ in range(10)] + [client.get(["key"])]
+        failed = await asyncio.gather(*calls, return_exceptions=True)
+    finally:
+        server.resume()
+    assert {type(one) for one in failed} == {StoreUnavailableError}
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            with contextlib.suppress(StoreUnavailableError):
+                answered = await asyncio.gather(*(client.items() for _ in range(10)))
+                break
+    assert answered == [{"key": "kept"}] * 10
+    await client.close()
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_no_connection_of_calls_that_failed_outlasts_close(etcd):
+async def test_no_connection_of_calls_that_failed_outlasts_close(etcd):
     """The caller keeps the errors and the client."""
     (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "etcd")
     port = int(etcd.endpoints[0].rpartition(":")[2])
@@ -238,35 +220,32 @@ def test_no_connection_of_calls_that_failed_outlasts_close(etcd):
             while connected():
                 await asyncio.sleep(0.1)
 
-    async def ask() -> None:
-        client = EtcdClient(etcd, "gemini_lab/kept", timeout_s=1.0)
-        lease = await client.grant(60)
-        assert await client.keep_alive(lease)
-        await client.watch(None, lambda **_: None)
-        assert connected()
-        server.suspend()
-        try:
-            given_up = asyncio.create_task(client.keep_alive(lease))
-            await asyncio.sleep(0.2)
-            given_up.cancel()
-            calls = [given_up, *(client.items() for _ in range(4)), client.keep_alive(lease)]
-            kept = await asyncio.gather(*calls, return_exceptions=True)
-            kept += await asyncio.gather(client.items(), return_exceptions=True)
-        finally:
-            server.resume()
-        await until_none()
-        async with asyncio.timeout(LIMIT_S):
-            while True:
-                with contextlib.suppress(StoreUnavailableError):
-                    await client.watch(None, lambda **_: None)
-                    break
-        assert connected()
-        await client.close()
-        await until_none()
-        assert len(kept) == 7
-        assert all(isinstance(one, StoreUnavailableError) for one in kept[1:])
-
-    asyncio.run(ask())
+    client = EtcdClient(etcd, "gemini_lab/kept", timeout_s=1.0)
+    lease = await client.grant(60)
+    assert await client.keep_alive(lease)
+    await client.watch(None, lambda **_: None)
+    assert connected()
+    server.suspend()
+    try:
+        given_up = asyncio.create_task(client.keep_alive(lease))
+        await asyncio.sleep(0.2)
+        given_up.cancel()
+        calls = [given_up, *(client.items() for _ in range(4)), client.keep_alive(lease)]
+        kept = await asyncio.gather(*calls, return_exceptions=True)
+        kept += await asyncio.gather(client.items(), return_exceptions=True)
+    finally:
+        server.resume()
+    await until_none()
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            with contextlib.suppress(StoreUnavailableError):
+                await client.watch(None, lambda **_: None)
+                break
+    assert connected()
+    await client.close()
+    await until_none()
+    assert len(kept) == 7
+    assert all(isinstance(one, StoreUnavailableError) for one in kept[1:])
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -322,20 +301,17 @@ def test_a_process_that_waits_in_two_ways_has_one_loop_for_grpc(etcd, caplog):
     assert [record.getMessage() for record in caplog.records] == []
 
 
-def test_an_etcd_that_is_not_there_is_named_in_one_line_with_the_reason():
-    async def beat() -> None:
-        nowhere = EtcdAddress(endpoints=("127.0.0.1:1",))
-        with pytest.raises(StoreUnavailableError) as by_stream:
-            await EtcdClient(nowhere, "gemini_lab/none").keep_alive(1)
-        with pytest.raises(StoreUnavailableError) as by_call:
-            EtcdStore(nowhere, "gemini_lab/none").items()
-        for raised in (by_stream, by_call):
-            assert str(raised.value) == (
-                "etcd at 127.0.0.1:1 did not answer within 1 s (Connection refused); "
-                "`etcdctl --endpoints=127.0.0.1:1 endpoint health` asks it by hand"
-            )
-
-    asyncio.run(beat())
+async def test_an_etcd_that_is_not_there_is_named_in_one_line_with_the_reason():
+    nowhere = EtcdAddress(endpoints=("127.0.0.1:1",))
+    with pytest.raises(StoreUnavailableError) as by_stream:
+        await EtcdClient(nowhere, "gemini_lab/none").keep_alive(1)
+    with pytest.raises(StoreUnavailableError) as by_call:
+        EtcdStore(nowhere, "gemini_lab/none").items()
+    for raised in (by_stream, by_call):
+        assert str(raised.value) == (
+            "etcd at 127.0.0.1:1 did not answer within 1 s (Connection refused); "
+            "`etcdctl --endpoints=127.0.0.1:1 endpoint health` asks it by hand"
+        )
 
 
 class DeafStore:
@@ -375,24 +351,20 @@ def news_of(store: DeafStore, clock: Clock) -> StoreWatch:
     return StoreWatch(store, store, machine=AgentMachine(), clock=clock)  # type: ignore[arg-type]
 
 
-def test_what_a_watch_missed_is_found_later_and_another_watch_begins():
+async def test_what_a_watch_missed_is_found_later_and_another_watch_begins():
     store, clock = DeafStore(), Clock()
     watch = news_of(store, clock)
-
-    async def trial() -> None:
-        await watch.read(whole=False)
-        store.kept["root"] = "unheard"
-        clock.now_s = REREAD_S - 1
-        assert not watch.is_due()
-        clock.now_s = REREAD_S + 1
-        assert watch.is_due()
-        assert (await watch.read(whole=False)).items == {"root": "unheard"}
-        assert store.watches == 1
-        assert watch.is_due()
-        await watch.read(whole=False)
-        assert store.watches == 2
-
-    asyncio.run(trial())
+    await watch.read(whole=False)
+    store.kept["root"] = "unheard"
+    clock.now_s = REREAD_S - 1
+    assert not watch.is_due()
+    clock.now_s = REREAD_S + 1
+    assert watch.is_due()
+    assert (await watch.read(whole=False)).items == {"root": "unheard"}
+    assert store.watches == 1
+    assert watch.is_due()
+    await watch.read(whole=False)
+    assert store.watches == 2
 
 
 def test_a_look_that_failed_is_due_again_at_once():
@@ -404,16 +376,12 @@ def test_a_look_that_failed_is_due_again_at_once():
     assert watch.is_due()
 
 
-def test_who_has_time_looks_within_a_while_and_not_all_at_the_same_moment():
+async def test_who_has_time_looks_within_a_while_and_not_all_at_the_same_moment():
     clock = Clock()
     many = [news_of(DeafStore(), clock) for _ in range(200)]
-
-    async def look() -> None:
-        for watch in many:
-            await watch.read(whole=False)
-            watch.ring()
-
-    asyncio.run(look())
+    for watch in many:
+        await watch.read(whole=False)
+        watch.ring()
     assert all(watch.is_due() for watch in many)
     clock.now_s = SPREAD_S / 2
     due_now = sum(watch.is_due(is_urgent=False) for watch in many)

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -79,29 +80,28 @@ def fill(slab: Slab, shard: int, version: int) -> bytes:
     return bytes(buffer.data)
 
 
-@contextlib.asynccontextmanager
-async def a_node(idle_s: float = IDLE_S) -> AsyncIterator[tuple[BulkProcesses, MemoryManager]]:
-    bulk = BulkProcesses(idle_s=idle_s)
-    memory = MemoryManager(bulk)
-    await bulk.warm_up()
-    try:
-        yield bulk, memory
-    finally:
-        await bulk.close()
-        memory.close()
+class OwnBulk(BulkProcesses):
+    """The bulk processes of a node of its own, of which nothing may be left."""
+
+    async def __aenter__(self) -> Self:
+        await self.warm_up()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+        assert bulk_processes() == []
 
 
-def on_a_node(
-    story: Callable[[BulkProcesses, MemoryManager], Awaitable[None]], *, idle_s: float = IDLE_S
-) -> None:
-    """Tell a story on a node of its own; no process may be left of it."""
+@pytest.fixture
+def bulk(request: pytest.FixtureRequest) -> OwnBulk:
+    return OwnBulk(idle_s=getattr(request, "param", IDLE_S))
 
-    async def tell() -> None:
-        async with a_node(idle_s) as (bulk, memory):
-            await asyncio.wait_for(story(bulk, memory), PATIENCE_S)
 
-    asyncio.run(tell())
-    assert bulk_processes() == []
+@pytest.fixture
+def memory(bulk: OwnBulk) -> Iterator[MemoryManager]:
+    made = MemoryManager(bulk)
+    yield made
+    made.close()
 
 
 def test_memory_that_is_refused_is_let_go_of_with_all_that_came_along():
@@ -153,81 +153,66 @@ async def file_of(memory: MemoryManager, version: int, url: str) -> str:
 # -- the loop is free ------------------------------------------------------------------------------
 
 
-def test_the_loop_beats_on_while_slabs_are_made_read_saved_damaged_and_freed(tmp_path):
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        slab = await beats_on_during(memory.slab(0, wanted(0, 1)), bulk)
-        payload = fill(slab, 0, version=3)
-        found = await beats_on_during(memory.inventory(RUN), bulk)
-        assert found.copies == [KeptCopy(0, 3, MADE_IN)]
-        order = Persist(epoch=1, version=3, url=str(tmp_path))
-        said = await beats_on_during(memory.persist(order, is_full=False), bulk)
-        assert (said.version, said.lineage) == (3, MADE_IN)
-        [record] = said.records
-        assert (tmp_path / "version-000000000003" / record.file).read_bytes().endswith(payload)
-        hit = await beats_on_during(memory.flip_bit(shard=None, bit=12345), bulk)
-        assert (hit.shard, hit.version) == (0, 3)
-        assert [damaged.chunk for damaged in (await memory.inventory(RUN)).damaged] == [
-            hit.byte // CHUNK_BYTES
-        ]
-        await beats_on_during(memory.free(), bulk)
-        assert memory.own_shards() == []
+async def test_the_loop_beats_on_while_slabs_are_made_read_saved_damaged_and_freed(
+    tmp_path, bulk, memory
+):
+    slab = await beats_on_during(memory.slab(0, wanted(0, 1)), bulk)
+    payload = fill(slab, 0, version=3)
+    found = await beats_on_during(memory.inventory(RUN), bulk)
+    assert found.copies == [KeptCopy(0, 3, MADE_IN)]
+    order = Persist(epoch=1, version=3, url=str(tmp_path))
+    said = await beats_on_during(memory.persist(order, is_full=False), bulk)
+    assert (said.version, said.lineage) == (3, MADE_IN)
+    [record] = said.records
+    assert (tmp_path / "version-000000000003" / record.file).read_bytes().endswith(payload)
+    hit = await beats_on_during(memory.flip_bit(shard=None, bit=12345), bulk)
+    assert (hit.shard, hit.version) == (0, 3)
+    assert [damaged.chunk for damaged in (await memory.inventory(RUN)).damaged] == [
+        hit.byte // CHUNK_BYTES
+    ]
+    await beats_on_during(memory.free(), bulk)
+    assert memory.own_shards() == []
 
-    on_a_node(story)
 
-
-def test_a_replica_is_saved_in_its_lost_owners_place(tmp_path):
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        del bulk
-        slab = await memory.slab(0, msgspec.structs.replace(wanted(0, 1), replicas=[layout_of(1)]))
-        payloads = {shard: fill(slab, shard, version=3) for shard in (0, 1)}
-        order = Persist(epoch=2, version=3, url=str(tmp_path), shards=[1, 0], lineage=MADE_IN)
-        assert memory.has(order)
-        assert not memory.has(msgspec.structs.replace(order, version=4))
-        said = await memory.persist(order, is_full=False)
-        assert (said.lineage, [one.shard for one in said.records]) == (MADE_IN, [1, 0])
-        tier = PersistentTier(str(tmp_path))
-        tier.commit(3, said.records, {})
-        assert {shard: bytes(tier.read_file(3, shard)[0]) for shard in (0, 1)} == payloads
-        assert tier.read_file(3, 1)[1] == layout_of(1)
-
-    on_a_node(story)
+async def test_a_replica_is_saved_in_its_lost_owners_place(tmp_path, memory):
+    slab = await memory.slab(0, msgspec.structs.replace(wanted(0, 1), replicas=[layout_of(1)]))
+    payloads = {shard: fill(slab, shard, version=3) for shard in (0, 1)}
+    order = Persist(epoch=2, version=3, url=str(tmp_path), shards=[1, 0], lineage=MADE_IN)
+    assert memory.has(order)
+    assert not memory.has(msgspec.structs.replace(order, version=4))
+    said = await memory.persist(order, is_full=False)
+    assert (said.lineage, [one.shard for one in said.records]) == (MADE_IN, [1, 0])
+    tier = PersistentTier(str(tmp_path))
+    tier.commit(3, said.records, {})
+    assert {shard: bytes(tier.read_file(3, shard)[0]) for shard in (0, 1)} == payloads
+    assert tier.read_file(3, 1)[1] == layout_of(1)
 
 
 # -- a store that hangs ----------------------------------------------------------------------------
 
 
-def test_an_inventory_is_taken_while_a_save_hangs(tmp_path):
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        fill(await memory.slab(0, wanted(0)), 0, version=3)
-        url = str(tmp_path / "hangs")
-        hang_writes(url, 3, await file_of(memory, 3, str(tmp_path / "works")))
-        save = asyncio.create_task(
-            memory.persist(Persist(epoch=1, version=3, url=url), is_full=False)
-        )
-        for _ in range(3):
-            assert (await memory.inventory(RUN)).copies == [KeptCopy(0, 3, MADE_IN)]
-        assert not save.done()
-        assert len(bulk_processes()) == 2
-        await bulk.close()
-        with pytest.raises(BulkEndedError):
-            await save
-
-    on_a_node(story)
+async def test_an_inventory_is_taken_while_a_save_hangs(tmp_path, bulk, memory):
+    fill(await memory.slab(0, wanted(0)), 0, version=3)
+    url = str(tmp_path / "hangs")
+    hang_writes(url, 3, await file_of(memory, 3, str(tmp_path / "works")))
+    save = asyncio.create_task(memory.persist(Persist(epoch=1, version=3, url=url), is_full=False))
+    for _ in range(3):
+        assert (await memory.inventory(RUN)).copies == [KeptCopy(0, 3, MADE_IN)]
+    assert not save.done()
+    assert len(bulk_processes()) == 2
+    await bulk.close()
+    with pytest.raises(BulkEndedError):
+        await save
 
 
-def test_a_listing_that_hangs_ends_when_nobody_waits_for_it_any_more(tmp_path):
+async def test_a_listing_that_hangs_ends_when_nobody_waits_for_it_any_more(tmp_path, bulk):
     folder = tmp_path / "version-000000000001"
     folder.mkdir()
     os.mkfifo(folder / "manifest.json")
-
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        del memory
-        listing = bulk.ask(ListVersions(url=str(tmp_path)), VersionsListed)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(listing, 0.5)
-        await until(lambda: bulk_processes() == [])
-
-    on_a_node(story)
+    listing = bulk.ask(ListVersions(url=str(tmp_path)), VersionsListed)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(listing, 0.5)
+    await until(lambda: bulk_processes() == [])
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -235,137 +220,119 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-def test_the_next_version_is_saved_after_one_that_hangs(tmp_path):
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        slab = await memory.slab(0, wanted(0))
-        fill(slab, 0, version=3)
-        hangs, works = str(tmp_path / "hangs"), str(tmp_path / "works")
-        hang_writes(hangs, 3, await file_of(memory, 3, works))
-        answers: asyncio.Queue[Message] = asyncio.Queue()
-        writer = ShardWriter(
-            memory=memory, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
-        )
-        writer.obey(Persist(epoch=1, version=3, url=hangs))
-        await until(lambda: len(bulk_processes()) == 1)
-        writer.obey(Persist(epoch=1, version=4, url=works))
-        assert answers.empty()
-        fill(slab, 0, version=4)
-        writer.begin_if_whole()
-        said = await answers.get()
-        assert isinstance(said, Persisted)
-        assert said.version == 4
-        assert len(bulk_processes()) == 1, "the one that hung is gone"
-
-    on_a_node(story)
+async def test_the_next_version_is_saved_after_one_that_hangs(tmp_path, bulk, memory):
+    slab = await memory.slab(0, wanted(0))
+    fill(slab, 0, version=3)
+    hangs, works = str(tmp_path / "hangs"), str(tmp_path / "works")
+    hang_writes(hangs, 3, await file_of(memory, 3, works))
+    answers: asyncio.Queue[Message] = asyncio.Queue()
+    writer = ShardWriter(
+        memory=memory, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
+    )
+    writer.obey(Persist(epoch=1, version=3, url=hangs))
+    await until(lambda: len(bulk_processes()) == 1)
+    writer.obey(Persist(epoch=1, version=4, url=works))
+    assert answers.empty()
+    fill(slab, 0, version=4)
+    writer.begin_if_whole()
+    said = await answers.get()
+    assert isinstance(said, Persisted)
+    assert said.version == 4
+    assert len(bulk_processes()) == 1, "the one that hung is gone"
 
 
-def test_a_full_store_is_told_and_later_writes_succeed(tmp_path):
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        fill(await memory.slab(0, wanted(0)), 0, version=3)
-        answers: asyncio.Queue[Message] = asyncio.Queue()
-        writer = ShardWriter(
-            memory=memory, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
-        )
-        writer.is_full = True
-        writer.obey(Persist(epoch=1, version=3, url=str(tmp_path)))
-        said = await answers.get()
-        assert isinstance(said, SaveFailed)
-        assert "it is full" in said.reason
-        writer.is_full = False
-        await memory.slab(1, wanted(1))  # memory is no file on that disk
-        fill(await memory.slab(1, wanted(1)), 1, version=3)
-        writer.obey(Persist(epoch=1, version=3, url=str(tmp_path), number=1))
-        said = await answers.get()
-        assert isinstance(said, Persisted)
-        assert [record.shard for record in said.records] == [0, 1]
-
-    on_a_node(story)
+async def test_a_full_store_is_told_and_later_writes_succeed(tmp_path, bulk, memory):
+    fill(await memory.slab(0, wanted(0)), 0, version=3)
+    answers: asyncio.Queue[Message] = asyncio.Queue()
+    writer = ShardWriter(
+        memory=memory, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
+    )
+    writer.is_full = True
+    writer.obey(Persist(epoch=1, version=3, url=str(tmp_path)))
+    said = await answers.get()
+    assert isinstance(said, SaveFailed)
+    assert "it is full" in said.reason
+    writer.is_full = False
+    await memory.slab(1, wanted(1))  # memory is no file on that disk
+    fill(await memory.slab(1, wanted(1)), 1, version=3)
+    writer.obey(Persist(epoch=1, version=3, url=str(tmp_path), number=1))
+    said = await answers.get()
+    assert isinstance(said, Persisted)
+    assert [record.shard for record in said.records] == [0, 1]
 
 
-def test_an_order_that_is_repeated_is_answered_again_and_not_done_again(tmp_path):
+async def test_an_order_that_is_repeated_is_answered_again_and_not_done_again(
+    tmp_path, bulk, memory
+):
     """The connection to the root agent broke as the answer was sent, or while it is written."""
-
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        fill(await memory.slab(0, wanted(0)), 0, version=3)
-        answers: asyncio.Queue[Message] = asyncio.Queue()
-        writer = ShardWriter(
-            memory=memory, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
-        )
-        order = Persist(epoch=1, version=3, url=str(tmp_path), number=1)
-        writer.obey(order)
-        writer.obey(order)
-        said = await answers.get()
-        assert isinstance(said, Persisted)
-        assert answers.empty()
-        (file,) = tmp_path.glob("version-*/shard-*")
-        file.unlink()
-        writer.obey(order)
-        assert await answers.get() == said
-        assert not file.exists()
-        writer.obey(msgspec.structs.replace(order, number=2))  # a new try
-        assert await answers.get() == said
-        assert file.exists()
-
-    on_a_node(story)
+    fill(await memory.slab(0, wanted(0)), 0, version=3)
+    answers: asyncio.Queue[Message] = asyncio.Queue()
+    writer = ShardWriter(
+        memory=memory, bulk=bulk, answer=answers.put_nowait, background=asyncio.create_task
+    )
+    order = Persist(epoch=1, version=3, url=str(tmp_path), number=1)
+    writer.obey(order)
+    writer.obey(order)
+    said = await answers.get()
+    assert isinstance(said, Persisted)
+    assert answers.empty()
+    (file,) = tmp_path.glob("version-*/shard-*")
+    file.unlink()
+    writer.obey(order)
+    assert await answers.get() == said
+    assert not file.exists()
+    writer.obey(msgspec.structs.replace(order, number=2))  # a new try
+    assert await answers.get() == said
+    assert file.exists()
 
 
 # -- processes that die ----------------------------------------------------------------------------
 
 
-def test_a_standby_answers_an_inventory_at_once_though_its_bulk_process_stands_still():
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        bulk.signal_all(signal.SIGSTOP)
-        found = await asyncio.wait_for(memory.inventory(RUN), PATIENCE_S / 2)
-        assert (found.copies, found.damaged) == ([], [])
-
-    on_a_node(story)
-
-
-def test_a_bulk_process_killed_in_an_inventory_costs_no_copy():
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        fill(await memory.slab(0, wanted(0)), 0, version=3)
-        bulk.signal_all(signal.SIGSTOP)
-        inventory = asyncio.create_task(memory.inventory(RUN))
-        await asyncio.sleep(0.1)
-        bulk.signal_all(signal.SIGKILL)
-        assert (await inventory).copies == [KeptCopy(0, 3, MADE_IN)]
-
-    on_a_node(story)
+async def test_a_standby_answers_an_inventory_at_once_though_its_bulk_process_stands_still(
+    bulk, memory
+):
+    bulk.signal_all(signal.SIGSTOP)
+    found = await asyncio.wait_for(memory.inventory(RUN), PATIENCE_S / 2)
+    assert (found.copies, found.damaged) == ([], [])
 
 
-def test_a_bulk_process_that_stands_still_in_an_inventory_is_ended_and_costs_no_copy():
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        fill(await memory.slab(0, wanted(0)), 0, version=4)
-        bulk.signal_all(signal.SIGSTOP)
-        found = await memory.inventory(RUN)
-        assert found.copies == [KeptCopy(0, 4, MADE_IN)]
-
-    on_a_node(story, idle_s=2.0)
-
-
-def test_a_bulk_process_killed_while_idle_is_replaced_before_anyone_notices():
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        fill(await memory.slab(0, wanted(0)), 0, version=3)
-        bulk.signal_all(signal.SIGKILL)
-        await until(lambda: bulk_processes() == [])
-        assert (await memory.inventory(RUN)).copies == [KeptCopy(0, 3, MADE_IN)]
-
-    on_a_node(story)
+async def test_a_bulk_process_killed_in_an_inventory_costs_no_copy(bulk, memory):
+    fill(await memory.slab(0, wanted(0)), 0, version=3)
+    bulk.signal_all(signal.SIGSTOP)
+    inventory = asyncio.create_task(memory.inventory(RUN))
+    await asyncio.sleep(0.1)
+    bulk.signal_all(signal.SIGKILL)
+    assert (await inventory).copies == [KeptCopy(0, 3, MADE_IN)]
 
 
-def test_a_bulk_process_killed_in_a_save_fails_that_save_alone(tmp_path):
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        fill(await memory.slab(0, wanted(0)), 0, version=3)
-        bulk.signal_all(signal.SIGSTOP)
-        order = Persist(epoch=1, version=3, url=str(tmp_path))
-        save = asyncio.create_task(memory.persist(order, is_full=False))
-        await asyncio.sleep(0.1)
-        bulk.signal_all(signal.SIGKILL)
-        with pytest.raises(BulkEndedError, match=r"ended \(9\)"):
-            await save
-        assert (await memory.persist(order, is_full=False)).version == 3
+@pytest.mark.parametrize("bulk", [2.0], indirect=True)
+async def test_a_bulk_process_that_stands_still_in_an_inventory_is_ended_and_costs_no_copy(
+    bulk, memory
+):
+    fill(await memory.slab(0, wanted(0)), 0, version=4)
+    bulk.signal_all(signal.SIGSTOP)
+    found = await memory.inventory(RUN)
+    assert found.copies == [KeptCopy(0, 4, MADE_IN)]
 
-    on_a_node(story)
+
+async def test_a_bulk_process_killed_while_idle_is_replaced_before_anyone_notices(bulk, memory):
+    fill(await memory.slab(0, wanted(0)), 0, version=3)
+    bulk.signal_all(signal.SIGKILL)
+    await until(lambda: bulk_processes() == [])
+    assert (await memory.inventory(RUN)).copies == [KeptCopy(0, 3, MADE_IN)]
+
+
+async def test_a_bulk_process_killed_in_a_save_fails_that_save_alone(tmp_path, bulk, memory):
+    fill(await memory.slab(0, wanted(0)), 0, version=3)
+    bulk.signal_all(signal.SIGSTOP)
+    order = Persist(epoch=1, version=3, url=str(tmp_path))
+    save = asyncio.create_task(memory.persist(order, is_full=False))
+    await asyncio.sleep(0.1)
+    bulk.signal_all(signal.SIGKILL)
+    with pytest.raises(BulkEndedError, match=r"ended \(9\)"):
+        await save
+    assert (await memory.persist(order, is_full=False)).version == 3
 
 
 def test_nothing_is_left_of_an_owner_that_is_killed_while_its_save_hangs(tmp_path):
@@ -376,7 +343,8 @@ def test_nothing_is_left_of_an_owner_that_is_killed_while_its_save_hangs(tmp_pat
         from test_memory_manager import *
 
         async def tell():
-            async with a_node() as (bulk, memory):
+            async with OwnBulk() as bulk:
+                memory = MemoryManager(bulk)
                 fill(await memory.slab(0, wanted(0)), 0, version=3)
                 hangs = {str(tmp_path / "hangs")!r}
                 hang_writes(hangs, 3, await file_of(memory, 3, {str(tmp_path / "works")!r}))
@@ -403,86 +371,62 @@ def test_nothing_is_left_of_an_owner_that_is_killed_while_its_save_hangs(tmp_pat
 # -- what the memory is ----------------------------------------------------------------------------
 
 
-def test_a_slab_stays_what_it_is_for_the_same_place_and_comes_along_to_another():
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        del bulk
-        slab = await memory.slab(0, wanted(0, 1))
-        own, replica = fill(slab, 0, version=3), fill(slab, 1, version=3)
-        assert await memory.slab(0, wanted(0, 1)) is slab
-        anew = await memory.slab(0, wanted(1, 2))
-        assert bytes(anew.read(1, 3, MADE_IN).data) == replica != own
-        assert (await memory.inventory(RUN)).copies == [KeptCopy(1, 3, MADE_IN)]
-        assert memory.own_shards() == [1]
-
-    on_a_node(story)
+async def test_a_slab_stays_what_it_is_for_the_same_place_and_comes_along_to_another(memory):
+    slab = await memory.slab(0, wanted(0, 1))
+    own, replica = fill(slab, 0, version=3), fill(slab, 1, version=3)
+    assert await memory.slab(0, wanted(0, 1)) is slab
+    anew = await memory.slab(0, wanted(1, 2))
+    assert bytes(anew.read(1, 3, MADE_IN).data) == replica != own
+    assert (await memory.inventory(RUN)).copies == [KeptCopy(1, 3, MADE_IN)]
+    assert memory.own_shards() == [1]
 
 
-def test_slabs_of_another_number_of_ranks_are_set_aside_until_they_are_let_go():
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        del bulk
-        memory.turn_to(4)
-        old = fill(await memory.slab(0, wanted(0, 1)), 0, version=3)
-        memory.turn_to(3)
-        fill(await memory.slab(0, wanted(0, 2)), 0, version=4)
-        (slab,), layouts = memory.set_aside(4)
-        assert bytes(slab.read(0, 3, MADE_IN).data) == old
-        assert [layout.rank for layout in layouts] == [0]
-        found = await memory.inventory(RUN)
-        assert found.copies == [KeptCopy(0, 4, MADE_IN, 3), KeptCopy(0, 3, MADE_IN, 4)]
-        await memory.settle(3)
-        assert memory.set_aside(4) == ([], [])
-        assert (await memory.inventory(RUN)).copies == [KeptCopy(0, 4, MADE_IN, 3)]
-
-    on_a_node(story)
+async def test_slabs_of_another_number_of_ranks_are_set_aside_until_they_are_let_go(memory):
+    memory.turn_to(4)
+    old = fill(await memory.slab(0, wanted(0, 1)), 0, version=3)
+    memory.turn_to(3)
+    fill(await memory.slab(0, wanted(0, 2)), 0, version=4)
+    (slab,), layouts = memory.set_aside(4)
+    assert bytes(slab.read(0, 3, MADE_IN).data) == old
+    assert [layout.rank for layout in layouts] == [0]
+    found = await memory.inventory(RUN)
+    assert found.copies == [KeptCopy(0, 4, MADE_IN, 3), KeptCopy(0, 3, MADE_IN, 4)]
+    await memory.settle(3)
+    assert memory.set_aside(4) == ([], [])
+    assert (await memory.inventory(RUN)).copies == [KeptCopy(0, 4, MADE_IN, 3)]
 
 
-def test_a_run_that_goes_back_to_its_size_finds_the_slabs_that_it_had():
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        del bulk
-        memory.turn_to(4)
-        slab = await memory.slab(0, wanted(0, 1))
-        memory.turn_to(3)  # which its script refuses
-        await memory.slab(0, wanted(0, 2))
-        memory.turn_to(4)
-        assert await memory.slab(0, wanted(0, 1)) is slab
-
-    on_a_node(story)
+async def test_a_run_that_goes_back_to_its_size_finds_the_slabs_that_it_had(memory):
+    memory.turn_to(4)
+    slab = await memory.slab(0, wanted(0, 1))
+    memory.turn_to(3)  # which its script refuses
+    await memory.slab(0, wanted(0, 2))
+    memory.turn_to(4)
+    assert await memory.slab(0, wanted(0, 1)) is slab
 
 
-def test_a_node_that_trains_no_more_lets_its_slabs_go_with_the_others():
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        del bulk
-        memory.turn_to(4)
-        fill(await memory.slab(0, wanted(0, 1)), 0, version=3)
-        await memory.settle(3)
-        assert (await memory.inventory(RUN)).copies == []
-
-    on_a_node(story)
+async def test_a_node_that_trains_no_more_lets_its_slabs_go_with_the_others(memory):
+    memory.turn_to(4)
+    fill(await memory.slab(0, wanted(0, 1)), 0, version=3)
+    await memory.settle(3)
+    assert (await memory.inventory(RUN)).copies == []
 
 
-def test_a_node_of_many_workers_is_read_at_once():
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        del bulk
-        for place in range(16):
-            fill(await memory.slab(place, wanted(place, elements=100)), place, version=2)
-        found = await memory.inventory(RUN)
-        assert sorted(copy.shard for copy in found.copies) == list(range(16))
-        assert (await memory.inventory(RUN + 1)).copies == []
-
-    on_a_node(story)
+async def test_a_node_of_many_workers_is_read_at_once(memory):
+    for place in range(16):
+        fill(await memory.slab(place, wanted(place, elements=100)), place, version=2)
+    found = await memory.inventory(RUN)
+    assert sorted(copy.shard for copy in found.copies) == list(range(16))
+    assert (await memory.inventory(RUN + 1)).copies == []
 
 
-def test_what_is_refused_keeps_its_kind():
-    async def story(bulk: BulkProcesses, memory: MemoryManager) -> None:
-        del bulk
-        with pytest.raises(CapacityError, match="checkpoint slab"):
-            await memory.slab(0, wanted(0, elements=2**44))
-        with pytest.raises(IntegrityError, match="no complete copy of shard 5"):
-            await memory.flip_bit(shard=5, bit=0)
-        await memory.slab(0, wanted(0))
-        with pytest.raises(ConfigError, match="changed since"):
-            await memory.slab(0, wanted(0, elements=70))
-        with pytest.raises(IntegrityError, match="version 1 of shard 0 is not complete"):
-            await memory.persist(Persist(epoch=1, version=1, url="/nowhere"), is_full=False)
-
-    on_a_node(story)
+async def test_what_is_refused_keeps_its_kind(memory):
+    with pytest.raises(CapacityError, match="checkpoint slab"):
+        await memory.slab(0, wanted(0, elements=2**44))
+    with pytest.raises(IntegrityError, match="no complete copy of shard 5"):
+        await memory.flip_bit(shard=5, bit=0)
+    await memory.slab(0, wanted(0))
+    with pytest.raises(ConfigError, match="changed since"):
+        await memory.slab(0, wanted(0, elements=70))
+    with pytest.raises(IntegrityError, match="version 1 of shard 0 is not complete"):
+        await memory.persist(Persist(epoch=1, version=1, url="/nowhere"), is_full=False)

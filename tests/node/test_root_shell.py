@@ -35,26 +35,22 @@ class FullStore:
         raise StoreFullError("etcd takes nothing more")
 
 
-def test_a_root_agent_says_once_that_the_store_takes_nothing_more():
+async def test_a_root_agent_says_once_that_the_store_takes_nothing_more():
     store, said = FullStore(), []
-
-    async def act():
-        shell = RootShell(
-            membership=store,
-            record=RootRecord(name="node-0", address="127.0.0.1:1", term=1),
-            token="secret",
-            emit=said.append,
-            request_nodes=lambda _wanted, _reason: None,
-            machine=AgentMachine(),
-        )
-        acting = asyncio.create_task(shell.run())
-        while store.asked < 3:
-            await asyncio.sleep(0.001)
-        acting.cancel()
-        with suppress(asyncio.CancelledError):
-            await acting
-
-    asyncio.run(act())
+    shell = RootShell(
+        membership=store,
+        record=RootRecord(name="node-0", address="127.0.0.1:1", term=1),
+        token="secret",
+        emit=said.append,
+        request_nodes=lambda _wanted, _reason: None,
+        machine=AgentMachine(),
+    )
+    acting = asyncio.create_task(shell.run())
+    while store.asked < 3:
+        await asyncio.sleep(0.001)
+    acting.cancel()
+    with suppress(asyncio.CancelledError):
+        await acting
     assert said == [Note(text="etcd takes nothing more; no failure is answered until then")]
 
 
@@ -95,23 +91,20 @@ def test_a_root_agent_that_was_replaced_takes_no_place_again(is_there):
     assert "state" not in store.keys
 
 
-def test_moments_are_right_where_the_root_agents_clock_was_set():
+async def test_moments_are_right_where_the_root_agents_clock_was_set():
     """They follow a clock that nobody sets, and what its agent says of them follows the other."""
     said, set_by_s = [], [0.0]
 
-    async def tell():
-        def wall_s():
-            return time.time() + set_by_s[0]
+    def wall_s():
+        return time.time() + set_by_s[0]
 
-        _, shell = await shell_in(StoreStandIn(), emit=said.append, wall_s=wall_s)
-        for set_by_s[0] in (0.0, 1882.0):
-            started = RecoveryStarted(
-                recovery=1, epoch=2, cause="c", lost=(), failed_at_s=shell._clock(), iteration=3
-            )
-            await shell._carry_out([Emit(event=started)])
-            assert abs(said[-1].failed_at_s - wall_s()) < 10
-
-    asyncio.run(tell())
+    _, shell = await shell_in(StoreStandIn(), emit=said.append, wall_s=wall_s)
+    for set_by_s[0] in (0.0, 1882.0):
+        started = RecoveryStarted(
+            recovery=1, epoch=2, cause="c", lost=(), failed_at_s=shell._clock(), iteration=3
+        )
+        await shell._carry_out([Emit(event=started)])
+        assert abs(said[-1].failed_at_s - wall_s()) < 10
 
 
 @pytest.mark.parametrize("value", ["", "gemini_lab.no_such_module:root", "gemini_lab.job:no_such"])

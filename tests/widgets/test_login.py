@@ -26,36 +26,29 @@ async def a_moment():
         await asyncio.sleep(0)
 
 
-def test_tries_of_one_address_are_looked_at_one_after_another():
+async def test_tries_of_one_address_are_looked_at_one_after_another():
     """Who asks for many at once learns nothing sooner, not even which one is right."""
-
-    async def story():
-        answered = asyncio.Event()
-        guard = LoginGuard(PASSWORD, port=1, key=KEY, pause=answered.wait)
-        wrong = asyncio.create_task(guard.admits("wrong", address="a"))
-        await a_moment()
-        right = asyncio.create_task(guard.admits(PASSWORD, address="a"))
-        await a_moment()
-        assert not right.done()
-        assert await guard.admits(PASSWORD, address="b")
-        answered.set()
-        assert (await wrong, await right) == (False, True)
-
-    asyncio.run(story())
+    answered = asyncio.Event()
+    guard = LoginGuard(PASSWORD, port=1, key=KEY, pause=answered.wait)
+    wrong = asyncio.create_task(guard.admits("wrong", address="a"))
+    await a_moment()
+    right = asyncio.create_task(guard.admits(PASSWORD, address="a"))
+    await a_moment()
+    assert not right.done()
+    assert await guard.admits(PASSWORD, address="b")
+    answered.set()
+    assert (await wrong, await right) == (False, True)
 
 
-def test_more_tries_at_once_are_not_looked_at():
-    async def story():
-        answered = asyncio.Event()
-        guard = LoginGuard(PASSWORD, port=1, key=KEY, pause=answered.wait)
-        tries = [asyncio.create_task(guard.admits("wrong", address="a")) for _ in range(MOST_TRIES)]
-        await a_moment()
-        assert await guard.admits(PASSWORD, address="a") is None
-        answered.set()
-        assert await asyncio.gather(*tries) == [False] * MOST_TRIES
-        assert await guard.admits(PASSWORD, address="a")
-
-    asyncio.run(story())
+async def test_more_tries_at_once_are_not_looked_at():
+    answered = asyncio.Event()
+    guard = LoginGuard(PASSWORD, port=1, key=KEY, pause=answered.wait)
+    tries = [asyncio.create_task(guard.admits("wrong", address="a")) for _ in range(MOST_TRIES)]
+    await a_moment()
+    assert await guard.admits(PASSWORD, address="a") is None
+    answered.set()
+    assert await asyncio.gather(*tries) == [False] * MOST_TRIES
+    assert await guard.admits(PASSWORD, address="a")
 
 
 def test_a_ticket_is_no_password_and_ends_with_its_server():
@@ -123,20 +116,17 @@ def test_who_has_many_addresses_waits_as_who_has_one(address, other, is_same):
     assert (whose(address) == whose(other)) == is_same
 
 
-def test_tries_from_many_addresses_of_one_machine_are_not_looked_at_at_once():
-    async def guess():
-        gate = asyncio.Event()
-        guard = LoginGuard(PASSWORD, port=1, key=KEY, pause=gate.wait)
-        tries = [
-            asyncio.create_task(guard.admits("wrong", address=f"127.0.0.{number}"))
-            for number in range(1, MOST_TRIES + 1)
-        ]
-        await a_moment()
-        assert await guard.admits(PASSWORD, address="127.1.2.3") is None
-        gate.set()
-        assert await asyncio.gather(*tries) == [False] * MOST_TRIES
-
-    asyncio.run(guess())
+async def test_tries_from_many_addresses_of_one_machine_are_not_looked_at_at_once():
+    gate = asyncio.Event()
+    guard = LoginGuard(PASSWORD, port=1, key=KEY, pause=gate.wait)
+    tries = [
+        asyncio.create_task(guard.admits("wrong", address=f"127.0.0.{number}"))
+        for number in range(1, MOST_TRIES + 1)
+    ]
+    await a_moment()
+    assert await guard.admits(PASSWORD, address="127.1.2.3") is None
+    gate.set()
+    assert await asyncio.gather(*tries) == [False] * MOST_TRIES
 
 
 def test_the_form_asks_for_a_password_and_says_what_comes_then() -> None:
