@@ -20,8 +20,6 @@ from gemini_lab_bench.rows import Row, table
 
 ENDED: Final = "interrupted, so nothing is told or written; what it started has ended"
 BENCHES: Final[dict[str, str]] = {
-    "planner": "placing N nodes, and their exact recovery probability",
-    "simulator": "30 days of N machines, policy by policy",
     "restart": "failure to the next finished iteration: warm, kept, cold, and NVRx in turn",
     "wasted": "workers killed at any time: does Eq. (1) hold?",
     "losses": "every pair of nodes lost at once: does memory suffice as placement says?",
@@ -32,8 +30,6 @@ BENCHES: Final[dict[str, str]] = {
     "resize": "from four nodes to three and back: seconds, bytes, losses",
     "rewind": "from a loss of NaN to the next good iteration, and what the guard costs",
     "verify": "what verifying sums costs, and who is named when bits turn",
-    "profiler": "what watching costs each collective",
-    "links": "a job on a paced link and on one that the kernel shapes (root)",
     "copy": "into the slab and over the wire, compared with memcpy and bare Gloo",
     "overhead": "checkpoints every iteration, compared with the same script under plain torchrun",
     "schemes": "the five schemes of the paper's Fig. 16 on one paced link",
@@ -43,7 +39,6 @@ BENCHES: Final[dict[str, str]] = {
     "peers": "checkpoints of other systems on the same tensors, and ours",
     "control": "what N agents cost the store, the root agent and the log (--agents 10,100,1000)",
     "log": "opening a long log, the first time and again, and one place of it (--lines, --calls)",
-    "dashboard": "the traffic timeline in a headless browser: draw time and lag, to a million bars",
 }
 """Help by name."""
 HOMES: Final = {"gpu": "benches.gpu_steps", "log": "benches.long_log", "peers": "peers.bench"}

@@ -4,8 +4,7 @@ import math
 import random
 import statistics
 import textwrap
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ FEW: Final = 10
 """Fewer values are told by their mean: a bootstrap of the median covers 75 % at 3 values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One quantity that was measured some times.
 
@@ -86,17 +85,6 @@ def spread_of(row: Mapping[str, Any], digits: str) -> str:
     if "low_95" not in row:
         return value
     return f"{value} ({row['low_95']:{digits}} to {row['high_95']:{digits}})"
-
-
-def timed(work: Callable[[], object], *, repeats: int, warm_ups: int = 1) -> tuple[float, ...]:
-    """Time each of `repeats` calls, after `warm_ups` calls that do not count."""
-    values = []
-    for number in range(-warm_ups, repeats):
-        start = time.perf_counter()
-        work()
-        if number >= 0:
-            values.append(time.perf_counter() - start)
-    return tuple(values)
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -15,7 +15,6 @@ from gemini_lab_bench.rows import (
     growth,
     spread_of,
     table,
-    timed,
 )
 
 
@@ -24,12 +23,6 @@ def test_every_bench_in_the_table_can_be_loaded():
         home = bench.HOMES.get(name, f"benches.{name}")
         assert callable(importlib.import_module(f"gemini_lab_bench.{home}").bench)
         assert text
-
-
-def test_warm_up_calls_do_not_count():
-    calls = []
-    values = timed(lambda: calls.append(1), repeats=3, warm_ups=2)
-    assert (len(calls), len(values)) == (5, 3)
 
 
 def test_the_interval_holds_the_median_and_narrows_with_more_values():
@@ -42,7 +35,7 @@ def test_the_interval_holds_the_median_and_narrows_with_more_values():
 
 def test_few_values_are_told_by_their_mean_with_student_ts_interval():
     """Student-t is 4.3027 at three values, and their standard error is 1 / sqrt(3)."""
-    row = Row(name="few", values=(1.0, 2.0, 3.0))
+    row = Row("few", (1.0, 2.0, 3.0))
     half = 4.3027 / 3**0.5
     assert (row.value, row.interval) == (2.0, pytest.approx((2 - half, 2 + half)))
     assert spread_of(row.to_json(), ".1f") == "2.0 (-0.5 to 4.5)"
@@ -50,13 +43,13 @@ def test_few_values_are_told_by_their_mean_with_student_ts_interval():
 
 def test_the_interval_of_few_values_holds_their_mean_19_times_in_20():
     draw = random.Random(1)
-    rows = [Row(name="", values=tuple(draw.gauss(5, 1) for _ in range(3))) for _ in range(2000)]
+    rows = [Row("", tuple(draw.gauss(5, 1) for _ in range(3))) for _ in range(2000)]
     held = sum(low <= 5 <= high for low, high in (row.interval for row in rows))
     assert held / len(rows) == pytest.approx(0.95, abs=0.02)
 
 
 def test_one_value_alone_has_no_interval():
-    row = Row(name="once", values=(1.5,))
+    row = Row("once", (1.5,))
     assert "low_95" not in row.to_json()
     assert spread_of(row.to_json(), ".1f") == "1.5"
     assert "1.5 to" not in table([row])
@@ -68,7 +61,7 @@ def test_growth_finds_the_exponent():
 
 def test_a_bench_writes_every_value_with_the_machine_it_was_measured_on(tmp_path, capsys):
     path = tmp_path / "a" / "b.json"
-    assert bench.command(["profiler", "--repeats", "4", "--json", str(path)]) == 0
+    assert bench.command(["log", "--lines", "500", "--repeats", "4", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
     values = record["rows"][0]["values"]
     assert len(values) == 4
@@ -82,16 +75,16 @@ def test_a_bench_writes_every_value_with_the_machine_it_was_measured_on(tmp_path
 
 def test_no_repeats_are_refused():
     with pytest.raises(SystemExit, match="2"):
-        bench.command(["planner", "--repeats", "0"])
+        bench.command(["log", "--repeats", "0"])
 
 
 def test_a_table_fits_a_terminal_whatever_its_rows_were_measured_with():
     refused = {"size": "tiny", "link_bytes_per_s": 4e7, "refused": "one piece is too large; " * 20}
     rows = [
-        Row(name="a name of no less than fifty characters, as some are", values=(1.5, 2.5)),
-        Row(name="naive", values=(1e-6, 12345678.9), unit="MiB/s", settings=refused),
-        Row(name="the same", values=(1.0,), settings=dict(refused)),
-        Row(name="a peer", values=(), why_not="it needs what is not here " * 10),
+        Row("a name of no less than fifty characters, as some are", (1.5, 2.5)),
+        Row("naive", (1e-6, 12345678.9), unit="MiB/s", settings=refused),
+        Row("the same", (1.0,), settings=dict(refused)),
+        Row("a peer", (), why_not="it needs what is not here " * 10),
     ]
     text = table(rows)
     assert max(map(len, text.splitlines())) <= 100
@@ -100,7 +93,7 @@ def test_a_table_fits_a_terminal_whatever_its_rows_were_measured_with():
 
 
 def test_large_values_are_written_out():
-    lines = table([Row(name="memcpy", values=(23003.4, 23003.4), unit="MiB/s")])
+    lines = table([Row("memcpy", (23003.4, 23003.4), unit="MiB/s")])
     assert "23003  23003 to 23003 MiB/s" in lines
 
 
@@ -112,5 +105,5 @@ def test_the_list_keeps_names_and_words_apart_and_a_benchs_own_help_has_its_opti
     every, drain, verify = (part for part in said.split("usage: ") if part)
     assert all(f"  {name} " in every for name in bench.BENCHES)
     assert "--only {kept,anew}" in drain
-    assert "simulator" not in drain
+    assert "--lines" not in drain
     assert "--clean" in verify

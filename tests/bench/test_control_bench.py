@@ -34,8 +34,8 @@ def test_sizes_that_cannot_be_measured_are_refused(agents: str) -> None:
 
 
 def test_a_quantity_that_two_sizes_tell_grows_with_a_power() -> None:
-    rows = [Row(name="etcd", values=(n / 100,), settings={"agents": n}) for n in (10, 100, 1000)]
-    (found,) = _growth([*rows[:2], Row(name="etcd", values=(), why_not="the time was over")])
+    rows = [Row("etcd", (n / 100,), settings={"agents": n}) for n in (10, 100, 1000)]
+    (found,) = _growth([*rows[:2], Row("etcd", (), why_not="the time was over")])
     assert found.name == "etcd: grows with the agents to the power"
     assert found.value == pytest.approx(1.0)
     assert [*_growth(rows[:1])] == []

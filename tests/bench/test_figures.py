@@ -110,19 +110,19 @@ def test_no_reason_is_given_where_there_is_nothing_to_explain(drawn, name):
     [(100.0, "within"), (104.9, "within"), (105.1, "OUTSIDE"), (120.0, "known"), (131, "OUTSIDE")],
 )
 def test_a_known_difference_has_its_size_and_any_other_is_outside(value, verdict):
-    ours = Point(series="a", x="b", y=value, origin="model", how="h", known=Known("w", 0.15, 0.3))
+    ours = Point("a", "b", value, "model", "h", known=Known("w", 0.15, 0.3))
     assert one_point(ours).comparisons()[0].verdict == verdict
 
 
 @pytest.mark.parametrize("origin", ["input", "fitted"])
 def test_what_was_put_in_or_fitted_is_not_judged(origin):
-    figure = one_point(Point(series="a", x="b", y=500.0, origin=origin, how="h"))
+    figure = one_point(Point("a", "b", 500.0, origin, "h"))
     assert figure.comparisons()[0].verdict == origin
     assert figure.rows()[0][-2:] == ("+400.0%", origin)
 
 
 def one_point(ours):
-    paper = Point(series="a", x="b", y=100.0, origin="paper", how="h")
+    paper = Point("a", "b", 100.0, "paper", "h")
     return Figure(
         name="f", title="t", x_label="x", y_label="y", points=(paper, ours), tolerance=0.05
     )
@@ -312,16 +312,7 @@ def test_fig_7s_bars_that_begin_with_the_papers_iteration_are_not_judged(drawn):
     ],
 )
 def test_of_a_measured_value_the_whole_interval_counts(value, low, high, verdict):
-    ours = Point(
-        series="a",
-        x="b",
-        y=value,
-        low=low,
-        high=high,
-        origin="measured",
-        how="h",
-        known=Known("w", -0.6, -0.4),
-    )
+    ours = Point("a", "b", value, "measured", "h", low=low, high=high, known=Known("w", -0.6, -0.4))
     assert one_point(ours).comparisons()[0].verdict == verdict
 
 
@@ -334,7 +325,7 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_is_drawn(tmp_path, c
 
 
 def test_a_value_outside_its_tolerance_is_named_and_sets_the_exit_status(drawn):
-    wrong = one_point(Point(series="a", x="b", y=120.0, origin="model", how="h"))
+    wrong = one_point(Point("a", "b", 120.0, "model", "h"))
     assert command.status([drawn["fig16"]]) == 0
     assert command.status([drawn["fig16"], wrong]) == 1
     assert "OUTSIDE: f, a at b: 120 by model, the paper 100" in provenance.summary([wrong])
@@ -372,7 +363,7 @@ def test_every_bar_of_a_figure_has_its_value_over_it(drawn):
 
 def test_text_in_a_page_is_escaped():
     pytest.importorskip("matplotlib")
-    point = Point(series="<b>", x="a & b", y=1.0, origin="model", how="x < y")
+    point = Point("<b>", "a & b", 1.0, "model", "x < y")
     figure = Figure(
         name="f", title="<script>", x_label="x", y_label="y", points=(point,), kind="bars"
     )

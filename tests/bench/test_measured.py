@@ -349,9 +349,9 @@ def test_what_kills_waste_is_judged_beside_eq_1(tmp_path: Path, share: float, ve
     """101 kills, evenly over an interval of 2 s, each once in `share` of its time."""
     beyond = [share * number / 100 for number in range(101)]
     found = [
-        Row(name="wasted by a failure, measured", values=tuple(2.0 * one for one in beyond)),
-        Row(name="the same by Eq. (1)", values=(1.0,)),
-        Row(name="lost beyond t_ckpt, in intervals (0.5)", unit="", values=tuple(beyond)),
+        Row("wasted by a failure, measured", tuple(2.0 * one for one in beyond)),
+        Row("the same by Eq. (1)", (1.0,)),
+        Row("lost beyond t_ckpt, in intervals (0.5)", tuple(beyond), unit=""),
     ]
     [figure] = measured.figures(recorded(tmp_path / "wasted.json", "wasted", found))
     assert verdicts(figure) == [verdict, verdict]

@@ -125,7 +125,7 @@ def a_report(name="run", node="node-1"):
 
 def a_figure(name="Gemini", kind="bars"):
     points = [
-        Point(series=series, x=x, y=y, origin=origin, how=name)
+        Point(series, x, y, origin, name)
         for series, y in ((name, 2.0), ("other", 3.0))
         for x in ("a", "b")
         for origin in ("paper", "model", "simulation", "measured")

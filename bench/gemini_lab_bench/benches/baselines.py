@@ -99,14 +99,14 @@ def rows_of(arms: Sequence[Arm]) -> list[Row]:
         settings = {"ranks": RANKS, "cycle_s": arm.cycle_s, "iterations_a_cycle": every}
         wasted_s = tuple(one.wasted_s for one in arm.failures)
         rows += [
-            Row(name=f"{arm.name}: an iteration", values=(arm.iteration_s,), settings=settings),
-            Row(name=f"{arm.name}: a checkpoint", values=(arm.checkpoint_s,)),
+            Row(f"{arm.name}: an iteration", (arm.iteration_s,), settings=settings),
+            Row(f"{arm.name}: a checkpoint", (arm.checkpoint_s,)),
             single(f"{arm.name}: checkpoints an hour", 3600 / arm.cycle_s),
-            Row(name=f"{arm.name}: wasted by a failure", values=wasted_s),
+            Row(f"{arm.name}: wasted by a failure", wasted_s),
             single(f"{arm.name}: its mean / Eq. (1)", fmean(wasted_s) / arm.predicted_s),
             Row(
-                name=f"{arm.name}: until training stood where it had",
-                values=tuple(one.regained_s for one in arm.failures),
+                f"{arm.name}: until training stood where it had",
+                tuple(one.regained_s for one in arm.failures),
             ),
         ]
     *others, ours = arms
@@ -129,9 +129,9 @@ def ratio_of_means(name: str, above: Arm, below: Arm) -> Row:
     )
     bounds = found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES) - 1]
     return Row(
-        name=name,
+        name,
+        (fmean(one) / fmean(other),),
         unit="",
-        values=(fmean(one) / fmean(other),),
         bounds=bounds if min(len(one), len(other)) > 1 else None,
     )
 

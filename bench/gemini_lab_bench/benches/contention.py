@@ -74,15 +74,14 @@ def rows(turns: Sequence[Turn]) -> list[Row]:
         }
         settings = workload(layer_s).conditions | {"layer_s": layer_s}
         found += [
-            Row(name=name, values=tuple(some), unit="", settings=settings)
-            for name, some in values.items()
+            Row(name, tuple(some), unit="", settings=settings) for name, some in values.items()
         ]
     stops = [breaking_point(_roomiest(turn)) for turn in turns]
     felt = [
         crossing([(_room(pair["gemini"]), _cost(pair)) for pair in turn.values()]) for turn in turns
     ]
-    found.append(Row(name="stops fitting, as predicted: idle / checkpoint", values=_there(stops)))
-    found.append(Row(name="felt, as measured: idle / checkpoint", values=_there(felt)))
+    found.append(Row("stops fitting, as predicted: idle / checkpoint", _there(stops)))
+    found.append(Row("felt, as measured: idle / checkpoint", _there(felt)))
     return [replace(row, unit="") for row in found if row.values]
 
 

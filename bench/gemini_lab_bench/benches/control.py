@@ -113,7 +113,7 @@ def measure(size: int, plan: ControlPlan) -> list[Row]:
 
     def row(name: str, values: Sequence[float], unit: str) -> Row:
         why = "" if values else why_not or "not reached"
-        return Row(name=name, values=tuple(values), unit=unit, settings=settings, why_not=why)
+        return Row(name, tuple(values), unit=unit, settings=settings, why_not=why)
 
     told = found.answered
     all_s = [(use, use.s * (size + plan.repeats)) for use in found.idle]

@@ -237,9 +237,9 @@ def _in_turn(
 
 def _rate(name: str, size_bytes: int, times_s: list[float], settings: dict[str, Any]) -> Row:
     values = tuple(size_bytes / time_s / MIB for time_s in times_s)
-    return Row(name=name, values=values, unit="MiB/s", settings=settings)
+    return Row(name, values, unit="MiB/s", settings=settings)
 
 
 def _ratio(name: str, above_s: list[float], below_s: list[float]) -> Row:
     values = tuple(one / other for one, other in zip(above_s, below_s, strict=True))
-    return Row(name=name, values=values, unit="")
+    return Row(name, values, unit="")

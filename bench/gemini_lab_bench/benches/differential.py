@@ -95,7 +95,7 @@ def rows(turns: Sequence[Turn]) -> list[Row]:
     """
     points = [runs for turn in turns for runs in turn.values()]
     shares = tuple(runs["gradients"].sent_bytes / runs["copies"].sent_bytes for runs in points)
-    found = [Row(name="bytes of a version, gradients / copies", values=shares, unit="")]
+    found = [Row("bytes of a version, gradients / copies", shares, unit="")]
     for link in turns[0]:
         here = [turn[link] for turn in turns]
         settings = _work(link).conditions
@@ -105,17 +105,12 @@ def rows(turns: Sequence[Turn]) -> list[Row]:
             "gradients / none": [_cost(runs, "gradients") for runs in here],
         }
         found += [
-            Row(name=name, values=_there(some), unit="", settings=settings, why_not=_why_not(some))
+            Row(name, _there(some), unit="", settings=settings, why_not=_why_not(some))
             for name, some in values.items()
         ]
         held = {arm: [_held(runs, arm) for runs in here] for arm in ARMS[1:]}
         found += [
-            Row(
-                name=f"update held up, {arm}",
-                values=_there(some),
-                settings=settings,
-                why_not=_why_not(some),
-            )
+            Row(f"update held up, {arm}", _there(some), settings=settings, why_not=_why_not(some))
             for arm, some in held.items()
         ]
     return found + [_felt(turns, arm) for arm in ARMS[1:]]
@@ -128,7 +123,7 @@ def _felt(turns: Sequence[Turn], arm: str) -> Row:
     felt = [crossing([(x, y) for x, y in some if y is not None]) for some in points]
     name = f"{arm} are felt below: idle / checkpoint of copies"
     there = tuple(one for one in felt if one is not None)
-    return Row(name=name, values=there, unit="", why_not="" if there else "not felt at any point")
+    return Row(name, there, unit="", why_not="" if there else "not felt at any point")
 
 
 def _room(runs: Mapping[str, TimedRun], link_bytes_per_s: float) -> float:
@@ -170,9 +165,7 @@ def cost_row(kind: str, repeats: int, *, numel: int = NUMEL) -> Row:
             values.append((time.process_time() - started_s) / numel * 1e9)
     torch.set_num_threads(threads)
     settings = {"optimizer": kind, "numel": numel, "threads": 1}
-    return Row(
-        name=f"making a version, {kind}", values=tuple(values), unit="ns/param", settings=settings
-    )
+    return Row(f"making a version, {kind}", tuple(values), unit="ns/param", settings=settings)
 
 
 def _task(kind: str, numel: int) -> tuple[Bytes, Bytes, MakeVersion]:

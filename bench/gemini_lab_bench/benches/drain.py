@@ -82,12 +82,12 @@ def rows_of(report: RunReport) -> list[Row]:
     drains = [one for one in report.recoveries if one.cause == DRAIN]
     steps = [one.duration_s for one in report.iterations if one.rank == 0]
     return [
-        Row(name="training stood still", values=tuple(one.duration_s or 0.0 for one in drains)),
-        Row(name="an iteration", values=tuple(steps), settings={"layer_s": LAYER_S}),
+        Row("training stood still", tuple(one.duration_s or 0.0 for one in drains)),
+        Row("an iteration", tuple(steps), settings={"layer_s": LAYER_S}),
         Row(
-            name="iterations done again, a drain",
+            "iterations done again, a drain",
+            tuple(float(one.lost_by_any) for one in drains),
             unit="",
-            values=tuple(float(one.lost_by_any) for one in drains),
         ),
         single("restarts for other reasons, in all", len(report.recoveries) - len(drains)),
         single(

@@ -104,26 +104,22 @@ def rows_of(stretches: Sequence[Stretch]) -> list[Row]:
         settings = {"ranks": RANKS, "stretch_s": STRETCH_S, "kills": KILLS, "layer_s": LAYER_S}
         rows += [
             Row(
-                name=f"{name}: effective training time ratio",
+                f"{name}: effective training time ratio",
+                tuple(one.ratio for one in mine),
                 unit="",
-                values=tuple(one.ratio for one in mine),
                 settings=settings,
             ),
+            Row(f"{name}: by the formula", tuple(one.predicted for one in mine), unit=""),
+            Row(f"{name}: a bare iteration", tuple(one.bare_s for one in mine)),
+            Row(f"{name}: a checkpoint", tuple(one.arm.checkpoint_s for one in mine)),
+            Row(f"{name}: a cycle", tuple(one.arm.cycle_s for one in mine)),
             Row(
-                name=f"{name}: by the formula",
-                unit="",
-                values=tuple(one.predicted for one in mine),
-            ),
-            Row(name=f"{name}: a bare iteration", values=tuple(one.bare_s for one in mine)),
-            Row(name=f"{name}: a checkpoint", values=tuple(one.arm.checkpoint_s for one in mine)),
-            Row(name=f"{name}: a cycle", values=tuple(one.arm.cycle_s for one in mine)),
-            Row(
-                name=f"{name}: wasted by a failure, by Eq. (1)",
-                values=tuple(one.arm.predicted_s for one in mine),
+                f"{name}: wasted by a failure, by Eq. (1)",
+                tuple(one.arm.predicted_s for one in mine),
             ),
             Row(
-                name=f"{name}: restart",
-                values=tuple(each.restart_s for one in mine for each in one.arm.failures),
+                f"{name}: restart",
+                tuple(each.restart_s for one in mine for each in one.arm.failures),
             ),
         ]
     return rows

@@ -41,9 +41,9 @@ def bench(repeats: int, *, lines: int, calls: int) -> list[Row]:
         settings = {"lines": lines, "bars": bars, "bytes": log.stat().st_size}
     peak_bytes = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return [
-        *(Row(name=name, values=tuple(each), settings=settings) for name, each in times.items()),
-        Row(name="kept on disk", values=tuple(kept), unit="bytes", settings=settings),
-        Row(name="memory at most", values=(peak_bytes,), unit="bytes", settings=settings),
+        *(Row(name, tuple(each), settings=settings) for name, each in times.items()),
+        Row("kept on disk", tuple(kept), unit="bytes", settings=settings),
+        Row("memory at most", (peak_bytes,), unit="bytes", settings=settings),
     ]
 
 

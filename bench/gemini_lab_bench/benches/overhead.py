@@ -156,29 +156,27 @@ def compare(arms: dict[str, list[PairInTurns]], workload: TimedWorkload, *, name
     pairs = [pair for each in arms.values() for pair in each]
     rows = [
         Row(
-            name=f"{name}, {PLAIN}",
-            values=tuple(pair.iteration_s(pair.plain) for pair in pairs),
+            f"{name}, {PLAIN}",
+            tuple(pair.iteration_s(pair.plain) for pair in pairs),
             settings=conditions,
         )
     ]
     for arm, each in arms.items():
         rows.append(
             Row(
-                name=f"{name}, {arm}",
-                values=tuple(pair.iteration_s(pair.ours) for pair in each),
+                f"{name}, {arm}",
+                tuple(pair.iteration_s(pair.ours) for pair in each),
                 settings=conditions,
             )
         )
     for arm, each in arms.items():
         ratios = tuple(pair.ratio for pair in each)
-        rows.append(Row(name=f"{name}, {arm} / {PLAIN}", values=ratios, unit=""))
+        rows.append(Row(f"{name}, {arm} / {PLAIN}", ratios, unit=""))
     for arm, each in arms.items():
         for what, of in ADDED.items():
-            rows.append(
-                Row(name=f"{name}, {arm}: {what}", values=tuple(pair.added_s(of) for pair in each))
-            )
+            rows.append(Row(f"{name}, {arm}: {what}", tuple(pair.added_s(of) for pair in each)))
     waiting = tuple(pair.waiting for pair in pairs)
-    return [*rows, Row(name=f"{name}, in use while both wait", values=waiting, unit="cores")]
+    return [*rows, Row(f"{name}, in use while both wait", waiting, unit="cores")]
 
 
 def _floor(pairs: list[PairInTurns], repeats: int) -> list[Row]:
@@ -192,9 +190,9 @@ def _floor(pairs: list[PairInTurns], repeats: int) -> list[Row]:
     floor_s = sum(size_mib / rates[name] for name in ("memcpy", "checksum", "bare Gloo"))
     added = tuple((pair.ratio - 1) * pair.iteration_s(pair.plain) for pair in pairs)
     return [
-        Row(name="loopback, added by background", values=added),
-        Row(name="loopback, floor", values=(floor_s,), settings={"bytes": payload_bytes}),
-        Row(name="loopback, added / floor", values=tuple(one / floor_s for one in added), unit=""),
+        Row("loopback, added by background", added),
+        Row("loopback, floor", (floor_s,), settings={"bytes": payload_bytes}),
+        Row("loopback, added / floor", tuple(one / floor_s for one in added), unit=""),
     ]
 
 

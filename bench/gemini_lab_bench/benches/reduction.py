@@ -94,9 +94,9 @@ def rows_of(pairs: Sequence[WaysInTurn]) -> list[Row]:
             _times(f"{nodes} nodes: to peers", [one.peers for one in mine]),
             _times(f"{nodes} nodes: to the store", [one.store for one in mine]),
             Row(
-                name=f"{nodes} nodes: reduction, at as many bytes",
+                f"{nodes} nodes: reduction, at as many bytes",
+                tuple(one.reduction for one in mine),
                 unit="",
-                values=tuple(one.reduction for one in mine),
                 settings=settings,
             ),
             single(f"{nodes} nodes: by the formula", predicted),
@@ -106,7 +106,7 @@ def rows_of(pairs: Sequence[WaysInTurn]) -> list[Row]:
 
 def _times(name: str, ways: Sequence[Way]) -> Row:
     settings = {"size_bytes": ways[0].size_bytes}
-    return Row(name=name, values=tuple(one.time_s for one in ways), settings=settings)
+    return Row(name, tuple(one.time_s for one in ways), settings=settings)
 
 
 def whole_times(log: Sequence[Entry]) -> list[float]:

@@ -63,28 +63,22 @@ def rows_of(report: RunReport, undisturbed: RunReport, log: Sequence[Entry]) -> 
     ]
     apart = tuple(ulps(report, undisturbed).values())
     return [
-        Row(name="from the word to the first iteration after", values=_waits_s(log)),
+        Row("from the word to the first iteration after", _waits_s(log)),
+        Row("of that, training stood still", tuple(r.duration_s or 0.0 for r in resizes)),
+        Row("iterations done again", tuple(float(r.lost_by_any) for r in resizes), unit=""),
+        Row("read from storage, in all", (float(sum(stored)),), unit="B"),
         Row(
-            name="of that, training stood still", values=tuple(r.duration_s or 0.0 for r in resizes)
-        ),
-        Row(
-            name="iterations done again",
-            unit="",
-            values=tuple(float(r.lost_by_any) for r in resizes),
-        ),
-        Row(name="read from storage, in all", unit="B", values=(float(sum(stored)),)),
-        Row(
-            name="read from the own nodes' memory",
+            "read from the own nodes' memory",
+            tuple(float(sum(e.local_bytes for e in of)) for of in recut.values()),
             unit="B",
-            values=tuple(float(sum(e.local_bytes for e in of)) for of in recut.values()),
         ),
         Row(
-            name="from that of others",
+            "from that of others",
+            tuple(float(sum(e.peer_bytes for e in of)) for of in recut.values()),
             unit="B",
-            values=tuple(float(sum(e.peer_bytes for e in of)) for of in recut.values()),
         ),
-        Row(name=f"{BESIDE}, each iteration", unit="ulp", values=apart),
-        Row(name=f"{BESIDE}, at most", unit="ulp", values=(max(apart),)),
+        Row(f"{BESIDE}, each iteration", apart, unit="ulp"),
+        Row(f"{BESIDE}, at most", (max(apart),), unit="ulp"),
     ]
 
 

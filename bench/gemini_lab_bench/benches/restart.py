@@ -99,11 +99,11 @@ def rows_of(measured: Mapping[tuple[str, str], Sequence[float]], why_not: str = 
     for failure in FAILURES:
         for how in (*WAYS, *(PEER_WAYS if failure == "worker crash" else ())):
             values = tuple(measured.get((failure, how), ()))
-            rows.append(Row(name=f"{failure}, {how}", values=values, why_not=why_not))
+            rows.append(Row(f"{failure}, {how}", values, why_not=why_not))
             if values and how != "cold":
                 shares = zip(values, measured[failure, "cold"], strict=True)
                 share = tuple(one / cold for one, cold in shares)
-                ratios.append(Row(name=f"{failure}, {how} / cold", unit="", values=share))
+                ratios.append(Row(f"{failure}, {how} / cold", share, unit=""))
     return [*rows, *ratios]
 
 

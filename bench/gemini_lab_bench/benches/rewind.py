@@ -53,10 +53,10 @@ def rows_of(
 ) -> list[Row]:
     """Return what the runs came to; `took` is what `rewinds_in` gave."""
     return [
-        Row(name="NaN to the end of the next good iteration", values=tuple(s for s, _ in took)),
-        Row(name="of it, going back", values=tuple(s for _, s in took)),
-        Row(name="an iteration, guarded", values=_steady(guarded)),
-        Row(name="an iteration, unguarded", values=_steady(unguarded)),
+        Row("NaN to the end of the next good iteration", tuple(s for s, _ in took)),
+        Row("of it, going back", tuple(s for _, s in took)),
+        Row("an iteration, guarded", _steady(guarded)),
+        Row("an iteration, unguarded", _steady(unguarded)),
         single(
             "processes that were started again, in all", sum(len(one.recoveries) for one in guarded)
         ),

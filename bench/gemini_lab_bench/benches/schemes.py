@@ -66,8 +66,8 @@ def rows(turns: Sequence[Mapping[str, TimedRun]]) -> list[Row]:
         values = {scheme: [run.iteration_s for run in runs]}
         values |= _network_times(scheme, [run for run in runs if run.plan])
         ratios = _ratios(scheme, turns)
-        found += [Row(name=n, values=tuple(v), settings=settings) for n, v in values.items() if v]
-        found += [Row(name=n, values=tuple(v), unit="") for n, v in ratios.items() if v]
+        found += [Row(n, tuple(v), settings=settings) for n, v in values.items() if v]
+        found += [Row(n, tuple(v), unit="") for n, v in ratios.items() if v]
     return found
 
 

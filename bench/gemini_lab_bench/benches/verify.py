@@ -147,13 +147,13 @@ def cost_rows(
     steps = _steady(plain)
     usual = statistics.median(steps)
     return [
-        Row(name="an iteration, none verified", values=steps),
-        Row(name="an iteration between verified ones", values=_steady(verified)),
-        Row(name="longer where one is verified", values=tuple(took)),
+        Row("an iteration, none verified", steps),
+        Row("an iteration between verified ones", _steady(verified)),
+        Row("longer where one is verified", tuple(took)),
         Row(
-            name=f"share of training time, one in {SPARSE} verified",
+            f"share of training time, one in {SPARSE} verified",
+            tuple(100 * one / (SPARSE * usual) for one in took),
             unit="%",
-            values=tuple(100 * one / (SPARSE * usual) for one in took),
         ),
     ]
 
@@ -171,7 +171,7 @@ def tries_rows(tries: Sequence[Try], *, clean: int) -> list[Row]:
     accused = sum(bool({*t.found.nodes} - {t.node}) for t in tries if t.found is not None)
     return [
         *rows,
-        Row(name="replays until it was", unit="", values=tuple(float(f.replays) for f in found)),
+        Row("replays until it was", tuple(float(f.replays) for f in found), unit=""),
         single("bits without any effect on sums", len(tries) - len(found)),
         single("right machines that were accused", accused),
         single("iterations in which all said the same", clean),

@@ -67,18 +67,18 @@ def rows_of(report: RunReport) -> list[Row]:
     mean = mean_interval(wasted.measured_s)
     holds = wasted.predicted_s in mean
     return [
-        Row(name="a version until it is whole, t_ckpt", values=(wasted.checkpoint_s,)),
-        Row(name="an iteration, which is the interval 1/f", values=(wasted.interval_s,)),
-        Row(name="wasted by a failure, measured", values=wasted.measured_s),
-        Row(name="the same by Eq. (1)", values=(wasted.predicted_s,)),
+        Row("a version until it is whole, t_ckpt", (wasted.checkpoint_s,)),
+        Row("an iteration, which is the interval 1/f", (wasted.interval_s,)),
+        Row("wasted by a failure, measured", wasted.measured_s),
+        Row("the same by Eq. (1)", (wasted.predicted_s,)),
         Row(
-            name="measured / predicted",
+            "measured / predicted",
+            tuple(one / wasted.predicted_s for one in wasted.measured_s),
             unit="",
-            values=tuple(one / wasted.predicted_s for one in wasted.measured_s),
         ),
-        Row(name="its mean (Student-t)", values=(mean.mean,), bounds=(mean.low, mean.high)),
+        Row("its mean (Student-t)", (mean.mean,), bounds=(mean.low, mean.high)),
         single("Eq. (1) lies there (1: yes)", holds),
-        Row(name="lost beyond t_ckpt, in intervals (0.5)", unit="", values=tuple(beyond)),
+        Row("lost beyond t_ckpt, in intervals (0.5)", tuple(beyond), unit=""),
         single("... in 1 of 4 less than (0.25)", _quartile(beyond, 1)),
         single("... in 3 of 4 less than (0.75)", _quartile(beyond, 3)),
     ]

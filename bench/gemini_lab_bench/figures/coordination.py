@@ -17,11 +17,11 @@ def figure(costs: Sequence[Coordination]) -> Figure:
         values = (("lost", cost.detect_s.mean), ("version agreed", cost.back_s))
         points += [
             Point(
-                series=f"{cost.design}: {what}",
-                x=cost.nodes,
-                y=seconds,
-                origin="simulation",
-                how=f"a node falls silent, {cost.nodes} nodes",
+                f"{cost.design}: {what}",
+                cost.nodes,
+                seconds,
+                "simulation",
+                f"a node falls silent, {cost.nodes} nodes",
             )
             for what, seconds in values
         ]

@@ -34,7 +34,7 @@ def percent(
     how = "the scheduler's prediction from the job's profile"
     if origin == "measured":
         how = how_measured(record, row)
-    return Point(series=series, x=x, y=middle, low=low, high=high, origin=origin, how=how)
+    return Point(series, x, middle, origin, how, low=low, high=high)
 
 
 def how_measured(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:

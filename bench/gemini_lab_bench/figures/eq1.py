@@ -39,8 +39,8 @@ def figure() -> Figure:
         ):
             how, shown = ("the talk's slides", slide) if printed is None else ("2.2", printed)
             points += [
-                Point(series=series, x=name, y=shown, origin="paper", how=how),
-                Point(series=series, x=name, y=value, origin="model", how=formula),
+                Point(series, name, shown, "paper", how),
+                Point(series, name, value, "model", formula),
             ]
     return Figure(
         name="eq1",
@@ -105,17 +105,17 @@ def of_real_failures(record: Mapping[str, Any]) -> Figure:
 
 
 def _said(series: str, value: float, how: str) -> Point:
-    return Point(series=series, x="mean", y=value, origin="model", how=how)
+    return Point(series, "mean", value, "model", how)
 
 
 def _of_kills(series: str, values: list[float]) -> Point:
     mean, has_spread = mean_interval(values), len(values) > 1
     return Point(
-        series=series,
-        x="mean",
-        y=mean.mean,
+        series,
+        "mean",
+        mean.mean,
+        "measured",
+        f"mean of {len(values)} kills, 95 % interval (t)",
         low=mean.low if has_spread else None,
         high=mean.high if has_spread else None,
-        origin="measured",
-        how=f"mean of {len(values)} kills, 95 % interval (t)",
     )

@@ -20,8 +20,8 @@ def figure() -> Figure:
             set(ours) == theirs for ours, theirs in zip(placement.holders, drawn, strict=True)
         )
         points += [
-            Point(series="shards as drawn", x=x, y=len(drawn), origin="paper", how="Fig. 3"),
-            Point(series="shards as drawn", x=x, y=same, origin="model", how="`plan_placement`"),
+            Point("shards as drawn", x, len(drawn), "paper", "Fig. 3"),
+            Point("shards as drawn", x, same, "model", "`plan_placement`"),
         ]
         notes.append(f"{x}: memory survives {recovery_probability(placement, 2)} of all pairs")
     return Figure(

@@ -31,8 +31,8 @@ def figure() -> Figure:
             origin: Origin = "fitted" if is_fitted else "model"
             how = "`plan_chunks`, GPT-2 40B on 16 p3dn"
             points += [
-                Point(series=series, x=x, y=theirs, origin="paper", how=where),
-                Point(series=series, x=x, y=done[series], origin=origin, how=how),
+                Point(series, x, theirs, "paper", where),
+                Point(series, x, done[series], origin, how),
             ]
     return Figure(
         name="fig05",

@@ -28,14 +28,8 @@ def figure() -> Figure:
         pairs.append(("version in memory is kept", version == IN_MEMORY, plan.version == IN_MEMORY))
         for series, theirs, ours in pairs:
             points += [
-                Point(series=series, x=case, y=theirs, origin="paper", how="6.2 and Fig. 6"),
-                Point(
-                    series=series,
-                    x=case,
-                    y=ours,
-                    origin="model",
-                    how="`plan_recovery`, as the root agent calls it",
-                ),
+                Point(series, case, theirs, "paper", "6.2 and Fig. 6"),
+                Point(series, case, ours, "model", "`plan_recovery`, as the root agent calls it"),
             ]
     return Figure(
         name="fig06",

@@ -16,22 +16,22 @@ def figure() -> Figure:
         is_fitted = name == FITTED_ON
         origin: Origin = "fitted" if is_fitted else "model"
         points += [
-            Point(series="without", x=name, y=without, origin="paper", how="Fig. 7, pixels"),
+            Point("without", name, without, "paper", "Fig. 7, pixels"),
             Point(
-                series="without",
-                x=name,
-                y=MACHINE.iteration_s(f"{name} 100B"),
-                origin=origin,
-                how=f"ZeRO-3 traffic / rate + layers x gap, both fitted on {FITTED_ON}",
+                "without",
+                name,
+                MACHINE.iteration_s(f"{name} 100B"),
+                origin,
+                f"ZeRO-3 traffic / rate + layers x gap, both fitted on {FITTED_ON}",
                 known=KNOWN.get(name),
             ),
-            Point(series="Gemini", x=name, y=with_gemini, origin="paper", how="Fig. 7, pixels"),
+            Point("Gemini", name, with_gemini, "paper", "Fig. 7, pixels"),
             Point(
-                series="Gemini",
-                x=name,
-                y=ours,
-                origin="input",
-                how="the paper's iteration without checkpoints, as put in, + the delay of "
+                "Gemini",
+                name,
+                ours,
+                "input",
+                "the paper's iteration without checkpoints, as put in, + the delay of "
                 "Algorithm 2's schedule",
             ),
         ]

@@ -29,8 +29,8 @@ def figure() -> Figure:
         origin: Origin = "fitted" if name == FITTED_ON else "model"
         for series, theirs, value, how in zip(SERIES, paper, ours, formulas, strict=True):
             points += [
-                Point(series=series, x=name, y=theirs, origin="paper", how="Fig. 8, pixels"),
-                Point(series=series, x=name, y=value, origin=origin, how=how, known=KNOWN),
+                Point(series, name, theirs, "paper", "Fig. 8, pixels"),
+                Point(series, name, value, origin, how, known=KNOWN),
             ]
     return Figure(
         name="fig08",

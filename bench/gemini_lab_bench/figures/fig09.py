@@ -34,7 +34,7 @@ def figure() -> Figure:
             ),
         ]
     points += [
-        Point(series=series, x=16, y=y, origin="paper", how="sections 4 and 7.2, Fig. 9's left end")
+        Point(series, 16, y, "paper", "sections 4 and 7.2, Fig. 9's left end")
         for series, y in PAPER
     ]
     return Figure(
@@ -57,4 +57,4 @@ def figure() -> Figure:
 
 
 def _model(series: str, nodes: int, chance: Fraction, how: str) -> Point:
-    return Point(series=series, x=nodes, y=float(chance), origin="model", how=how)
+    return Point(series, nodes, float(chance), "model", how)

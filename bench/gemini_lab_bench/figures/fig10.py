@@ -29,19 +29,13 @@ def figure() -> Figure:
             x = f"{replaced} replaced"
             expected_s = expected_wasted_s(workload, policy, replaced=replaced > 0)
             points += [
+                Point(policy.name, x, PAPER[policy.name][replaced], "paper", "Fig. 10, pixels"),
                 Point(
-                    series=policy.name,
-                    x=x,
-                    y=PAPER[policy.name][replaced],
-                    origin="paper",
-                    how="Fig. 10, pixels",
-                ),
-                Point(
-                    series=policy.name,
-                    x=x,
-                    y=expected_s / 60,
-                    origin="model",
-                    how="Eq. (1)",
+                    policy.name,
+                    x,
+                    expected_s / 60,
+                    "model",
+                    "Eq. (1)",
                     known=KNOWN.get(policy.name),
                 ),
                 simulated(workload, policy, replaced),
@@ -89,13 +83,13 @@ def simulated(workload: Workload, policy: Policy, replaced: int) -> Point:
     minutes = [recovery.wasted_s / 60 for recovery in outcome.recoveries]
     interval = mean_interval(minutes)
     return Point(
-        series=policy.name,
-        x=f"{replaced} replaced",
-        y=interval.mean,
+        policy.name,
+        f"{replaced} replaced",
+        interval.mean,
+        "simulation",
+        f"mean of {len(minutes)} failures at random moments, 95 % interval (t)",
         low=interval.low,
         high=interval.high,
-        origin="simulation",
-        how=f"mean of {len(minutes)} failures at random moments, 95 % interval (t)",
         known=KNOWN.get(policy.name),
     )
 

@@ -30,18 +30,15 @@ def figure() -> Figure:
             for origin, share in SHARES.items():
                 points.append(
                     Point(
-                        series=series,
-                        x=nodes,
-                        y=reduction(nodes=nodes, network_gbit_per_s=network, share=share),
-                        origin=origin,
-                        how=f"link x {share:g} x N / 20 Gbit/s",
+                        series,
+                        nodes,
+                        reduction(nodes=nodes, network_gbit_per_s=network, share=share),
+                        origin,
+                        f"link x {share:g} x N / 20 Gbit/s",
                         known=KNOWN,
                     )
                 )
-        points += [
-            Point(series=series, x=nodes, y=y, origin="paper", how="Fig. 11")
-            for nodes, y in values.items()
-        ]
+        points += [Point(series, nodes, y, "paper", "Fig. 11") for nodes, y in values.items()]
     return Figure(
         name="fig11",
         title="Fig. 11: checkpoint time, remote store by CPU memory",

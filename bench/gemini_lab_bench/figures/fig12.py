@@ -28,27 +28,21 @@ def figure() -> Figure:
             formula = 3600 / (stream.every * workload.iteration_s)
             counted = int(versions) // stream.every / (DAYS * 24)
             points += [
+                Point("checkpoints", x, PAPER[x], "paper", "Fig. 12 (HighFreq: pixels)"),
                 Point(
-                    series="checkpoints",
-                    x=x,
-                    y=PAPER[x],
-                    origin="paper",
-                    how="Fig. 12 (HighFreq: pixels)",
-                ),
-                Point(
-                    series="checkpoints",
-                    x=x,
-                    y=formula,
-                    origin="model",
-                    how="3600 s / (iterations between checkpoints x 62 s)",
+                    "checkpoints",
+                    x,
+                    formula,
+                    "model",
+                    "3600 s / (iterations between checkpoints x 62 s)",
                     known=KNOWN.get(x),
                 ),
                 Point(
-                    series="checkpoints",
-                    x=x,
-                    y=counted,
-                    origin="simulation",
-                    how=f"counted in {DAYS:g} days without failures, stalls included",
+                    "checkpoints",
+                    x,
+                    counted,
+                    "simulation",
+                    f"counted in {DAYS:g} days without failures, stalls included",
                     known=KNOWN.get(x),
                 ),
             ]

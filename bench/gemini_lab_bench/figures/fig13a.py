@@ -20,15 +20,11 @@ def figure() -> Figure:
         ours = chunk_schedule(job, algorithm="paper").predicted_iteration_s
         how = f"ZeRO-3 traffic / rate + layers x gap, both fitted on {FITTED_ON}"
         points += [
-            Point(series="without", x=name, y=without, origin="paper", how="Fig. 13a, pixels"),
-            Point(series="without", x=name, y=iteration_s, origin=origin_of(name), how=how),
-            Point(series="Gemini", x=name, y=with_gemini, origin="paper", how="Fig. 13a, pixels"),
+            Point("without", name, without, "paper", "Fig. 13a, pixels"),
+            Point("without", name, iteration_s, origin_of(name), how),
+            Point("Gemini", name, with_gemini, "paper", "Fig. 13a, pixels"),
             Point(
-                series="Gemini",
-                x=name,
-                y=ours,
-                origin=origin_of(name),
-                how=f"{how} + delay of Algorithm 2's schedule",
+                "Gemini", name, ours, origin_of(name), f"{how} + delay of Algorithm 2's schedule"
             ),
         ]
     rate = MACHINE.bytes_per_s * 8e-9

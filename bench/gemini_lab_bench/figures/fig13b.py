@@ -21,27 +21,27 @@ def figure() -> Figure:
     for name, (idle_s, checkpoint_s) in IDLE_S.items():
         ours_s = MODELS[name].checkpoint_bytes / NODES / CHECKPOINT_BYTES_PER_S
         points += [
-            Point(series="idle time", x=name, y=idle_s, origin="paper", how="Fig. 13b, pixels"),
+            Point("idle time", name, idle_s, "paper", "Fig. 13b, pixels"),
             Point(
-                series="idle time",
-                x=name,
-                y=MACHINE.idle_s(name),
-                origin=origin_of(name),
-                how=f"layers x gap, fitted on {FITTED_ON}",
+                "idle time",
+                name,
+                MACHINE.idle_s(name),
+                origin_of(name),
+                f"layers x gap, fitted on {FITTED_ON}",
             ),
             Point(
-                series="checkpoint time",
-                x=name,
-                y=checkpoint_s,
-                origin="paper",
-                how="Fig. 13b, pixels; in the published code it is computed, not measured",
+                "checkpoint time",
+                name,
+                checkpoint_s,
+                "paper",
+                "Fig. 13b, pixels; in the published code it is computed, not measured",
             ),
             Point(
-                series="checkpoint time",
-                x=name,
-                y=ours_s,
-                origin=origin_of(name),
-                how=f"12 B x params / 16 / (55 Gbit/s, fitted on {FITTED_ON})",
+                "checkpoint time",
+                name,
+                ours_s,
+                origin_of(name),
+                f"12 B x params / 16 / (55 Gbit/s, fitted on {FITTED_ON})",
                 known=KNOWN.get(name),
             ),
         ]

@@ -27,11 +27,11 @@ def figure() -> Figure:
                 y = None if standbys else sum(RESERVATION_S) / 2
             points.append(
                 Point(
-                    series=label,
-                    x=f"{name}, paper",
-                    y=y,
-                    origin="paper",
-                    how="Fig. 14 and section 7.3; retrieval is less than 3 s, reservation 4 to 7 "
+                    label,
+                    f"{name}, paper",
+                    y,
+                    "paper",
+                    "Fig. 14 and section 7.3; retrieval is less than 3 s, reservation 4 to 7 "
                     "min (their middle is drawn)",
                     text="" if y else "no wait",
                 )
@@ -74,11 +74,11 @@ def simulated(x: str, workload: Workload) -> list[Point]:
     outcome = simulate(workload, gemini(workload), outages, days=(FAILURES + 2) / 12)
     return [
         Point(
-            series=label,
-            x=x,
-            y=outcome.down_s.get(step, 0.0) / len(outcome.recoveries),
-            origin="simulation" if step == "retrieve" else "input",
-            how=f"mean of {FAILURES} simulated recoveries"
+            label,
+            x,
+            outcome.down_s.get(step, 0.0) / len(outcome.recoveries),
+            "simulation" if step == "retrieve" else "input",
+            f"mean of {FAILURES} simulated recoveries"
             + ("" if step == "retrieve" else ", each given the paper's time"),
             against=x.replace("simulated", "paper"),
             known=LESS_THAN if step == "retrieve" else None,

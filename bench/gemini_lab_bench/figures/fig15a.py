@@ -23,7 +23,7 @@ def figure(*, days: float = 60.0, seeds: int = 10) -> Figure:
         )
         points += more
     points += [
-        Point(series=name, x=x, y=y, origin="paper", how="Fig. 15a, pixels and published notebook")
+        Point(name, x, y, "paper", "Fig. 15a, pixels and published notebook")
         for name, ends in PAPER.items()
         for x, y in zip((1, 8), ends, strict=True)
     ]

@@ -34,17 +34,17 @@ def figure(*, days: float = 15.0, seeds: int = 4, nodes: tuple[int, ...] = NODES
             gains.append(gain_note(gain, f"{count} nodes"))
     points += [
         Point(
-            series=name,
-            x=count,
-            y=linear(name, FAILURES_PER_NODE_PER_DAY * count),
-            origin="input",
-            how=f"the paper's linear formula and its constants: {FORMULAS[name]}",
+            name,
+            count,
+            linear(name, FAILURES_PER_NODE_PER_DAY * count),
+            "input",
+            f"the paper's linear formula and its constants: {FORMULAS[name]}",
         )
         for name, counts in LINE_ONLY.items()
         for count in counts
     ]
     points += [
-        Point(series=name, x=x, y=y, origin="paper", how="Fig. 15b, pixels and published notebook")
+        Point(name, x, y, "paper", "Fig. 15b, pixels and published notebook")
         for name, values in PAPER.items()
         for x, y in values.items()
     ]

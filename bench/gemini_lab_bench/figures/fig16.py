@@ -31,20 +31,20 @@ def figure() -> Figure:
             ours, text = None, "OOM"
         points += [
             Point(
-                series="iteration time",
-                x=name,
-                y=seconds,
-                origin="paper",
-                how="Fig. 16, pixels",
+                "iteration time",
+                name,
+                seconds,
+                "paper",
+                "Fig. 16, pixels",
                 text="" if seconds else "OOM",
             ),
             Point(
-                series="iteration time",
-                x=name,
-                y=ours,
-                origin=ORIGINS.get(scheme, "model"),
+                "iteration time",
+                name,
+                ours,
+                ORIGINS.get(scheme, "model"),
+                "Algorithm 2's chunks on a modelled wire, sub-buffers and copy engine",
                 text=text,
-                how="Algorithm 2's chunks on a modelled wire, sub-buffers and copy engine",
             ),
         ]
     return Figure(

@@ -39,7 +39,7 @@ class Known:
     high: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """One value of a figure.
 

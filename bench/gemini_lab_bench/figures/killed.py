@@ -40,15 +40,15 @@ def ninth(record: Mapping[str, Any]) -> Figure:
         elif what == "losses otherwise than placement says":
             share = row["median"] / settings["losses"]
             points += [
-                Point(series=what, x=strategy, y=0.0, origin="model", how="`Placement.survives`"),
+                Point(what, strategy, 0.0, "model", "`Placement.survives`"),
                 Point(
-                    series=what,
-                    x=strategy,
-                    y=share,
+                    what,
+                    strategy,
+                    share,
+                    "measured",
+                    f"{row['median']:.0f} of {settings['losses']} losses",
                     low=share,
                     high=share,
-                    origin="measured",
-                    how=f"{row['median']:.0f} of {settings['losses']} losses",
                 ),
             ]
     return Figure(
@@ -77,20 +77,20 @@ def _survived(strategy: str, row: Mapping[str, Any]) -> list[Point]:
     share = row["median"]
     series = "recovered from memory"
     found = [
-        Point(series=series, x=strategy, y=float(exact), origin="model", how="Corollary 1, exact"),
+        Point(series, strategy, float(exact), "model", "Corollary 1, exact"),
         Point(
-            series=series,
-            x=strategy,
-            y=share,
+            series,
+            strategy,
+            share,
+            "measured",
+            _as_sample(round(share * losses), losses),
             low=share,
             high=share,
-            origin="measured",
-            how=_as_sample(round(share * losses), losses),
         ),
     ]
     if (fatal := FATAL.get((strategy, nodes, lost))) is not None:
         how = f"section 4: {fatal} of the six pairs are fatal"
-        found.append(Point(series=series, x=strategy, y=(6 - fatal) / 6, origin="paper", how=how))
+        found.append(Point(series, strategy, (6 - fatal) / 6, "paper", how))
     return found
 
 
@@ -114,11 +114,11 @@ def tenth(record: Mapping[str, Any]) -> Figure:
         has_spread = len(wasted["values"]) > 1
         points += [
             Point(
-                series=paper,
-                x="a failure",
-                y=fig10.PAPER[paper][1] * 60 / ITERATION_S,
-                origin="paper",
-                how="Fig. 10, one instance replaced, by 62 s",
+                paper,
+                "a failure",
+                fig10.PAPER[paper][1] * 60 / ITERATION_S,
+                "paper",
+                "Fig. 10, one instance replaced, by 62 s",
             ),
             Point(
                 series=paper,
@@ -168,18 +168,18 @@ def twelfth(record: Mapping[str, Any]) -> Figure:
         an_hour, iteration = rows[f"{name}: checkpoints an hour"], rows[f"{name}: an iteration"]
         points += [
             Point(
-                series="checkpoints",
-                x=x,
-                y=fig12.PAPER[x] * ITERATION_S / 3600,
-                origin="paper",
-                how="Fig. 12, times 62 s",
+                "checkpoints",
+                x,
+                fig12.PAPER[x] * ITERATION_S / 3600,
+                "paper",
+                "Fig. 12, times 62 s",
             ),
             Point(
-                series="checkpoints",
-                x=x,
-                y=an_hour["median"] * iteration["median"] / 3600,
-                origin="input",
-                how="one in as many iterations as were put in, and its stall, which was measured",
+                "checkpoints",
+                x,
+                an_hour["median"] * iteration["median"] / 3600,
+                "input",
+                "one in as many iterations as were put in, and its stall, which was measured",
             ),
         ]
         stalls.append(f"{name} {_stalled(iteration):.2%}")
@@ -254,18 +254,18 @@ def _ratios(rows: Mapping[str, Any], name: str, paper: str) -> list[Point]:
     low, high = measured.get("low_95"), measured.get("high_95")
     return [
         Point(
-            series=paper,
-            x="the paper's",
-            y=ratio.linear(paper, a_day),
-            origin="paper",
-            how=f"{ratio.FORMULAS[paper]}, F = {a_day:.1f}: every {iterations:.0f} iterations",
+            paper,
+            "the paper's",
+            ratio.linear(paper, a_day),
+            "paper",
+            f"{ratio.FORMULAS[paper]}, F = {a_day:.1f}: every {iterations:.0f} iterations",
         ),
         Point(
-            series=paper,
-            x="here",
-            y=value_of(formula),
-            origin="model",
-            how="the same formula with the costs that were measured here",
+            paper,
+            "here",
+            value_of(formula),
+            "model",
+            "the same formula with the costs that were measured here",
         ),
         Point(
             series=paper,

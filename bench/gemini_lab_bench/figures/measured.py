@@ -28,13 +28,7 @@ def eleventh(record: Mapping[str, Any]) -> Figure:
     measured = [row for name, row in rows.items() if ": reduction" in name]
     points = [point for row in measured for point in _reduced(rows, row)]
     points += [
-        Point(
-            series=f"the paper, {PAPER_GBIT_PER_S} Gbit/s",
-            x=nodes,
-            y=y,
-            origin="paper",
-            how="Fig. 11",
-        )
+        Point(f"the paper, {PAPER_GBIT_PER_S} Gbit/s", nodes, y, "paper", "Fig. 11")
         for nodes, y in fig11.PAPER[PAPER_GBIT_PER_S].items()
     ]
     settings = measured[0]["settings"]
@@ -72,20 +66,20 @@ def _reduced(rows: Mapping[str, Any], row: Mapping[str, Any]) -> list[Point]:
     nodes, count = row["settings"]["nodes"], len(row["values"])
     return [
         Point(
-            series="here",
-            x=nodes,
-            y=value_of(rows[f"{nodes} nodes: by the formula"]),
-            origin="model",
-            how="N x link / store",
+            "here",
+            nodes,
+            value_of(rows[f"{nodes} nodes: by the formula"]),
+            "model",
+            "N x link / store",
         ),
         Point(
-            series="here",
-            x=nodes,
-            y=value_of(row),
+            "here",
+            nodes,
+            value_of(row),
+            "measured",
+            f"{count} turn{'s' * (count > 1)}, each the median of several versions",
             low=row.get("low_95"),
             high=row.get("high_95"),
-            origin="measured",
-            how=f"{count} turn{'s' * (count > 1)}, each the median of several versions",
         ),
     ]
 
@@ -110,11 +104,11 @@ def contention(record: Mapping[str, Any]) -> Figure:
     tops = [point.high or 0.0 for point in points]
     points += [
         Point(
-            series="scheduler: stops fitting",
-            x=value_of(row),
-            y=y,
-            origin="model",
-            how="idle time at which its chunks no longer fit, from the roomiest profile alone",
+            "scheduler: stops fitting",
+            value_of(row),
+            y,
+            "model",
+            "idle time at which its chunks no longer fit, from the roomiest profile alone",
         )
         for row in rows
         if row["name"].startswith("stops fitting")

@@ -75,11 +75,11 @@ def points_at(
         interval = mean_interval(values)
         points += [
             Point(
-                series=name,
-                x=x,
-                y=linear(name, failures_per_day),
-                origin="input",
-                how=f"the paper's linear formula and its constants: {FORMULAS[name]}",
+                name,
+                x,
+                linear(name, failures_per_day),
+                "input",
+                f"the paper's linear formula and its constants: {FORMULAS[name]}",
             ),
             Point(
                 series=name,

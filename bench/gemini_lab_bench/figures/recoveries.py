@@ -60,11 +60,11 @@ def _row(name: str, seconds: Mapping[str, float], *, origin: Origin, how: str) -
     whole_s = sum(seconds.values())
     return [
         Point(
-            series=part,
-            x=f"{name}, {format_seconds(whole_s)}",
-            y=100 * part_s / whole_s,
-            origin=origin,
-            how=f"{how}: {part_s:.3g} s",
+            part,
+            f"{name}, {format_seconds(whole_s)}",
+            100 * part_s / whole_s,
+            origin,
+            f"{how}: {part_s:.3g} s",
         )
         for part, part_s in seconds.items()
     ]

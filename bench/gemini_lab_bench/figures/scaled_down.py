@@ -83,11 +83,11 @@ def thirteenth_b(record: Mapping[str, Any]) -> Figure:
 def _adding(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
     points = [
         Point(
-            series="Gemini",
-            x=f"{name}{paper.where}",
-            y=100 * (gemini / none - 1),
-            origin="paper",
-            how=f"Fig. {number}, pixels",
+            "Gemini",
+            f"{name}{paper.where}",
+            100 * (gemini / none - 1),
+            "paper",
+            f"Fig. {number}, pixels",
         )
         for name, (none, gemini) in paper.iteration_s.items()
     ]
@@ -114,11 +114,11 @@ def _idling(record: Mapping[str, Any], paper: _Paper, *, number: str) -> Figure:
         tolerance, why = LEFT, "chunks that fit shift no collective"
         points.append(
             Point(
-                series=fig08.SERIES[2],
-                x=HERE,
-                y=100 / value_of(rows["none"]) * (value_of(before) - value_of(checkpoint)),
-                origin="model",
-                how="idle time before - checkpoint time, both as measured",
+                fig08.SERIES[2],
+                HERE,
+                100 / value_of(rows["none"]) * (value_of(before) - value_of(checkpoint)),
+                "model",
+                "idle time before - checkpoint time, both as measured",
             )
         )
     else:
@@ -145,24 +145,24 @@ def _shares(record: Mapping[str, Any], paper: _Paper) -> list[Point]:
     for place, series in enumerate(paper.series):
         points += [
             Point(
-                series=series,
-                x=f"{name}{paper.where}",
-                y=100 * seconds[place] / paper.iteration_s[name][0],
-                origin="paper",
-                how=f"{paper.figures}, pixels",
+                series,
+                f"{name}{paper.where}",
+                100 * seconds[place] / paper.iteration_s[name][0],
+                "paper",
+                f"{paper.figures}, pixels",
             )
             for name, seconds in paper.idle_s.items()
         ]
         row = rows[f"gemini, {PARTS[series]}"]
         points.append(
             Point(
-                series=series,
-                x=HERE,
-                y=share * value_of(row),
+                series,
+                HERE,
+                share * value_of(row),
+                "measured",
+                how_measured(record, row),
                 low=None if (low := row.get("low_95")) is None else share * low,
                 high=None if (high := row.get("high_95")) is None else share * high,
-                origin="measured",
-                how=how_measured(record, row),
             )
         )
     return points
@@ -188,11 +188,11 @@ def _filling(
     )
     return [
         Point(
-            series=series,
-            x=f"{name}{paper.where}",
-            y=100 * checkpoint_s / idle_s,
-            origin="paper",
-            how=f"{paper.figures}, pixels; its fullest",
+            series,
+            f"{name}{paper.where}",
+            100 * checkpoint_s / idle_s,
+            "paper",
+            f"{paper.figures}, pixels; its fullest",
         ),
         replace(mean, against=f"{name}{paper.where}"),
     ]
@@ -207,11 +207,11 @@ def sixteenth(record: Mapping[str, Any]) -> Figure:
         if scheme != "none":
             points += [
                 Point(
-                    series="added",
-                    x=name,
-                    origin="paper",
-                    how="Fig. 16, pixels",
-                    y=None if seconds is None else 100 * (seconds / none_s - 1),
+                    "added",
+                    name,
+                    None if seconds is None else 100 * (seconds / none_s - 1),
+                    "paper",
+                    "Fig. 16, pixels",
                     text="" if seconds else "OOM",
                 ),
                 _added(record, scheme, series="added", x=name),
@@ -240,7 +240,7 @@ def sixteenth_in_order(record: Mapping[str, Any]) -> Figure:
         shares = [100.0 * (above > below) for above, below in turns]
         series, x = "turns", " > ".join(fig16.PAPER[one][0] for one in (more, less))
         points += [
-            Point(series=series, x=x, y=100.0, origin="paper", how="Fig. 16, pixels"),
+            Point(series, x, 100.0, "paper", "Fig. 16, pixels"),
             _mean(shares, series=series, x=x, how=f"in each of {len(turns)} turns"),
         ]
     return _bars(
@@ -258,7 +258,7 @@ def _added(record: Mapping[str, Any], scheme: str, *, series: str, x: str) -> Po
     """Return what a scheme added to an iteration, in percent; a refused scheme added nothing."""
     rows = by_name(record)
     if reason := rows[scheme]["settings"].get("refused"):
-        return Point(series=series, x=x, y=None, origin="measured", how=reason, text="refused")
+        return Point(series, x, None, "measured", reason, text="refused")
     return percent(record, rows[f"{scheme} / none"], x=x, origin="measured", series=series)
 
 
@@ -266,13 +266,13 @@ def _mean(values: Sequence[float], *, series: str, x: str, how: str) -> Point:
     """Return the mean of what was measured; one value alone has no interval."""
     mean, has_spread = mean_interval(values), len(values) > 1
     return Point(
-        series=series,
-        x=x,
-        y=mean.mean,
+        series,
+        x,
+        mean.mean,
+        "measured",
+        how,
         low=mean.low if has_spread else None,
         high=mean.high if has_spread else None,
-        origin="measured",
-        how=how,
     )
 
 

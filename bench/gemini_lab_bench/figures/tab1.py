@@ -24,19 +24,17 @@ def figure() -> Figure:
             ("CPU memory", machine.cpu_memory_bytes),
             ("GPU memory", machine.gpus * machine.gpu_memory_bytes),
         ):
-            points.append(
-                Point(series=series, x=machine.name, y=size / TB, origin="input", how="Table 1")
-            )
+            points.append(Point(series, machine.name, size / TB, "input", "Table 1"))
     for name, model in RUNS.items():
         shard_bytes = MODELS[model].checkpoint_bytes / NODES
         slab = slab_share(round(shard_bytes / SCALE)) * shard_bytes / TB
         points += [
             Point(
-                series=f"needed for {model}",
-                x=name,
-                y=BUFFERS * REPLICAS * shard_bytes / TB,
-                origin="model",
-                how=f"{REPLICAS} shards in {BUFFERS} buffers each, {NODES} machines",
+                f"needed for {model}",
+                name,
+                BUFFERS * REPLICAS * shard_bytes / TB,
+                "model",
+                f"{REPLICAS} shards in {BUFFERS} buffers each, {NODES} machines",
             ),
             Point(
                 series=f"needed for {model}",
@@ -50,11 +48,11 @@ def figure() -> Figure:
         ]
     points.append(
         Point(
-            series="needed for GPT-2 100B",
-            x="p4d.24xlarge",
-            y=BUFFERS * REPLICAS * 8 * tab2.GB_A_GPU / 1000,
-            origin="paper",
-            how="9.4 GB a GPU (section 5.2), 8 of them, two copies in two buffers (7.1)",
+            "needed for GPT-2 100B",
+            "p4d.24xlarge",
+            BUFFERS * REPLICAS * 8 * tab2.GB_A_GPU / 1000,
+            "paper",
+            "9.4 GB a GPU (section 5.2), 8 of them, two copies in two buffers (7.1)",
         )
     )
     return Figure(

@@ -19,37 +19,34 @@ WHY = "Table 2 prints a hidden size of 2560 for it; 5120 gives what its name say
 def figure() -> Figure:
     """Return parameters by hidden size, intermediate size and layers, beside the models' names."""
     size, memory = "parameters, 10^9", "checkpoint, GB a GPU"
-    points = [
-        Point(series=size, x=name, y=named, origin="paper", how="its name")
-        for name, named in NAMED.items()
-    ]
+    points = [Point(size, name, named, "paper", "its name") for name, named in NAMED.items()]
     points += [
         Point(
-            series=size,
-            x=name,
-            y=MODELS[name].params / 1e9,
-            origin="model",
-            how="4 h² + 2 h i + 9 h + i a layer, and the embeddings",
+            size,
+            name,
+            MODELS[name].params / 1e9,
+            "model",
+            "4 h² + 2 h i + 9 h + i a layer, and the embeddings",
         )
         for name in NAMED
     ]
     points += [
         Point(
-            series=size,
-            x="GPT-2 10B, as printed",
-            y=PRINTED_10B / 1e9,
-            origin="model",
-            how="the same, with the printed hidden size",
+            size,
+            "GPT-2 10B, as printed",
+            PRINTED_10B / 1e9,
+            "model",
+            "the same, with the printed hidden size",
             known=Known(WHY, -0.65, -0.6),
             against="GPT-2 10B",
         ),
-        Point(series=memory, x="GPT-2 100B", y=GB_A_GPU, origin="paper", how="section 5.2"),
+        Point(memory, "GPT-2 100B", GB_A_GPU, "paper", "section 5.2"),
         Point(
-            series=memory,
-            x="GPT-2 100B",
-            y=MODELS["GPT-2 100B"].checkpoint_bytes / GPUS / 1e9,
-            origin="model",
-            how=f"12 bytes a parameter on {GPUS} GPUs",
+            memory,
+            "GPT-2 100B",
+            MODELS["GPT-2 100B"].checkpoint_bytes / GPUS / 1e9,
+            "model",
+            f"12 bytes a parameter on {GPUS} GPUs",
         ),
     ]
     return Figure(

@@ -30,12 +30,12 @@ def figure(outcomes: Sequence[Outcome], *, title: str, losses_only: bool = False
     """
     points = [
         Point(
-            series=part,
-            x=outcome.policy.name,
-            y=None if losses_only and part == COUNTS else 100 * seconds(outcome) / outcome.wall_s,
+            part,
+            outcome.policy.name,
+            None if losses_only and part == COUNTS else 100 * seconds(outcome) / outcome.wall_s,
+            "simulation",
+            f"{outcome.failures} failures in {outcome.wall_s / DAY_S:g} simulated days",
             text="not drawn" if losses_only and part == COUNTS else "",
-            origin="simulation",
-            how=f"{outcome.failures} failures in {outcome.wall_s / DAY_S:g} simulated days",
         )
         for outcome in outcomes
         for part, seconds in PARTS.items()

@@ -64,11 +64,7 @@ class PeerRow(Row):
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain JSON values; an interval without bounds is left out."""
         found = Row(
-            name=self.name,
-            values=self.values,
-            unit=self.unit,
-            settings=self.settings,
-            why_not=self.why_not,
+            self.name, self.values, unit=self.unit, settings=self.settings, why_not=self.why_not
         ).to_json()
         for key in ("median", "value", "low_95", "high_95"):
             found.pop(key, None)
@@ -96,7 +92,7 @@ def rows_of(records: Sequence[PeerRecord], conditions: Conditions) -> list[Row]:
         elif record.peer != FLOOR:
             rows += _beside_ours(record, ours, settings)
         if record.why_not:
-            rows.append(Row(name=record.peer, values=(), settings=settings, why_not=record.why_not))
+            rows.append(Row(record.peer, (), settings=settings, why_not=record.why_not))
     return rows
 
 
