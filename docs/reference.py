@@ -9,14 +9,13 @@ import io
 import os
 import pkgutil
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+import events_table
 import symptoms
 
 import gemini_lab
@@ -25,7 +24,6 @@ from gemini_lab.settings import GROUPS as SETTINGS
 
 STAGES = ("profiler", "placement", "pipeliner", "injector", "recovery")
 ROOMS = (*STAGES, "simulator")
-EVENTS = "gemini_lab.log.table"
 
 
 def version() -> str:
@@ -207,12 +205,9 @@ def _heading(title: str, text: str) -> str:
 
 def _events() -> str:
     """The table of the kinds of events."""
-    said = subprocess.run(
-        [sys.executable, "-m", EVENTS], capture_output=True, text=True, check=True, timeout=120
-    )
     head = (
         "# Events\n\nEvery kind of event in a run's log, made from `gemini_lab.log.events`. A line "
         "of the log is a JSON\nobject: `at_s`, `node`, `kind`, and the fields below. Moments are "
         "Unix time in real runs, and seconds\nsince the start in simulated ones.\n\n"
     )
-    return head + said.stdout[said.stdout.index("| kind") :]
+    return f"{head}{events_table.table()}\n"

@@ -20,22 +20,15 @@ FEW: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One quantity that was measured some times.
+    """One quantity that was measured some times."""
 
-    Attributes:
-        name: What was measured.
-        values: Every measurement.
-        unit: Of the values.
-        settings: What it was measured with: sizes, rates, conditions.
-        why_not: Why there are no values.
-        bounds: Its 95 % interval where the values are not what spreads, as with a ratio of means.
-    """
-
-    name: str
-    values: tuple[float, ...]
-    unit: str = "s"
+    name: str  # what was measured
+    values: tuple[float, ...]  # every measurement
+    unit: str = "s"  # of the values
+    # What it was measured with: sizes, rates, conditions.
     settings: dict[str, Any] = field(default_factory=dict)
-    why_not: str = ""
+    why_not: str = ""  # why there are no values
+    # Its 95 % interval where the values are not what spreads, as with a ratio of means.
     bounds: tuple[float, float] | None = None
 
     @property

@@ -3,11 +3,11 @@
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ from gemini_lab.errors import ConfigError, GeminiError, LaunchError
 from gemini_lab.injector.orders import Order
 from gemini_lab.lab.announcement import Announcement
 from gemini_lab.lab.connections import ANSWER_S, AgentConnections
-from gemini_lab.lab.loop import LoopThread
+from gemini_lab.lab.loop import LoopThread, Work
 from gemini_lab.lab.node_contracts import Audience
 from gemini_lab.lab.roster import Roster
 from gemini_lab.launch.operator import Operator
@@ -193,10 +193,10 @@ class AgentCluster:
         await self._are_met.wait()
         await self._requests.bring()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Work) -> None:
         self._work.add(self._begin(work))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+    def _begin(self, work: Work) -> Future[None]:
         """Start work that goes on until the loop ends, because last messages need a connection."""
         future = self._loop.spawn(work)
         future.add_done_callback(self._ended)
@@ -378,9 +378,6 @@ class MachineRequests:
         connect: Connects to agents that the operator brought.
         count_living: Returns how many agents live now.
         audience: Logs why no machine comes.
-
-    Attributes:
-        wanted: Agents that the root agent wants by its newest message.
     """
 
     def __init__(
@@ -392,7 +389,7 @@ class MachineRequests:
         count_living: Callable[[], int],
         audience: Audience,
     ) -> None:
-        self.wanted = 0
+        self.wanted = 0  # agents that the root agent wants by its newest message
         self._operator, self._store = operator, store
         self._connect, self._count_living, self._audience = connect, count_living, audience
         self._coming = 0

@@ -62,34 +62,23 @@ Verdict = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A kill, and the recovery from it.
+    """A kill, and the recovery from it."""
 
-    Attributes:
-        kill: Its place and its rank.
-        epoch: Of the start that was killed.
-        version: The version from which training continued.
-        duration_s: Until the first iteration after it; `None`: there was none, as at the end.
-    """
-
-    kill: Kill
-    epoch: int
-    version: int | None = None
+    kill: Kill  # its place and its rank
+    epoch: int  # of the start that was killed
+    version: int | None = None  # the version from which training continued
+    # Until the first iteration after it; `None`: there was none, as at the end.
     duration_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A run beside another one.
+    """A run beside another one."""
 
-    Attributes:
-        twice: What they computed.
-        states: Their states after iterations.
-        values: By name, the largest difference of each piece that differs in `states`, at the runs'
-            end; infinite if it is no number, or has another shape.
-    """
-
-    twice: Twice
-    states: StatesCompared
+    twice: Twice  # what they computed
+    states: StatesCompared  # their states after iterations
+    # By name, the largest difference of each piece that differs in `states`, at the runs' end;
+    # infinite if it is no number, or has another shape.
     values: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -114,41 +103,26 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        script: The script that ran.
-        nodes: Their number.
-        ranks: The number of training processes.
-        iterations: The number that all runs have.
-        recovered: The kills that were made.
-        missed: Kills whose place the script did not reach.
-        disturbed: The run with kills beside the undisturbed one.
-        plain: The undisturbed run beside plain torchrun; `None` if there is no plain run.
-        plain_failed: Why there is none, or why the second plain run failed.
-        is_repeatable: Whether two runs of plain torchrun are the same; true if that was not tried.
-        failure: Why the run with kills failed, if it did.
-        unsteady: Pieces of what the script handed over that differ even between undisturbed runs.
-        remarks: Notes in the logs of the runs.
-        hints: Names from the script's source, with what to do about them.
-        duration_s: Of all runs.
-    """
-
-    script: str
-    nodes: int
-    ranks: int
-    iterations: int
-    recovered: tuple[Recovered, ...] = ()
-    missed: tuple[Kill, ...] = ()
-    disturbed: Compared | None = None
+    script: str  # the script that ran
+    nodes: int  # their number
+    ranks: int  # the number of training processes
+    iterations: int  # the number that all runs have
+    recovered: tuple[Recovered, ...] = ()  # the kills that were made
+    missed: tuple[Kill, ...] = ()  # kills whose place the script did not reach
+    disturbed: Compared | None = None  # the run with kills beside the undisturbed one
+    # The undisturbed run beside plain torchrun; `None` if there is no plain run.
     plain: Compared | None = None
-    plain_failed: str = ""
+    plain_failed: str = ""  # why there is none, or why the second plain run failed
+    # Whether two runs of plain torchrun are the same; true if that was not tried.
     is_repeatable: bool = True
-    failure: str = ""
+    failure: str = ""  # why the run with kills failed, if it did
+    # Pieces of what the script handed over that differ even between undisturbed runs.
     unsteady: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    hints: tuple[str, ...] = ()
-    duration_s: float = 0.0
+    remarks: tuple[str, ...] = ()  # notes in the logs of the runs
+    hints: tuple[str, ...] = ()  # names from the script's source, with what to do about them
+    duration_s: float = 0.0  # of all runs
 
     @property
     def verdict(self) -> Verdict:

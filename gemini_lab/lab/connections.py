@@ -3,10 +3,11 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from gemini_lab.lab.loop import Work
 from gemini_lab.log.events import RunFailed, RunFinished
 from gemini_lab.log.file import LogTakenError
 from gemini_lab.node.this_machine import process_identity
@@ -46,7 +47,7 @@ class AgentConnections:
         self,
         token: str,
         listener: Listener,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Callable[[Work], object],
     ) -> None:
         self._token, self._listener, self._spawn = token, listener, spawn
         self._owner = secrets.token_hex(8)

@@ -35,17 +35,11 @@ OWNER_MODULE: Final = "gemini_lab.lab.owner"
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A detached run in the store, for its owner.
+    """A detached run in the store, for its owner."""
 
-    Attributes:
-        lab: The shape of its lab.
-        provider: Starts agents that join.
-        scenario: Failures to inject on the way, as `Scenario.to_json` gives them.
-    """
-
-    lab: LabShape
-    provider: Slurm | AutoScaling | None
-    scenario: dict[str, object]
+    lab: LabShape  # the shape of its lab
+    provider: Slurm | AutoScaling | None  # starts agents that join
+    scenario: dict[str, object]  # failures to inject on the way, as `Scenario.to_json` gives them
 
     @classmethod
     def of(cls, config: LabConfig, scenario: Scenario) -> "RunRecord":

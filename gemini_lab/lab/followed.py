@@ -253,17 +253,12 @@ NOTHING_YET: Final = "no iteration was done since the start, so there was nothin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """The outcome of a notice.
+    """The outcome of a notice."""
 
-    Attributes:
-        version: The newest one that reached the persistent tier meanwhile; `None` for none.
-        url: Where it is.
-        reason: Why there is none, for people.
-    """
-
+    # The newest one that reached the persistent tier meanwhile; `None` for none.
     version: int | None = None
-    url: str = ""
-    reason: str = ""
+    url: str = ""  # where it is
+    reason: str = ""  # why there is none, for people
 
 
 def save_within(run: FollowedRun, notice_s: float) -> Saved:

@@ -22,49 +22,34 @@ LONGEST_NAME: Final = 100
 
 @dataclass(frozen=True, kw_only=True)
 class LabShape:
-    """The part of a lab's description that is the same on every machine.
+    """The part of a lab's description that is the same on every machine."""
 
-    Attributes:
-        nodes: Machines that train.
-        standbys: Machines that wait to take a lost one's place.
-        workers_per_node: Training processes on each.
-        hosts: Machines to start on; none: this one.
-        lease_s: A node that gives no sign of life for this long counts as lost.
-        warm: Fork workers from a parent that has imported everything.
-        join: The lab's name in the store, for agents that a user or a provider starts; `None`:
-            `mpiexec` starts them.
-        wait_s: How long the lab waits for agents that join.
-    """
-
-    nodes: int = 4
-    standbys: int = 1
-    workers_per_node: int = 1
-    hosts: Hosts = field(default_factory=Hosts)
-    lease_s: float = 2.0
-    warm: bool = True
+    nodes: int = 4  # machines that train
+    standbys: int = 1  # machines that wait to take a lost one's place
+    workers_per_node: int = 1  # training processes on each
+    hosts: Hosts = field(default_factory=Hosts)  # machines to start on; none: this one
+    lease_s: float = 2.0  # A node that gives no sign of life for this long counts as lost
+    warm: bool = True  # fork workers from a parent that has imported everything
+    # The lab's name in the store, for agents that a user or a provider starts; `None`: `mpiexec`
+    # starts them.
     join: str | None = None
-    wait_s: float = WAIT_S
+    wait_s: float = WAIT_S  # how long the lab waits for agents that join
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabConfig(LabShape):
     """The one description of a lab: its shape, and what the process that starts it knows.
 
-    Attributes:
-        etcd: A running etcd; `None`: the lab starts one.
-        folder: Where runs keep their logs.
-        racks: The rack of each node, standbys included; `None`: unknown.
-        provider: Starts agents that join; `None`: a user does.
-        token: The secret of agents that join; empty: `GEMINI_LAB_TOKEN` has it.
-
     Raises:
         ConfigError: A number is impossible, or there are fewer hosts than nodes.
     """
 
-    etcd: EtcdAddress | None = None
-    folder: Path = RUNS_FOLDER
+    etcd: EtcdAddress | None = None  # A running etcd; `None`: the lab starts one
+    folder: Path = RUNS_FOLDER  # where runs keep their logs
+    # The rack of each node, standbys included; `None`: unknown.
     racks: tuple[str, ...] | None = None
-    provider: Provider | None = None
+    provider: Provider | None = None  # starts agents that join; `None`: a user does
+    # The secret of agents that join; empty: `GEMINI_LAB_TOKEN` has it.
     token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:

@@ -34,14 +34,10 @@ MADE_WITH: Final = ("torch", "deepspeed", "transformers", "lightning", "accelera
 
 
 class Runs:
-    """Hands what happens on a lab's nodes to the run under way; implements `Audience`.
-
-    Attributes:
-        newest: The run under way, or the last one.
-    """
+    """Hands what happens on a lab's nodes to the run under way; implements `Audience`."""
 
     def __init__(self) -> None:
-        self.newest: Run | None = None
+        self.newest: Run | None = None  # the run under way, or the last one
         self._numbers = itertools.count(1)
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, Final, Self, TypeVar
 
 Result = TypeVar("Result")
 END_S: Final = 5.0
+Work = Coroutine[Any, Any, None]
 
 
 class LoopThread:

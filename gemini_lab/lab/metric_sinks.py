@@ -181,12 +181,10 @@ class Sender:
     Args:
         run: The run; no other caller asks it.
         opens: Open the sinks, by the words that named them.
-
-    Attributes:
-        failing: Those that could not be opened, or whose newest snapshot did not get there.
     """
 
     def __init__(self, run: LogFollower, opens: Mapping[str, Callable[[], Sink]]) -> None:
+        # Those that could not be opened, or whose newest snapshot did not get there.
         self.failing: set[str] = set()
         self._run = run
         self._opens = opens

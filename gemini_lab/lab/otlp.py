@@ -64,15 +64,11 @@ class Otlp:
 
 
 class Refusals(logging.Handler):
-    """Keeps what the exporter says of a failure, which it does in its own logger alone.
-
-    Attributes:
-        said: In one block, oldest first: the reason, and that it was tried again.
-    """
+    """Keeps what the exporter says of a failure, which it does in its own logger alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said = [""]
+        self.said = [""]  # in one block, oldest first: the reason, and that it was tried again
         self._logger = logging.getLogger(OTLPMetricExporter.__module__)
 
     def emit(self, record: logging.LogRecord) -> None:

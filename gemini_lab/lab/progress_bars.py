@@ -5,10 +5,10 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from queue import SimpleQueue
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from tqdm import tqdm
 
@@ -41,44 +41,25 @@ LINES_STYLE: Final = (
 
 
 class FollowableRun(Protocol):
-    """A run that can be followed as it goes."""
+    """The part of a `FollowedRun` that a bar shows."""
 
     @property
-    def iteration(self) -> int:
-        """Newest iteration that every rank has finished."""
-
+    def iteration(self) -> int: ...
     @property
-    def phase(self) -> str:
-        """The run's phase."""
-
+    def phase(self) -> str: ...
     @property
-    def detail(self) -> str:
-        """The step of a start or a recovery; empty if there is no more to say than `phase`."""
-
+    def detail(self) -> str: ...
     @property
-    def total(self) -> int | None:
-        """Iterations after which the script's loop ends, if it says so."""
-
+    def total(self) -> int | None: ...
     @property
-    def loss(self) -> float | None:
-        """Newest loss, if the script logs one."""
-
+    def loss(self) -> float | None: ...
     @property
-    def failure(self) -> str | None:
-        """Why it was given up, if it was."""
-
+    def failure(self) -> str | None: ...
     @property
-    def members(self) -> Sequence[str]:
-        """The node on each position."""
-
-    def is_over_within(self, timeout_s: float) -> bool:
-        """Return whether the run is over; waits for that, but not longer than `timeout_s`."""
-
-    def watch(self, watcher: Callable[[Entry], None]) -> Callable[[], None]:
-        """Call `watcher` with every event from now on; gives what ends this."""
-
-    def listen(self, listener: Callable[[int, list[str]], None]) -> Callable[[], None]:
-        """Call `listener` with a rank and the lines it prints; gives what ends this."""
+    def members(self) -> Sequence[str]: ...
+    def is_over_within(self, timeout_s: float) -> bool: ...
+    def watch(self, watcher: Callable[[Entry], None]) -> Callable[[], None]: ...
+    def listen(self, listener: Callable[[int, list[str]], None]) -> Callable[[], None]: ...
 
 
 class ProgressBar(Protocol):
@@ -144,11 +125,8 @@ def laid(line: str, columns: int | None) -> str:
 class Handle(Protocol):
     """A display below a cell, as IPython's `DisplayHandle`."""
 
-    def display(self, data: dict[str, str], *, raw: bool) -> None:
-        """Show it."""
-
-    def update(self, data: dict[str, str], *, raw: bool) -> None:
-        """Show this in its place."""
+    def display(self, data: dict[str, str], *, raw: bool) -> None: ...
+    def update(self, data: dict[str, str], *, raw: bool) -> None: ...
 
 
 def bar_for(run: FollowableRun, total: int | None) -> ProgressBar:
@@ -265,6 +243,7 @@ def _bundle(html: str, plain: str) -> dict[str, str]:
 GLANCE_S: Final = 0.1
 LINES: Final = 6
 """Of a worker's last lines, those that are shown when it ends."""
+HELD: Final = "; no version is saved until it is a number again"
 
 
 class TracebackFilter:
@@ -362,160 +341,106 @@ def show_progress(
     Shown(run, total=total, show_output=show_output).follow()
 
 
-_OfNumbers = (
-    events.Diverged
-    | events.LossNotFinite
-    | events.LossFinite
-    | events.Rewound
-    | events.RewindFailed
-    | events.UpdatesUnkept
-    | events.WrongSums
-)
-
-
-def _of_numbers(told: _OfNumbers) -> str | None:
-    """Return a line on numbers that are not as they should be, or are again; one rank says it."""
-    match told:
-        case events.Diverged():
-            likely = textwrap.wrap(f"likely: {told.cause}", 94)
-            return "\n".join([f"!! DIVERGED: {told}", *(f"    | {line}" for line in likely)])
-        case events.LossNotFinite():
-            held = "; no version is saved until it is a number again" if told.is_held else ""
-            return f"!! NOT FINITE: {told}{held}"
-        case events.LossFinite():
-            return f"    losses are numbers again from iteration {told.iteration} on"
-        case events.Rewound():
-            return None if told.rank else f"<< {told}"
-        case events.WrongSums():
-            back = f"; training goes back to version {told.version}" if told.goes_back else ""
-            return None if told.rank else f"!! WRONG SUMS: {told}{back}"
-        case events.RewindFailed():
-            return None if told.rank else f"!! {told.reason}"
-        case events.UpdatesUnkept():
-            return None if told.rank else f"!! NOT PROTECTED: {told}"
-
-
-def _of_ranks(told: events.RanksApart | events.CodeSeen) -> str | None:
-    """Return a line on ranks that do not do what the others do, or did before; or nothing."""
-    if isinstance(told, events.RanksApart):
-        return f"!! {told.seen}"
-    return f"!! OTHER CODE: {told}" if told.changed else None
-
-
-def _of_leaving(told: events.NodeLeaving | events.DrainWaiting | events.NodeDrained) -> str:
-    """Return a line on a node whose machine is to go."""
-    match told:
-        case events.NodeLeaving(name=name):
-            return f"    {name} is to go: its ranks move as soon as they can"
-        case events.DrainWaiting(name=name, reason=reason):
-            return f"    {name} trains on: {reason}"
-        case events.NodeDrained(name=name):
-            return f"    {name} has no ranks left: its machine may be taken"
-
-
-_OfSeats = (
-    events.ResizeWanted
-    | events.ResizeWaiting
-    | events.Resized
-    | events.ResizeRefused
-    | events.ReplicasPlaced
-    | events.ReplicasShort
-)
-
-
-def _of_seats(told: _OfSeats) -> str:
-    """Return a line on how many nodes train, or on who keeps what."""
-    match told:
-        case events.ResizeWanted(nodes=nodes):
-            return f"    the run is to have {nodes} nodes"
-        case events.ResizeWaiting(nodes=nodes, reason=reason):
-            return f"    not {nodes} nodes yet: {reason}"
-        case events.Resized() | events.ReplicasPlaced():
-            return f"    {told}"
-        case events.ReplicasShort(reason=reason):
-            return f"!! {reason}"
-        case events.ResizeRefused(nodes=nodes, reason=reason):
-            return f"!! not with {nodes} nodes, it goes back: {reason}"
-
-
-def _of_recovery(told: events.OfRecovery) -> str | None:
-    """Return a line on how a recovery goes."""
-    match told:
-        case events.RecoveryStarted(cause=events.DRAIN, lost=lost):
-            return f"    the ranks of {', '.join(lost)} move"
-        case events.RecoveryStarted(cause=events.RESIZE):
-            return "    all ranks have stopped, to go on as another number"
-        case events.RecoveryStarted(cause=events.REPLICAS):
-            return "    all ranks have stopped, to go on with copies in other places"
-        case events.RecoveryStarted(lost=lost, cause=cause):
-            where = f" ({', '.join(lost)})" if lost else ""
-            return f"    failure {told.recovery}: {cause.replace('_', ' ')}{where}"
-        case events.RecoveryPlanned(recovery=0, tier="persistent", version=version):
-            return f"    training begins from version {version} of the persistent tier"
-        case events.ProcessesKept(ranks=ranks):
-            return f"    {kept_words(ranks)}"
-        case events.RecoveryWaiting(missing=missing, reason=reason):
-            positions = ", ".join(map(str, missing))
-            return f"    waiting: {reason or f'no machine for position {positions}'}"
-        case events.RecoveryFinished(duration_s=took_s, version=version):
-            return f"    training goes on after {format_seconds(took_s)}, from version {version}"
-    return None
-
-
-def _of_a_worker(entry: Entry, gone: events.WorkerExited) -> str | None:
+def _gone(gone: events.WorkerExited, node: str) -> str | None:
     """Return lines on a worker that ended early; `None` if no more is known than that."""
-    who = f"    rank {gone.rank} on {entry.node}"
+    who = f"    rank {gone.rank} on {node}"
     if gone.signal is not None:
         return f"{who} was killed ({gone.signal})"
     if not gone.output:
         return None
-    exited = exit_of(entry, gone)
+    exited = exit_of(Entry(at_s=0.0, node=node, event=gone), gone)
     if part_of(exited) == "lost its peers":  # what it printed says no more than that
         return f"{who} ended ({exited.how}), as it lost its peers"
     said = [f"{who} ended ({exited.how}): {exited.error}"]
     return "\n".join([*said, *(f"    | {line}" for line in last_lines(gone.output, LINES))])
 
 
+def _diverged(told: events.Diverged) -> str:
+    likely = textwrap.wrap(f"likely: {told.cause}", 94)
+    return "\n".join([f"!! DIVERGED: {told}", *(f"    | {line}" for line in likely)])
+
+
+def _begun(told: events.RecoveryStarted) -> str:
+    names = ", ".join(told.lost)
+    where = f" ({names})" if names else ""
+    planned = {
+        events.DRAIN: f"the ranks of {names} move",
+        events.RESIZE: "all ranks have stopped, to go on as another number",
+        events.REPLICAS: "all ranks have stopped, to go on with copies in other places",
+    }
+    failed = f"failure {told.recovery}: {told.cause.replace('_', ' ')}{where}"
+    return f"    {planned.get(told.cause, failed)}"
+
+
+def _waiting(told: events.RecoveryWaiting) -> str:
+    positions = ", ".join(map(str, told.missing))
+    return f"    waiting: {told.reason or f'no machine for position {positions}'}"
+
+
+def _first(line: Callable[[Any], str]) -> Callable[[Any, str], str | None]:
+    """Return a line of rank 0 alone, as all ranks say the same."""
+    return lambda told, _: None if told.rank else line(told)
+
+
+_LINES: Final[Mapping[type[events.Event], Callable[[Any, str], str | None]]] = {
+    events.Injected: lambda told, node: f"    injected: {told.failure.replace('_', ' ')} on {node}",
+    events.WorkerExited: _gone,
+    events.WorkerHung: lambda told, _: f"    hung: {told.seen}" if told.seen else None,
+    events.Diverged: lambda told, _: _diverged(told),
+    events.LossNotFinite: lambda told, _: f"!! NOT FINITE: {told}{HELD * told.is_held}",
+    events.LossFinite: lambda told, _: (
+        f"    losses are numbers again from iteration {told.iteration} on"
+    ),
+    events.Rewound: _first(lambda told: f"<< {told}"),
+    events.RewindFailed: _first(lambda told: f"!! {told.reason}"),
+    events.UpdatesUnkept: _first(lambda told: f"!! NOT PROTECTED: {told}"),
+    events.WrongSums: _first(
+        lambda told: (
+            f"!! WRONG SUMS: {told}"
+            + (f"; training goes back to version {told.version}" if told.goes_back else "")
+        )
+    ),
+    events.RanksApart: lambda told, _: f"!! {told.seen}",
+    events.CodeSeen: lambda told, _: f"!! OTHER CODE: {told}" if told.changed else None,
+    events.NodeLeaving: lambda told, _: (
+        f"    {told.name} is to go: its ranks move as soon as they can"
+    ),
+    events.DrainWaiting: lambda told, _: f"    {told.name} trains on: {told.reason}",
+    events.NodeDrained: lambda told, _: (
+        f"    {told.name} has no ranks left: its machine may be taken"
+    ),
+    events.ResizeWanted: lambda told, _: f"    the run is to have {told.nodes} nodes",
+    events.ResizeWaiting: lambda told, _: f"    not {told.nodes} nodes yet: {told.reason}",
+    events.Resized: lambda told, _: f"    {told}",
+    events.ResizeRefused: lambda told, _: (
+        f"!! not with {told.nodes} nodes, it goes back: {told.reason}"
+    ),
+    events.ReplicasPlaced: lambda told, _: f"    {told}",
+    events.ReplicasShort: lambda told, _: f"!! {told.reason}",
+    events.RootElected: lambda told, _: f"    root agent is on {told.name}",
+    events.RecoveryStarted: lambda told, _: _begun(told),
+    events.RecoveryPlanned: lambda told, _: (
+        f"    training begins from version {told.version} of the persistent tier"
+        if told.recovery == 0 and told.tier == "persistent"
+        else None
+    ),
+    events.ProcessesKept: lambda told, _: f"    {kept_words(told.ranks)}",
+    events.RecoveryWaiting: lambda told, _: _waiting(told),
+    events.RecoveryFinished: lambda told, _: (
+        f"    training goes on after {format_seconds(told.duration_s)}, from version {told.version}"
+    ),
+    events.PersistFailed: lambda told, _: (
+        f"    persistent tier: {told.reason}" if told.in_a_row == 1 else None
+    ),
+    events.Unprotected: _first(
+        lambda _: "    the script never called gemini_lab.protect: it ran unprotected"
+    ),
+    events.Note: lambda told, _: textwrap.indent(told.text, "    ", lambda _: True),
+}
+"""What a user is told of each kind of event, given it and its node; `None` for nothing."""
+
+
 def describe(entry: Entry) -> str | None:
     """Return lines for a user on an entry, if it is one that users want to see."""
-    match entry.event:
-        case events.Injected(failure=failure):
-            return f"    injected: {failure.replace('_', ' ')} on {entry.node}"
-        case events.WorkerExited() as gone:
-            return _of_a_worker(entry, gone)
-        case events.WorkerHung(seen=seen) if seen:
-            return f"    hung: {seen}"
-        case (
-            events.Diverged()
-            | events.LossNotFinite()
-            | events.LossFinite()
-            | events.Rewound()
-            | events.RewindFailed()
-            | events.UpdatesUnkept()
-            | events.WrongSums()
-        ) as told:
-            return _of_numbers(told)
-        case events.NodeLeaving() | events.DrainWaiting() | events.NodeDrained() as told:
-            return _of_leaving(told)
-        case (
-            events.ResizeWanted()
-            | events.ResizeWaiting()
-            | events.Resized()
-            | events.ResizeRefused()
-            | events.ReplicasPlaced()
-            | events.ReplicasShort()
-        ) as told:
-            return _of_seats(told)
-        case events.RootElected(name=name):
-            return f"    root agent is on {name}"
-        case events.OfRecovery() as told:
-            return _of_recovery(told)
-        case events.PersistFailed(reason=reason, in_a_row=1):
-            return f"    persistent tier: {reason}"
-        case events.RanksApart() | events.CodeSeen() as told:
-            return _of_ranks(told)
-        case events.Unprotected(rank=0):
-            return "    the script never called gemini_lab.protect: it ran unprotected"
-        case events.Note(text=text):
-            return textwrap.indent(text, "    ", lambda _: True)
-    return None
+    line = _LINES.get(type(entry.event))
+    return None if line is None else line(entry.event, entry.node)

@@ -15,17 +15,12 @@ from gemini_lab.seats import listed
 
 
 class Roster:
-    """The state of a lab's nodes.
-
-    Attributes:
-        root: The node with the root agent.
-        ready: Those that have imported what workers need.
-        silent: Those that are lost in the root agent's eyes; they may still be connected.
-    """
+    """The state of a lab's nodes."""
 
     def __init__(self) -> None:
-        self.root: str | None = None
-        self.ready: set[str] = set()
+        self.root: str | None = None  # the node with the root agent
+        self.ready: set[str] = set()  # those that have imported what workers need
+        # Those that are lost in the root agent's eyes; they may still be connected.
         self.silent: set[str] = set()
         self._term = 0  # of the newest root agent that was heard
         self._networks: dict[str, Network] = {}

@@ -45,25 +45,16 @@ from gemini_lab.seats import Seats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrigin:
-    """A run's identity from its start.
+    """A run's identity from its start."""
 
-    Attributes:
-        folder: Where it keeps its log; it is there, and empty.
-        number: Counts the lab's runs.
-        job: What runs.
-        seats: How many nodes and workers, and their racks.
-        scenario: Failures to inject on the way.
-        root: The node with the root agent.
-        holds: Iterations after which training holds until `go_on`.
-    """
-
-    folder: Path
-    number: int
-    job: Job
-    seats: Seats
+    folder: Path  # where it keeps its log; it is there, and empty
+    number: int  # counts the lab's runs
+    job: Job  # what runs
+    seats: Seats  # how many nodes and workers, and their racks
+    # Iterations after which training holds until `go_on`.
     holds: HoldingPoints = field(default_factory=HoldingPoints)
-    scenario: Scenario = field(default_factory=Scenario)
-    root: str | None = None
+    scenario: Scenario = field(default_factory=Scenario)  # failures to inject on the way
+    root: str | None = None  # the node with the root agent
 
 
 class Run(FollowedRun):

@@ -35,18 +35,12 @@ RUN_KEY: Final = "run"
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The key to a detached run.
+    """The key to a detached run."""
 
-    Attributes:
-        name: The lab's name in the store.
-        etcd: The store.
-        token: The lab's secret.
-        authority: Signs the certificates of the etcd that the run has on its machines.
-    """
-
-    name: str
-    etcd: EtcdAddress
-    token: str
+    name: str  # the lab's name in the store
+    etcd: EtcdAddress  # the store
+    token: str  # the lab's secret
+    # Signs the certificates of the etcd that the run has on its machines.
     authority: Authority | None = None
 
     def store(self, identity: str = "") -> SealedStore:
@@ -92,17 +86,11 @@ def access_in(folder: Path) -> Access | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finder:
-    """Finds the owner of a run, again and again: it may move.
+    """Finds the owner of a run, again and again: it may move."""
 
-    Attributes:
-        name: The run's, or its lab's where the store is named.
-        folder: The run's, if this machine sees it.
-        access: What opens it, where the store is named.
-    """
-
-    name: str
-    folder: Path | None = None
-    access: Access | None = None
+    name: str  # the run's, or its lab's where the store is named
+    folder: Path | None = None  # the run's, if this machine sees it
+    access: Access | None = None  # what opens it, where the store is named
 
     @classmethod
     def of(cls, run: str, *, below: Path, store: str | None, token_file: Path | None) -> "Finder":
@@ -158,23 +146,14 @@ class Finder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedLab:
-    """A lab in a store.
+    """A lab in a store."""
 
-    Attributes:
-        name: Its name.
-        phase: What its root agent does.
-        recoveries: So far.
-        nodes: Those whose agents live.
-        wanted: Nodes and standbys that it has when nothing is missing.
-        folder: The run's; empty where the lab is not detached.
-    """
-
-    name: str
-    phase: str
-    recoveries: int
-    nodes: tuple[str, ...]
-    wanted: int
-    folder: str
+    name: str  # its name
+    phase: str  # what its root agent does
+    recoveries: int  # so far
+    nodes: tuple[str, ...]  # those whose agents live
+    wanted: int  # nodes and standbys that it has when nothing is missing
+    folder: str  # the run's; empty where the lab is not detached
 
 
 def labs_in(address: EtcdAddress) -> list[ListedLab]:

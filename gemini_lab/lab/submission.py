@@ -42,29 +42,19 @@ LONGEST_NAME: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job with all that belongs to it.
+    """A job with all that belongs to it."""
 
-    Attributes:
-        job: What to run.
-        scenario: Failures to inject on the way.
-        seats: How many nodes, standbys and workers; with a placement, if a person made one.
-        name: What the run's folder is to be called.
-        settings: They replace those of the script.
-        is_resumed: Whether it may go on from another run's versions in the persistent tier.
-        identity: The run's own, 32 random bits.
-        root: The user's own function that decides recoveries, as text; empty for the lab's own.
-        earlier: The tier of an earlier run of this job from which it goes on, unless the launcher
-            or the script names another one.
-    """
-
-    job: Job
-    scenario: Scenario
-    seats: Seats
-    name: str
-    settings: Mapping[str, SettingValue]
-    is_resumed: bool
-    identity: int
+    job: Job  # what to run
+    scenario: Scenario  # failures to inject on the way
+    seats: Seats  # how many nodes, standbys and workers; with a placement, if a person made one
+    name: str  # what the run's folder is to be called
+    settings: Mapping[str, SettingValue]  # they replace those of the script
+    is_resumed: bool  # whether it may go on from another run's versions in the persistent tier
+    identity: int  # the run's own, 32 random bits
+    # The user's own function that decides recoveries, as text; empty for the lab's own.
     root: str = ""
+    # The tier of an earlier run of this job from which it goes on, unless the launcher or the
+    # script names another one.
     earlier: Path | None = None
 
     @classmethod

@@ -5,7 +5,6 @@ A line is a flat JSON object: `at_s`, `node`, `kind`, and the fields of the even
 
 import functools
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -15,7 +14,9 @@ from gemini_lab.errors import IntegrityError
 from gemini_lab.log.events import UNSAID, AnyEvent, Event, OfWorker
 
 E = TypeVar("E", bound=Event)
-_JSON: Final = msgspec.json.Decoder(dict[str, Any])
+Record = dict[str, Any]
+"""The JSON object on a line of a log."""
+_JSON: Final = msgspec.json.Decoder(Record)
 _EVENT: Final = msgspec.json.Decoder(AnyEvent)
 _KIND: Final = b',"kind":'
 _ODD: Final = re.compile(
@@ -26,18 +27,13 @@ _ODD: Final = re.compile(
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """One line of a log.
+    """One line of a log."""
 
-    Attributes:
-        at_s: When: seconds since the epoch (Unix time) on the lab's clock in real runs, seconds
-            since the start in simulated ones.
-        node: Name of the node that says it, or `"lab"`.
-        event: What happened.
-    """
-
+    # When: seconds since the epoch (Unix time) on the lab's clock in real runs, seconds since the
+    # start in simulated ones.
     at_s: float
-    node: str
-    event: AnyEvent
+    node: str  # name of the node that says it, or `"lab"`
+    event: AnyEvent  # what happened
 
     @property
     def kind(self) -> str:
@@ -82,7 +78,7 @@ def decode_entry(line: bytes | str) -> Entry:
     return entry
 
 
-def read_record(line: bytes | str) -> dict[str, Any]:
+def read_record(line: bytes | str) -> Record:
     """The JSON object on a line of a log, whatever it says.
 
     Raises:
@@ -94,7 +90,7 @@ def read_record(line: bytes | str) -> dict[str, Any]:
         raise EventError(f"this line is no JSON object ({error}): {line[:80]!r}") from error
 
 
-def entry_of(record: Mapping[str, Any]) -> Entry:
+def entry_of(record: Record) -> Entry:
     """The entry of a line's record.
 
     Raises:
@@ -103,7 +99,7 @@ def entry_of(record: Mapping[str, Any]) -> Entry:
     said = {name: value for name, value in record.items() if name not in {"at_s", "node"}}
     told = {name: record[name] for name in ("at_s", "node") if name in record}
     try:
-        entry = msgspec.convert({**told, "event": said}, Entry)
+        entry = msgspec.convert(told | {"event": said}, Entry)
     except ValueError as error:
         kind = record.get("kind", "without a kind")
         raise EventError(f"event {kind!r}: {readable(str(error))}") from error
@@ -111,14 +107,14 @@ def entry_of(record: Mapping[str, Any]) -> Entry:
     return entry
 
 
-def to_record(event: AnyEvent) -> dict[str, Any]:
+def to_record(event: AnyEvent) -> Record:
     """The event as plain JSON values, its kind first.
 
     Raises:
         EventError: It is a worker's and nobody said whose.
     """
     _check_said(event)
-    record: dict[str, Any] = msgspec.to_builtins(event)
+    record: Record = msgspec.to_builtins(event)
     return record
 
 

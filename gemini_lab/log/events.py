@@ -2,7 +2,8 @@
 
 Who says an event builds the event alone. When it happened and on which node is added by whoever
 owns the clock and the name: see `gemini_lab.log.entry.Entry`. A kind is a class's name in lower
-case with underscores: `RootElected` is `"root_elected"`.
+case with underscores: `RootElected` is `"root_elected"`. What a field means stands beside it, and
+in the reference's table, which is made from here.
 """
 
 import re
@@ -84,112 +85,71 @@ class Event(
 
 
 class OfWorker(Event, frozen=True, kw_only=True):
-    """Something about one worker; what it says itself has rank and epoch from its session.
+    """Something about one worker; what it says itself has rank and epoch from its session."""
 
-    Attributes:
-        rank: The worker's.
-        epoch: The worker's; it rises with every restart.
-    """
-
-    rank: int = UNSAID
-    epoch: int = UNSAID
+    rank: int = UNSAID  # the worker's
+    epoch: int = UNSAID  # the worker's; it rises with every restart
 
 
 class OfRecovery(Event, frozen=True, kw_only=True):
-    """Something about one recovery.
+    """Something about one recovery."""
 
-    Attributes:
-        recovery: Its number, from 1; 0 is the job's first start.
-        epoch: That of the workers that it starts.
-    """
-
-    recovery: int
-    epoch: int
+    recovery: int  # its number, from 1; 0 is the job's first start
+    epoch: int  # that of the workers that it starts
 
 
 # -- the log, the lab and its nodes ----------------------------------------------------------------
 
 
 class LogOpened(Event, frozen=True, kw_only=True):
-    """The log begins; its first line.
+    """The log begins; its first line."""
 
-    Attributes:
-        schema: The version of the classes that its lines are made of.
-    """
-
-    schema: int
+    schema: int  # the version of the classes that its lines are made of
 
 
 class LabStarted(Event, frozen=True, kw_only=True):
-    """The lab's nodes are up.
+    """The lab's nodes are up."""
 
-    Attributes:
-        nodes: Machines that train.
-        standbys: Machines that wait to take a lost one's place.
-        names: Of all nodes.
-        root: Name of the node with the root agent, if there is one yet.
-        etcd: Addresses of the store.
-    """
-
-    nodes: int
-    standbys: int
-    names: tuple[str, ...]
-    root: str | None
-    etcd: tuple[str, ...] = ()
+    nodes: int  # machines that train
+    standbys: int  # machines that wait to take a lost one's place
+    names: tuple[str, ...]  # of all nodes
+    root: str | None  # name of the node with the root agent, if there is one yet
+    etcd: tuple[str, ...] = ()  # addresses of the store
 
 
 class NodeJoined(Event, frozen=True, kw_only=True):
-    """The root agent is connected to a node's agent.
+    """The root agent is connected to a node's agent."""
 
-    Attributes:
-        name: The node's.
-    """
-
-    name: str
+    name: str  # the node's
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The connection that carries a node's traffic.
+    """The connection that carries a node's traffic."""
 
-    Attributes:
-        address: The node's, on which it listens.
-        interface: What has that address; `None` where it is not known.
-        bytes_per_s: What the interface says of its speed; 0 where it says nothing.
-        faster: Interfaces that are up, have an address, and say that they are faster.
-    """
-
-    address: str
-    interface: str | None = None
-    bytes_per_s: float = 0.0
+    address: str  # the node's, on which it listens
+    interface: str | None = None  # what has that address; `None` where it is not known
+    bytes_per_s: float = 0.0  # what the interface says of its speed; 0 where it says nothing
+    # Interfaces that are up, have an address, and say that they are faster.
     faster: tuple[str, ...] = ()
 
 
 class NodeReady(Event, frozen=True, kw_only=True):
-    """A node's warm parent has imported what workers need.
+    """A node's warm parent has imported what workers need."""
 
-    Attributes:
-        name: The node's.
-        import_s: How long that took.
-        network: What carries the node's traffic; `None` in older logs.
-    """
-
-    name: str
-    import_s: float
-    network: Network | None = None
+    name: str  # the node's
+    import_s: float  # how long that took
+    network: Network | None = None  # what carries the node's traffic; `None` in older logs
 
 
 class NodeLost(Event, frozen=True, kw_only=True):
     """A node is gone.
 
     Way out: None is needed while a standby is left; `gemini-lab status` shows the standbys.
-
-    Attributes:
-        name: The node's.
-        cause: How that was noticed: `"refused"` (its machine lets nobody connect to its agent),
-            `"connection"`, `"lease"`, `"no answer"` or `"dead"`; simulated ones say what broke.
     """
 
-    name: str
+    name: str  # the node's
+    # How that was noticed: `"refused"` (its machine lets nobody connect to its agent),
+    # `"connection"`, `"lease"`, `"no answer"` or `"dead"`; simulated ones say what broke.
     cause: str
 
 
@@ -197,25 +157,17 @@ class NodeExcluded(Event, frozen=True, kw_only=True):
     """A node is not used again, but where there is no other; one that computed wrong never is.
 
     Way out: Look at that machine; the reason names what it lacked or what it computed wrong.
-
-    Attributes:
-        name: The node's.
-        reason: How the last attempt on it ended, or what it computed wrong.
     """
 
-    name: str
-    reason: Told
+    name: str  # the node's
+    reason: Told  # how the last attempt on it ended, or what it computed wrong
 
 
 class NodeLeaving(Event, frozen=True, kw_only=True):
-    """A node's machine is to go: its ranks move as soon as they can.
+    """A node's machine is to go: its ranks move as soon as they can."""
 
-    Attributes:
-        name: The node's.
-        within_s: The time that it has from now; `None` where a person asked and set none.
-    """
-
-    name: str
+    name: str  # the node's
+    # The time that it has from now; `None` where a person asked and set none.
     within_s: float | None = None
 
 
@@ -223,66 +175,42 @@ class DrainWaiting(Event, frozen=True, kw_only=True):
     """A node's ranks cannot move yet; it trains on.
 
     Way out: Start one more machine, or wait: the ranks move as soon as a standby is ready.
-
-    Attributes:
-        name: The node's.
-        reason: What is waited for, for people.
-        is_given_up: Whether they will not move before another request.
     """
 
-    name: str
-    reason: Told
-    is_given_up: bool = False
+    name: str  # the node's
+    reason: Told  # what is waited for, for people
+    is_given_up: bool = False  # whether they will not move before another request
 
 
 class NodeDrained(Event, frozen=True, kw_only=True):
-    """A node that was to go has no ranks left: its machine may be taken.
+    """A node that was to go has no ranks left: its machine may be taken."""
 
-    Attributes:
-        name: The node's.
-    """
-
-    name: str
+    name: str  # the node's
 
 
 class ResizeWanted(Event, frozen=True, kw_only=True):
-    """A user wants the run to have another number of nodes.
+    """A user wants the run to have another number of nodes."""
 
-    Attributes:
-        nodes: How many.
-    """
-
-    nodes: int
+    nodes: int  # how many
 
 
 class ResizeWaiting(Event, frozen=True, kw_only=True):
     """The run is not the size that it is to be, and cannot be now; it trains on.
 
     Way out: Start the machines that are missing; the run trains on until they have joined.
-
-    Attributes:
-        nodes: How many nodes it is to have.
-        reason: What stands against it, or is waited for, for people.
     """
 
-    nodes: int
-    reason: Told
+    nodes: int  # how many nodes it is to have
+    reason: Told  # what stands against it, or is waited for, for people
 
 
 class Resized(Event, frozen=True, kw_only=True):
-    """Training continues with another number of nodes.
+    """Training continues with another number of nodes."""
 
-    Attributes:
-        nodes_then: How many there were.
-        nodes: How many there are.
-        wanted: How many it is to be; more than `nodes` where machines are short.
-        iteration: The first that they finished.
-    """
-
-    nodes_then: int
-    nodes: int
-    wanted: int
-    iteration: int
+    nodes_then: int  # how many there were
+    nodes: int  # how many there are
+    wanted: int  # how many it is to be; more than `nodes` where machines are short
+    iteration: int  # the first that they finished
 
     def __str__(self) -> str:
         more = f" ({self.wanted} are wanted)" if self.wanted != self.nodes else ""
@@ -297,37 +225,25 @@ class ResizeRefused(Event, frozen=True, kw_only=True):
 
     Way out: Do what the reason says, such as setting another batch, or ask for another number
     of nodes.
-
-    Attributes:
-        nodes: How many.
-        reason: What a worker said, for people.
     """
 
-    nodes: int
-    reason: Told
+    nodes: int  # how many
+    reason: Told  # what a worker said, for people
 
     def __str__(self) -> str:
         return f"{self.nodes} nodes are refused"
 
 
 class ReplicasPlaced(Event, frozen=True, kw_only=True):
-    """Other nodes keep copies than before, because the risk has changed.
+    """Other nodes keep copies than before, because the risk has changed."""
 
-    Attributes:
-        placement: Who keeps whose shards from now on, by position.
-        added: The position of each shard that gets a copy, and the node that is to keep it.
-        dropped: The same of copies that are not kept any more.
-        loss_chance_then: That memory does not suffice within the horizon, as copies were.
-        loss_chance: The same as they are now.
-        reason: What has changed, for people.
-    """
-
-    placement: Placement
+    placement: Placement  # who keeps whose shards from now on, by position
+    # The position of each shard that gets a copy, and the node that is to keep it.
     added: tuple[tuple[int, str], ...]
-    dropped: tuple[tuple[int, str], ...]
-    loss_chance_then: float
-    loss_chance: float
-    reason: Told
+    dropped: tuple[tuple[int, str], ...]  # the same of copies that are not kept any more
+    loss_chance_then: float  # that memory does not suffice within the horizon, as copies were
+    loss_chance: float  # the same as they are now
+    reason: Told  # what has changed, for people
 
     def __str__(self) -> str:
         moves = [f"+{len(self.added)}"] if self.added else []
@@ -339,46 +255,29 @@ class ReplicasShort(Event, frozen=True, kw_only=True):
     """Copies follow the risk, and what there is cannot reach the target; training goes on.
 
     Way out: Raise `replica_memory`, add nodes, or lower `survival_target`.
-
-    Attributes:
-        loss_chance: That memory does not suffice within the horizon.
-        reason: What stands against more, for people.
     """
 
-    loss_chance: float
-    reason: Told
+    loss_chance: float  # that memory does not suffice within the horizon
+    reason: Told  # what stands against more, for people
 
 
 class NodeRequested(Event, frozen=True, kw_only=True):
-    """The operator was asked for a machine.
+    """The operator was asked for a machine."""
 
-    Attributes:
-        reason: What it is for, for people.
-    """
-
-    reason: Told
+    reason: Told  # what it is for, for people
 
 
 class LinkCut(Event, frozen=True, kw_only=True):
-    """A connection between root agent and agent broke, but came back.
+    """A connection between root agent and agent broke, but came back."""
 
-    Attributes:
-        peer: Name of the agent's node.
-    """
-
-    peer: str
+    peer: str  # name of the agent's node
 
 
 class RootElected(Event, frozen=True, kw_only=True):
-    """A node's agent is the root agent now.
+    """A node's agent is the root agent now."""
 
-    Attributes:
-        name: The node's.
-        term: How many root agents there have been, this one included.
-    """
-
-    name: str
-    term: int
+    name: str  # the node's
+    term: int  # how many root agents there have been, this one included
 
 
 class LabClosed(Event, frozen=True, kw_only=True):
@@ -389,61 +288,39 @@ class LabClosed(Event, frozen=True, kw_only=True):
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The assumptions of a simulated run.
+    """The assumptions of a simulated run."""
 
-    Attributes:
-        policy: The policy's name.
-        source: Where the policy is described.
-        assumptions: What it takes for granted, for people.
-        gpus_per_node: GPUs that count as one worker.
-    """
-
-    policy: str
-    source: str
-    assumptions: str
-    gpus_per_node: int
+    policy: str  # the policy's name
+    source: str  # where the policy is described
+    assumptions: str  # what it takes for granted, for people
+    gpus_per_node: int  # GPUs that count as one worker
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
-    """A job was submitted.
+    """A job was submitted."""
 
-    Attributes:
-        name: The job's.
-        script: Path of a Python file, or the name of a module if `module`; `None` if simulated.
-        args: The script's arguments.
-        module: Whether `script` is run as `python -m` does.
-        nodes: Positions that train.
-        standbys: Machines that wait.
-        workers_per_node: Ranks on each position.
-        racks: The rack of each position, if there are any.
-        settings: What the launcher was told; `Protected` has all settings.
-        placement: Who keeps whose shard, where that is known before workers run: in simulations.
-        simulated: What is assumed, if this is a simulation.
-        made_with: Versions of what the lab runs with, by name, and the script's `"commit"`.
-    """
-
-    name: str
+    name: str  # the job's
+    # Path of a Python file, or the name of a module if `module`; `None` if simulated.
     script: str | None
-    args: tuple[str, ...] = ()
-    module: bool = False
-    nodes: int
-    standbys: int = 0
-    workers_per_node: int = 1
-    racks: tuple[str, ...] | None = None
+    args: tuple[str, ...] = ()  # the script's arguments
+    module: bool = False  # whether `script` is run as `python -m` does
+    nodes: int  # positions that train
+    standbys: int = 0  # machines that wait
+    workers_per_node: int = 1  # ranks on each position
+    racks: tuple[str, ...] | None = None  # the rack of each position, if there are any
+    # What the launcher was told; `Protected` has all settings.
     settings: dict[str, SettingValue] = {}
+    # Who keeps whose shard, where that is known before workers run: in simulations.
     placement: Placement | None = None
-    simulated: Simulated | None = None
+    simulated: Simulated | None = None  # what is assumed, if this is a simulation
+    # Versions of what the lab runs with, by name, and the script's `"commit"`.
     made_with: dict[str, str] = {}
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
-    """Every worker finished its script.
+    """Every worker finished its script."""
 
-    Attributes:
-        iteration: The last one.
-    """
-
-    iteration: int
+    iteration: int  # the last one
 
 
 FailureCause = Literal[
@@ -458,32 +335,22 @@ class RunFailed(Event, frozen=True, kw_only=True):
     """The run was given up.
 
     Way out: The exit code says whether the same command with `--resume` helps.
-
-    Attributes:
-        reason: Why, in a sentence.
-        cause: The same for programs.
-        output: The last lines that the worker printed because of which it was given up.
     """
 
-    reason: Lines
-    cause: FailureCause = "machines"
+    reason: Lines  # why, in a sentence
+    cause: FailureCause = "machines"  # the same for programs
+    # The last lines that the worker printed because of which it was given up.
     output: tuple[PrintedLine, ...] = ()
 
 
 class Protected(OfWorker, frozen=True, kw_only=True):
-    """A worker called `protect`.
+    """A worker called `protect`."""
 
-    Attributes:
-        shard_bytes: Size of the rank's shard.
-        fingerprint: Of model, optimizer and number of ranks; another one is another job.
-        settings: All that the job runs with.
-        placement: Who keeps whose shard, by position; rank 0 says it for all. A log has it once,
-            and again when it has changed; `None` says nothing new.
-    """
-
-    shard_bytes: int
-    fingerprint: str
-    settings: Settings
+    shard_bytes: int  # size of the rank's shard
+    fingerprint: str  # of model, optimizer and number of ranks; another one is another job
+    settings: Settings  # all that the job runs with
+    # Who keeps whose shard, by position; rank 0 says it for all. A log has it once, and again when
+    # it has changed; `None` says nothing new.
     placement: Placement | None = None
 
 
@@ -498,14 +365,10 @@ class CodeSeen(OfWorker, frozen=True, kw_only=True):
     """A worker executes files of the script that no start of this run had executed so before.
 
     Way out: Restore the named file, or go on: `"on_code_change": "stop"` ends a run instead.
-
-    Attributes:
-        files: Their digests, by name.
-        changed: Those that were executed before, and are not the same now.
     """
 
-    files: dict[str, str]
-    changed: tuple[str, ...] = ()
+    files: dict[str, str]  # their digests, by name
+    changed: tuple[str, ...] = ()  # those that were executed before, and are not the same now
 
     def __str__(self) -> str:
         more = len(self.changed) - LISTED
@@ -518,54 +381,39 @@ class CodeSeen(OfWorker, frozen=True, kw_only=True):
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The inputs of a rank's iteration; with equal weights, equal inputs give equal numbers.
+    """The inputs of a rank's iteration; with equal weights, equal inputs give equal numbers."""
 
-    Attributes:
-        batch: Checksum of what entered its first forward pass.
-        random: Checksum of each random generator's state at that moment: Python's, NumPy's,
-            torch's, and the device's where that is no CPU.
-        learning_rate: That of the first group of weights; `None` where it is not known.
-        ranks: How many there are, each with a part of the data; 0 where an older log has it not.
-    """
-
-    batch: str
+    batch: str  # checksum of what entered its first forward pass
+    # Checksum of each random generator's state at that moment: Python's, NumPy's, torch's, and the
+    # device's where that is no CPU.
     random: dict[str, str]
+    # That of the first group of weights; `None` where it is not known.
     learning_rate: float | None = None
+    # How many there are, each with a part of the data; 0 where an older log has it not.
     ranks: int = 0
 
 
 class IterationBegun(OfWorker, frozen=True, kw_only=True):
-    """The first forward pass of an iteration began; on a GPU the event comes when the device has.
+    """An iteration's first forward pass began; on a GPU the event comes when the device has."""
 
-    Attributes:
-        iteration: Its number, from 1.
-        inputs: With what.
-    """
-
-    iteration: int
-    inputs: Inputs
+    iteration: int  # its number, from 1
+    inputs: Inputs  # with what
 
 
 class Iteration(OfWorker, frozen=True, kw_only=True, omit_defaults=True):
-    """One optimizer step ended.
+    """One optimizer step ended."""
 
-    Attributes:
-        iteration: Its number, from 1.
-        duration_s: Since the end of the step before.
-        waited_s: How much of that was spent waiting for the version on its way.
-        values: What the script logged, such as `"loss"`, and the engine's `"grad_norm"`; read
-            numbers with `value`.
-        restored: Whether this repeats what a version says of its last iteration, for the case that
-            the node that computed it is gone.
-        of: Updates after which the script's loop ends, `protected.steps(of)`; told once by each
-            worker, and again when it has changed.
-    """
-
-    iteration: int
-    duration_s: float
-    waited_s: float
+    iteration: int  # its number, from 1
+    duration_s: float  # since the end of the step before
+    waited_s: float  # how much of that was spent waiting for the version on its way
+    # What the script logged, such as `"loss"`, and the engine's `"grad_norm"`; read numbers with
+    # `value`.
     values: dict[str, Number] = {}
+    # Whether this repeats what a version says of its last iteration, for the case that the node
+    # that computed it is gone.
     restored: bool = False
+    # Updates after which the script's loop ends, `protected.steps(of)`; told once by each worker,
+    # and again when it has changed.
     of: int | None = None
 
     def __post_init__(self) -> None:
@@ -584,21 +432,15 @@ class Diverged(OfWorker, frozen=True, kw_only=True):
 
     Way out: Run `gemini-lab check` on the script, and hand over what it names in `also` or
     `client_state`.
-
-    Attributes:
-        iteration: Its number.
-        differs: What differs first: `"order"` (another iteration was expected), `"batch"`,
-            `"random"`, `"learning_rate"`, or the name of a value such as `"loss"`.
-        before: What it was, to the bit.
-        after: What it is now.
-        cause: What is likely to be behind it, for people.
     """
 
-    iteration: int
+    iteration: int  # its number
+    # What differs first: `"order"` (another iteration was expected), `"batch"`, `"random"`,
+    # `"learning_rate"`, or the name of a value such as `"loss"`.
     differs: Told
-    before: Told
-    after: Told
-    cause: Told
+    before: Told  # what it was, to the bit
+    after: Told  # what it is now
+    cause: Told  # what is likely to be behind it, for people
 
     def __str__(self) -> str:
         what = DIFFERENCES.get(self.differs, self.differs)
@@ -612,52 +454,35 @@ class LossNotFinite(OfWorker, frozen=True, kw_only=True):
     """Losses are no numbers any more: weights may hold NaN or infinity, and every later version.
 
     Way out: Set `"on_not_finite": "rewind"` to skip such batches, or `"stop"` to end the run.
-
-    Attributes:
-        iteration: The first of which that is known.
-        loss: `"nan"`, `"inf"` or `"-inf"`.
-        is_held: Whether no version goes to the persistent tier until it is over.
     """
 
-    iteration: int
-    loss: str
-    is_held: bool
+    iteration: int  # the first of which that is known
+    loss: str  # `"nan"`, `"inf"` or `"-inf"`
+    is_held: bool  # whether no version goes to the persistent tier until it is over
 
     def __str__(self) -> str:
         return f"rank {self.rank}, iteration {self.iteration}: the loss is {self.loss}"
 
 
 class LossFinite(OfWorker, frozen=True, kw_only=True):
-    """All losses are numbers again.
+    """All losses are numbers again."""
 
-    Attributes:
-        iteration: The first in which they are.
-    """
-
-    iteration: int
+    iteration: int  # the first in which they are
 
 
 class Rewound(OfWorker, frozen=True, kw_only=True):
-    """Training went back to a version in memory, on all ranks together; no process was started.
+    """Training went back to a version in memory, on all ranks together; no process was started."""
 
-    Attributes:
-        iteration: The newest that had ended; those from `version` on were taken back.
-        version: To which it went back.
-        rewinds: How often that has happened since the workers were started, this time included.
-        skips: Whether data go on: the batches of the iterations that were taken back do not come
-            again. What these were, `iteration_begun` says.
-        cause: Who wanted it: the script, the guard that the settings ask for, or a person.
-        reason: Why, for people.
-        duration_s: From the top of the script's loop until the state was back.
-    """
-
-    iteration: int
-    version: int
-    rewinds: int
+    iteration: int  # the newest that had ended; those from `version` on were taken back
+    version: int  # to which it went back
+    rewinds: int  # how often that has happened since the workers were started, this time included
+    # Whether data go on: the batches of the iterations that were taken back do not come again. What
+    # these were, `iteration_begun` says.
     skips: bool
+    # Who wanted it: the script, the guard that the settings ask for, or a person.
     cause: Literal["script", "guard", "person"]
-    reason: Told = ""
-    duration_s: float
+    reason: Told = ""  # why, for people
+    duration_s: float  # from the top of the script's loop until the state was back
 
     def __str__(self) -> str:
         why = f"{self.reason}: " if self.reason else ""
@@ -676,34 +501,24 @@ class RewindFailed(OfWorker, frozen=True, kw_only=True):
     """No memory has a version that training could go back to.
 
     Way out: Raise `keep_in_memory`, or start again with `--resume` from the persistent tier.
-
-    Attributes:
-        iteration: The newest that had ended.
-        cause: Who wanted it: the guard, and then the run ends, or a person.
-        reason: Why it was wanted, and what there was to go back to, for people.
     """
 
-    iteration: int
+    iteration: int  # the newest that had ended
+    # Who wanted it: the guard, and then the run ends, or a person.
     cause: Literal["guard", "person"]
-    reason: Told
+    reason: Told  # why it was wanted, and what there was to go back to, for people
 
 
 class UpdatesUnkept(OfWorker, frozen=True, kw_only=True):
     """The weights change, and not by updates of the optimizer that is protected.
 
     Way out: Give `protect` the optimizer that trains, after it has been made for the last time.
-
-    Attributes:
-        version: The newest; none is made of these changes.
-        optimizer: The class of the protected one.
-        by: What changes them, for people.
-        ends: Whether the run ends if that goes on, as `on_unkept_updates` says.
     """
 
-    version: int
-    optimizer: str
-    by: str
-    ends: bool
+    version: int  # the newest; none is made of these changes
+    optimizer: str  # the class of the protected one
+    by: str  # what changes them, for people
+    ends: bool  # whether the run ends if that goes on, as `on_unkept_updates` says
 
     def __str__(self) -> str:
         then = "; the run ends if that goes on" if self.ends else ""
@@ -716,17 +531,11 @@ class UpdatesUnkept(OfWorker, frozen=True, kw_only=True):
 
 
 class SumsVerified(OfWorker, frozen=True, kw_only=True):
-    """An iteration was computed again on other machines, and all computed the same; rank 0 says it.
+    """Other machines computed an iteration again, and all computed the same; rank 0 says it."""
 
-    Attributes:
-        iteration: Its number.
-        replays: How often it was computed again.
-        duration_s: How much longer it took for that.
-    """
-
-    iteration: int
-    replays: int
-    duration_s: float
+    iteration: int  # its number
+    replays: int  # how often it was computed again
+    duration_s: float  # how much longer it took for that
 
 
 class WrongSums(OfWorker, frozen=True, kw_only=True):
@@ -736,28 +545,18 @@ class WrongSums(OfWorker, frozen=True, kw_only=True):
 
     Way out: Have the named machine examined; with `"on_wrong_sums": "drain"` a standby has
     replaced it.
-
-    Attributes:
-        iteration: That was computed again.
-        work: What came out differently: the gradients, or what the optimizer made of them.
-        ranks: Whose.
-        nodes: The machines that compute wrong, for certain.
-        suspects: Of these nodes at least one does besides, and which cannot be told.
-        replays: How often it was computed again.
-        version: The newest one that is verified.
-        goes_back: Whether training goes back there, and later versions are void.
-        rewinds: How often training had gone back since the workers were started.
     """
 
-    iteration: int
+    iteration: int  # that was computed again
+    # What came out differently: the gradients, or what the optimizer made of them.
     work: Literal["gradient", "update"]
-    ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
-    suspects: tuple[str, ...]
-    replays: int
-    version: int
-    goes_back: bool
-    rewinds: int
+    ranks: tuple[int, ...]  # whose
+    nodes: tuple[str, ...]  # the machines that compute wrong, for certain
+    suspects: tuple[str, ...]  # of these nodes at least one does besides, and which cannot be told
+    replays: int  # how often it was computed again
+    version: int  # the newest one that is verified
+    goes_back: bool  # whether training goes back there, and later versions are void
+    rewinds: int  # how often training had gone back since the workers were started
 
     def __str__(self) -> str:
         what = "gradients" if self.work == "gradient" else "optimizer's update"
@@ -769,24 +568,16 @@ class WrongSums(OfWorker, frozen=True, kw_only=True):
 
 
 class VersionComplete(OfWorker, frozen=True, kw_only=True):
-    """A rank's shard, and the replicas that it receives, are whole.
+    """A rank's shard, and the replicas that it receives, are whole."""
 
-    Attributes:
-        version: The iteration after which the states were so.
-        sent_bytes: What left for other nodes.
-        local_s: How long the copy into the node's own memory took.
-        duration_s: From the update until all ranks knew that all was whole.
-        next_version: The next one that will be sent.
-        form: What left: the shard, or the gradient of which peers made it, see `"replicate"`.
-        whole_s: From the update until all that this rank writes was whole: what a recovery needs.
-    """
-
-    version: int
-    sent_bytes: int
-    local_s: float
-    duration_s: float
-    next_version: int
+    version: int  # the iteration after which the states were so
+    sent_bytes: int  # what left for other nodes
+    local_s: float  # how long the copy into the node's own memory took
+    duration_s: float  # from the update until all ranks knew that all was whole
+    next_version: int  # the next one that will be sent
+    # What left: the shard, or the gradient of which peers made it, see `"replicate"`.
     form: Literal["copy", "gradients"] = "copy"
+    # From the update until all that this rank writes was whole: what a recovery needs.
     whole_s: float | None = None
 
 
@@ -795,100 +586,62 @@ class ReplicaDiffered(OfWorker, frozen=True, kw_only=True):
 
     Way out: None is needed: the part was sent in full. If it repeats, examine that machine's
     memory.
-
-    Attributes:
-        shard: The owner's.
-        version: Which version of it.
-        reason: What was seen, for people.
     """
 
-    shard: int
-    version: int
-    reason: Told
+    shard: int  # the owner's
+    version: int  # which version of it
+    reason: Told  # what was seen, for people
 
 
 class GradientsGivenUp(Event, frozen=True, kw_only=True):
     """Shards are sent in full from here on, until the workers' next start.
 
     Way out: None is needed: versions are sent as copies until workers start again.
-
-    Attributes:
-        version: The newest that was not.
-        reason: Why, for people.
     """
 
-    version: int
-    reason: Told
+    version: int  # the newest that was not
+    reason: Told  # why, for people
 
 
 class Transfer(OfWorker, frozen=True, kw_only=True):
-    """Chunks of a version left for a peer, in one idle span or in the background.
+    """Chunks of a version left for a peer, in one idle span or in the background."""
 
-    Attributes:
-        version: Of what.
-        span: Number of the idle span; `None` for none.
-        peer: Rank that received them.
-        sent_bytes: All of them together.
-        start_s: When the first one began to leave.
-        end_s: When the last one had arrived.
-    """
-
-    version: int
-    span: int | None
-    peer: int
-    sent_bytes: int
-    start_s: Moment
-    end_s: Moment
+    version: int  # of what
+    span: int | None  # number of the idle span; `None` for none
+    peer: int  # rank that received them
+    sent_bytes: int  # all of them together
+    start_s: Moment  # when the first one began to leave
+    end_s: Moment  # when the last one had arrived
 
 
 class Profiled(OfWorker, frozen=True, kw_only=True):
-    """The ranks agreed on a profile, and on the chunks to follow it.
+    """The ranks agreed on a profile, and on the chunks to follow it."""
 
-    Attributes:
-        profile: When the network is idle: the mean of all ranks.
-        schedule: Which chunk goes into which idle span, on this rank.
-        calibration: The wire, as it was measured.
-    """
-
-    profile: Profile
-    schedule: ChunkSchedule
-    calibration: Calibration
+    profile: Profile  # when the network is idle: the mean of all ranks
+    schedule: ChunkSchedule  # which chunk goes into which idle span, on this rank
+    calibration: Calibration  # the wire, as it was measured
 
 
 class Call(NamedTuple):
-    """One training collective.
+    """One training collective."""
 
-    Attributes:
-        name: Of the operation in torch.distributed.
-        size_bytes: Of the full tensor.
-        start_s: When it was called, since the iteration began.
-        end_s: When its result was there, since the iteration began.
-    """
-
-    name: str
-    size_bytes: int
-    start_s: float
-    end_s: float
+    name: str  # of the operation in torch.distributed
+    size_bytes: int  # of the full tensor
+    start_s: float  # when it was called, since the iteration began
+    end_s: float  # when its result was there, since the iteration began
 
 
 class Collectives(OfWorker, frozen=True, kw_only=True):
-    """The training collectives of one iteration: most of a log, and so in few bytes.
+    """The training collectives of one iteration: most of a log, and so in few bytes."""
 
-    Attributes:
-        iteration: Its number.
-        began_s: When it began.
-        kinds: Operation in torch.distributed and bytes of the full tensor, each pair once.
-        order: Of each call, in the order of calling, its kind: an index.
-        gaps_us: From the call before it (of the first: from the beginning), in microseconds.
-        durations_us: Until its result was there, in microseconds.
-    """
-
-    iteration: int
-    began_s: Moment
+    iteration: int  # its number
+    began_s: Moment  # when it began
+    # Operation in torch.distributed and bytes of the full tensor, each pair once.
     kinds: tuple[tuple[str, int], ...]
-    order: tuple[int, ...]
+    order: tuple[int, ...]  # of each call, in the order of calling, its kind: an index
+    # From the call before it (of the first: from the beginning), in microseconds.
     gaps_us: tuple[int, ...]
-    durations_us: tuple[int, ...]
+    durations_us: tuple[int, ...]  # until its result was there, in microseconds
 
     def __post_init__(self) -> None:
         if not len(self.order) == len(self.gaps_us) == len(self.durations_us):
@@ -935,41 +688,26 @@ class Collectives(OfWorker, frozen=True, kw_only=True):
 
 
 class Injected(Event, frozen=True, kw_only=True):
-    """The injector acted on the node that says this.
+    """The injector acted on the node that says this."""
 
-    Attributes:
-        failure: Its kind, a key of `gemini_lab.injector.failures.FAILURES`.
-        rank: Of the worker that was struck, if one was.
-        pid: Of that worker.
-        shard: Of which a bit was flipped.
-        version: Of which a bit was flipped.
-        byte: Where in the shard that bit is.
-    """
-
-    failure: str
-    rank: int | None = None
-    pid: int | None = None
-    shard: int | None = None
-    version: int | None = None
-    byte: int | None = None
+    failure: str  # its kind, a key of `gemini_lab.injector.failures.FAILURES`
+    rank: int | None = None  # of the worker that was struck, if one was
+    pid: int | None = None  # of that worker
+    shard: int | None = None  # of which a bit was flipped
+    version: int | None = None  # of which a bit was flipped
+    byte: int | None = None  # where in the shard that bit is
 
 
 class WorkerExited(OfWorker, frozen=True, kw_only=True):
     """A worker ended before its script did.
 
     Way out: Read its last lines: `gemini-lab logs RUN --rank N`. The run recovers by itself.
-
-    Attributes:
-        pid: The process's.
-        signal: Name of the signal that ended it, if one did.
-        exit_code: Its exit status, if no signal ended it.
-        output: The last lines that it printed, in order.
     """
 
-    pid: int
-    signal: str | None
-    exit_code: int | None
-    output: tuple[PrintedLine, ...] = ()
+    pid: int  # the process's
+    signal: str | None  # name of the signal that ended it, if one did
+    exit_code: int | None  # its exit status, if no signal ended it
+    output: tuple[PrintedLine, ...] = ()  # the last lines that it printed, in order
 
 
 class WorkerHung(OfWorker, frozen=True, kw_only=True):
@@ -977,16 +715,11 @@ class WorkerHung(OfWorker, frozen=True, kw_only=True):
 
     Way out: Wrap long work in `with protected.pause(...)`, or raise `idle_s` or
     `min_progress_s`.
-
-    Attributes:
-        silent_s: How long it has stood still, or said nothing.
-        deadline_s: How long that may be.
-        seen: What was seen of it and of the others, in words.
     """
 
-    silent_s: float
-    deadline_s: float
-    seen: Told = ""
+    silent_s: float  # how long it has stood still, or said nothing
+    deadline_s: float  # how long that may be
+    seen: Told = ""  # what was seen of it and of the others, in words
 
 
 class RanksApart(OfWorker, frozen=True, kw_only=True):
@@ -994,196 +727,125 @@ class RanksApart(OfWorker, frozen=True, kw_only=True):
 
     Way out: Give all ranks equally many batches and iterations, and let none leave its loop
     alone.
-
-    Attributes:
-        iteration: The newest that it has done.
-        seen: Which rank ended, how and when, and who stands where, in words.
     """
 
-    iteration: int
-    seen: Told
+    iteration: int  # the newest that it has done
+    seen: Told  # which rank ended, how and when, and who stands where, in words
 
 
 # -- recovery --------------------------------------------------------------------------------------
 
 
 class RecoveryStarted(OfRecovery, frozen=True, kw_only=True):
-    """A failure was detected.
+    """A failure was detected."""
 
-    Attributes:
-        cause: What was noticed: `"node_lost"`, `"worker_exited"`, `"worker_hung"`, `"root_lost"`...
-        lost: Names of the nodes that are gone.
-        failed_at_s: When it was noticed.
-        iteration: Newest iteration of all ranks that the root agent knows of; one that was just
-            elected may know of none, the log's `Iteration`s are what counts.
-    """
-
+    # What was noticed: `"node_lost"`, `"worker_exited"`, `"worker_hung"`, `"root_lost"`...
     cause: str
-    lost: tuple[str, ...]
-    failed_at_s: Moment
+    lost: tuple[str, ...]  # names of the nodes that are gone
+    failed_at_s: Moment  # when it was noticed
+    # Newest iteration of all ranks that the root agent knows of; one that was just elected may know
+    # of none, the log's `Iteration`s are what counts.
     iteration: int
 
 
 class RecoveryStep(OfRecovery, frozen=True, kw_only=True):
-    """One step of a recovery ended (paper, Fig. 14).
+    """One step of a recovery ended (paper, Fig. 14)."""
 
-    Attributes:
-        step: fence, inventory, reserve, start, retrieve or warm_up; in older logs also plan.
-        start_s: When it began.
-        end_s: When it ended.
-    """
-
-    step: str
-    start_s: Moment
-    end_s: Moment
+    step: str  # fence, inventory, reserve, start, retrieve or warm_up; in older logs also plan
+    start_s: Moment  # when it began
+    end_s: Moment  # when it ended
 
 
 class ProcessesKept(OfRecovery, frozen=True, kw_only=True):
-    """Some workers go on in their processes; only the others restart.
+    """Some workers go on in their processes; only the others restart."""
 
-    Attributes:
-        ranks: Whose.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # whose
 
 
 class ReplicaRejected(OfRecovery, frozen=True, kw_only=True):
     """A copy of a shard cannot be used.
 
     Way out: None is needed: another copy is read. If it repeats, examine that machine's memory.
-
-    Attributes:
-        shard: Rank of its owner.
-        version: Of which it is a copy.
-        holder: Name of the node that has it; `None` for the persistent tier.
-        chunk: Number of the chunk that failed its checksum, where that is known.
-        reason: Why, for people.
     """
 
-    shard: int
-    version: int
-    holder: str | None
-    chunk: int | None = None
-    reason: Told
+    shard: int  # rank of its owner
+    version: int  # of which it is a copy
+    holder: str | None  # name of the node that has it; `None` for the persistent tier
+    chunk: int | None = None  # number of the chunk that failed its checksum, where that is known
+    reason: Told  # why, for people
 
 
 class VersionRejected(OfRecovery, frozen=True, kw_only=True):
     """A version will not be tried again.
 
     Way out: None is needed: an older version is read. `gemini-lab report` names it.
-
-    Attributes:
-        version: Which.
-        reason: Why, for people.
     """
 
-    version: int
-    reason: Told
+    version: int  # which
+    reason: Told  # why, for people
 
 
 class ShardSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The place from which one shard comes.
+    """The place from which one shard comes."""
 
-    Attributes:
-        shard: Rank of its owner.
-        tier: The owner's own memory, another node's, the persistent tier, or none: it restarts.
-        holder: Name of the node that has it, if one does.
-    """
-
-    shard: int
+    shard: int  # rank of its owner
+    # The owner's own memory, another node's, the persistent tier, or none: it restarts.
     tier: Literal["local", "peer", "persistent", "start"]
-    holder: str | None
+    holder: str | None  # name of the node that has it, if one does
 
 
 class ShardMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A copy of a shard that goes from node to node before training resumes.
+    """A copy of a shard that goes from node to node before training resumes."""
 
-    Attributes:
-        shard: Rank of its owner.
-        sender: Name of the node that has it.
-        receiver: Name of the node that will keep it too.
-    """
-
-    shard: int
-    sender: str
-    receiver: str
+    shard: int  # rank of its owner
+    sender: str  # name of the node that has it
+    receiver: str  # name of the node that will keep it too
 
 
 class RecoveryPlanned(OfRecovery, frozen=True, kw_only=True):
-    """The version to load and its sources; see `gemini_lab.recovery.plan.RecoveryPlan`.
+    """The version to load and its sources; see `gemini_lab.recovery.plan.RecoveryPlan`."""
 
-    Attributes:
-        version: What every rank loads; `None` when training starts at its beginning.
-        made_in: The epoch in which that version was made.
-        made_after: How many rewinds there had been in that epoch by then.
-        tier: From where the version as a whole comes.
-        members: Name of the node on each position; `None` where no machine is left.
-        sources: One for each shard, in shard order.
-        transfers: What brings the version to every holder that lacks it.
-        reason: Why this version and tier, for people.
-        ranks_then: How many ranks made the version that memory has, if it is divided again.
-    """
-
-    version: int | None
-    made_in: int = 0
-    made_after: int = 0
-    tier: Literal["memory", "persistent", "start"]
+    version: int | None  # what every rank loads; `None` when training starts at its beginning
+    made_in: int = 0  # the epoch in which that version was made
+    made_after: int = 0  # how many rewinds there had been in that epoch by then
+    tier: Literal["memory", "persistent", "start"]  # from where the version as a whole comes
+    # Name of the node on each position; `None` where no machine is left.
     members: tuple[str | None, ...]
-    sources: tuple[ShardSource, ...]
-    transfers: tuple[ShardMove, ...]
-    reason: Told
+    sources: tuple[ShardSource, ...]  # one for each shard, in shard order
+    transfers: tuple[ShardMove, ...]  # what brings the version to every holder that lacks it
+    reason: Told  # why this version and tier, for people
+    # How many ranks made the version that memory has, if it is divided again.
     ranks_then: int | None = None
 
 
 class ShardRecut(OfWorker, frozen=True, kw_only=True):
-    """A shard was put together of those of a version that another number of ranks had made.
+    """A shard was put together of those of a version that another number of ranks had made."""
 
-    Attributes:
-        shard: Rank of its owner: this one.
-        version: Whose state it holds.
-        ranks_then: How many ranks had made that.
-        ranks: How many there are now.
-        read_bytes: What was read of their shards for it: of files in the persistent tier, or in
-            memory, of which these are:
-        local_bytes: From its own node's.
-        peer_bytes: From that of others.
-    """
-
-    shard: int
-    version: int
-    ranks_then: int
-    ranks: int
+    shard: int  # rank of its owner: this one
+    version: int  # whose state it holds
+    ranks_then: int  # how many ranks had made that
+    ranks: int  # how many there are now
+    # What was read of their shards for it: of files in the persistent tier, or in memory, of which
+    # these are:
     read_bytes: int
-    local_bytes: int = 0
-    peer_bytes: int = 0
+    local_bytes: int = 0  # from its own node's
+    peer_bytes: int = 0  # from that of others
 
 
 class ShardRestored(OfWorker, frozen=True, kw_only=True):
-    """Receipt of one shard.
+    """Receipt of one shard."""
 
-    Attributes:
-        shard: Rank of its owner: this one.
-        version: What was loaded.
-        tier: From where.
-        holder: Name of the node that had it; of a shard that was divided again, the node that had
-            most of what was not on its own; or the persistent tier's URL.
-        size_bytes: Of the shard.
-        verified: Whether every chunk was compared with its checksum.
-        retrieve_s: To fetch it.
-        verify_s: To compare it with its checksums.
-        load_s: To put it into the engine.
-    """
-
-    shard: int
-    version: int
-    tier: Literal["local", "peer", "persistent"]
+    shard: int  # rank of its owner: this one
+    version: int  # what was loaded
+    tier: Literal["local", "peer", "persistent"]  # from where
+    # Name of the node that had it; of a shard that was divided again, the node that had most of
+    # what was not on its own; or the persistent tier's URL.
     holder: str | None
-    size_bytes: int
-    verified: bool
-    retrieve_s: float
-    verify_s: float
-    load_s: float
+    size_bytes: int  # of the shard
+    verified: bool  # whether every chunk was compared with its checksum
+    retrieve_s: float  # to fetch it
+    verify_s: float  # to compare it with its checksums
+    load_s: float  # to put it into the engine
 
 
 class RecoveryWaiting(OfRecovery, frozen=True, kw_only=True):
@@ -1191,91 +853,57 @@ class RecoveryWaiting(OfRecovery, frozen=True, kw_only=True):
 
     Way out: Bring the missing machine or store back, or accept the loss: `gemini-lab give-up
     RUN`.
-
-    Attributes:
-        missing: Positions without a machine.
-        standbys: Names of living nodes without a position.
-        reason: What the run waits for, for people.
     """
 
-    missing: tuple[int, ...]
-    standbys: tuple[str, ...]
-    reason: Told = ""
+    missing: tuple[int, ...]  # positions without a machine
+    standbys: tuple[str, ...]  # names of living nodes without a position
+    reason: Told = ""  # what the run waits for, for people
 
 
 class RecoveryFinished(OfRecovery, frozen=True, kw_only=True):
-    """The first iteration after a failure ended on every rank.
+    """The first iteration after a failure ended on every rank."""
 
-    Attributes:
-        version: What training went on from.
-        iteration: The one that ended.
-        duration_s: Since the failure was noticed.
-        lost_iterations: Done again, as far as the root agent knows; see `RecoveryStarted`.
-    """
-
-    version: int
-    iteration: int
-    duration_s: float
-    lost_iterations: int
+    version: int  # what training went on from
+    iteration: int  # the one that ended
+    duration_s: float  # since the failure was noticed
+    lost_iterations: int  # done again, as far as the root agent knows; see `RecoveryStarted`
 
 
 # -- the persistent tier, and anything else --------------------------------------------------------
 
 
 class PersistStarted(Event, frozen=True, kw_only=True):
-    """A version is being written to the persistent tier.
+    """A version is being written to the persistent tier."""
 
-    Attributes:
-        version: Which.
-        url: Where.
-    """
-
-    version: int
-    url: str
+    version: int  # which
+    url: str  # where
 
 
 class PersistFinished(Event, frozen=True, kw_only=True):
-    """A version is whole in the persistent tier.
+    """A version is whole in the persistent tier."""
 
-    Attributes:
-        version: Which.
-        url: Where.
-        size_bytes: Of all its shards.
-        duration_s: To write it.
-    """
-
-    version: int
-    url: str
-    size_bytes: int
-    duration_s: float
+    version: int  # which
+    url: str  # where
+    size_bytes: int  # of all its shards
+    duration_s: float  # to write it
 
 
 class PersistFailed(Event, frozen=True, kw_only=True):
     """Writing a version failed; training goes on.
 
     Way out: Mend the store that the reason names; the next save tries again.
-
-    Attributes:
-        version: Which.
-        url: Where.
-        reason: Why, for people.
-        in_a_row: Versions that failed with none between that arrived, this one included.
     """
 
-    version: int
-    url: str
-    reason: Told
-    in_a_row: int = 1
+    version: int  # which
+    url: str  # where
+    reason: Told  # why, for people
+    in_a_row: int = 1  # versions that failed with none between that arrived, this one included
 
 
 class Note(Event, frozen=True, kw_only=True):
-    """A remark that is worth a line.
+    """A remark that is worth a line."""
 
-    Attributes:
-        text: For people.
-    """
-
-    text: Lines
+    text: Lines  # for people
 
 
 AnyEvent = (

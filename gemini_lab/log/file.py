@@ -91,14 +91,11 @@ class EventLog:
     The first line says with which schema the log is written, at the moment of the first entry. Its
     owner alone can read it, and secrets never enter it. What a full disk does not take waits in
     memory, in order, until it does: a line is written whole or not at all. Threads may share it.
-
-    Attributes:
-        trouble: Why the newest lines wait; `None` if none does.
-        removals: How often somebody took the file away while it was written, and it was put back.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # How often somebody took the file away while it was written, and it was put back.
         self.removals = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=OWNERS_FILE)
@@ -106,7 +103,7 @@ class EventLog:
         self._known: frozenset[bytes] = frozenset()  # lines that may be said again
         self._waiting: deque[bytes] = deque()
         self._writes = threading.Lock()
-        self.trouble: OSError | None = None
+        self.trouble: OSError | None = None  # why the newest lines wait; `None` if none does
 
     @classmethod
     def taken_over(cls, path: Path) -> "EventLog":
@@ -396,14 +393,11 @@ class LogFeed:
 
     Args:
         path: A run's folder or its log; it need not be there yet.
-
-    Attributes:
-        bad_lines: Whole lines that were no events.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = log_of(Path(path))
-        self.bad_lines = 0
+        self.bad_lines = 0  # whole lines that were no events
         self._read_bytes = 0
         self._rest = b""
         self._lines: list[bytes] = []

@@ -50,21 +50,13 @@ _TURN: Final[Sequence[PlaceName]] = (
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """A place at which a rank is to stand still until it is killed.
+    """A place at which a rank is to stand still until it is killed."""
 
-    Attributes:
-        number: Which of a run's kills, from 1.
-        place: What the script does there.
-        version: Updates that are done there.
-        rank: Whose script.
-        loses_node: Whether its whole node is killed.
-    """
-
-    number: int
-    place: PlaceName
-    version: int
-    rank: int
-    loses_node: bool = False
+    number: int  # which of a run's kills, from 1
+    place: PlaceName  # what the script does there
+    version: int  # updates that are done there
+    rank: int  # whose script
+    loses_node: bool = False  # whether its whole node is killed
 
     def __str__(self) -> str:
         what = "node of rank" if self.loses_node else "rank"
@@ -73,17 +65,11 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WitnessOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """The instructions to the processes of a run under a check.
+    """The instructions to the processes of a run under a check."""
 
-    Attributes:
-        folder: Where they write.
-        iterations: After how many they write down the values of their state.
-        kills: Where they are to be killed.
-    """
-
-    folder: str
-    iterations: int
-    kills: tuple[Kill, ...] = ()
+    folder: str  # where they write
+    iterations: int  # after how many they write down the values of their state
+    kills: tuple[Kill, ...] = ()  # where they are to be killed
 
     def to_variable(self) -> dict[str, str]:
         """The order as a variable of the environment."""
@@ -109,39 +95,24 @@ class WitnessOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaceSeen(OfWorker, frozen=True, kw_only=True):
-    """A rank's script has come to a place, for the first time since its process began.
+    """A rank's script has come to a place, for the first time since its process began."""
 
-    Attributes:
-        place: Which.
-        version: Updates that are done there.
-    """
-
-    place: PlaceName
-    version: int
+    place: PlaceName  # which
+    version: int  # updates that are done there
 
 
 class Struck(OfWorker, frozen=True, kw_only=True):
-    """A rank stands still where it is to be killed.
+    """A rank stands still where it is to be killed."""
 
-    Attributes:
-        number: That of the kill.
-    """
-
-    number: int
+    number: int  # that of the kill
 
 
 class StateSeen(OfWorker, frozen=True, kw_only=True):
-    """A rank's state where an iteration ends.
+    """A rank's state where an iteration ends."""
 
-    Attributes:
-        version: Updates that are done.
-        is_end: Whether the script is over.
-        digests: Of each piece, by name.
-    """
-
-    version: int
-    is_end: bool = False
-    digests: dict[str, str]
+    version: int  # updates that are done
+    is_end: bool = False  # whether the script is over
+    digests: dict[str, str]  # of each piece, by name
 
 
 Record = PlaceSeen | Struck | StateSeen | IterationBegun | Iteration
@@ -182,14 +153,11 @@ class Records:
     Args:
         folder: Where they write.
         ranks: How many they are.
-
-    Attributes:
-        all: Their records, each rank's in its order.
     """
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self.folder, self.ranks = folder, ranks
-        self.all: list[Record] = []
+        self.all: list[Record] = []  # their records, each rank's in its order
         self._read = [0] * ranks
 
     def news(self) -> list[Record]:
@@ -222,36 +190,22 @@ class Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDifference:
-    """The first difference between the states of two runs.
+    """The first difference between the states of two runs."""
 
-    Attributes:
-        version: The first that differs.
-        is_end: Whether only what the script did afterwards differs.
-        rank: The first rank in it.
-        epoch: The start of the second run that made it.
-        pieces: What differs, by name.
-    """
-
-    version: int
-    is_end: bool
-    rank: int
-    epoch: int
-    pieces: tuple[str, ...]
+    version: int  # the first that differs
+    is_end: bool  # whether only what the script did afterwards differs
+    rank: int  # the first rank in it
+    epoch: int  # the start of the second run that made it
+    pieces: tuple[str, ...]  # what differs, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesCompared:
-    """Whether two runs came to the same states.
+    """Whether two runs came to the same states."""
 
-    Attributes:
-        states: How many states of ranks both have.
-        pieces: How many pieces each of these has at most.
-        first: Where they part; `None`: nowhere.
-    """
-
-    states: int
-    pieces: int
-    first: StateDifference | None
+    states: int  # how many states of ranks both have
+    pieces: int  # how many pieces each of these has at most
+    first: StateDifference | None  # where they part; `None`: nowhere
 
 
 def compare_states(

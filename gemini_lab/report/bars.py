@@ -101,17 +101,11 @@ def running(group: Ints, value: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The collectives of an iteration, whose rows are there but do not say yet what each was.
+    """The collectives of an iteration, whose rows are there but do not say yet what each was."""
 
-    Attributes:
-        row: Number of the first one's.
-        lane: Of all of them.
-        names: The name of each of the event's kinds, as a number.
-    """
-
-    row: int
-    lane: int
-    names: Sequence[int]
+    row: int  # number of the first one's
+    lane: int  # of all of them
+    names: Sequence[int]  # the name of each of the event's kinds, as a number
     event: Collectives
 
 
@@ -202,22 +196,16 @@ class Bars:
         limit: How many are kept here.
         settle: Given every `BATCH` rows once, in order, and none goes before; a `limit` below two
             batches makes no sense then.
-
-    Attributes:
-        first: Number of the oldest row that is kept.
-        end: Number that the next row gets.
-        settled: Number of the first row that was not given to `settle`.
-        gone_s: When the last of those that went was over; -inf before any went.
     """
 
     def __init__(
         self, limit: int = 1_000_000, settle: Callable[[Rows], None] | None = None
     ) -> None:
         self.limit = limit
-        self.first = 0
-        self.end = 0
-        self.settled = 0
-        self.gone_s = -inf
+        self.first = 0  # number of the oldest row that is kept
+        self.end = 0  # number that the next row gets
+        self.settled = 0  # number of the first row that was not given to `settle`
+        self.gone_s = -inf  # when the last of those that went was over; -inf before any went
         self._settle = settle
         self._rows = bytearray()
         self._unwritten: list[Calls] = []

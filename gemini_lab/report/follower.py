@@ -60,21 +60,14 @@ class LogFollower:
     """A log as it grows, and what it comes to: pages, metrics and commands read logs by it alone.
 
     Threads may share `take`, `entries` and `ask`.
-
-    Attributes:
-        feed: The rest of the log; `None` if its owner calls `take`.
-        is_cached: Whether the state is saved for the next reader, and moments are noted.
-        kept: Entries that the saved state has.
-        place: The folder of the saved state, if there is one.
-        head: The line there that identifies the log and the place in it.
     """
 
     run: RunReducer
-    feed: LogFeed | None = None
-    is_cached: bool = False
-    kept: int = 0
-    place: Path | None = None
-    head: bytes = b""
+    feed: LogFeed | None = None  # the rest of the log; `None` if its owner calls `take`
+    is_cached: bool = False  # whether the state is saved for the next reader, and moments are noted
+    kept: int = 0  # entries that the saved state has
+    place: Path | None = None  # the folder of the saved state, if there is one
+    head: bytes = b""  # the line there that identifies the log and the place in it
     folder: Path | None = None
     _moments: Moments | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)

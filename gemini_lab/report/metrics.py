@@ -41,21 +41,14 @@ PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A run's metrics at a moment.
+    """A run's metrics at a moment."""
 
-    Attributes:
-        metrics: All of them; none before the run has begun.
-        iteration: Newest one that every rank has finished.
-        started_s: When the run began, on the log's clock.
-        is_newest: Whether the log has no more by now.
-    """
-
-    metrics: Sequence[Metric]
-    iteration: int
-    started_s: float
+    metrics: Sequence[Metric]  # all of them; none before the run has begun
+    iteration: int  # newest one that every rank has finished
+    started_s: float  # when the run began, on the log's clock
     at_s: float
     is_over: bool
-    is_newest: bool
+    is_newest: bool  # whether the log has no more by now
 
 
 def snapshot_of(run: RunReducer, *, now_s: float, is_newest: bool = True) -> Snapshot:

@@ -32,33 +32,23 @@ PIECE_BYTES: Final = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A reducer and what feeds it, at some place of a log.
+    """A reducer and what feeds it, at some place of a log."""
 
-    Attributes:
-        count: Entries that it knows.
-        newest_s: Up to when it knows the run, on the log's clock.
-        state: Both, pickled, without the timeline and what follows.
-        pieces: What only grows, shared with other copies.
-    """
-
-    count: int
-    newest_s: float
-    state: bytes
-    pieces: Sequence[bytes]
+    count: int  # entries that it knows
+    newest_s: float  # up to when it knows the run, on the log's clock
+    state: bytes  # both, pickled, without the timeline and what follows
+    pieces: Sequence[bytes]  # what only grows, shared with other copies
 
 
 class Moments:
-    """The moments of one run.
-
-    Attributes:
-        copies: Kept so far, in order; the first of them knows nothing.
-    """
+    """The moments of one run."""
 
     def __init__(self, feed: LogFeed, *, name: str = "") -> None:
         """Start before the first entry of a feed that has read nothing yet."""
         self.path = feed.path
         self._every = STEP
         self._known: dict[bytes, bytes] = {}
+        # Kept so far, in order; the first of them knows nothing.
         self.copies = [self._taken(RunReducer(name=name), feed)]
 
     def note(self, run: RunReducer, feed: LogFeed) -> None:
@@ -102,7 +92,6 @@ class MomentSearch:
 
     Attributes:
         run: What the log comes to, as far as one has come.
-        ahead: Entries that were read and are later than the moment.
     """
 
     def __init__(
@@ -115,7 +104,7 @@ class MomentSearch:
         ahead: Sequence[Entry] = (),
     ) -> None:
         self.run, self.feed, self.at_s = run, feed, at_s
-        self.ahead = ahead
+        self.ahead = ahead  # entries that were read and are later than the moment
         self._note = note
 
     def leads_to(self, at_s: float) -> bool:

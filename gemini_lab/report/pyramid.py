@@ -154,36 +154,22 @@ FURTHEST: Final = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """The bounds of a block, known without reading it.
+    """The bounds of a block, known without reading it."""
 
-    Attributes:
-        number: Among all blocks.
-        low: The first moment of bars, or bin of cells.
-        high: The last one.
-        first: The number of the first bar; 0 for cells.
-        count: Of bars or cells.
-    """
-
-    number: int
-    low: float
-    high: float
-    first: int
-    count: int
+    number: int  # among all blocks
+    low: float  # the first moment of bars, or bin of cells
+    high: float  # the last one
+    first: int  # the number of the first bar; 0 for cells
+    count: int  # of bars or cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Covered:
-    """How long bars covered the bins of a window.
+    """How long bars covered the bins of a window."""
 
-    Attributes:
-        from_s: When the first bin begins, on the log's clock.
-        width_s: How long a bin is.
-        seconds: Shape `(rows, LAYERS, bins)`.
-    """
-
-    from_s: float
-    width_s: float
-    seconds: Seconds
+    from_s: float  # when the first bin begins, on the log's clock
+    width_s: float  # how long a bin is
+    seconds: Seconds  # shape `(rows, LAYERS, bins)`
 
     @property
     def to_s(self) -> float:
@@ -201,18 +187,13 @@ class Pyramid:
     Args:
         blocks: Where the rest is kept.
         full: Cells that make a block.
-
-    Attributes:
-        end: How many bars there are.
-        changes: Counts what was added.
-        trouble: Why bars are not kept any more; empty while they are.
     """
 
     def __init__(self, blocks: Blocks, *, full: int = FULL) -> None:
         self._full = full
-        self.end = 0
-        self.changes = 0
-        self.trouble = ""
+        self.end = 0  # how many bars there are
+        self.changes = 0  # counts what was added
+        self.trouble = ""  # why bars are not kept any more; empty while they are
         self._missing: tuple[float, float] | None = None  # from when to when bars are cells alone
         self._blocks = blocks
         self._origin_s = 0.0

@@ -29,17 +29,12 @@ class Injection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """A worker that ended before its script did.
+    """A worker that ended before its script did."""
 
-    Attributes:
-        at_s: When its agent noticed.
-        how: The signal's name, or the exit code.
-    """
-
-    at_s: float
+    at_s: float  # when its agent noticed
     node: str
     rank: int
-    how: str
+    how: str  # the signal's name, or the exit code
     output: tuple[str, ...]
     epoch: int = 0
 

@@ -63,22 +63,14 @@ class Reducer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """How much of a run is kept; `None` for all of it.
+    """How much of a run is kept; `None` for all of it."""
 
-    Attributes:
-        bars: The timeline's newest ones in memory, at `bars.ROW_BYTES` each; 0 for no timeline.
-        recoveries: Newest recoveries, with their receipts, and injections and exits.
-        notes: Newest remarks.
-        ranks: Whether to keep what each rank told of each iteration, such as its loss.
-        levels: Whether all other bars are kept on disk, in levels of detail.
-        is_brief: Whether nothing is kept but the run's phase, its nodes, and how far it came.
-    """
-
-    bars: int
-    recoveries: int | None
-    notes: int | None
-    ranks: bool
-    levels: bool = False
+    bars: int  # the timeline's newest ones in memory, at `bars.ROW_BYTES` each; 0 for no timeline
+    recoveries: int | None  # newest recoveries, with their receipts, and injections and exits
+    notes: int | None  # newest remarks
+    ranks: bool  # whether to keep what each rank told of each iteration, such as its loss
+    levels: bool = False  # whether all other bars are kept on disk, in levels of detail
+    # Whether nothing is kept but the run's phase, its nodes, and how far it came.
     is_brief: bool = False
 
 
@@ -119,17 +111,14 @@ class RunReducer:
         keep: How much of it.
         blocks: Where the timeline's levels are kept, if they are; by default in a file that goes
             with this process.
-
-    Attributes:
-        unread: Those among them that made no sense, and lines that were no events.
-        newest_s: The latest time told, on the log's clock; `None` before the first entry.
     """
 
     def __init__(
         self, *, name: str = "", keep: Keep = FOR_DASHBOARD, blocks: Blocks | None = None
     ) -> None:
         self.count = 0
-        self.unread = 0
+        self.unread = 0  # those among them that made no sense, and lines that were no events
+        # The latest time told, on the log's clock; `None` before the first entry.
         self.newest_s: float | None = None
         self.course = Course(most_notes=keep.notes)
         self.nodes = Nodes()

@@ -48,9 +48,11 @@ MOMENTS: Final = (
     events.Note,
 )
 """What has no length and is drawn as a moment."""
+Record = dict[str, Any]
+"""JSON values, as the format has them."""
 
 
-def chrome_trace(entries: Iterable[Entry]) -> dict[str, Any]:
+def chrome_trace(entries: Iterable[Entry]) -> Record:
     """Return the trace as plain values; write it with `json.dump`."""
     trace = Trace()
     for entry in entries:
@@ -62,13 +64,13 @@ class Trace:
     """Collects records, with times on the log's clock; numbers nodes and lanes as they turn up."""
 
     def __init__(self) -> None:
-        self._records: list[dict[str, Any]] = []
+        self._records: list[Record] = []
         self._pids: dict[str, int] = {}
         self._tids: dict[tuple[str, str], int] = {}
         self._nodes = Nodes()
         self._arrows = itertools.count(1)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         """Return the trace of what was taken in, its times in microseconds since its beginning."""
         begin_s = min((record["ts"] for record in self._records), default=0.0)
         records = [
@@ -82,55 +84,28 @@ class Trace:
         at_s, node, event = entry.at_s, entry.node, entry.event
         match event:
             case events.Iteration(restored=False):
-                self._slice(
-                    node,
-                    f"training, rank {event.rank}",
-                    f"iteration {event.iteration}",
-                    at_s - event.duration_s,
-                    at_s,
-                    args=_args(event),
-                )
+                lane, name = f"training, rank {event.rank}", f"iteration {event.iteration}"
+                self._slice(node, lane, name, at_s - event.duration_s, at_s, args=_args(event))
             case events.Collectives():
                 self._collectives(node, event)
             case events.Transfer():
                 receiver = self._nodes.node_of(event.peer) or f"rank {event.peer}"
-                self._sent(
-                    sender=node,
-                    receiver=receiver,
-                    rank=event.rank,
-                    name=f"version {event.version}",
-                    start_s=event.start_s,
-                    end_s=event.end_s,
-                    args=_args(event),
-                )
+                times_s, name = (event.start_s, event.end_s), f"version {event.version}"
+                self._sent(node, receiver, event.rank, name, times_s=times_s, args=_args(event))
             case events.VersionComplete():
-                self._slice(
-                    node,
-                    f"checkpoints, rank {event.rank}",
-                    f"version {event.version}",
-                    at_s - event.duration_s,
-                    at_s,
-                    args=_args(event),
-                )
-            case events.RecoveryStep():
-                self._slice(
-                    node, "recovery", event.step, event.start_s, event.end_s, args=_args(event)
-                )
+                lane, name = f"checkpoints, rank {event.rank}", f"version {event.version}"
+                self._slice(node, lane, name, at_s - event.duration_s, at_s, args=_args(event))
+            case events.RecoveryStep(step=step, start_s=start_s, end_s=end_s):
+                self._slice(node, "recovery", step, start_s, end_s, args=_args(event))
             case events.ShardRestored():
                 self._restored(at_s, node, event)
             case events.PersistFinished():
-                self._slice(
-                    node,
-                    "persistent tier",
-                    f"version {event.version}",
-                    at_s - event.duration_s,
-                    at_s,
-                    args=_args(event),
-                )
+                start_s, name = at_s - event.duration_s, f"version {event.version}"
+                self._slice(node, "persistent tier", name, start_s, at_s, args=_args(event))
             case _ if isinstance(event, MOMENTS):
                 self._moment(at_s, node, event)
 
-    def names(self) -> Iterator[dict[str, Any]]:
+    def names(self) -> Iterator[Record]:
         """Give the records that name processes and threads."""
         for node, pid in self._pids.items():
             yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": node}}
@@ -150,14 +125,10 @@ class Trace:
         parts = (("retrieve", event.retrieve_s), ("verify", event.verify_s), ("load", event.load_s))
         at_s -= sum(duration_s for _, duration_s in parts)
         if event.tier == "peer":
+            name = f"shard {event.shard}, version {event.version}"
+            times_s = (at_s, at_s + event.retrieve_s)
             self._sent(
-                sender=str(event.holder),
-                receiver=node,
-                rank=event.shard,
-                name=f"shard {event.shard}, version {event.version}",
-                start_s=at_s,
-                end_s=at_s + event.retrieve_s,
-                args=_args(event),
+                str(event.holder), node, event.shard, name, times_s=times_s, args=_args(event)
             )
         for phase, duration_s in parts:
             if duration_s > 0:
@@ -167,17 +138,16 @@ class Trace:
 
     def _sent(
         self,
-        *,
         sender: str,
         receiver: str,
         rank: int,
         name: str,
-        start_s: float,
-        end_s: float,
-        args: Any,
+        *,
+        times_s: tuple[float, float],
+        args: Record,
     ) -> None:
         """Add a slice at the sender, one at the receiver, and an arrow between them."""
-        number = next(self._arrows)
+        number, (start_s, end_s) = next(self._arrows), times_s
         out, into = f"replicas out, rank {rank}", f"replicas in, from rank {rank}"
         self._slice(sender, out, name, start_s, end_s, args=args)
         self._slice(receiver, into, name, start_s, end_s, args=args)
@@ -186,7 +156,7 @@ class Trace:
         self._put(receiver, into, {**arrow, "ph": "f", "bp": "e", "ts": end_s})
 
     def _slice(
-        self, node: str, lane: str, name: str, start_s: float, end_s: float, *, args: Any
+        self, node: str, lane: str, name: str, start_s: float, end_s: float, *, args: Record
     ) -> None:
         duration_us = round(max(0.0, end_s - start_s) * 1e6, 3)
         record = {"ph": "X", "name": name, "cat": lane.partition(",")[0], "args": args}
@@ -197,13 +167,13 @@ class Trace:
         record = {"ph": "i", "s": "p", "name": name, "cat": "moment", "args": _args(event)}
         self._put(node, "events", {**record, "ts": at_s})
 
-    def _put(self, node: str, lane: str, record: dict[str, Any]) -> None:
+    def _put(self, node: str, lane: str, record: Record) -> None:
         pid = self._pids.setdefault(node, len(self._pids) + 1)
         tid = self._tids.setdefault((node, lane), len(self._tids) + 1)
         self._records.append({**record, "pid": pid, "tid": tid})
 
 
-def _args(event: Any) -> dict[str, Any]:
+def _args(event: Any) -> Record:
     """Return an event's fields for the trace viewer's details."""
     record = to_record(event)
     del record["kind"]

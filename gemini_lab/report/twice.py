@@ -20,18 +20,12 @@ Accounts = Mapping[tuple[int, int], Account]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstDifference:
-    """The first difference between two runs.
+    """The first difference between two runs."""
 
-    Attributes:
-        iteration: The first that differs.
-        what: `"batch"`, `"random"`, `"learning_rate"` or the name of a value, such as `"loss"`.
-        undisturbed: What it is in the run that never failed, to the bit.
-    """
-
-    iteration: int
+    iteration: int  # the first that differs
     rank: int
-    what: str
-    undisturbed: str
+    what: str  # `"batch"`, `"random"`, `"learning_rate"` or the name of a value, such as `"loss"`
+    undisturbed: str  # what it is in the run that never failed, to the bit
     disturbed: str
 
     def __str__(self) -> str:
@@ -42,19 +36,14 @@ class FirstDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Twice:
-    """Whether a run with failures computed what an undisturbed one did.
+    """Whether a run with failures computed what an undisturbed one did."""
 
-    Attributes:
-        compared: Iterations of ranks that both runs have.
-        with_values: Those among them in which both have a loss or a gradient norm.
-        first: Where they part; `None` where every loss and gradient norm is the same.
-        silent: The first batch, random state or learning rate that differs without any effect on
-            a loss or gradient norm so far.
-    """
-
-    compared: int
-    with_values: int
+    compared: int  # iterations of ranks that both runs have
+    with_values: int  # those among them in which both have a loss or a gradient norm
+    # Where they part; `None` where every loss and gradient norm is the same.
     first: FirstDifference | None
+    # The first batch, random state or learning rate that differs without any effect on a loss or
+    # gradient norm so far.
     silent: FirstDifference | None
 
 

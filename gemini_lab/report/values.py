@@ -102,14 +102,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotFinite:
-    """Losses were no numbers for a while.
+    """Losses were no numbers for a while."""
 
-    Attributes:
-        began: Where that was noticed first.
-        ended: The first iteration in which all were numbers again; `None`: they never were.
-    """
-
-    began: LossNotFinite
+    began: LossNotFinite  # where that was noticed first
+    # The first iteration in which all were numbers again; `None`: they never were.
     ended: int | None = None
 
     def __str__(self) -> str:
@@ -119,17 +115,12 @@ class NotFinite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedIterations:
-    """Computations repeated on other machines.
+    """Computations repeated on other machines."""
 
-    Attributes:
-        iterations: Those of which all machines computed the same.
-        newest: The newest of them; `None` for none.
-        wrong: Each time that machines came to different numbers, in order of the log.
-    """
-
-    iterations: int = 0
-    newest: int | None = None
+    iterations: int = 0  # those of which all machines computed the same
+    newest: int | None = None  # the newest of them; `None` for none
     took_s: float = 0.0
+    # Each time that machines came to different numbers, in order of the log.
     wrong: tuple[WrongSums, ...] = ()
 
 

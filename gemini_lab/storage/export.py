@@ -26,21 +26,13 @@ _SUFFIXES: Final = (".safetensors", ".pt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """Result of an export.
+    """Result of an export."""
 
-    Attributes:
-        path: The file.
-        version: The version that it holds.
-        tensors: How many weights and buffers, by their names in the model.
-        size_bytes: Of them all.
-        skipped: Newer versions that were damaged, and why each was stepped over.
-    """
-
-    path: Path
-    version: int
-    tensors: int
-    size_bytes: int
-    skipped: Mapping[int, str]
+    path: Path  # the file
+    version: int  # the version that it holds
+    tensors: int  # how many weights and buffers, by their names in the model
+    size_bytes: int  # of them all
+    skipped: Mapping[int, str]  # newer versions that were damaged, and why each was stepped over
 
 
 def export_weights(

@@ -13,25 +13,22 @@ from gemini_lab.shard.layout import ShardRecord
 from gemini_lab.shard.lineage import NO_LINEAGE, Lineage
 
 MANIFEST: Final = "manifest.json"
+Content = Mapping[str, Any]
+"""The JSON values of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Contents of a persistent tier at one moment.
+    """Contents of a persistent tier at one moment."""
 
-    Attributes:
-        stored: The versions that exist and count, oldest first.
-        unclear: Those that were saved and are not whole as this machine sees them, oldest first.
-        disowned: What training went back behind, as the store was told: of any runs.
-    """
-
-    stored: list[Stored]
+    stored: list[Stored]  # the versions that exist and count, oldest first
+    # Those that were saved and are not whole as this machine sees them, oldest first.
     unclear: list[Unclear]
-    disowned: list[VersionId]
+    disowned: list[VersionId]  # what training went back behind, as the store was told: of any runs
 
 
 def manifest_of(
-    version: int, records: Sequence[ShardRecord], meta: Mapping[str, Any], *, order: int
+    version: int, records: Sequence[ShardRecord], meta: Content, *, order: int
 ) -> dict[str, Any]:
     """Return a version's manifest.
 
@@ -49,7 +46,7 @@ def manifest_of(
     }
 
 
-def sealed(content: Mapping[str, Any]) -> bytes:
+def sealed(content: Content) -> bytes:
     """Return a file's text, with the checksum of what it says."""
     return json.dumps({**content, "checksum": _checksum(content)}, sort_keys=True).encode()
 
@@ -63,7 +60,7 @@ def unsealed(text: bytes) -> dict[str, Any] | None:
         return None
 
 
-def lineage_of(manifest: Mapping[str, Any]) -> Lineage:
+def lineage_of(manifest: Content) -> Lineage:
     """Return the history that a manifest's version is of."""
     told = manifest["meta"].get("lineage")
     return NO_LINEAGE if told is None else Lineage(**told)
@@ -85,15 +82,13 @@ def left_in(text: bytes) -> list[VersionId] | None:
         return None
 
 
-def left_by(manifests: Mapping[int, Mapping[str, Any]]) -> list[VersionId]:
+def left_by(manifests: Mapping[int, Content]) -> list[VersionId]:
     """Return the versions that manifests mark as discarded after a rewind."""
     said = [one for manifest in manifests.values() for one in manifest["meta"].get("left", ())]
     return [*map(_version_id, said)]
 
 
-def counting(
-    manifests: Mapping[int, Mapping[str, Any]], told: Sequence[VersionId]
-) -> dict[int, Mapping[str, Any]]:
+def counting(manifests: Mapping[int, Content], told: Sequence[VersionId]) -> dict[int, Content]:
     """Return the versions that no manifest marks as discarded.
 
     Args:
@@ -108,12 +103,12 @@ def counting(
     }
 
 
-def _version_id(told: Mapping[str, Any]) -> VersionId:
+def _version_id(told: Content) -> VersionId:
     """As a manifest has it."""
     lineage, skips = Lineage(**told["lineage"]), told.get("skips", False)
     return VersionId(version=told["version"], lineage=lineage, skips=skips)
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
+def _checksum(content: Content) -> str:
     """Checksum of what a file says, however its JSON is spaced."""
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())

@@ -14,7 +14,7 @@ run may end before its next version is there, a file says so, too, as soon as tr
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -34,6 +34,7 @@ from gemini_lab.seats import listed
 from gemini_lab.shard.layout import ShardLayout, ShardRecord
 from gemini_lab.storage.manifest import (
     MANIFEST,
+    Content,
     Survey,
     counting,
     left_by,
@@ -67,9 +68,7 @@ class PersistentTier:
         ConfigError: There is no driver for the URL, or `keep` is below 1.
     """
 
-    def __init__(
-        self, url: str, *, keep: int = 2, storage_options: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, url: str, *, keep: int = 2, storage_options: Content | None = None) -> None:
         if keep < 1:
             raise ConfigError(f"keep={keep} versions would keep none; keep 1 or more")
         self.url = url
@@ -204,7 +203,7 @@ class PersistentTier:
                     )
                 at += len(wanted)
 
-    def commit(self, version: int, records: Sequence[ShardRecord], meta: Mapping[str, Any]) -> None:
+    def commit(self, version: int, records: Sequence[ShardRecord], meta: Content) -> None:
         """Make a version exist; once its manifest was read back, remove the oldest beyond `keep`.
 
         Args:
@@ -291,7 +290,7 @@ class PersistentTier:
             found += left
         return found
 
-    def _clean(self, written: int, manifest: Mapping[str, Any]) -> None:
+    def _clean(self, written: int, manifest: Content) -> None:
         """Remove versions beyond `keep`, those that were left, and what never became a version."""
         try:
             # Read again: whoever was held up before this may find what others wrote meanwhile.

@@ -48,11 +48,6 @@ class StoredShard:
         read: Gives the bytes of the file from one to before another, as they are.
         where: Names it in errors.
 
-    Attributes:
-        layout: What lies where in its payload.
-        small: Its small state, framed.
-        read_bytes: How much of the file was read so far.
-
     Raises:
         IntegrityError: Its beginning, up to its tensors, is damaged.
         UnreadError: That cannot be read now.
@@ -63,13 +58,15 @@ class StoredShard:
     ) -> None:
         self._record, self._read, self._where = record, read, where
         self._size_bytes = record.chunk_bytes or record.size_bytes  # of what one checksum covers
-        self.read_bytes = 0
+        self.read_bytes = 0  # how much of the file was read so far
         begin = self._verified(0, 1)
         self._start_bytes = header_end(begin)
         begin = self._longer(begin, self._start_bytes)
+        # What lies where in its payload.
         self.layout: ShardLayout = unpack_layout(begin[: self._start_bytes])
         small_bytes = self._start_bytes + self.layout.small_offset_bytes
         end_bytes = small_bytes + self.layout.small_capacity_bytes
+        # Its small state, framed.
         self.small: bytes = framed(self._longer(begin, end_bytes)[small_bytes:end_bytes])
 
     def parts(self, ranges: Sequence[Range]) -> Iterator[Part]:

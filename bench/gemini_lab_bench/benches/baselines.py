@@ -44,21 +44,13 @@ RESAMPLES: Final = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """What a way of protection came to.
+    """What a way of protection came to."""
 
-    Attributes:
-        name: The paper's.
-        iteration_s: Median.
-        checkpoint_s: From the end of an iteration until its checkpoint was whole; median.
-        cycle_s: From one checkpoint to the next, as far as training runs.
-        failures: What each cost.
-    """
-
-    name: str
-    iteration_s: float
-    checkpoint_s: float
-    cycle_s: float
-    failures: tuple[Wasted, ...]
+    name: str  # the paper's
+    iteration_s: float  # median
+    checkpoint_s: float  # from the end of an iteration until its checkpoint was whole; median
+    cycle_s: float  # from one checkpoint to the next, as far as training runs
+    failures: tuple[Wasted, ...]  # what each cost
 
     @property
     def predicted_s(self) -> float:

@@ -60,17 +60,11 @@ Said = (
 
 
 class Crowd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The agents of one process, and what their workers do.
+    """The agents of one process, and what their workers do."""
 
-    Attributes:
-        agents: An agent for each of these.
-        iterations: That workers do after each start; then they stand still.
-        period_s: From one iteration to the next.
-    """
-
-    agents: list[AgentConfig]
-    iterations: int
-    period_s: float
+    agents: list[AgentConfig]  # an agent for each of these
+    iterations: int  # that workers do after each start; then they stand still
+    period_s: float  # from one iteration to the next
 
 
 @dataclass(slots=True)

@@ -41,15 +41,10 @@ _SENT: Final = re.compile(r"^etcd_network_client_grpc_sent_bytes_total (\S+)$", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreUse:
-    """How much a store was used.
+    """How much a store was used."""
 
-    Attributes:
-        operations: Requests that it received, whether on a stream or alone.
-        sent_bytes: Of its answers, and of what it told those who watch.
-    """
-
-    operations: float
-    sent_bytes: float
+    operations: float  # requests that it received, whether on a stream or alone
+    sent_bytes: float  # of its answers, and of what it told those who watch
 
     def __sub__(self, before: "StoreUse") -> "StoreUse":
         return StoreUse(
@@ -95,56 +90,35 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A failure and what came of it.
+    """A failure and what came of it."""
 
-    Attributes:
-        planned_s: From the kill until there was a plan.
-        reached_s: Until every rank had its part.
-        root_s: Processor time of the root agent in that.
-        agents_s: Processor time of all the others, which is theirs on one machine alone.
-    """
-
-    planned_s: float
-    reached_s: float
-    root_s: float
-    agents_s: float
+    planned_s: float  # from the kill until there was a plan
+    reached_s: float  # until every rank had its part
+    root_s: float  # processor time of the root agent in that
+    agents_s: float  # processor time of all the others, which is theirs on one machine alone
 
 
 @dataclass(slots=True)
 class Owner:
-    """What hears the agents, in a lab's place, and keeps of it what the bench wants to know.
+    """What hears the agents, in a lab's place, and keeps of it what the bench wants to know."""
 
-    Attributes:
-        epoch: The newest of which a plan was told.
-        planned_s: When it was.
-        starts: When each rank said that it had its start order, by epoch: of one it may be heard
-            before the plan is, which comes on another connection.
-        versions: The newest one of each rank, by epoch.
-        last: That iteration.
-        iterations: All that were heard.
-        collective_bytes: Of what ranks said of their collectives, as lines of a log.
-        other_bytes: Of what else they said of iterations.
-        channels: The connections to agents.
-        lost: Names of nodes that were found lost.
-        reason: What the run waits for.
-        failure: Why it failed.
-        waited_for: What the bench waits for.
-        is_over: Whether the lab is being taken down: what is said of that does not count.
-    """
-
-    epoch: int = 0
-    planned_s: float = 0.0
+    epoch: int = 0  # the newest of which a plan was told
+    planned_s: float = 0.0  # when it was
+    # When each rank said that it had its start order, by epoch: of one it may be heard before the
+    # plan is, which comes on another connection.
     starts: defaultdict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    # The newest one of each rank, by epoch.
     versions: defaultdict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
-    last: int = 0
-    iterations: int = 0
-    collective_bytes: int = 0
-    other_bytes: int = 0
-    channels: dict[str, Channel] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
-    reason: str = ""
-    failure: str = ""
-    waited_for: str = "agents to come up"
+    last: int = 0  # that iteration
+    iterations: int = 0  # all that were heard
+    collective_bytes: int = 0  # of what ranks said of their collectives, as lines of a log
+    other_bytes: int = 0  # of what else they said of iterations
+    channels: dict[str, Channel] = field(default_factory=dict)  # the connections to agents
+    lost: set[str] = field(default_factory=set)  # names of nodes that were found lost
+    reason: str = ""  # what the run waits for
+    failure: str = ""  # why it failed
+    waited_for: str = "agents to come up"  # what the bench waits for
+    # Whether the lab is being taken down: what is said of that does not count.
     is_over: bool = False
 
     @property
@@ -192,20 +166,16 @@ class Owner:
 
 @dataclass(slots=True, kw_only=True)
 class ControlLab:
-    """A lab of agents whose workers only talk.
-
-    Attributes:
-        victims: The agents that are to be killed, by name, each a process of its own.
-        crowds: The other agents' processes, but for the root's.
-    """
+    """A lab of agents whose workers only talk."""
 
     size: int
     standbys: int
     store: SealedStore
     owner: Owner
     root: psutil.Process
+    # The agents that are to be killed, by name, each a process of its own.
     victims: dict[str, psutil.Process]
-    crowds: list[psutil.Process]
+    crowds: list[psutil.Process]  # the other agents' processes, but for the root's
 
     async def look(self, seconds: float) -> Use:
         """Return what everybody uses in so many seconds."""

@@ -50,17 +50,11 @@ BARE: Final = TimedWorkload(iterations=4 * WARM_UP, counted=3 * WARM_UP, layer_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """What a system made of a stretch of time in which it was killed.
+    """What a system made of a stretch of time in which it was killed."""
 
-    Attributes:
-        arm: What its checkpoints and each failure cost.
-        iterations: That were done in it and count at its end.
-        bare_s: What one of them takes without checkpoints and failures; median.
-    """
-
-    arm: Arm
-    iterations: int
-    bare_s: float
+    arm: Arm  # what its checkpoints and each failure cost
+    iterations: int  # that were done in it and count at its end
+    bare_s: float  # what one of them takes without checkpoints and failures; median
 
     @property
     def ratio(self) -> float:

@@ -28,15 +28,10 @@ BETWEEN: Final = 5  # iterations, and as often a version goes to the persistent 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Nodes that were lost at once, and what came of it.
+    """Nodes that were lost at once, and what came of it."""
 
-    Attributes:
-        positions: Where they were.
-        tier: Where the version came from that training went on from.
-    """
-
-    positions: tuple[int, ...]
-    tier: str
+    positions: tuple[int, ...]  # where they were
+    tier: str  # where the version came from that training went on from
 
 
 def bench(repeats: int) -> list[Row]:

@@ -57,20 +57,13 @@ ADDED: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairInTurns:
-    """Two runs of the same script that trained in turns.
+    """Two runs of the same script that trained in turns."""
 
-    Attributes:
-        plain: Under torchrun.
-        ours: In a lab, or whatever stands beside it.
-        turn_iterations: Of each turn. In the first of them a job also waited for its turn, so that
-            it does not count.
-        waiting: The share of a core that was in use while both waited.
-    """
-
-    plain: TimedRun
-    ours: TimedRun
+    plain: TimedRun  # under torchrun
+    ours: TimedRun  # in a lab, or whatever stands beside it
+    # Of each turn. In the first of them a job also waited for its turn, so that it does not count.
     turn_iterations: int
-    waiting: float = 0.0
+    waiting: float = 0.0  # the share of a core that was in use while both waited
 
     @property
     def ratio(self) -> float:

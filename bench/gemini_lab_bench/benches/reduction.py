@@ -39,15 +39,10 @@ CHECKPOINTS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How versions left, in one run.
+    """How versions left, in one run."""
 
-    Attributes:
-        time_s: Until one was whole; median.
-        size_bytes: Of one, all shards together.
-    """
-
-    time_s: float
-    size_bytes: int
+    time_s: float  # until one was whole; median
+    size_bytes: int  # of one, all shards together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,19 +27,12 @@ Said = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wasted:
-    """What one failure cost.
+    """What one failure cost."""
 
-    Attributes:
-        lost_s: Training since the version that was gone on from.
-        retrieval_s: To read that version.
-        restart_s: From the failure until an iteration had ended again, without the retrieval.
-        regained_s: From the failure until training stood again where it had stood.
-    """
-
-    lost_s: float
-    retrieval_s: float
-    restart_s: float
-    regained_s: float
+    lost_s: float  # training since the version that was gone on from
+    retrieval_s: float  # to read that version
+    restart_s: float  # from the failure until an iteration had ended again, without the retrieval
+    regained_s: float  # from the failure until training stood again where it had stood
 
     @property
     def wasted_s(self) -> float:

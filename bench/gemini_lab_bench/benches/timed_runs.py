@@ -43,30 +43,21 @@ FEW_SPANS: Final[dict[str, int]] = {"stage3_param_persistence_threshold": 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedWorkload:
-    """What every arm of a comparison runs, on two nodes.
+    """What every arm of a comparison runs, on two nodes."""
 
-    Attributes:
-        size: Of the GPT.
-        accumulate: Micro-batches of an iteration: more of them are more training traffic beside the
-            same checkpoint.
-        zero: Settings of ZeRO, such as `AS_IF_LARGE` or `FEW_SPANS`.
-        iterations: Of each run.
-        counted: How many of the last ones count; before them a schedule must have been made.
-        layer_s: Emulated accelerator time of a block's forward pass.
-        link_bytes_per_s: The nodes' emulated links; `None` is bare loopback.
-        turns: Where its ranks wait for their turns, if it trains in turns with another job.
-        turn_iterations: Of each turn.
-    """
-
-    size: str = "tiny"
+    size: str = "tiny"  # of the GPT
+    # Micro-batches of an iteration: more of them are more training traffic beside the same
+    # checkpoint.
     accumulate: int = 1
+    # Settings of ZeRO, such as `AS_IF_LARGE` or `FEW_SPANS`.
     zero: Mapping[str, int] = field(default_factory=dict)
-    iterations: int
-    counted: int
-    layer_s: float = 0.0
-    link_bytes_per_s: float | None = None
+    iterations: int  # of each run
+    counted: int  # how many of the last ones count; before them a schedule must have been made
+    layer_s: float = 0.0  # emulated accelerator time of a block's forward pass
+    link_bytes_per_s: float | None = None  # the nodes' emulated links; `None` is bare loopback
+    # Where its ranks wait for their turns, if it trains in turns with another job.
     turns: Path | None = None
-    turn_iterations: int = 8
+    turn_iterations: int = 8  # of each turn
 
     @property
     def conditions(self) -> dict[str, Any]:
@@ -100,48 +91,31 @@ class TimedWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What an iteration took: by the clock, and of a processor.
+    """What an iteration took: by the clock, and of a processor."""
 
-    Attributes:
-        clock_s: From the end of the one before.
-        process_s: Processor time of rank 0's process, of all its threads.
-        thread_s: The same of its training thread alone.
-        ready_s: For how long that thread could have run, and no processor was free.
-    """
-
-    clock_s: float
-    process_s: float
-    thread_s: float
-    ready_s: float
+    clock_s: float  # from the end of the one before
+    process_s: float  # processor time of rank 0's process, of all its threads
+    thread_s: float  # the same of its training thread alone
+    ready_s: float  # for how long that thread could have run, and no processor was free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedRun:
-    """What one run took.
+    """What one run took."""
 
-    Attributes:
-        iteration_s: Median duration of the counted iterations.
-        each: What each of the counted iterations took.
-        plan: What its chunks followed at last, if anything.
-        idle_s: Time in which rank 0's network was idle, in an iteration of its profile.
-        idle_left_s: The same in the counted iterations, which carried versions in those spans: what
-            neither training's collectives nor chunks took. Median.
-        checkpoint_s: Time in which only chunks held the network there, from the first one in a span
-            to the last, so at most: pauses between chunks count too. Median.
-        notes: What it remarked.
-        sent_bytes: What rank 0 sent at most of a version in the counted iterations.
-        waited_s: Median time for which rank 0's update waited for its version.
-    """
-
-    iteration_s: float
-    each: tuple[Spent, ...] = ()
-    plan: TrafficPlan | None = None
-    idle_s: float = 0.0
+    iteration_s: float  # median duration of the counted iterations
+    each: tuple[Spent, ...] = ()  # what each of the counted iterations took
+    plan: TrafficPlan | None = None  # what its chunks followed at last, if anything
+    idle_s: float = 0.0  # time in which rank 0's network was idle, in an iteration of its profile
+    # The same in the counted iterations, which carried versions in those spans: what neither
+    # training's collectives nor chunks took. Median.
     idle_left_s: float = 0.0
+    # Time in which only chunks held the network there, from the first one in a span to the last, so
+    # at most: pauses between chunks count too. Median.
     checkpoint_s: float = 0.0
-    notes: tuple[str, ...] = ()
-    sent_bytes: int = 0
-    waited_s: float = 0.0
+    notes: tuple[str, ...] = ()  # what it remarked
+    sent_bytes: int = 0  # what rank 0 sent at most of a version in the counted iterations
+    waited_s: float = 0.0  # median time for which rank 0's update waited for its version
 
 
 def in_lab(lab: Lab, workload: TimedWorkload, **settings: Any) -> TimedRun:

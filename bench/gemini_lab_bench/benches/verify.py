@@ -40,17 +40,11 @@ SPARSE: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """A bit that turned, and what came of it.
+    """A bit that turned, and what came of it."""
 
-    Attributes:
-        where: In what.
-        node: On which node.
-        found: What was said of it; `None` for nothing.
-    """
-
-    where: Where
-    node: str
-    found: events.WrongSums | None
+    where: Where  # in what
+    node: str  # on which node
+    found: events.WrongSums | None  # what was said of it; `None` for nothing
 
     @property
     def is_named(self) -> bool:

@@ -53,51 +53,31 @@ _REAL: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BitStrike:
-    """What turns a bit on one machine.
+    """What turns a bit on one machine."""
 
-    Attributes:
-        rank: Whose.
-        where: In what.
-        lasts: Each time from then on, or once.
-        in_replay: Whether it begins while another rank's work is computed, not its own.
-    """
-
-    rank: int
-    where: Where
-    lasts: bool
-    in_replay: bool
+    rank: int  # whose
+    where: Where  # in what
+    lasts: bool  # each time from then on, or once
+    in_replay: bool  # whether it begins while another rank's work is computed, not its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrial:
-    """One job: it starts over, and every iteration is verified.
+    """One job: it starts over, and every iteration is verified."""
 
-    Attributes:
-        engine: How its ranks share the model.
-        seed: Of weights, data, dropout, and of the place that is struck.
-        iterations: How many.
-        strike: What happens in iteration `STRUCK_AT`; `None` for nothing.
-    """
-
-    engine: EngineName
-    seed: int
-    iterations: int = STRUCK_AT
-    strike: BitStrike | None = None
+    engine: EngineName  # how its ranks share the model
+    seed: int  # of weights, data, dropout, and of the place that is struck
+    iterations: int = STRUCK_AT  # how many
+    strike: BitStrike | None = None  # what happens in iteration `STRUCK_AT`; `None` for nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
-    """The end of a trial.
+    """The end of a trial."""
 
-    Attributes:
-        trial: The job.
-        clean: Iterations of which all machines said the same.
-        found: What was found in the one that followed, in which training stood still.
-    """
-
-    trial: RankTrial
-    clean: int
-    found: Found | None
+    trial: RankTrial  # the job
+    clean: int  # iterations of which all machines said the same
+    found: Found | None  # what was found in the one that followed, in which training stood still
 
     @property
     def is_named(self) -> bool:

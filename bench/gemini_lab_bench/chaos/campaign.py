@@ -25,39 +25,25 @@ ITERATIONS_A_FAULT: Final = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignPlan:
-    """What a campaign is to do.
+    """What a campaign is to do."""
 
-    Attributes:
-        faults: How many in all.
-        seed: Of all that is drawn.
-        kinds: Names of the kinds.
-        by_time: Whether each kind is to take as much time as any other, so that those from which
-            a run is back at once come more often; by default all are equally likely.
-        nodes: Machines that train, in each run.
-        standbys: Machines that wait.
-        a_run: Faults of one run.
-        most_s: After so long nothing is struck any more, and the run under way is ended; `None` for
-            as long as it takes.
-        limit_s: Training that stands still for longer than this hangs.
-        load: Processes that keep the machine busy.
-        tries: Runs that may be spent on making a failing schedule smaller.
-        folder: Where the runs keep theirs.
-        keeps: Whether ranks that are not lost keep their process through a recovery.
-    """
-
-    faults: int
-    seed: int
-    kinds: tuple[str, ...]
-    nodes: int
-    standbys: int
-    a_run: int
-    limit_s: float
-    load: int
-    tries: int
-    folder: Path
+    faults: int  # how many in all
+    seed: int  # of all that is drawn
+    kinds: tuple[str, ...]  # names of the kinds
+    nodes: int  # machines that train, in each run
+    standbys: int  # machines that wait
+    a_run: int  # faults of one run
+    limit_s: float  # training that stands still for longer than this hangs
+    load: int  # processes that keep the machine busy
+    tries: int  # runs that may be spent on making a failing schedule smaller
+    folder: Path  # where the runs keep theirs
+    # Whether each kind is to take as much time as any other, so that those from which a run is back
+    # at once come more often; by default all are equally likely.
     by_time: bool = False
+    # After so long nothing is struck any more, and the run under way is ended; `None` for as long
+    # as it takes.
     most_s: float | None = None
-    keeps: bool = False
+    keeps: bool = False  # whether ranks that are not lost keep their process through a recovery
 
     def schedules(self) -> Iterator[Schedule]:
         """Yield one for each run."""

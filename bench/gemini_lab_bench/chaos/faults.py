@@ -35,31 +35,22 @@ PAUSE_S: Final = (0.2, 4.0)
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that breaks in a run.
+    """One thing that breaks in a run."""
 
-    Attributes:
-        kind: One of `KINDS`.
-        moment: After what it comes: `"calm"`: training goes on, and all that was before is mended;
-            `"meanwhile"`: training goes on, and what lasts may still last; `"together"`: the fault
-            before it struck; `"end"`: a rank did the last iteration; else the beginning of this
-            step of the recovery that the fault before it caused.
-        after_s: How long after that.
-        rank: Whom it strikes, for the kinds that strike somebody's.
-        lasts_s: How long until it is mended; 0 for what is not.
-        bit: Which one turns, for the kinds that turn one: any large number. Of a clock, by how much
-            it is set; of wrong sums, in what; of others, which of several.
-        times: How often it comes, each time for as long.
-        pause_s: How long it is mended between these.
-    """
-
-    kind: str
+    kind: str  # one of `KINDS`
+    # After what it comes: `"calm"`: training goes on, and all that was before is mended;
+    # `"meanwhile"`: training goes on, and what lasts may still last; `"together"`: the fault before
+    # it struck; `"end"`: a rank did the last iteration; else the beginning of this step of the
+    # recovery that the fault before it caused.
     moment: Moment = "calm"
-    after_s: float = 0.0
-    rank: int = 0
-    lasts_s: float = 0.0
+    after_s: float = 0.0  # how long after that
+    rank: int = 0  # whom it strikes, for the kinds that strike somebody's
+    lasts_s: float = 0.0  # how long until it is mended; 0 for what is not
+    # Which one turns, for the kinds that turn one: any large number. Of a clock, by how much it is
+    # set; of wrong sums, in what; of others, which of several.
     bit: int = 0
-    times: int = 1
-    pause_s: float = 0.0
+    times: int = 1  # how often it comes, each time for as long
+    pause_s: float = 0.0  # how long it is mended between these
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -119,29 +110,18 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run, and what it suffers.
+    """One run, and what it suffers."""
 
-    Attributes:
-        seed: Of the campaign.
-        number: Which of its runs this is.
-        nodes: Machines that train.
-        standbys: Machines that wait.
-        iterations: Of the job.
-        faults: In order.
-        verifies: Whether the job has every iteration verified.
-        resizes: Whether its losses may differ in their last bits once it has been resized.
-        keeps: Whether ranks that are not lost keep their process.
-    """
-
-    seed: int
-    number: int
-    nodes: int
-    standbys: int
-    iterations: int
-    faults: tuple[Fault, ...]
-    verifies: bool = False
+    seed: int  # of the campaign
+    number: int  # which of its runs this is
+    nodes: int  # machines that train
+    standbys: int  # machines that wait
+    iterations: int  # of the job
+    faults: tuple[Fault, ...]  # in order
+    verifies: bool = False  # whether the job has every iteration verified
+    # Whether its losses may differ in their last bits once it has been resized.
     resizes: bool = False
-    keeps: bool = False
+    keeps: bool = False  # whether ranks that are not lost keep their process
 
     def __post_init__(self) -> None:
         far = [fault.rank for fault in self.faults if fault.rank >= self.nodes]

@@ -52,12 +52,10 @@ class Hands:
         folder: The run's.
         owner: Its process.
         environment: Of what they start.
-
-    Attributes:
-        found: What went wrong, one line each; complete once `rest` has returned.
     """
 
     def __init__(self, folder: Path, owner: psutil.Process, environment: Mapping[str, str]) -> None:
+        # What went wrong, one line each; complete once `rest` has returned.
         self.found: list[str] = []
         self._folder, self._owner, self._environment = folder, owner, environment
         self._threads: list[threading.Thread] = []

@@ -50,37 +50,27 @@ OF_SAVES: Final[tuple[Moment, ...]] = ("save", "commit")
 
 
 class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that can break.
+    """Something that can break."""
 
-    Attributes:
-        text: What is done, for people.
-        place: Of whom: a rank's node, a standby, the nodes that keep a shard, a rack, all nodes,
-            the root's node, or what is no node's.
-        needs: What the run must have for it: a tier with a disk of its own, or one behind a store
-            that can be broken, nodes with networks of their own, or clocks of their own, or leave
-            to close other processes' sockets.
-        lasts_s: Between which durations it lasts; `None`: for good.
-        ends_run: Whether the run is over with it: nothing comes after it.
-        begins_recovery: Whether a recovery is sure to come of it, for others to be aimed at.
-        costs_s: About how long a campaign takes for one, on a small busy machine.
-        job: Which form of the job it is for; other than the usual one it is only drawn where it is
-            named.
-        at: The moments that it comes at, where it does not come at any.
-        beside: The kinds one of which mostly strikes with it, as it is hardly felt alone.
-        repeats: Whether it may come back after a pause, once or twice.
-    """
-
-    text: str
+    text: str  # what is done, for people
+    # Of whom: a rank's node, a standby, the nodes that keep a shard, a rack, all nodes, the root's
+    # node, or what is no node's.
     place: Place = "elsewhere"
+    # What the run must have for it: a tier with a disk of its own, or one behind a store that can
+    # be broken, nodes with networks of their own, or clocks of their own, or leave to close other
+    # processes' sockets.
     needs: Means = "nothing"
-    lasts_s: tuple[float, float] | None = None
-    ends_run: bool = False
+    lasts_s: tuple[float, float] | None = None  # between which durations it lasts; `None`: for good
+    ends_run: bool = False  # whether the run is over with it: nothing comes after it
+    # Whether a recovery is sure to come of it, for others to be aimed at.
     begins_recovery: bool = False
-    costs_s: float = 2.0
+    costs_s: float = 2.0  # about how long a campaign takes for one, on a small busy machine
+    # Which form of the job it is for; other than the usual one it is only drawn where it is named.
     job: JobForm = "usual"
-    at: tuple[Moment, ...] = ()
+    at: tuple[Moment, ...] = ()  # the moments that it comes at, where it does not come at any
+    # The kinds one of which mostly strikes with it, as it is hardly felt alone.
     beside: tuple[str, ...] = ()
-    repeats: bool = False
+    repeats: bool = False  # whether it may come back after a pause, once or twice
 
 
 SHORT: Final = (0.1, 9.0)  # around a lease of 2 s: some are back before they are missed

@@ -40,16 +40,13 @@ class Wholeness:
 
     Args:
         shards: How many make a version whole.
-
-    Attributes:
-        looks: How many there were at which a version was whole.
-        gaps_s: When no version was whole, without a holder gone: each time, the first moment.
-        newest: The newest version that was whole, at each moment at which that was another one.
     """
 
     def __init__(self, shards: int) -> None:
-        self.looks = 0
+        self.looks = 0  # how many there were at which a version was whole
+        # When no version was whole, without a holder gone: each time, the first moment.
         self.gaps_s: list[float] = []
+        # The newest version that was whole, at each moment at which that was another one.
         self.newest = [NOTHING]
         self._shards = range(shards)
         self._holders: frozenset[Hashable] | None = (
@@ -96,13 +93,10 @@ class Observer:
     Args:
         mark: Of the run's processes.
         shards: Of the run.
-
-    Attributes:
-        seen: What it saw.
     """
 
     def __init__(self, mark: str, shards: int) -> None:
-        self.seen = Wholeness(shards)
+        self.seen = Wholeness(shards)  # what it saw
         self._mark = mark
         self._agents: list[psutil.Process] = []
         self._slabs: dict[tuple[int, int], Slab] = {}  # by process and inode
@@ -172,12 +166,10 @@ class TierObserver:
 
     Args:
         folder: With the files; the run may have another way there, which may be broken.
-
-    Attributes:
-        seen: The versions that were whole, at each moment at which these were others.
     """
 
     def __init__(self, folder: Path) -> None:
+        # The versions that were whole, at each moment at which these were others.
         self.seen: list[tuple[float, frozenset[int]]] = []
         self._tier = PersistentTier(str(folder))
         self._is_over = threading.Event()

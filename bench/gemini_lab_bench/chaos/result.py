@@ -27,66 +27,42 @@ def versions() -> dict[str, str]:
 
 
 class StruckFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault, as it went.
+    """One fault, as it went."""
 
-    Attributes:
-        run: The folder of its run.
-        fault: What was to break.
-        happened: Whether it did.
-        hit: What it hit, or why it did not happen.
-        at_s: When.
-        standstill_s: The longest time without a new iteration until training went on; `None` where
-            the run was over first.
-        is_fine: Whether its run held.
-    """
-
-    run: str
-    fault: Fault
-    happened: bool
-    hit: str
-    at_s: float
+    run: str  # the folder of its run
+    fault: Fault  # what was to break
+    happened: bool  # whether it did
+    hit: str  # what it hit, or why it did not happen
+    at_s: float  # when
+    # The longest time without a new iteration until training went on; `None` where the run was over
+    # first.
     standstill_s: float | None
-    is_fine: bool
+    is_fine: bool  # whether its run held
 
 
 class FailedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that did not hold.
+    """A run that did not hold."""
 
-    Attributes:
-        run: Its folder.
-        problems: What did not hold.
-        schedule: What it was to suffer.
-    """
-
-    run: str
-    problems: list[str]
-    schedule: Schedule
+    run: str  # its folder
+    problems: list[str]  # what did not hold
+    schedule: Schedule  # what it was to suffer
 
 
 class CampaignResult(msgspec.Struct, kw_only=True):
-    """What a campaign has found.
+    """What a campaign has found."""
 
-    Attributes:
-        versions: Of this package and of what it trains with.
-        machine: Where, and how busy it was at the start.
-        plan: What was asked for, for people.
-        duration_s: How long all took.
-        looks: How often an observer of the runs' memory saw a whole version there.
-        cut_short: How many runs Ctrl-C or SIGTERM ended: how they would have ended is not known.
-        was_interrupted: Whether one of these ended the campaign, be it between runs.
-        strikes: Every fault, in order.
-        failures: The runs that did not hold.
-    """
-
+    # Of this package and of what it trains with.
     versions: dict[str, str] = msgspec.field(default_factory=versions)
+    # Where, and how busy it was at the start.
     machine: dict[str, object] = msgspec.field(default_factory=machine)
-    plan: str = ""
-    duration_s: float = 0.0
-    looks: int = 0
+    plan: str = ""  # what was asked for, for people
+    duration_s: float = 0.0  # how long all took
+    looks: int = 0  # how often an observer of the runs' memory saw a whole version there
+    # How many runs Ctrl-C or SIGTERM ended: how they would have ended is not known.
     cut_short: int = 0
-    was_interrupted: bool = False
-    strikes: list[StruckFault] = msgspec.field(default_factory=list)
-    failures: list[FailedRun] = msgspec.field(default_factory=list)
+    was_interrupted: bool = False  # whether one of these ended the campaign, be it between runs
+    strikes: list[StruckFault] = msgspec.field(default_factory=list)  # every fault, in order
+    failures: list[FailedRun] = msgspec.field(default_factory=list)  # the runs that did not hold
 
     def add(self, run: Suffered, found: list[str]) -> None:
         """Take in a run that is over, and what did not hold there."""

@@ -123,21 +123,13 @@ SPARE: Final = 4  # hosts: one is used once, and a slow one may be left for anot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What stands around one run.
+    """What stands around one run."""
 
-    Attributes:
-        tier: Its persistent tier.
-        script: What it trains.
-        store: What stands before the tier, if anything does.
-        hosts: Its nodes' networks, if they have their own.
-        clocks: Its nodes' clocks, if they have their own.
-    """
-
-    tier: BreakableTier
-    script: Path
-    store: BreakableStore | None = None
-    hosts: NetworkHosts | None = None
-    clocks: NodeClocks | None = None
+    tier: BreakableTier  # its persistent tier
+    script: Path  # what it trains
+    store: BreakableStore | None = None  # what stands before the tier, if anything does
+    hosts: NetworkHosts | None = None  # its nodes' networks, if they have their own
+    clocks: NodeClocks | None = None  # its nodes' clocks, if they have their own
 
     @property
     def tier_url(self) -> str:

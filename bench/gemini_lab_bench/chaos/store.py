@@ -51,16 +51,13 @@ class BreakableStore:
     Args:
         folder: What it serves; may be a path that leads nowhere for a while.
         host: The address on which it listens.
-
-    Attributes:
-        url: What to tell the run.
-        environment: What the run's processes must have in theirs.
     """
 
     def __init__(self, folder: Path, *, host: str = "127.0.0.1") -> None:
         self._folder, self._host = folder, host
         self._token = secrets.token_hex(16)
-        self.url = ""
+        self.url = ""  # what to tell the run
+        # What the run's processes must have in theirs.
         self.environment: Mapping[str, str] = {"FSSPEC_WEBHDFS_TOKEN": self._token}
 
     def __enter__(self) -> Self:

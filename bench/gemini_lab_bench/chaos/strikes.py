@@ -54,9 +54,6 @@ class Strikes:
         scene: What stands around it.
         rack_of: The racks of its nodes, by name.
         nodes: How many it is to have.
-
-    Attributes:
-        edits: From when to when the script was another one.
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class Strikes:
         self._nodes = nodes
         self._owner = psutil.Process(owner.pid)
         self._hands = Hands(folder, self._owner, os.environ)
-        self.edits: list[list[float]] = []
+        self.edits: list[list[float]] = []  # from when to when the script was another one
         self._wrong: set[str] = set()  # the nodes that compute wrong
         self._ways: dict[str, Way] = {
             "tier": self._break_tier,

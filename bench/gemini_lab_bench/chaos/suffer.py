@@ -31,21 +31,13 @@ from gemini_lab_bench.chaos.victims import MARK, marked, send
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suffered:
-    """A run that is over.
+    """A run that is over."""
 
-    Attributes:
-        schedule: What it was to suffer.
-        struck: What it did suffer, in order.
-        aftermath: For the oracles.
-        folder: Its own.
-        was_interrupted: Whether somebody ended the campaign meanwhile.
-    """
-
-    schedule: Schedule
-    struck: tuple[FaultInRun, ...]
-    aftermath: Aftermath
-    folder: Path
-    was_interrupted: bool = False
+    schedule: Schedule  # what it was to suffer
+    struck: tuple[FaultInRun, ...]  # what it did suffer, in order
+    aftermath: Aftermath  # for the oracles
+    folder: Path  # its own
+    was_interrupted: bool = False  # whether somebody ended the campaign meanwhile
 
 
 def suffer(

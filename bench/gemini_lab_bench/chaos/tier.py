@@ -32,19 +32,14 @@ class BreakableTier:
 
     Args:
         folder: Where it is to be; it is made.
-
-    Attributes:
-        url: What to tell the run.
-        data: Where its files are, whatever the way there leads to.
-        spoilt: The versions of which a bit was turned, or a file cut.
     """
 
     def __init__(self, folder: Path) -> None:
         self._way = folder / "way"
-        self.url = self._way / "tier"
+        self.url = self._way / "tier"  # what to tell the run
         self._disk = folder / "disk"
-        self.data = self._disk / "tier"
-        self.spoilt: set[int] = set()
+        self.data = self._disk / "tier"  # where its files are, whatever the way there leads to
+        self.spoilt: set[int] = set()  # the versions of which a bit was turned, or a file cut
         self._is_mounted = False
         self._is_to_empty = False
         self._freezers: list[subprocess.Popen[bytes]] = []

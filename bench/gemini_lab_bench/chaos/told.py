@@ -25,19 +25,14 @@ class LogSoFar:
     Args:
         folder: The run's.
         iterations: Of its job.
-
-    Attributes:
-        entries: All of it so far.
-        progress: How often the iteration that every rank has finished has changed.
-        since_s: When, by this process's clock, each moment came last.
-        named_wrong: The nodes that were found to compute wrong.
     """
 
     def __init__(self, folder: Path, *, iterations: int) -> None:
-        self.entries: list[Entry] = []
-        self.progress = 0
+        self.entries: list[Entry] = []  # all of it so far
+        self.progress = 0  # how often the iteration that every rank has finished has changed
+        # When, by this process's clock, each moment came last.
         self.since_s: dict[Moment, float] = {}
-        self.named_wrong: set[str] = set()
+        self.named_wrong: set[str] = set()  # the nodes that were found to compute wrong
         self._iterations = iterations
         log = folder / LOG_FILE  # which is not there yet
         self._log = LogFollower.of(folder.name, log, keep=FOR_PROGRESS)

@@ -28,21 +28,14 @@ NEVER_CAME: Final = "its moment never came"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultInRun:
-    """A fault that was due.
+    """A fault that was due."""
 
-    Attributes:
-        fault: Which.
-        at_s: When, on the log's clock.
-        until_s: When training went on after it; `None` if it did not, or where the run was over.
-        hit: What it hit; where it did not happen, why not.
-        happened: Whether it happened.
-    """
-
-    fault: Fault
-    at_s: float
+    fault: Fault  # which
+    at_s: float  # when, on the log's clock
+    # When training went on after it; `None` if it did not, or where the run was over.
     until_s: float | None = None
-    hit: str = ""
-    happened: bool = True
+    hit: str = ""  # what it hit; where it did not happen, why not
+    happened: bool = True  # whether it happened
 
 
 class Mends:
@@ -88,10 +81,8 @@ class RunUnderFaults:
             there, whatever the run sees of it; 0 for none.
 
     Attributes:
-        struck: The faults that were due so far.
         is_cut_short: Whether one of them ends the run.
         has_told_to_end: Whether the run was told to end soon, as batch systems do.
-        let_go_s: When what was waited for was let go, on the log's clock.
     """
 
     def __init__(
@@ -106,8 +97,8 @@ class RunUnderFaults:
         say: Callable[[FaultInRun], None],
         tier: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
-        self.struck: list[FaultInRun] = []
-        self.let_go_s: list[float] = []
+        self.struck: list[FaultInRun] = []  # the faults that were due so far
+        self.let_go_s: list[float] = []  # when what was waited for was let go, on the log's clock
         self.is_cut_short = self.has_told_to_end = False
         self._tier = tier
         self._strikes, self._told, self._owner, self._folder = strikes, told, owner, folder

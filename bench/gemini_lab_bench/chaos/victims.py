@@ -16,19 +16,13 @@ MARK: Final = "GEMINI_LAB_CHAOS"
 
 @dataclass(slots=True, kw_only=True)
 class NodeProcesses:
-    """The processes of one node.
+    """The processes of one node."""
 
-    Attributes:
-        agent: Owns the node's memory, and the session of all the others.
-        warm: The parent from which workers are forked.
-        workers: Those that train.
-        bulk: Those that touch every byte.
-    """
-
-    agent: psutil.Process
+    agent: psutil.Process  # owns the node's memory, and the session of all the others
+    # The parent from which workers are forked.
     warm: list[psutil.Process] = field(default_factory=list)
-    workers: list[psutil.Process] = field(default_factory=list)
-    bulk: list[psutil.Process] = field(default_factory=list)
+    workers: list[psutil.Process] = field(default_factory=list)  # those that train
+    bulk: list[psutil.Process] = field(default_factory=list)  # those that touch every byte
 
     @property
     def all(self) -> list[psutil.Process]:

@@ -27,47 +27,30 @@ does a value without an interval, unless it is outside, and by more than chance 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A difference from the paper that has a reason; beyond these errors it is another one.
+    """A difference from the paper that has a reason; beyond these errors it is another one."""
 
-    Attributes:
-        why: The reason.
-        low, high: Between which the error lies.
-    """
-
-    why: str
-    low: float
+    why: str  # the reason
+    low: float  # low, high: between which the error lies
     high: float
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One value of a figure.
+    """One value of a figure."""
 
-    Attributes:
-        series: The curve or the kind of bar it belongs to.
-        x: Where it stands: a number, or a category's name.
-        y: The value; `None` where there is none, and `text` says why.
-        origin: Where it comes from.
-        how: Where in the paper, which formula, what was simulated, or what ran and what of it was
-            emulated.
-        low, high: Ends of its interval, where it has one.
-        text: Instead of the number.
-        known: Why it lies outside its figure's tolerance, and how far.
-        against: Where the value stands that it is compared with, if not at `x`.
-        by_chance: How far a value without an interval may lie from what it is a draw of.
-    """
-
-    series: str
-    x: float | str
-    y: float | None
-    origin: Origin
+    series: str  # the curve or the kind of bar it belongs to
+    x: float | str  # where it stands: a number, or a category's name
+    y: float | None  # the value; `None` where there is none, and `text` says why
+    origin: Origin  # where it comes from
+    # Where in the paper, which formula, what was simulated, or what ran and what of it was
+    # emulated.
     how: str
-    low: float | None = None
+    low: float | None = None  # low, high: ends of its interval, where it has one
     high: float | None = None
-    text: str = ""
-    known: Known | None = None
-    against: str = ""
-    by_chance: float = 0.0
+    text: str = ""  # instead of the number
+    known: Known | None = None  # why it lies outside its figure's tolerance, and how far
+    against: str = ""  # where the value stands that it is compared with, if not at `x`
+    by_chance: float = 0.0  # how far a value without an interval may lie from what it is a draw of
 
     @property
     def shown(self) -> str:
@@ -82,53 +65,35 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperComparison:
-    """One value of ours beside the paper's, or a measured one beside a model's.
+    """One value of ours beside the paper's, or a measured one beside a model's."""
 
-    Attributes:
-        ours: The point.
-        beside: What stands there.
-        error: By how much ours is larger: a share of the other value, or the difference itself.
-        verdict: What follows.
-    """
-
-    ours: Point
-    beside: Point
-    error: float
-    verdict: Verdict
+    ours: Point  # the point
+    beside: Point  # what stands there
+    error: float  # by how much ours is larger: a share of the other value, or the difference itself
+    verdict: Verdict  # what follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure of the paper, with ours beside it.
+    """A figure of the paper, with ours beside it."""
 
-    Attributes:
-        name: Short name, such as `"fig10"`.
-        title: What it shows.
-        x_label, y_label: The axes, with units.
-        points: All values.
-        notes: What has to be known to read it: inputs, fitted numbers, slips of the paper.
-        kind: How it is drawn: lines, bars, or bars laid end to end.
-        log_x, log_y: Whether an axis is logarithmic.
-        unit: Of the values that a timeline writes into its bars.
-        tolerance: Largest error that a value may have; without it, nothing is compared.
-        is_absolute: Whether errors are differences, as for probabilities, not shares.
-        seeds: Of all that was drawn at random.
-        measured_with: When and with what its measured values were; empty where there are none.
-    """
-
-    name: str
-    title: str
-    x_label: str
+    name: str  # short name, such as `"fig10"`
+    title: str  # what it shows
+    x_label: str  # x_label, y_label: the axes, with units
     y_label: str
-    points: tuple[Point, ...]
+    points: tuple[Point, ...]  # all values
+    # What has to be known to read it: inputs, fitted numbers, slips of the paper.
     notes: tuple[str, ...] = ()
+    # How it is drawn: lines, bars, or bars laid end to end.
     kind: Literal["lines", "bars", "timeline"] = "lines"
-    log_x: bool = False
+    log_x: bool = False  # log_x, log_y: whether an axis is logarithmic
     log_y: bool = False
-    unit: str = "s"
+    unit: str = "s"  # of the values that a timeline writes into its bars
+    # Largest error that a value may have; without it, nothing is compared.
     tolerance: float | None = None
-    is_absolute: bool = False
-    seeds: str = "none, nothing is random"
+    is_absolute: bool = False  # whether errors are differences, as for probabilities, not shares
+    seeds: str = "none, nothing is random"  # of all that was drawn at random
+    # When and with what its measured values were; empty where there are none.
     measured_with: str = ""
 
     def __repr__(self) -> str:

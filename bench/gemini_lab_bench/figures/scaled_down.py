@@ -26,18 +26,12 @@ SCALED: Final = 7.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Paper:
-    """The paper's values of models on one kind of machine.
+    """The paper's values of models on one kind of machine."""
 
-    Attributes:
-        where: What to say of them beside a model's name.
-        figures: Where the idle times are from.
-        iteration_s: Without checkpoints, and with Gemini, by model.
-        idle_s: Idle time before, checkpoint time and, where it was drawn, idle time left.
-    """
-
-    where: str
-    figures: str
-    iteration_s: Mapping[str, tuple[float, float]]
+    where: str  # what to say of them beside a model's name
+    figures: str  # where the idle times are from
+    iteration_s: Mapping[str, tuple[float, float]]  # without checkpoints, and with Gemini, by model
+    # Idle time before, checkpoint time and, where it was drawn, idle time left.
     idle_s: Mapping[str, tuple[float, ...]]
 
     @property

@@ -33,15 +33,10 @@ LAYERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficModel:
-    """What one machine makes of any model.
+    """What one machine makes of any model."""
 
-    Attributes:
-        bytes_per_s: What training's collectives get of an instance's link.
-        gap_s: Idle time that each layer leaves.
-    """
-
-    bytes_per_s: float
-    gap_s: float
+    bytes_per_s: float  # what training's collectives get of an instance's link
+    gap_s: float  # idle time that each layer leaves
 
     def busy_s(self, name: str) -> float:
         """Return how long the network carries training's traffic in an iteration."""

@@ -12,24 +12,16 @@ FLOOR: Final = "floor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerEntry:
-    """One peer.
+    """One peer."""
 
-    Attributes:
-        target: `module:class`, relative to this package.
-        how: What is measured of it, in words.
-        requirements: What to install; nothing if it comes with gemini_lab.
-        packages: Whose versions to state.
-        platform: Take the newest wheels that are made for this one, though this machine's own C
-            library may be older: what is measured of them is Python.
-        by_hand: How to install what no index offers in a form that runs.
-    """
-
-    target: str
-    how: str
-    requirements: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ("torch",)
+    target: str  # `module:class`, relative to this package
+    how: str  # what is measured of it, in words
+    requirements: tuple[str, ...] = ()  # what to install; nothing if it comes with gemini_lab
+    packages: tuple[str, ...] = ("torch",)  # whose versions to state
+    # Take the newest wheels that are made for this one, though this machine's own C library may be
+    # older: what is measured of them is Python.
     platform: str = ""
-    by_hand: str = ""
+    by_hand: str = ""  # how to install what no index offers in a form that runs
 
     def make(self, task: PeerTask) -> Peer:
         """Return the peer, set up on this rank.

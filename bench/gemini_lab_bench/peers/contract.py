@@ -18,65 +18,43 @@ Region = Path | NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTask:
-    """What a rank is asked to measure.
+    """What a rank is asked to measure."""
 
-    Attributes:
-        peer: Which one, by its name in the catalog.
-        rank: This one; each rank stands for a node of its own.
-        ranks: How many there are; even.
-        size_bytes: fp32 state of a rank.
-        iteration_s: Time that each iteration computes on an accelerator: the CPU is idle in it.
-        flips: Bits to flip, one at a time, in what rank 0 stored.
-        seed: Draws them.
-        folder: A folder of this turn, in memory where the system has such.
-    """
-
-    peer: str
-    rank: int
-    ranks: int
-    size_bytes: int
-    iteration_s: float
-    flips: int
-    seed: int
-    folder: Path
+    peer: str  # which one, by its name in the catalog
+    rank: int  # this one; each rank stands for a node of its own
+    ranks: int  # how many there are; even
+    size_bytes: int  # fp32 state of a rank
+    iteration_s: float  # time that each iteration computes on an accelerator: the CPU is idle in it
+    flips: int  # bits to flip, one at a time, in what rank 0 stored
+    seed: int  # draws them
+    folder: Path  # A folder of this turn, in memory where the system has such
 
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What one rank found in one turn; a measure that the peer does not offer is `None`.
+    """What one rank found in one turn; a measure that the peer does not offer is `None`."""
 
-    Attributes:
-        held_up_s: Time for which training waited for a save, in the call and before its update.
-        peer_copy_s: From the call until a copy is whole on another rank.
-        back_to_back_s: Time of a save, until it is over everywhere, when nothing else happens.
-        restore_s: From asking until the tensors can be used.
-        flips: How many flipped bits were silent, refused, or harmless; empty if none was flipped.
-        guarded_torn: Tensors of a restored state that have later values, when the update came after
-            the peer's own guard (`before_update`).
-        torn: The same when the update came as soon as the call returned.
-        refuses_torn: Whether the peer then refused to save or to restore.
-        take_over_s: From the moment at which a rank had noticed that another was killed in the
-            middle of a save, until it had that one's tensors.
-        lost_saves: How many saves older than the one under way these tensors were; `None` if no
-            rank had them.
-        details: Further times, by name, in seconds.
-        versions: Of the peer's package.
-        error: Why the turn was not finished.
-    """
-
+    # Time for which training waited for a save, in the call and before its update.
     held_up_s: float | None = None
-    peer_copy_s: float | None = None
+    peer_copy_s: float | None = None  # from the call until a copy is whole on another rank
+    # Time of a save, until it is over everywhere, when nothing else happens.
     back_to_back_s: float | None = None
-    restore_s: float | None = None
+    restore_s: float | None = None  # from asking until the tensors can be used
+    # How many flipped bits were silent, refused, or harmless; empty if none was flipped.
     flips: dict[str, int] = field(default_factory=dict)
+    # Tensors of a restored state that have later values, when the update came after the peer's own
+    # guard (`before_update`).
     guarded_torn: int | None = None
-    torn: int | None = None
-    refuses_torn: bool = False
+    torn: int | None = None  # the same when the update came as soon as the call returned
+    refuses_torn: bool = False  # whether the peer then refused to save or to restore
+    # From the moment at which a rank had noticed that another was killed in the middle of a save,
+    # until it had that one's tensors.
     take_over_s: float | None = None
+    # How many saves older than the one under way these tensors were; `None` if no rank had them.
     lost_saves: int | None = None
-    details: dict[str, float] = field(default_factory=dict)
-    versions: str = ""
-    error: str = ""
+    details: dict[str, float] = field(default_factory=dict)  # further times, by name, in seconds
+    versions: str = ""  # of the peer's package
+    error: str = ""  # why the turn was not finished
 
 
 class Peer(ABC):
@@ -86,11 +64,9 @@ class Peer(ABC):
     whatever still goes on in the background. All ranks call the same methods in the same order.
 
     Attributes:
-        state: The tensors to be saved; `update` changes them in place.
         restores_in_place: Whether `restore` puts what it reads into `state`.
         keeps_copies: Whether a rank's state outlives its node: `take_over` gives it on another.
         keeps_saves: Whether `restore` gives what was saved; else it gives what is live.
-        details: Further times that `begin` or `restore` took, by name, in seconds.
     """
 
     restores_in_place = False
@@ -99,7 +75,9 @@ class Peer(ABC):
 
     def __init__(self, task: PeerTask) -> None:
         self.task = task
+        # The tensors to be saved; `update` changes them in place.
         self.state = make_state(task.rank, task.size_bytes)
+        # Further times that `begin` or `restore` took, by name, in seconds.
         self.details: dict[str, float] = {}
 
     def update(self) -> None:

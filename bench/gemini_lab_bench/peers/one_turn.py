@@ -26,14 +26,10 @@ _POLL_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTurn:
-    """What all ranks of a peer found in one turn: of each time and count, the worst of the ranks'.
+    """What all ranks of a peer found in one turn: of each time and count, the worst."""
 
-    Attributes:
-        findings: Times and flips.
-        peak_bytes: Most memory of ranks, helpers and memory files during a save and a restore.
-    """
-
-    findings: Findings
+    findings: Findings  # times and flips
+    # Most memory of ranks, helpers and memory files during a save and a restore.
     peak_bytes: int = 0
 
 

@@ -27,18 +27,13 @@ _DASH: Final = "-"
 
 @dataclass(slots=True, kw_only=True)
 class PeerRecord:
-    """All turns of one peer.
-
-    Attributes:
-        turns: Those that were finished.
-        repeated: Why turns failed that went well when they were tried again.
-        why_not: Why a turn could not be finished; there are no further ones then.
-    """
+    """All turns of one peer."""
 
     peer: str
-    turns: list[PeerTurn] = field(default_factory=list)
+    turns: list[PeerTurn] = field(default_factory=list)  # those that were finished
+    # Why turns failed that went well when they were tried again.
     repeated: list[str] = field(default_factory=list)
-    why_not: str = ""
+    why_not: str = ""  # why a turn could not be finished; there are no further ones then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

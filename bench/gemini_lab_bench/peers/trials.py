@@ -22,17 +22,11 @@ _PATIENCE_S = 20.0  # for survivors of a kill: Gloo may never tell them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """What one save took.
+    """What one save took."""
 
-    Attributes:
-        held_up_s: Time for which training waited, in the call and before its update.
-        peer_copy_s: Until a copy was whole on another rank, if the peer makes such.
-        over_s: Until nothing was left to do.
-    """
-
-    held_up_s: float
-    peer_copy_s: float | None
-    over_s: float
+    held_up_s: float  # time for which training waited, in the call and before its update
+    peer_copy_s: float | None  # until a copy was whole on another rank, if the peer makes such
+    over_s: float  # until nothing was left to do
 
 
 def save(peer: Peer, step: int, *, idle_s: float) -> Save:

@@ -47,22 +47,16 @@ class Copies:
 
     Args:
         nodes: Who sits where; it takes an entry before this does.
-
-    Attributes:
-        placement: Who should keep what; `None` until it is known.
-        persistent: Newest version in the persistent tier, or `NONE`.
-        complete: Newest version that each rank has told to be whole, or `NONE`.
-        next_version: The one that each rank sends next.
-        shard_bytes: Size of each rank's shard; 0 until it is known.
-        missing: Shard and position of the copies that are not there so far.
     """
 
     def __init__(self, nodes: Nodes) -> None:
-        self.placement: Placement | None = None
-        self.persistent = NONE
+        self.placement: Placement | None = None  # who should keep what; `None` until it is known
+        self.persistent = NONE  # newest version in the persistent tier, or `NONE`
+        # Newest version that each rank has told to be whole, or `NONE`.
         self.complete: list[int] = []
-        self.next_version: list[int] = []
-        self.shard_bytes: list[int] = []
+        self.next_version: list[int] = []  # the one that each rank sends next
+        self.shard_bytes: list[int] = []  # size of each rank's shard; 0 until it is known
+        # Shard and position of the copies that are not there so far.
         self.missing: set[tuple[int, int]] = set()
         self._nodes = nodes
         self._job: RunStarted | None = None

@@ -52,32 +52,29 @@ class Course:
 
     Args:
         most_notes: How many of the newest remarks to keep; `None` for all.
-
-    Attributes:
-        job: What was submitted; `None` until the log tells of a run.
-        detail: More on that: a recovery's step, why the run failed or was stopped, or nothing.
-        ended_at_s: When it ended; `None` while it goes on, or where its log ends early.
-        cause: Why the run failed or was stopped, for programs; `None` if it was neither.
-        output: The last lines of the worker because of which the run was given up.
-        nodes: How many train, as it stands; 0 until a job is known.
-        began_from: The version of an earlier run that its first start loaded; `None` if none.
-        notes: Remarks: when, on which node, what.
-        code_changes: Starts with other code than before, in order of the log.
     """
 
     def __init__(self, *, most_notes: int | None = None) -> None:
+        # What was submitted; `None` until the log tells of a run.
         self.job: RunStarted | None = None
         self.started_at_s = 0.0
         self.settings: dict[str, Any] = {}
         self.phase: Phase = "waiting for events"
+        # More on that: a recovery's step, why the run failed or was stopped, or nothing.
         self.detail = ""
+        # When it ended; `None` while it goes on, or where its log ends early.
         self.ended_at_s: float | None = None
+        # Why the run failed or was stopped, for programs; `None` if it was neither.
         self.cause: FailureCause | None = None
+        # The last lines of the worker because of which the run was given up.
         self.output: tuple[str, ...] = ()
         self.epoch = 0
-        self.nodes = 0
+        self.nodes = 0  # how many train, as it stands; 0 until a job is known
+        # The version of an earlier run that its first start loaded; `None` if none.
         self.began_from: int | None = None
+        # Remarks: when, on which node, what.
         self.notes: deque[tuple[float, str, str]] = deque(maxlen=most_notes)
+        # Starts with other code than before, in order of the log.
         self.code_changes: deque[CodeSeen] = deque(maxlen=MOST_CHANGES)
 
     def take(self, entry: Entry) -> None:

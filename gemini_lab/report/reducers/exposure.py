@@ -48,16 +48,11 @@ class Judged:
 
 
 class CallTimes(NamedTuple):
-    """An iteration's collectives on one node.
+    """An iteration's collectives on one node."""
 
-    Attributes:
-        until_s: None of them ends later.
-        starts_us: When each call began since then.
-    """
-
-    until_s: float
+    until_s: float  # none of them ends later
     began_s: float
-    starts_us: Sequence[int]
+    starts_us: Sequence[int]  # when each call began since then
     durations_us: Sequence[int]
 
     def times(self, from_s: float, to_s: float) -> list[Interval]:
@@ -71,16 +66,11 @@ class CallTimes(NamedTuple):
 
 
 class Busy:
-    """When training used one node's network, as far as it is still of interest.
-
-    Attributes:
-        told: By iterations, in the order in which they were told.
-        count: Calls in all of them.
-    """
+    """When training used one node's network, as far as it is still of interest."""
 
     def __init__(self) -> None:
-        self.told: list[CallTimes] = []
-        self.count = 0
+        self.told: list[CallTimes] = []  # by iterations, in the order in which they were told
+        self.count = 0  # calls in all of them
 
     def add(self, event: Collectives, *, until_s: float) -> None:
         """Remember an iteration's collectives; where there are too many, the older half goes."""

@@ -40,12 +40,10 @@ class Arrivals:
 
     A request may be told twice, as by a root agent that takes over; so there is one for each
     machine that is gone or is to go, and it counts from the first one told after that.
-
-    Attributes:
-        waits_s: From a request until the machine's agent was there, one a machine.
     """
 
     def __init__(self) -> None:
+        # From a request until the machine's agent was there, one a machine.
         self.waits_s: deque[float] = deque(maxlen=MOST_KEPT)
         self._known: set[str] = set()
         self._lost: set[str] = set()
@@ -87,14 +85,11 @@ class Arrivals:
 
 
 class Sizes:
-    """Each change of a run's size.
-
-    Attributes:
-        waits_for: Why it is not the size that it is to be; empty if it is, or nothing was said.
-    """
+    """Each change of a run's size."""
 
     def __init__(self) -> None:
         self.found: list[Resized] = []
+        # Why it is not the size that it is to be; empty if it is, or nothing was said.
         self.waits_for = ""
 
     def take(self, entry: Entry) -> None:
@@ -113,16 +108,11 @@ class Sizes:
 
 
 class Rewinds:
-    """Each time once, though every rank says it.
-
-    Attributes:
-        found: The newest, in order of the log; what the first rank said.
-        total: How many there were, also before those that are kept.
-    """
+    """Each time once, though every rank says it."""
 
     def __init__(self) -> None:
-        self.found: list[Rewound] = []
-        self.total = 0
+        self.found: list[Rewound] = []  # the newest, in order of the log; what the first rank said
+        self.total = 0  # how many there were, also before those that are kept
         self._newest = (-1, -1)  # epoch, and how many there were in it
 
     def take(self, entry: Entry) -> None:
@@ -135,15 +125,11 @@ class Rewinds:
 
 
 class CopiesPlaced:
-    """Each change of who keeps what.
-
-    Attributes:
-        short: Why the target is not reached; empty if it is, or nothing was said.
-    """
+    """Each change of who keeps what."""
 
     def __init__(self) -> None:
         self.found: list[ReplicasPlaced] = []
-        self.short = ""
+        self.short = ""  # why the target is not reached; empty if it is, or nothing was said
 
     def take(self, entry: Entry) -> None:
         match entry.event:
@@ -158,14 +144,10 @@ class CopiesPlaced:
 
 
 class Finite:
-    """When losses were NaN or infinite, as the root agent noticed.
-
-    Attributes:
-        found: In order of the log; the last may not be over.
-    """
+    """When losses were NaN or infinite, as the root agent noticed."""
 
     def __init__(self) -> None:
-        self.found: list[NotFinite] = []
+        self.found: list[NotFinite] = []  # in order of the log; the last may not be over
 
     def take(self, entry: Entry) -> None:
         match entry.event:
@@ -183,22 +165,15 @@ class Finite:
 
 
 class VerifiedSums:
-    """Verified computations, and each time that machines came to different numbers.
-
-    Attributes:
-        count: Iterations of which all machines computed the same.
-        newest: The newest of them; `None` for none.
-        took_s: What that took, all together.
-        wrong: Each time that they did not, once though every rank says it; the newest.
-        total: How many of these there were, also before those that are kept.
-    """
+    """Verified computations, and each time that machines came to different numbers."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.newest: int | None = None
-        self.took_s = 0.0
+        self.count = 0  # iterations of which all machines computed the same
+        self.newest: int | None = None  # the newest of them; `None` for none
+        self.took_s = 0.0  # what that took, all together
+        # Each time that they did not, once though every rank says it; the newest.
         self.wrong: list[WrongSums] = []
-        self.total = 0
+        self.total = 0  # how many of these there were, also before those that are kept
         self._last: tuple[int, int, str] = (-1, -1, "")
 
     def take(self, entry: Entry) -> None:
@@ -224,17 +199,13 @@ TIMED: Final = 10_000
 
 
 class Persistent:
-    """Versions in the persistent tier.
-
-    Attributes:
-        size_bytes: Of all that was written.
-        written: When each was whole, and how long it took.
-    """
+    """Versions in the persistent tier."""
 
     def __init__(self) -> None:
-        self.size_bytes = 0
+        self.size_bytes = 0  # of all that was written
         self.failed = 0
         self.versions: set[int] = set()
+        # When each was whole, and how long it took.
         self.written: deque[tuple[float, float]] = deque(maxlen=TIMED)
         self.failures: deque[str] = deque(maxlen=MOST_KEPT)
 
@@ -254,17 +225,13 @@ class Sums:
     """Bytes sent.
 
     Memory: 8 bytes a version.
-
-    Attributes:
-        checkpoint_bytes: Replicas sent while training.
-        restored_bytes: Shards that were loaded, by the tier that they came from.
-        versions: Versions that were whole at some time, each once, in order.
     """
 
     def __init__(self) -> None:
-        self.checkpoint_bytes = 0
+        self.checkpoint_bytes = 0  # replicas sent while training
+        # Shards that were loaded, by the tier that they came from.
         self.restored_bytes: Counter[str] = Counter()
-        self.versions = array("q")
+        self.versions = array("q")  # versions that were whole at some time, each once, in order
 
     def take(self, entry: Entry) -> None:
         match entry.event:

@@ -26,13 +26,10 @@ class IterationPace:
     apart; iterations that are done again after a failure are rows of their own.
 
     Memory: 41 bytes an iteration, and 12 bytes for each rank's version.
-
-    Attributes:
-        late: Events that came too late to be counted.
     """
 
     def __init__(self) -> None:
-        self.late = 0
+        self.late = 0  # events that came too late to be counted
         self._whole_row, self._whole_s = array("i"), array("d")  # a moment, or without a row a time
         self._rows: OrderedDict[tuple[int, int], int] = OrderedDict()  # by epoch and number
         self._number, self._epoch = array("q"), array("q")

@@ -110,13 +110,10 @@ class Divergences:
     Args:
         ranks: Whether to compare all iterations of the log: a root that was just elected knows only
             some of those from before. Without, what was noticed is taken as it was told.
-
-    Attributes:
-        found: In order of the log; of each rank the first in each start.
     """
 
     def __init__(self, *, ranks: bool) -> None:
-        self.found: list[Diverged] = []
+        self.found: list[Diverged] = []  # in order of the log; of each rank the first in each start
         self.changes = 0
         self._known: set[tuple[int, int]] = set()  # epoch and rank
         self._repeats = Repeats(newest=None) if ranks else None

@@ -29,18 +29,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedValues:
-    """The values logged under one name; columns of shape `(n,)`, in order of iterations.
-
-    Attributes:
-        means: Over the ranks.
-        counts: Ranks that said something.
-        digests: Equal where every rank said the same, to the bit.
-    """
+    """The values logged under one name; columns of shape `(n,)`, in order of iterations."""
 
     numbers: npt.NDArray[np.int64]
-    means: Floats
-    counts: npt.NDArray[np.int64]
-    digests: npt.NDArray[np.uint64]
+    means: Floats  # over the ranks
+    counts: npt.NDArray[np.int64]  # ranks that said something
+    digests: npt.NDArray[np.uint64]  # Equal where every rank said the same, to the bit
 
 
 class _Column:
@@ -125,14 +119,11 @@ class Logged:
     """Values that scripts logged in the iterations that count: neither lost nor overtaken.
 
     Memory: 32 bytes for each name and iteration, and `OPEN` iterations rank by rank.
-
-    Attributes:
-        late: Values that came too late to be counted.
-        left_out: Values under names beyond the first `MOST_NAMES`, of which nothing is kept.
     """
 
     def __init__(self) -> None:
-        self.late = 0
+        self.late = 0  # values that came too late to be counted
+        # Values under names beyond the first `MOST_NAMES`, of which nothing is kept.
         self.left_out = 0
         self._columns: dict[str, _Column] = {}
         self._plans: list[tuple[int, int]] = []  # epoch and version, in order of epochs

@@ -32,35 +32,26 @@ LAB: Final = "lab"
 
 
 class Nodes:
-    """Names of nodes, in the order in which they came, and their positions.
-
-    Attributes:
-        roots: When each root agent was elected, and on which node.
-        members: The node on each position; `None` where there is none.
-        gone: Positions whose node was lost and not yet replaced.
-        failed: Nodes whose worker exited or hung, until workers are started again.
-        lost: Nodes that were lost and did not come back, in order.
-        lost_count: Nodes that were lost, all told.
-        lost_standbys: Those among `lost` that had no position then.
-        leaving: Nodes that are to go and have ranks, with what these wait for before they move;
-            empty where nothing was said of that.
-        drained: Nodes without ranks whose machines are to go, in order.
-        left: Nodes that were gone after their ranks had moved, in order.
-        comings: When a node was gone, or came back: the moment, its name, whether it is there then.
-    """
+    """Names of nodes, in the order in which they came, and their positions."""
 
     def __init__(self) -> None:
         self.root = ""
+        # When each root agent was elected, and on which node.
         self.roots: list[tuple[float, str]] = []
-        self.members: list[str | None] = []
-        self.gone: set[int] = set()
+        self.members: list[str | None] = []  # the node on each position; `None` where there is none
+        self.gone: set[int] = set()  # positions whose node was lost and not yet replaced
+        # Nodes whose worker exited or hung, until workers are started again.
         self.failed: set[str] = set()
-        self.lost: dict[str, None] = {}
-        self.lost_count = 0
-        self.lost_standbys: dict[str, None] = {}
+        self.lost: dict[str, None] = {}  # nodes that were lost and did not come back, in order
+        self.lost_count = 0  # nodes that were lost, all told
+        self.lost_standbys: dict[str, None] = {}  # those among `lost` that had no position then
+        # Nodes that are to go and have ranks, with what these wait for before they move; empty
+        # where nothing was said of that.
         self.leaving: dict[str, str] = {}
-        self.drained: dict[str, None] = {}
+        self.drained: dict[str, None] = {}  # nodes without ranks whose machines are to go, in order
+        # Nodes that were gone after their ranks had moved, in order.
         self.left: dict[str, None] = {}
+        # When a node was gone, or came back: the moment, its name, whether it is there then.
         self.comings: list[tuple[float, str, bool]] = []
         self._names: dict[str, None] = {}
         self._seats: dict[int, str] = {}

@@ -18,15 +18,10 @@ TRIES: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Furthest:
-    """How far some tries came.
+    """How far some tries came."""
 
-    Attributes:
-        by_all: Newest iteration that every rank ended.
-        by_any: Newest iteration that some rank ended.
-    """
-
-    by_all: int
-    by_any: int
+    by_all: int  # newest iteration that every rank ended
+    by_any: int  # newest iteration that some rank ended
 
 
 @dataclass(slots=True)

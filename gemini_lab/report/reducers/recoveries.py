@@ -38,32 +38,26 @@ from gemini_lab.report.reducers.iterations import Divergences
 from gemini_lab.report.reducers.reached import Reached
 from gemini_lab.report.reducers.spans import STRIKES, Seated, Spans, lost_training
 
+MarkKind = Literal["injected", "noticed", "lost", "recovery"]
+"""Of what is marked: noticed is a failure, lost a node that is gone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineMark:
-    """Something that concerns the whole timeline.
+    """Something that concerns the whole timeline."""
 
-    Attributes:
-        kind: `"injected"`, `"noticed"` (a failure), `"lost"` (a node is gone) or `"recovery"`.
-        start_s: When it happened or began, on the log's clock.
-        end_s: When it was over; None while it is not, or if it has no length.
-    """
-
-    kind: Literal["injected", "noticed", "lost", "recovery"]
-    start_s: float
-    end_s: float | None = None
+    kind: MarkKind
+    start_s: float  # when it happened or began, on the log's clock
+    end_s: float | None = None  # when it was over; None while it is not, or if it has no length
     lane: str = ""
     text: str = ""
 
 
 class Marks:
-    """Failures and recoveries, in the order in which the log tells them.
-
-    Attributes:
-        marks: All of them; a recovery's gets its end when that is told.
-    """
+    """Failures and recoveries, in the order in which the log tells them."""
 
     def __init__(self) -> None:
+        # All of them; a recovery's gets its end when that is told.
         self.marks: list[TimelineMark] = []
         self.changes = 0
         self._recoveries: dict[int, int] = {}
@@ -75,54 +69,52 @@ class Marks:
         match event:
             case Injected():
                 text = f"{event.failure.replace('_', ' ')} on {node}"
-                self._mark(TimelineMark(kind="injected", start_s=at_s, lane=node, text=text))
+                self._mark("injected", at_s, text, lane=node)
             case NodeLost(name=name):
-                self._mark(
-                    TimelineMark(kind="lost", start_s=at_s, lane=name, text=f"{name} is gone")
-                )
+                self._mark("lost", at_s, f"{name} is gone", lane=name)
             case NodeLeaving(name=name):
-                self._mark(
-                    TimelineMark(kind="noticed", start_s=at_s, lane=name, text=f"{name} is to go")
-                )
+                self._mark("noticed", at_s, f"{name} is to go", lane=name)
             case NodeDrained(name=name):
-                text = f"{name} has no ranks left"
-                self._mark(TimelineMark(kind="noticed", start_s=at_s, lane=name, text=text))
+                self._mark("noticed", at_s, f"{name} has no ranks left", lane=name)
             case Resized() | ReplicasPlaced() | ResizeRefused():
-                text = f"{event}"
-                self._mark(TimelineMark(kind="noticed", start_s=at_s, text=text))
+                self._mark("noticed", at_s, f"{event}")
             case WorkerExited() | WorkerHung():
                 what = "exited" if isinstance(event, WorkerExited) else "hangs"
-                text = f"rank {event.rank} on {node} {what}"
-                self._mark(TimelineMark(kind="noticed", start_s=at_s, lane=node, text=text))
+                self._mark("noticed", at_s, f"rank {event.rank} on {node} {what}", lane=node)
             case Diverged():
                 text = f"DIVERGED: rank {event.rank}, iteration {event.iteration}: {event.differs}"
-                self._mark(TimelineMark(kind="noticed", start_s=at_s, text=text))
+                self._mark("noticed", at_s, text)
             case LossNotFinite():
-                text = f"NOT FINITE: {event}"
-                self._mark(TimelineMark(kind="noticed", start_s=at_s, text=text))
+                self._mark("noticed", at_s, f"NOT FINITE: {event}")
             case Rewound() as said if (said.epoch, said.rewinds) > self._rewound:
                 self._rewound = said.epoch, said.rewinds
-                text = f"WENT BACK: {said}"
                 started_s = at_s - seconds(said.duration_s)
-                self._mark(TimelineMark(kind="recovery", start_s=started_s, end_s=at_s, text=text))
+                self._mark("recovery", started_s, f"WENT BACK: {said}", end_s=at_s)
             case WrongSums() as said if (said.epoch, said.iteration) > self._wrong:
                 self._wrong = said.epoch, said.iteration
-                self._mark(TimelineMark(kind="noticed", start_s=at_s, text=f"WRONG SUMS: {said}"))
+                self._mark("noticed", at_s, f"WRONG SUMS: {said}")
             case RecoveryStarted(recovery=number):
                 started_s = seconds(event.failed_at_s)
                 self._recoveries[number] = len(self.marks)
-                self._mark(
-                    TimelineMark(kind="recovery", start_s=started_s, text=f"recovery {number}")
-                )
+                self._mark("recovery", started_s, f"recovery {number}")
             case RecoveryFinished(recovery=number) if number in self._recoveries:
                 place = self._recoveries[number]
                 text = f"{self.marks[place].text}, from version {event.version}"
                 self.marks[place] = replace(self.marks[place], end_s=at_s, text=text)
                 self.changes += 1
 
-    def _mark(self, mark: TimelineMark) -> None:
+    def _mark(
+        self,
+        kind: MarkKind,
+        start_s: float,
+        text: str,
+        *,
+        lane: str = "",
+        end_s: float | None = None,
+    ) -> None:
         if len(self.marks) >= MOST_KEPT:
             raise OverflowError(f"more than {MOST_KEPT} failures")
+        mark = TimelineMark(kind=kind, start_s=start_s, end_s=end_s, lane=lane, text=text)
         self.marks.append(mark)
         self.changes += 1
 
@@ -163,10 +155,6 @@ class RecoveryReducer:
         spans: When the run failed and trained again; also of recoveries that are not kept.
         seated: Who had ranks when: no other node's end is a failure.
         most: How many of the newest recoveries, injections and exits to keep; `None` for all.
-
-    Attributes:
-        total: All recoveries, kept or not.
-        changes: Counts entries that changed an answer.
     """
 
     def __init__(
@@ -179,8 +167,8 @@ class RecoveryReducer:
         *,
         most: int | None = None,
     ) -> None:
-        self.total = 0
-        self.changes = 0
+        self.total = 0  # all recoveries, kept or not
+        self.changes = 0  # counts entries that changed an answer
         self.injections: deque[Injection] = deque(maxlen=most)
         self.exits: deque[WorkerExit] = deque(maxlen=most)
         self._reached, self._pace, self._divergences = reached, pace, divergences

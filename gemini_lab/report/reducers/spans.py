@@ -52,20 +52,13 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Downtime:
-    """One recovery as a span of time; the job's first start is one without a failure.
+    """One recovery as a span of time; the job's first start is one without a failure."""
 
-    Attributes:
-        recovery: Its number; 0 is the first start.
-        failed_s: When it struck, where the injector said so, else when it was noticed.
-        resumed_s: When the first iteration after it had ended; infinite while it goes on.
-        version: What was loaded; 0 for the start, `None` where nothing was planned.
-    """
-
-    recovery: int
+    recovery: int  # its number; 0 is the first start
     noticed_s: float
-    failed_s: float
-    resumed_s: float
-    version: int | None
+    failed_s: float  # when it struck, where the injector said so, else when it was noticed
+    resumed_s: float  # when the first iteration after it had ended; infinite while it goes on
+    version: int | None  # what was loaded; 0 for the start, `None` where nothing was planned
 
 
 @dataclass(slots=True)
@@ -87,13 +80,11 @@ class Spans:
 
     Args:
         seated: Who had ranks when: no other node's end is a failure.
-
-    Attributes:
-        steps: A recovery's number, a step's name, and from when to when, as told.
     """
 
     def __init__(self, seated: Seated) -> None:
         self._seated = seated
+        # A recovery's number, a step's name, and from when to when, as told.
         self.steps: list[tuple[int, str, Interval]] = []
         self._told: dict[int, _SpanEvents] = {}
         self._strikes: list[tuple[float, str]] = []  # when, on which node

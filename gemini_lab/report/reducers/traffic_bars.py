@@ -47,23 +47,14 @@ SHORTEST_WAIT_S: Final = 0.001
 
 @dataclass(slots=True)
 class Rank:
-    """The state of a rank until its traffic is judged.
+    """The state of a rank until its traffic is judged."""
 
-    Attributes:
-        lane: Where it sits.
-        done: Epoch and number of the iteration that it told last.
-        whole_s: When its newest version was whole.
-        told: The version whose transfers it told last.
-        open: What it sent, and is not judged.
-        waits: When it waited for checkpoints.
-    """
-
-    lane: int
-    done: tuple[int, int] = (-1, -1)
-    whole_s: float = -inf
-    told: int = -1
-    open: list[Sending] = field(default_factory=list)
-    waits: list[Interval] = field(default_factory=list)
+    lane: int  # where it sits
+    done: tuple[int, int] = (-1, -1)  # epoch and number of the iteration that it told last
+    whole_s: float = -inf  # when its newest version was whole
+    told: int = -1  # the version whose transfers it told last
+    open: list[Sending] = field(default_factory=list)  # what it sent, and is not judged
+    waits: list[Interval] = field(default_factory=list)  # when it waited for checkpoints
 
 
 class TrafficBars:
@@ -79,21 +70,6 @@ class TrafficBars:
         nodes: Who sits where; takes an entry before this does.
         limit: How many bars to keep here.
         pyramid: Where all of them go; `None` to let the oldest be lost.
-
-    Attributes:
-        lanes: Node names; a bar's `lane` and `peer` point here.
-        costs_s: For each lane the seconds that training waited for checkpoints or shared its
-            network with them.
-        names: Names of collectives; a bar's `name` points here.
-        busy: For each lane, when training used its network.
-        newest_s: The latest time told, on the log's clock; None before the first.
-        origin_s: When the run started, or its first event.
-        basis: What hidden and exposed were judged by: `"collectives"` and waits, or `"waits"`
-            alone.
-        hidden_bytes: Sent while nobody minded.
-        exposed_bytes: Sent while training used the network or waited.
-        pyramid: All but those that were not settled; `None` where none is kept.
-        replicas: Copies of each shard, the owner's counted; 1 where the log does not say.
     """
 
     def __init__(
@@ -102,24 +78,28 @@ class TrafficBars:
         bars = Bars(limit, settle=None if pyramid is None else self._settle)
         self.nodes = nodes
         self.bars = bars
-        self.lanes: list[str] = []
+        self.lanes: list[str] = []  # node names; a bar's `lane` and `peer` point here
+        # For each lane the seconds that training waited for checkpoints or shared its network with
+        # them.
         self.costs_s: list[float] = []
-        self.names: list[str] = [""]
+        self.names: list[str] = [""]  # names of collectives; a bar's `name` points here
         self.ranks: dict[int, Rank] = {}
-        self.busy: dict[int, Busy] = {}
+        self.busy: dict[int, Busy] = {}  # for each lane, when training used its network
+        # The latest time told, on the log's clock; None before the first.
         self.newest_s: float | None = None
-        self.origin_s: float | None = None
+        self.origin_s: float | None = None  # when the run started, or its first event
+        # What hidden and exposed were judged by: `"collectives"` and waits, or `"waits"` alone.
         self.basis: Literal["collectives", "waits"] = "waits"
         self.is_blocking = False
-        self.hidden_bytes = 0.0
-        self.exposed_bytes = 0.0
+        self.hidden_bytes = 0.0  # sent while nobody minded
+        self.exposed_bytes = 0.0  # sent while training used the network or waited
         self._lane_of: dict[str, int] = {}
         self._name_of: dict[str, int] = {"": 0}
         self._changes = 0
-        self.pyramid = pyramid
+        self.pyramid = pyramid  # all but those that were not settled; `None` where none is kept
         self.is_over = False
         self.is_simulated = False
-        self.replicas = 1
+        self.replicas = 1  # copies of each shard, the owner's counted; 1 where the log does not say
         self._is_placed = False  # whether a placement was told
         self._rack_of: dict[str, str] = {}
         self._failures = Marks()

@@ -16,20 +16,13 @@ LARGEST: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadlineAnswer:
-    """One question about a run, and its answer.
-
-    Attributes:
-        short: The answer in a few characters.
-        detail: What it rests on.
-        mood: `"unknown"` if the log does not answer it.
-        view: The view that shows where the answer comes from, by its place on a page.
-    """
+    """One question about a run, and its answer."""
 
     question: str
-    short: str
-    detail: str
-    mood: Literal["good", "bad", "neutral", "unknown"]
-    view: str
+    short: str  # the answer in a few characters
+    detail: str  # what it rests on
+    mood: Literal["good", "bad", "neutral", "unknown"]  # `"unknown"` if the log does not answer it
+    view: str  # the view that shows where the answer comes from, by its place on a page
 
 
 def answers(

@@ -15,51 +15,36 @@ from gemini_lab.report.tables.recoveries import FailureMark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One value that a run logged, over its iterations.
-
-    Attributes:
-        run: The earlier run that logged it; empty for this one.
-        numbers: Iteration of each point that is shown.
-        count: All iterations with such a value, shown or not.
-    """
+    """One value that a run logged, over its iterations."""
 
     name: str
-    run: str
-    numbers: tuple[int, ...]
+    run: str  # the earlier run that logged it; empty for this one
+    numbers: tuple[int, ...]  # iteration of each point that is shown
     means: tuple[float, ...]
-    count: int
+    count: int  # all iterations with such a value, shown or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Whether a value was the same in an earlier run, bit by bit.
-
-    Attributes:
-        compared: Values, of all ranks, that both runs have.
-        iterations: Iterations of which both runs have values.
-        first: The first iteration that differs, and the mean in this run and in the other;
-            `None` where none does.
-    """
+    """Whether a value was the same in an earlier run, bit by bit."""
 
     name: str
     run: str
-    compared: int
-    iterations: int
+    compared: int  # values, of all ranks, that both runs have
+    iterations: int  # iterations of which both runs have values
+    # The first iteration that differs, and the mean in this run and in the other; `None` where none
+    # does.
     first: tuple[int, float, float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveTable:
-    """Values that scripts logged, failures among them, and the same values of earlier runs.
+    """Values that scripts logged, failures among them, and the same values of earlier runs."""
 
-    Attributes:
-        curves: This run's, the loss first; then those of earlier runs under the same names.
-        matches: One for each earlier run and name that both have.
-    """
-
+    # This run's, the loss first; then those of earlier runs under the same names.
     curves: tuple[Curve, ...]
     marks: tuple[FailureMark, ...]
-    matches: tuple[Match, ...]
+    matches: tuple[Match, ...]  # one for each earlier run and name that both have
     ranks: int
     notes: tuple[str, ...]
     is_simulated: bool = False
@@ -67,13 +52,10 @@ class CurveTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """The cost of checkpoints, as a share of an iteration without them (0.01 is 1 %).
-
-    Attributes:
-        low: Lower end of its 95 % bootstrap interval; `None` where only waiting was summed up.
-    """
+    """The cost of checkpoints, as a share of an iteration without them (0.01 is 1 %)."""
 
     share: float
+    # Lower end of its 95 % bootstrap interval; `None` where only waiting was summed up.
     low: float | None
     high: float | None
     how: str
@@ -81,26 +63,18 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationSeries:
-    """Iterations of one kind.
-
-    Attributes:
-        run: The earlier run that they are of; empty for this one.
-        kind: `"with"` or `"without"` checkpoints, or `"first"` after a start.
-        numbers: Iteration of each point that is shown.
-        median_s: Over all iterations of the kind; `None` without any.
-        low_s: Lower end of the median's 95 % bootstrap interval.
-        count: All iterations of the kind, shown or not.
-    """
+    """Iterations of one kind."""
 
     name: str
-    run: str
+    run: str  # the earlier run that they are of; empty for this one
+    # `"with"` or `"without"` checkpoints, or `"first"` after a start.
     kind: Literal["with", "without", "first"]
-    numbers: tuple[int, ...]
+    numbers: tuple[int, ...]  # iteration of each point that is shown
     durations_s: tuple[float, ...]
-    median_s: float | None
-    low_s: float | None
+    median_s: float | None  # over all iterations of the kind; `None` without any
+    low_s: float | None  # lower end of the median's 95 % bootstrap interval
     high_s: float | None
-    count: int
+    count: int  # all iterations of the kind, shown or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,15 +186,11 @@ NAMES: Final[dict[Kind, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """An earlier run to hold this one against.
-
-    Attributes:
-        is_without: Whether it is the same job without checkpoints.
-    """
+    """An earlier run to hold this one against."""
 
     name: str
     pace: IterationPace
-    is_without: bool
+    is_without: bool  # whether it is the same job without checkpoints
 
 
 def iterations(

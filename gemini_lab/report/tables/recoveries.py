@@ -17,15 +17,11 @@ Origin = Literal["measured here", "simulated", "model"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureMark:
-    """Something that happened at an iteration.
-
-    Attributes:
-        is_planned: Whether somebody had asked for it: it is no failure.
-    """
+    """Something that happened at an iteration."""
 
     iteration: int
     text: str
-    is_planned: bool = False
+    is_planned: bool = False  # whether somebody had asked for it: it is no failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,57 +36,40 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRow:
-    """One recovery, or what a model says of one.
+    """One recovery, or what a model says of one."""
 
-    Attributes:
-        label: For the axis; unique in its table.
-        cause: What failed, or what the model assumes.
-        steps: In order of time; the lost progress, to be done again, stands last.
-        down_s: From the failure to the end of the first iteration; `None` while it lasts.
-        wasted_s: Lost progress and retrieval; `None` while unknown.
-        error: Which worker raised what, if one did.
-    """
-
-    label: str
+    label: str  # for the axis; unique in its table
     origin: Origin
-    cause: str
-    steps: tuple[StepRow, ...]
+    cause: str  # what failed, or what the model assumes
+    steps: tuple[StepRow, ...]  # in order of time; the lost progress, to be done again, stands last
+    # From the failure to the end of the first iteration; `None` while it lasts.
     down_s: float | None
-    wasted_s: float | None
+    wasted_s: float | None  # lost progress and retrieval; `None` while unknown
     lost_iterations: int
     source: str
-    error: str = ""
+    error: str = ""  # which worker raised what, if one did
     output: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryTable:
-    """Recoveries of this run, of earlier ones, and the persistent baseline.
+    """Recoveries of this run, of earlier ones, and the persistent baseline."""
 
-    Attributes:
-        rows: This run's newest ones first in order of time, then others, then the model.
-        total: Recoveries of this run, shown or not.
-        newest: The last one of this run that is over, with all that is known of it.
-    """
-
+    # This run's newest ones first in order of time, then others, then the model.
     rows: tuple[RecoveryRow, ...]
-    total: int
+    total: int  # recoveries of this run, shown or not
     notes: tuple[str, ...]
+    # The last one of this run that is over, with all that is known of it.
     newest: Recovery | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WastedRow:
-    """Wasted time of one failure, in the parts of Eq. (1).
+    """Wasted time of one failure, in the parts of Eq. (1)."""
 
-    Attributes:
-        label: For the axis; unique in its table.
-        parts: Name and seconds, in order.
-    """
-
-    label: str
+    label: str  # for the axis; unique in its table
     origin: Origin
-    parts: tuple[tuple[str, float], ...]
+    parts: tuple[tuple[str, float], ...]  # name and seconds, in order
     how: str
 
     @property
@@ -109,19 +88,14 @@ class WastedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """The cost of a run's failures.
-
-    Attributes:
-        recoveries: Those that are kept, in order.
-        total: All of them.
-        wasted: Eq. (1) with the run's own figures; `None` until there is something to measure.
-        persistent: Eq. (1) for the persistent tier alone; `None` without two versions in it.
-    """
+    """The cost of a run's failures."""
 
     origin: Origin
-    recoveries: tuple[Recovery, ...] = ()
-    total: int = 0
+    recoveries: tuple[Recovery, ...] = ()  # those that are kept, in order
+    total: int = 0  # all of them
+    # Eq. (1) with the run's own figures; `None` until there is something to measure.
     wasted: WastedTime | None = None
+    # Eq. (1) for the persistent tier alone; `None` without two versions in it.
     persistent: WastedTime | None = None
 
     @property

@@ -27,22 +27,14 @@ CopyState = Literal["whole", "missing", "lost"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRow:
-    """One copy of one shard.
+    """One copy of one shard."""
 
-    Attributes:
-        shard: The position whose shard it is.
-        position: Where it lies; the same as `shard` for the owner's own copy.
-        version: Newest whole version; `None` if there is none.
-        state: Whether a recovery could use it.
-        is_writing: Whether a newer version is being written beside it.
-    """
-
-    shard: int
-    position: int
+    shard: int  # the position whose shard it is
+    position: int  # where it lies; the same as `shard` for the owner's own copy
     holder: str
-    version: int | None
-    state: CopyState
-    is_writing: bool
+    version: int | None  # newest whole version; `None` if there is none
+    state: CopyState  # whether a recovery could use it
+    is_writing: bool  # whether a newer version is being written beside it
 
     @property
     def is_own(self) -> bool:
@@ -51,35 +43,25 @@ class CopyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutcome:
-    """The consequences of one node's loss now.
-
-    Attributes:
-        lost_copies: Shards of which a copy would be gone.
-        lost_shards: Those of which memory would have no whole copy left.
-        tier: From where training would go on: `"memory"`, `"persistent"` or `"start"`.
-        version: With which version; `None` for the start.
-        holder: Position that would give the node's own shard; `None` unless `tier` is memory.
-    """
+    """The consequences of one node's loss now."""
 
     position: int
-    lost_copies: tuple[int, ...]
-    lost_shards: tuple[int, ...]
+    lost_copies: tuple[int, ...]  # shards of which a copy would be gone
+    lost_shards: tuple[int, ...]  # those of which memory would have no whole copy left
+    # From where training would go on: `"memory"`, `"persistent"` or `"start"`.
     tier: Literal["memory", "persistent", "start"]
-    version: int | None
+    version: int | None  # with which version; `None` for the start
+    # Position that would give the node's own shard; `None` unless `tier` is memory.
     holder: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
-    """The chance that memory keeps every shard when k nodes are lost at once, all copies whole.
-
-    Attributes:
-        how: `"exact"`, `"enumerated"` or `"sampled"`.
-    """
+    """The chance that memory keeps every shard when k nodes are lost at once, all copies whole."""
 
     lost: int
     chance: float
-    how: Literal["exact", "enumerated", "sampled"]
+    how: Literal["exact", "enumerated", "sampled"]  # `"exact"`, `"enumerated"` or `"sampled"`
 
     @property
     def percent(self) -> str:
@@ -92,29 +74,18 @@ class Survival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaTable:
-    """The holders of each shard's replicas.
+    """The holders of each shard's replicas."""
 
-    Attributes:
-        strategy: Of the placement; empty where no placement is known.
-        groups: Positions that exchange replicas.
-        nodes: One a position, in order.
-        copies: In order of shard, owner first.
-        what_if: One a position.
-        survival: For k = 1, 2, ...
-        version: The version that memory would give now.
-        persistent_version: The one that the persistent tier would give.
-    """
-
-    strategy: str
+    strategy: str  # of the placement; empty where no placement is known
     replicas: int
-    groups: tuple[tuple[int, ...], ...]
-    nodes: tuple[NodeRow, ...]
+    groups: tuple[tuple[int, ...], ...]  # positions that exchange replicas
+    nodes: tuple[NodeRow, ...]  # one a position, in order
     standbys: tuple[NodeRow, ...]
-    copies: tuple[CopyRow, ...]
-    what_if: tuple[LossOutcome, ...]
-    survival: tuple[Survival, ...]
-    version: int | None
-    persistent_version: int | None
+    copies: tuple[CopyRow, ...]  # in order of shard, owner first
+    what_if: tuple[LossOutcome, ...]  # one a position
+    survival: tuple[Survival, ...]  # for k = 1, 2, ..
+    version: int | None  # the version that memory would give now
+    persistent_version: int | None  # the one that the persistent tier would give
 
     @property
     def racks(self) -> frozenset[str]:
@@ -133,19 +104,13 @@ class ReplicaTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRow:
-    """CPU memory for checkpoints on one position; every kept shard has two buffers or more.
-
-    Attributes:
-        peers_bytes: Replicas of peers' shards, whole.
-        writing_bytes: Buffers into which a newer version goes right now.
-        free_bytes: Buffers that are taken, but hold no newer version: older ones, or nothing.
-    """
+    """CPU memory for checkpoints on one position; every kept shard has two buffers or more."""
 
     node: str
     own_bytes: int
-    peers_bytes: int
-    writing_bytes: int
-    free_bytes: int
+    peers_bytes: int  # replicas of peers' shards, whole
+    writing_bytes: int  # buffers into which a newer version goes right now
+    free_bytes: int  # buffers that are taken, but hold no newer version: older ones, or nothing
 
     @property
     def taken_bytes(self) -> int:
@@ -154,17 +119,11 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTable:
-    """Memory by node, and what is known beside it.
+    """Memory by node, and what is known beside it."""
 
-    Attributes:
-        rows: One a position; empty until the log tells the size of a shard.
-        limit_bytes: What a node may take; `None` where the log does not say.
-        notes: What is known and what is not, for people.
-    """
-
-    rows: tuple[MemoryRow, ...]
-    limit_bytes: int | None
-    notes: tuple[str, ...]
+    rows: tuple[MemoryRow, ...]  # one a position; empty until the log tells the size of a shard
+    limit_bytes: int | None  # what a node may take; `None` where the log does not say
+    notes: tuple[str, ...]  # what is known and what is not, for people
 
 
 ENUMERATED: Final = 20_000

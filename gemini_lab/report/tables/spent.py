@@ -34,29 +34,21 @@ Part = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentRow:
-    """One part of a run's wall time.
-
-    Attributes:
-        source: Where in the log they come from, for people.
-    """
+    """One part of a run's wall time."""
 
     part: Part
     label: str
     seconds: float
-    source: str
+    source: str  # where in the log they come from, for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpentTable:
-    """The parts of a run's wall time.
+    """The parts of a run's wall time."""
 
-    Attributes:
-        rows: In the order of a bar; no moment is in two of them, and they add up to `wall_s`.
-        wall_s: From the job's submission to its end, or to now.
-    """
-
+    # In the order of a bar; no moment is in two of them, and they add up to `wall_s`.
     rows: tuple[SpentRow, ...]
-    wall_s: float
+    wall_s: float  # from the job's submission to its end, or to now
 
     def seconds(self, *parts: Part) -> float:
         return sum(row.seconds for row in self.rows if row.part in parts)

@@ -21,23 +21,19 @@ NodeHealth = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """One node as it is now.
-
-    Attributes:
-        position: Where it trains; `None` for a standby or a node that is gone or about to go.
-        health: What it does; `"failed"` where its worker exited or hung and no other was started,
-            `"over"` where the run is, `"drained"` where its ranks have moved so that its machine
-            may be taken, `"left"` where that has happened.
-        leaving: What its ranks wait for before they move, as its machine is to go; empty where
-            they wait for nothing, `None` where the machine stays.
-        rack: Where its position is; empty where the log does not say.
-    """
+    """One node as it is now."""
 
     name: str
+    # Where it trains; `None` for a standby or a node that is gone or about to go.
     position: int | None
+    # What it does; `"failed"` where its worker exited or hung and no other was started, `"over"`
+    # where the run is, `"drained"` where its ranks have moved so that its machine may be taken,
+    # `"left"` where that has happened.
     health: NodeHealth
     is_root: bool = False
-    rack: str = ""
+    rack: str = ""  # where its position is; empty where the log does not say
+    # What its ranks wait for before they move, as its machine is to go; empty where they wait for
+    # nothing, `None` where the machine stays.
     leaving: str | None = None
 
 
@@ -56,46 +52,37 @@ def leaving_of(nodes: Iterable[NodeRow]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The run in a few numbers.
-
-    Attributes:
-        detail: The recovery's step, why a run failed, or nothing.
-        error: What the worker raised because of which the run failed or recovers; or nothing.
-        whole_version: Newest version of which every shard is whole in memory somewhere.
-        survivable: This many nodes, whichever, may be lost now, and memory still has a whole
-            version; -1 where memory has none at all, `None` where the placement is not known.
-        nodes: In order of position, then standbys, then nodes that were lost last.
-        wasted_s: Lost progress and retrieval of those recoveries, as far as measured.
-        is_open: Whether the newest of them has not come to its end.
-        diverged: Losses that are no numbers now; what came out otherwise when it was done
-            again, and the likely cause; or nothing.
-        conditions: What the run emulates or assumes, for people.
-        facts: When the run began, its command, its size, and what it is made with, for people.
-    """
+    """The run in a few numbers."""
 
     run: str
     origin: Origin
     phase: Phase
-    detail: str
-    error: str
+    detail: str  # the recovery's step, why a run failed, or nothing
+    error: str  # what the worker raised because of which the run failed or recovers; or nothing
     output: tuple[str, ...]
     now_s: float
     iteration: int
-    whole_version: int | None
+    whole_version: int | None  # newest version of which every shard is whole in memory somewhere
     whole_age_s: float | None
+    # This many nodes, whichever, may be lost now, and memory still has a whole version; -1 where
+    # memory has none at all, `None` where the placement is not known.
     survivable: int | None
     survivable_version: int | None
     persistent_version: int | None
+    # In order of position, then standbys, then nodes that were lost last.
     nodes: tuple[NodeRow, ...]
     lost_nodes: int
     recoveries: int
-    wasted_s: float
-    conditions: tuple[str, ...]
+    wasted_s: float  # lost progress and retrieval of those recoveries, as far as measured
+    conditions: tuple[str, ...]  # what the run emulates or assumes, for people
     notes: tuple[str, ...]
     unread: int
+    # Losses that are no numbers now; what came out otherwise when it was done again, and the likely
+    # cause; or nothing.
     diverged: tuple[str, ...] = ()
-    is_open: bool = False
+    is_open: bool = False  # whether the newest of them has not come to its end
     is_past: bool = False
+    # When the run began, its command, its size, and what it is made with, for people.
     facts: tuple[str, ...] = ()
 
 

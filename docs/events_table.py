@@ -12,9 +12,9 @@ import msgspec
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import moments_of
-from gemini_lab.log.events import KINDS, SCHEMA, Event
+from gemini_lab.log.events import KINDS, Event
 
-PACKAGE: Final = Path(__file__).parents[1]
+PACKAGE: Final = Path(events.__file__).parents[1]
 _BY_NAME: Final = {kind.__name__: name for name, kind in events.KINDS.items()}
 
 
@@ -98,13 +98,18 @@ def _fields(kind: type[Event]) -> Iterator[str]:
 
 
 def _texts(kind: type[Event]) -> dict[str, str]:
-    """Return the description of each field in the docstrings of `kind` and its bases."""
+    """Return the comment beside or above each field of `kind` and its bases, as a sentence."""
     texts: dict[str, str] = {}
-    for base in kind.__mro__:
-        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
-        for entry in re.split(r"\n(?= {4}\w)", listed):
-            name, _, text = entry.strip().partition(": ")
-            texts.setdefault(name, " ".join(text.split()))
+    for base in kind.__mro__[: kind.__mro__.index(Event)]:
+        above: list[str] = []
+        for line in inspect.getsource(base).splitlines():
+            if comment := re.fullmatch(r" {4}# (.*)", line):
+                above.append(comment[1])
+            elif field := re.fullmatch(r" {4}(\w+): .*?(?:  # (.*))?", line):
+                text = field[2] or " ".join(above)
+                end = "" if text.endswith((".", ":")) else "."
+                texts.setdefault(field[1], f"{text[:1].upper()}{text[1:]}{end}")
+                above = []
     return texts
 
 
@@ -133,8 +138,3 @@ def _type(hint: Any) -> str:
 
 def _in_a_cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    print(f"Schema {SCHEMA}. Every entry has `at_s` (float, moment), `node` (str) and `kind`.\n")  # noqa: T201
-    print(table())  # noqa: T201
