@@ -4,6 +4,8 @@ import gzip
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from made import made
+
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import read_line
@@ -69,10 +71,10 @@ class ToldRun:
         self.entries.append(Entry(at_s=self.now_s, node=node, event=event))
 
     def say_worker(self, kind: type[Any], rank: int, **fields: Any) -> None:
-        self.say(kind(rank=rank, epoch=self.epoch, **fields), node=self.node_of(rank))
+        self.say(made(kind, rank=rank, epoch=self.epoch, **fields), node=self.node_of(rank))
 
     def say_root(self, kind: type[Any], **fields: Any) -> None:
-        self.say(kind(**fields), node=self.root)
+        self.say(made(kind, **fields), node=self.root)
 
     def elect(self, name: str) -> "ToldRun":
         self.root = name
@@ -120,7 +122,6 @@ class ToldRun:
                 rank,
                 version=version,
                 sent_bytes=SHARD_BYTES,
-                local_s=0.0,
                 duration_s=0.25,
                 next_version=version + 1,
             )
@@ -163,9 +164,7 @@ class ToldRun:
 
     def exit(self, rank: int, *, output: Sequence[str] = (), code: int = 1) -> "ToldRun":
         """A worker ends with an exit code and these last lines."""
-        self.say_worker(
-            events.WorkerExited, rank, pid=7, signal=None, exit_code=code, output=tuple(output)
-        )
+        self.say_worker(events.WorkerExited, rank, pid=7, exit_code=code, output=tuple(output))
         return self
 
     def crash(self, rank: int, *, known: int, output: Sequence[str] = ()) -> "ToldRun":
@@ -211,7 +210,6 @@ class ToldRun:
             version=version,
             tier=tier,
             members=tuple(members),
-            sources=(),
             transfers=tuple(moves),
             reason="told so",
         )
@@ -235,12 +233,9 @@ class ToldRun:
                 shard=rank,
                 version=version,
                 tier=tier,
-                holder=None,
                 size_bytes=SHARD_BYTES,
                 verified=True,
                 retrieve_s=took_s,
-                verify_s=0.0,
-                load_s=0.0,
             )
         self.now_s -= took_s
         self.step("retrieve", took_s).step("warm_up", 1.5)
@@ -350,23 +345,9 @@ def with_all_that_is_noticed() -> ToldRun:
     wrong = {"work": "gradient", "ranks": (1, 2), "replays": 2, "version": 2, "rewinds": 0}
     for rank in (0, 1):  # every rank says it
         run.say_worker(
-            events.WrongSums,
-            rank,
-            iteration=4,
-            nodes=("node-2",),
-            suspects=(),
-            goes_back=True,
-            **wrong,
+            events.WrongSums, rank, iteration=4, nodes=("node-2",), goes_back=True, **wrong
         )
-    run.say_worker(
-        events.WrongSums,
-        0,
-        iteration=5,
-        nodes=(),
-        suspects=("node-0", "node-1"),
-        goes_back=False,
-        **wrong,
-    )
+    run.say_worker(events.WrongSums, 0, iteration=5, suspects=("node-0", "node-1"), **wrong)
     back = {"iteration": 5, "version": 3, "skips": True, "cause": "script", "duration_s": 0.1}
     for rank in run.ranks:
         run.say_worker(events.Rewound, rank, rewinds=1, **back)
@@ -375,7 +356,6 @@ def with_all_that_is_noticed() -> ToldRun:
         events.ReplicasPlaced,
         placement=plan_placement(nodes=4, replicas=3),
         added=((2, "node-0"), (3, "node-1")),
-        dropped=(),
         loss_chance_then=0.002,
         loss_chance=0.0001,
         reason="memory may not suffice (node-2 failed 3 times: 0.11 a day): 0.002 goes to 0.0001",

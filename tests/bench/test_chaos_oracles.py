@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from made import made
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
@@ -66,48 +67,34 @@ def iteration(number, rank, *, epoch=1, loss=None, restored=False, at_s=0.0):
 
 def planned(epoch, version, *, recovery=0, made_in=0, tier="memory"):
     return entry(
-        RecoveryPlanned(
+        made(
+            RecoveryPlanned,
             recovery=recovery,
             epoch=epoch,
             version=version,
             made_in=made_in,
             tier=tier,
             members=("node-0", "node-1"),
-            sources=(),
-            transfers=(),
-            reason="",
         )
     )
 
 
 def loaded(rank, version, *, epoch=2):
     return entry(
-        ShardRestored(
+        made(
+            ShardRestored,
             rank=rank,
             epoch=epoch,
             shard=rank,
             version=version,
-            tier="local",
             holder="node-0",
-            size_bytes=1,
             verified=True,
-            retrieve_s=0.0,
-            verify_s=0.0,
-            load_s=0.0,
         )
     )
 
 
 def whole(version, rank, *, epoch=1):
-    event = VersionComplete(
-        rank=rank,
-        epoch=epoch,
-        version=version,
-        sent_bytes=1,
-        local_s=0.0,
-        duration_s=0.0,
-        next_version=version + 1,
-    )
+    event = made(VersionComplete, rank=rank, epoch=epoch, version=version, next_version=version + 1)
     return entry(event)
 
 
@@ -116,9 +103,7 @@ BEGUN = entry(
         recovery=1, epoch=2, cause="node_lost", lost=("node-1",), failed_at_s=3.0, iteration=2
     )
 )
-OVER = entry(
-    RecoveryFinished(recovery=1, epoch=2, version=2, iteration=3, duration_s=1.0, lost_iterations=0)
-)
+OVER = entry(made(RecoveryFinished, epoch=2, version=2, iteration=3, duration_s=1.0))
 QUIET = [iteration(number, rank) for number in (1, 2, 3, 4) for rank in RANKS]
 LOG = (
     entry(RunStarted(name="job", script="job", nodes=2)),
@@ -222,7 +207,7 @@ def test_after_a_resize_losses_are_near_those_of_the_undisturbed_run_and_before_
 
 
 def test_what_was_saved_is_gone_on_from_unless_it_was_spoilt_or_let_go():
-    saved = entry(PersistFinished(version=2, url="", size_bytes=1, duration_s=0.0))
+    saved = entry(made(PersistFinished, version=2))
     from_start = planned(2, None, recovery=1, tier="start")
     log = (*LOG[: LOG.index(BEGUN)], saved, BEGUN, from_start, OVER)
     found = problems(replace(HELD, entries=log))
@@ -235,10 +220,8 @@ def test_what_was_saved_is_gone_on_from_unless_it_was_spoilt_or_let_go():
 # -- what must not be lost -------------------------------------------------------------------------
 
 START_OVER = planned(2, None, recovery=1, tier="start")
-SAVED = entry(PersistFinished(version=2, url="", size_bytes=1, duration_s=0.0), 4.0)
-BACK = Rewound(
-    rank=0, epoch=1, iteration=2, version=1, rewinds=1, skips=False, cause="person", duration_s=0.0
-)
+SAVED = entry(made(PersistFinished, version=2), 4.0)
+BACK = made(Rewound, iteration=2, version=1, rewinds=1, cause="person")
 
 
 def lost_in(entries, **what):
@@ -304,14 +287,12 @@ def test_what_was_saved_stays_in_the_tier_until_a_newer_version_is_there():
     assert lost_in(told, tier=[(0.0, none), (3.9, both), (7.0, newer)]) == []
     assert lost_in(told, tier=[(0.0, none), (3.9, none)], spoilt=frozenset({2})) == []
     assert lost_in((*told, entry(BACK, 6.9)), tier=[(3.9, both), (7.0, none)]) == []
-    next_one = entry(PersistFinished(version=3, url="", size_bytes=1, duration_s=0.0), 7.0)
+    next_one = entry(made(PersistFinished, version=3), 7.0)
     assert lost_in((*told, next_one), tier=[(3.9, both), (6.9, newer)]) == []
 
 
 def test_no_person_is_told_that_nothing_is_left_while_the_tier_has_a_version():
-    waiting = RecoveryWaiting(
-        recovery=1, epoch=2, missing=(), standbys=(), reason="no copy of version 3 is left anywhere"
-    )
+    waiting = made(RecoveryWaiting, epoch=2, reason="no copy of version 3 is left anywhere")
     told = (*LOG[: LOG.index(BEGUN)], BEGUN, entry(waiting, 6.0))
     there = [(0.0, frozenset[int]()), (4.0, frozenset({2}))]
     (found,) = lost_in(told, tier=there)
@@ -331,7 +312,7 @@ def test_what_was_saved_last_can_be_read_at_the_end():
 
 
 def test_a_run_that_is_done_has_saved_its_last_version_or_says_that_it_has_not():
-    last = entry(PersistFinished(version=4, url="", size_bytes=1, duration_s=0.0), 9.0)
+    last = entry(made(PersistFinished, version=4), 9.0)
     there = [(0.0, frozenset({2, 4}))]
     assert lost_in((*LOG[:-1], last, LOG[-1]), tier=there) == []
     (found,) = lost_in((*LOG[:-1], SAVED, LOG[-1]), tier=there)
@@ -397,7 +378,7 @@ def test_no_person_sees_a_traceback_and_no_rank_falls_over_in_our_code():
     assert problems_of_people(LOG, said=["`rewind RUN 1` and a traceback"])
 
     def ended(*output):
-        event = WorkerExited(rank=1, epoch=1, pid=7, signal=None, exit_code=1, output=output)
+        event = made(WorkerExited, rank=1, pid=7, exit_code=1, output=output)
         return problems_of_people((*LOG, entry(event)))
 
     assert ended("Traceback", "OverflowError: int too big to convert")
@@ -430,9 +411,7 @@ def test_memory_gives_an_older_version_only_if_all_holders_of_a_shard_are_lost(l
     pair = Placement(
         nodes=2, replicas=2, strategy="group", groups=((0, 1),), holders=((0, 1), (1, 0))
     )
-    told = Protected(
-        rank=0, epoch=1, shard_bytes=1, fingerprint="x", settings=Settings(), placement=pair
-    )
+    told = made(Protected, fingerprint="x", settings=Settings(), placement=pair)
     newer = [entry(told), whole(3, 0), whole(3, 1)]
     gone = [entry(NodeLost(name=name, cause="connection")) for name in lost]
     said = problems(replace(HELD, entries=after(LOG[10], *newer, *gone)))
@@ -441,9 +420,7 @@ def test_memory_gives_an_older_version_only_if_all_holders_of_a_shard_are_lost(l
 
 def test_memory_may_be_bare_after_the_last_iteration_and_where_copies_were_bad():
     assert problems(replace(HELD, gaps_s=[9.5])) == []
-    event = ReplicaRejected(
-        recovery=1, epoch=2, shard=0, version=2, holder="node-0", reason="checksum"
-    )
+    event = made(ReplicaRejected, epoch=2, version=2, holder="node-0", reason="checksum")
     bad = entry(event, 3.5)
     assert problems(replace(HELD, entries=after(BEGUN, bad), gaps_s=[4.0])) == []
 

@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+from made import made
 
 from gemini_lab.errors import ConfigError, GeminiError
 from gemini_lab.shard.layout import ShardLayout, lay_out
@@ -14,9 +15,8 @@ from gemini_lab_bench.chaos.store import PAGE, BreakableStore, why_not
 requests = pytest.importorskip("requests")
 
 TENSORS = lay_out([("0.master", "float32", (500,))], start_bytes=100)
-LAYOUT = ShardLayout(
-    rank=0,
-    world_size=1,
+LAYOUT = made(
+    ShardLayout,
     stage=3,
     optimizer="Adam",
     tensors=TENSORS,
@@ -24,10 +24,6 @@ LAYOUT = ShardLayout(
     small_capacity_bytes=100,
     payload_bytes=TENSORS[-1].offset_bytes + TENSORS[-1].size_bytes,
     weights={"w": (500,)},
-    pieces=(),
-    aliases={},
-    frozen=(),
-    frozen_digest="",
 )
 
 

@@ -12,6 +12,7 @@ import time
 
 import psutil
 import pytest
+from made import made
 from test_chaos_oracles import LOG
 
 from gemini_lab.cli.exits import Exit
@@ -499,7 +500,7 @@ def test_the_log_tells_when_a_save_begins_and_when_its_version_is_there(tmp_path
     log.append(Entry(at_s=1.0, node="node-0", event=PersistStarted(version=8, url="")))
     told.poll()
     assert list(told.since_s) == ["save"]
-    there = PersistFinished(version=8, url="", size_bytes=1, duration_s=0.1)
+    there = made(PersistFinished, version=8, duration_s=0.1)
     log.append(Entry(at_s=1.1, node="node-0", event=there))
     told.poll()
     assert list(told.since_s) == ["save", "commit"]

@@ -1,5 +1,7 @@
 """Claims about which iterations count in the bench of goodput."""
 
+from made import made
+
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, RecoveryPlanned, RunStarted
 from gemini_lab.report.build import report_of
@@ -8,7 +10,7 @@ from gemini_lab_bench.benches.goodput import counted
 
 
 def ended(at_s, number, *, epoch=1):
-    done = Iteration(rank=0, epoch=epoch, iteration=number, duration_s=1.0, waited_s=0.0)
+    done = made(Iteration, epoch=epoch, iteration=number, duration_s=1.0)
     return Entry(at_s=at_s, node="node-0", event=done)
 
 
@@ -21,16 +23,7 @@ def report(*entries):
 
 
 def planned(at_s, version):
-    plan = RecoveryPlanned(
-        recovery=1,
-        epoch=2,
-        version=version,
-        tier="memory",
-        members=("node-0",),
-        sources=(),
-        transfers=(),
-        reason="",
-    )
+    plan = made(RecoveryPlanned, epoch=2, version=version, members=("node-0",))
     return Entry(at_s=at_s, node="lab", event=plan)
 
 

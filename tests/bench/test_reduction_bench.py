@@ -1,6 +1,7 @@
 """Claims about when the bench of reductions takes a version for whole."""
 
 import pytest
+from made import made
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, VersionComplete
@@ -8,17 +9,16 @@ from gemini_lab_bench.benches.reduction import whole_times
 
 
 def ended(at_s, rank, version):
-    done = Iteration(rank=rank, epoch=1, iteration=version, duration_s=1.0, waited_s=0.0)
+    done = made(Iteration, rank=rank, iteration=version, duration_s=1.0)
     return Entry(at_s=at_s, node=f"node-{rank}", event=done)
 
 
 def whole(at_s, rank, version, *, duration_s, whole_s):
-    told = VersionComplete(
+    told = made(
+        VersionComplete,
         rank=rank,
-        epoch=1,
         version=version,
         sent_bytes=9,
-        local_s=0.0,
         duration_s=duration_s,
         next_version=version + 1,
         whole_s=whole_s,

@@ -1,12 +1,14 @@
 """What the bench of rewinds reads out of a log."""
 
+from made import made
+
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, Iteration, Rewound
 from gemini_lab_bench.benches.rewind import rewinds_in
 
 
 def ended(at_s: float, iteration: int, *, rank: int = 0) -> Entry:
-    event = Iteration(rank=rank, epoch=1, iteration=iteration, duration_s=1.0, waited_s=0.0)
+    event = made(Iteration, rank=rank, iteration=iteration, duration_s=1.0)
     return said(at_s, event)
 
 
@@ -15,15 +17,8 @@ def said(at_s: float, event: AnyEvent) -> Entry:
 
 
 def test_a_rewind_lasts_from_the_iteration_before_it_to_the_end_of_the_next():
-    went = Rewound(
-        rank=0,
-        epoch=1,
-        iteration=5,
-        version=4,
-        rewinds=1,
-        skips=True,
-        cause="guard",
-        duration_s=0.25,
+    went = made(
+        Rewound, iteration=5, version=4, rewinds=1, skips=True, cause="guard", duration_s=0.25
     )
     log = [
         ended(1.0, 4),

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from made import made
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, WrongSums
@@ -19,17 +20,7 @@ from gemini_lab_bench.benches.verify_ranks import (
 
 
 def found(*nodes):
-    return WrongSums(
-        iteration=5,
-        work="gradient",
-        ranks=(1,),
-        nodes=nodes,
-        suspects=(),
-        replays=2,
-        version=4,
-        goes_back=False,
-        rewinds=0,
-    )
+    return made(WrongSums, iteration=5, ranks=(1,), nodes=nodes, replays=2, version=4)
 
 
 def test_a_try_counts_where_its_node_alone_was_named():
@@ -56,7 +47,7 @@ def test_a_verified_iteration_is_compared_with_those_beside_it():
         Entry(
             at_s=at_s,
             node="node-0",
-            event=Iteration(rank=0, epoch=1, iteration=number, duration_s=0.0, waited_s=0.0),
+            event=made(Iteration, iteration=number),
         )
         for number, at_s in enumerate(ended, start=1)
     ]

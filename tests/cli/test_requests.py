@@ -3,6 +3,7 @@
 from queue import Empty
 
 import pytest
+from made import made
 
 from gemini_lab.cli.exits import Exit
 from gemini_lab.cli.request_commands import AwaitedDrain, AwaitedRewind, AwaitedSize, follow
@@ -21,12 +22,8 @@ from gemini_lab.log.events import (
 )
 from gemini_lab.recovery.discarded_versions import CANNOT_GO_BACK
 
-WENT = Rewound(
-    rank=0, epoch=1, rewinds=1, cause="person", version=3, iteration=6, skips=True, duration_s=0.1
-)
-ON = RecoveryFinished(
-    recovery=1, epoch=2, version=5, iteration=6, duration_s=2.5, lost_iterations=0
-)
+WENT = made(Rewound, rewinds=1, cause="person", version=3, iteration=6, skips=True, duration_s=0.1)
+ON = made(RecoveryFinished, epoch=2, version=5, iteration=6, duration_s=2.5)
 
 
 class FollowedStandIn:
@@ -99,7 +96,7 @@ def test_a_size_on_the_way_that_the_script_refuses_is_said_and_the_wanted_one_en
 def test_a_rewind_is_followed_until_training_went_back(capsys):
     assert followed(AwaitedRewind(), ON, WENT) == Exit.FINISHED
     assert capsys.readouterr().out == f"{WENT}, after 0.100 s\n"
-    refused = RewindFailed(rank=0, epoch=1, iteration=6, cause="person", reason="keeps no such")
+    refused = made(RewindFailed, iteration=6, cause="person", reason="keeps no such")
     with pytest.raises(ConfigError, match="keeps no such"):
         followed(AwaitedRewind(), refused)
     assert followed(AwaitedRewind(), Note(text=CANNOT_GO_BACK)) == Exit.AGAIN

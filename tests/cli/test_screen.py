@@ -69,7 +69,7 @@ def test_a_run_that_has_not_called_protect_does_not_say_that_it_has_no_tier():
 
 def test_what_the_script_logged_last_is_there_and_no_step_of_a_start_that_is_over():
     run = ToldRun()
-    run.say_root(events.RecoveryStep, recovery=0, epoch=1, step="start", start_s=0.0, end_s=1.0)
+    run.say_root(events.RecoveryStep, recovery=0, step="start", end_s=1.0)
     assert "starting (first iteration)" in line(shown(run), "phase")
     run.protect().iterate(1, losses=True)
     text = shown(run)

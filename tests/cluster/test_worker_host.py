@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from made import made
 
 from gemini_lab.engine.process_exit import PR_SET_CHILD_SUBREAPER
 from gemini_lab.job import Job
@@ -684,9 +685,8 @@ def a_supervisor(said: Said) -> Supervisor:
 
 
 def a_slab() -> SlabRequest:
-    layout = ShardLayout(
-        rank=0,
-        world_size=1,
+    layout = made(
+        ShardLayout,
         stage=3,
         optimizer="Adam",
         tensors=lay_out([("weights", "float32", (16,))], start_bytes=64),
@@ -694,10 +694,6 @@ def a_slab() -> SlabRequest:
         small_capacity_bytes=64,
         payload_bytes=128,
         weights={"w": (16,)},
-        pieces=(),
-        aliases={},
-        frozen=(),
-        frozen_digest="",
     )
     slots = [SlotWanted(0, layout.payload_bytes)]
     return SlabRequest(slots=slots, chunk_bytes=4096, layout=layout)
@@ -708,8 +704,8 @@ def a_start(port: int, *, epoch: int, cwd: str = ".", args: tuple[str, ...] = ()
     plan = RecoveryPlan(
         version=None, tier="start", sources=(), members=("node-0",), transfers=(), reason=""
     )
-    return WorkerStart(
-        rank=0,
+    return made(
+        WorkerStart,
         epoch=epoch,
         order=JobOrder(
             number=1, run=1, job=Job(script="train.py", cwd=cwd, args=args), seats=seats
@@ -717,6 +713,4 @@ def a_start(port: int, *, epoch: int, cwd: str = ".", args: tuple[str, ...] = ()
         seats=seats,
         plan=plan,
         rendezvous=f"127.0.0.1:{port}",
-        fingerprint=None,
-        interface=None,
     )

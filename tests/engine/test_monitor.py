@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from made import made
 from prometheus_client.core import GaugeMetricFamily
 from told_runs import with_one_loss
 from wandb_file import rows_in
@@ -31,15 +32,12 @@ class Monitor:
 
 
 def iteration(number, **values):
-    return events.Iteration(
-        rank=0, epoch=1, iteration=number, duration_s=2.0, waited_s=0.5, values=values
-    )
+    return made(events.Iteration, iteration=number, duration_s=2.0, waited_s=0.5, values=values)
 
 
 def whole(version):
-    return events.VersionComplete(
-        rank=0,
-        epoch=1,
+    return made(
+        events.VersionComplete,
         version=version,
         sent_bytes=8,
         local_s=0.1,

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import pytest
 import torch.distributed as dist
+from made import made
 
 from gemini_lab.engine.restore import RestoreContext, RestoreReceipt, UnusableCopyError, restore
 from gemini_lab.errors import IntegrityError
@@ -207,7 +208,8 @@ def layout(rank: int) -> ShardLayout:
     tensor = TensorSpec(
         name="w", dtype="float32", shape=(numel,), offset_bytes=64, size_bytes=4 * numel
     )
-    return ShardLayout(
+    return made(
+        ShardLayout,
         rank=rank,
         world_size=4,
         stage=3,
@@ -216,11 +218,6 @@ def layout(rank: int) -> ShardLayout:
         small_offset_bytes=0,
         small_capacity_bytes=64,
         payload_bytes=SIZE_BYTES,
-        weights={},
-        pieces=(),
-        aliases={},
-        frozen=(),
-        frozen_digest="",
     )
 
 

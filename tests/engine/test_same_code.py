@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from made import made
 from torch.distributed import HashStore
 
 from gemini_lab.engine.own_code import ExecutedCode, SameCode, is_own_file, say_if_resumed_otherwise
@@ -28,15 +29,13 @@ class Rank:
     def __init__(self, folder: Path, rank: int, *names: str, code: dict[str, str] | None = None):
         seats = Seats(nodes=3, members=("node-0", "node-1", "node-2"))
         job = Job(script="train.py", cwd=str(folder))
-        self.start = WorkerStart(
+        self.start = made(
+            WorkerStart,
             rank=rank,
-            epoch=1,
             order=JobOrder(number=1, run=1, job=job, seats=seats),
             seats=seats,
             plan=PlanPart(version=None, tier="start"),
             rendezvous="127.0.0.1:1",
-            fingerprint=None,
-            interface=None,
             code=code or {},
         )
         self.said: list[events.AnyEvent] = []

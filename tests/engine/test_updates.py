@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import made
 
 from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, FlatRun
 from gemini_lab.engine.gradients.maker_process import Repeater
@@ -48,20 +49,14 @@ class Trained:
             for name in self.names
         ]
         tensors = lay_out(forms, start_bytes=SMALL_ROOM)
-        self.layout = ShardLayout(
-            rank=0,
-            world_size=1,
+        self.layout = made(
+            ShardLayout,
             stage=3,
             optimizer=kind,
             tensors=tensors,
             small_offset_bytes=0,
             small_capacity_bytes=SMALL_ROOM,
             payload_bytes=tensors[-1].offset_bytes + tensors[-1].size_bytes,
-            weights={},
-            pieces=(),
-            aliases={},
-            frozen=(),
-            frozen_digest="",
         )
 
     def updated_tensors(self, layout):

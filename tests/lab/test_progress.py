@@ -7,6 +7,7 @@ import time
 
 import pytest
 from lab_stand_in import NODES, printed, run_in, seated, step, tell
+from made import made
 
 from gemini_lab.lab.progress_bars import (
     CELL_LINES,
@@ -70,7 +71,7 @@ def test_a_traceback_that_rank_0_prints_in_each_try_is_shown_once(run, capsys):
 
 
 def test_a_worker_that_was_killed_is_told_of():
-    gone = WorkerExited(rank=1, epoch=1, pid=7, signal="SIGKILL", exit_code=None, output=())
+    gone = made(WorkerExited, rank=1, pid=7, signal="SIGKILL", output=())
     entry = Entry(at_s=0.0, node="node-1", event=gone)
     assert describe(entry) == "    rank 1 on node-1 was killed (SIGKILL)"
 
@@ -145,7 +146,7 @@ def test_while_a_run_starts_it_is_told_what_it_waits_for(tmp_path):
     steps = []
     for event in (
         seated(*NODES),
-        RecoveryStep(recovery=0, epoch=1, step="plan", start_s=0.0, end_s=1.0),
+        made(RecoveryStep, recovery=0, step="plan", end_s=1.0),
         RecoveryStep(recovery=0, epoch=1, step="start", start_s=1.0, end_s=2.0),
         step(0, 1),
     ):
@@ -167,11 +168,10 @@ def test_an_iteration_is_no_news(run):
 
 
 def test_a_worker_that_ends_is_told_with_its_last_lines_once(run, capsys):
-    gone = WorkerExited(
+    gone = made(
+        WorkerExited,
         rank=1,
-        epoch=1,
         pid=7,
-        signal=None,
         exit_code=1,
         output=("Traceback (most recent call last):", "ValueError: no such layer"),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from full_disk import full_at
 from lab_stand_in import NODES, ClusterStandIn, begin, entry, printed, run_in, seated, step, tell
+from made import made
 from msgspec.structs import replace
 
 from gemini_lab.errors import ConfigError, RunFailedError
@@ -77,9 +78,7 @@ def test_a_run_is_shown_while_others_go_on_and_who_waits_says_why_it_was_given_u
 def test_who_waits_says_why_a_run_was_given_up_while_its_last_workers_are_still_heard_of(tmp_path):
     run, before, has_heard = run_in(tmp_path / "run"), sys.getswitchinterval(), threading.Event()
     begin(run)
-    exited = WorkerExited(
-        rank=1, epoch=1, pid=2, signal=None, exit_code=1, output=("ValueError: odd",)
-    )
+    exited = made(WorkerExited, rank=1, pid=2, exit_code=1, output=("ValueError: odd",))
     failed = RunFailed(reason="odd", output=("ValueError: odd",))
     tell(run, *[exited] * 500, failed)
 
@@ -106,9 +105,7 @@ def test_what_is_said_again_of_a_recovery_is_heard_once(tmp_path):
     began = RecoveryStarted(
         recovery=1, epoch=2, cause="node_lost", lost=("node-1",), failed_at_s=5.0, iteration=3
     )
-    ended = RecoveryFinished(
-        recovery=1, epoch=2, version=3, iteration=4, duration_s=1.5, lost_iterations=0
-    )
+    ended = made(RecoveryFinished, epoch=2, version=3, iteration=4, duration_s=1.5)
     another = replace(began, recovery=2, epoch=3)
     seen = []
     run.watch(lambda entry: seen.append(entry.event))
@@ -197,13 +194,8 @@ def test_no_impossible_number_reaches_the_nodes_whoever_asks_for_it(tmp_path, nu
 
 
 def protected(epoch, placement):
-    return Protected(
-        rank=0,
-        epoch=epoch,
-        shard_bytes=1,
-        fingerprint="same",
-        settings=Settings(),
-        placement=placement,
+    return made(
+        Protected, epoch=epoch, fingerprint="same", settings=Settings(), placement=placement
     )
 
 

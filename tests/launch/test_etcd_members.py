@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from made import made
 from test_etcd import PATIENCE_S, until
 
 from gemini_lab.errors import LaunchError
@@ -240,7 +241,7 @@ def real_agent(etcd, prefix) -> subprocess.Popen[bytes]:
 async def cut_off(agent) -> None:
     """Connect to an agent as its lab, and close the connection without a word."""
     up = msgspec.json.decode(agent.stdout.readline(), type=AgentUp)
-    hello = LabHello(at_s=0.0, owner="lab", taken=0)
+    hello = made(LabHello, owner="lab")
     (await connect(up.address, TOKEN, hello, timeout_s=PATIENCE_S)).close()
 
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import msgspec
+from made import made
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
@@ -57,7 +58,7 @@ def first_start():
 
 async def test_what_lasts_is_told_to_later_workers_too_and_what_is_once_is_not():
     node, start = supervisor(), first_start()
-    once = Flawed(where="gradient", is_lasting=False, seed=1)
+    once = made(Flawed, seed=1)
     lasting = Flawed(where="optimizer", is_lasting=True, seed=2)
     assert node.flaw(once) == []
     await node.obey(start)
@@ -73,18 +74,15 @@ async def test_an_agent_tells_every_new_root_of_wrong_sums_until_its_workers_sta
     """What a root agent heard may be lost with it, and workers say it once."""
     node = supervisor()
     start = first_start()
-    said = events.WrongSums(
-        rank=0,
+    said = made(
+        events.WrongSums,
         epoch=start.epoch,
         iteration=6,
         work="update",
         ranks=(2,),
         nodes=("node-2",),
-        suspects=(),
         replays=2,
         version=3,
-        goes_back=False,
-        rewinds=0,
     )
     await node.obey(start)
     assert node.joined().wrong_sums is None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from made import made
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration, Note, RunStarted
@@ -151,13 +152,13 @@ def test_a_flood_of_printed_lines_takes_no_more_memory_than_is_set_aside_and_is_
     link = LabLink("node-0")
     owner = opened(link)
     for _ in range(40):
-        link.say(OutputSaid(rank=0, epoch=1, lines=["x" * MIB]))
+        link.say(made(OutputSaid, lines=["x" * MIB]))
     say(link, 1)  # events are kept all the same
     assert len(owner.arrived) == PRINTED_BYTES // MIB + 1
     link.heard(PRINTED_BYTES // MIB)
     assert owner.texts[0] == "1"
     assert owner.texts[1].startswith("8 lines that workers on node-0 printed were dropped")
-    link.say(OutputSaid(rank=0, epoch=1, lines=["x" * MIB]))
+    link.say(made(OutputSaid, lines=["x" * MIB]))
     link.heard(PRINTED_BYTES // MIB + 3)
     assert len(owner.texts) == 2
     assert owner.arrived[-1].lines == ["x" * MIB]
@@ -181,10 +182,10 @@ def test_an_owner_that_never_takes_the_rest_does_not_keep_it_from_the_next_one()
 
     async def said():
         link, frozen, following = LabLink("node-0"), SlowOwner(), SlowOwner()
-        link.open(frozen, LabHello(at_s=0.0, owner="a", taken=0))
+        link.open(frozen, made(LabHello, owner="a"))
         say(link, 1)
         await asyncio.sleep(0)
-        link.open(following, LabHello(at_s=0.0, owner="b", taken=0))
+        link.open(following, made(LabHello, owner="b"))
         following.is_gone.set()
         for _ in range(5):
             await asyncio.sleep(0)
@@ -232,7 +233,7 @@ async def stopped_owner(*, most, count):
         for number in range(count):
             if number % (count // 4) == 0:
                 link.note(f"a word {number}")
-            link.emit(Iteration(rank=0, epoch=1, iteration=number, duration_s=1.0, waited_s=0.0))
+            link.emit(made(Iteration, iteration=number, duration_s=1.0))
             if number % 100 == 0:
                 await asyncio.sleep(0)
         held_bytes = channel._writer.transport.get_write_buffer_size()
@@ -267,7 +268,7 @@ def test_what_is_too_large_to_be_sent_is_said_and_counts_for_nothing(link):
                 arrived.append(message)
 
         server, port = await serve("127.0.0.1", "secret", take)
-        hello = LabHello(at_s=0.0, owner="one", taken=0)
+        hello = made(LabHello, owner="one")
         link.open(await connect(f"127.0.0.1:{port}", "secret", hello, timeout_s=5), hello)
         say(link, 1)
         link.pass_on(Entry(at_s=0.0, node="node-0", event=too_large()))

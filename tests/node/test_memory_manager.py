@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from made import made
 
 from gemini_lab.errors import CapacityError, ConfigError, IntegrityError
 from gemini_lab.memory.slab import Slab, SlotSpec
@@ -47,7 +48,8 @@ PATIENCE_S = 60.0
 
 
 def layout_of(shard: int, elements: int = 5000) -> ShardLayout:
-    return ShardLayout(
+    return made(
+        ShardLayout,
         rank=shard,
         world_size=2,
         stage=3,
@@ -57,10 +59,6 @@ def layout_of(shard: int, elements: int = 5000) -> ShardLayout:
         small_capacity_bytes=64,
         payload_bytes=64 + 4 * elements,
         weights={"w": (elements,)},
-        pieces=(),
-        aliases={},
-        frozen=(),
-        frozen_digest="",
     )
 
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from importlib.metadata import EntryPoint
 
 import pytest
+from made import made
 from membership_stand_in import StoreStandIn, shell_in
 
 from gemini_lab.job import Job
@@ -100,9 +101,7 @@ async def test_moments_are_right_where_the_root_agents_clock_was_set():
 
     _, shell = await shell_in(StoreStandIn(), emit=said.append, wall_s=wall_s)
     for set_by_s[0] in (0.0, 1882.0):
-        started = RecoveryStarted(
-            recovery=1, epoch=2, cause="c", lost=(), failed_at_s=shell._clock(), iteration=3
-        )
+        started = made(RecoveryStarted, epoch=2, cause="c", failed_at_s=shell._clock(), iteration=3)
         await shell._carry_out([Emit(event=started)])
         assert abs(said[-1].failed_at_s - wall_s()) < 10
 

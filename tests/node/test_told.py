@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from made import made
 
 from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
@@ -17,10 +18,9 @@ def entry(event: events.AnyEvent) -> Entry:
 
 def protected(rank: int) -> Entry:
     return entry(
-        events.Protected(
+        made(
+            events.Protected,
             rank=rank,
-            epoch=1,
-            shard_bytes=1,
             fingerprint="same",
             settings=Settings(),
             placement=plan_placement(nodes=4),
@@ -28,7 +28,7 @@ def protected(rank: int) -> Entry:
     )
 
 
-ITERATION = events.Iteration(rank=1, epoch=1, iteration=1, duration_s=1.0, waited_s=0.0)
+ITERATION = made(events.Iteration, rank=1, iteration=1, duration_s=1.0)
 COLLECTIVES = events.Collectives.of([], rank=1, epoch=1, iteration=1, began_s=0.0)
 
 
@@ -61,13 +61,11 @@ def test_what_a_root_agent_waits_for_is_kept_to_be_said_again_after_a_cut_link()
 
     def whole(rank: int, version: int, epoch: int = 2) -> Entry:
         return entry(
-            events.VersionComplete(
+            made(
+                events.VersionComplete,
                 rank=rank,
                 epoch=epoch,
                 version=version,
-                sent_bytes=1,
-                local_s=0.0,
-                duration_s=0.0,
                 next_version=version + 1,
             )
         )
@@ -88,7 +86,7 @@ def test_ends_are_said_again_in_order_until_the_rank_does_another_iteration_or_g
         events.IterationBegun(rank=1, epoch=1, iteration=1, inputs=inputs),
         msgspec.structs.replace(ITERATION, iteration=1),
     )
-    loop, script = (EndReached(rank=1, epoch=1, iteration=0, what=w) for w in ("loop", "script"))
+    loop, script = (made(EndReached, rank=1, what=w) for w in ("loop", "script"))
     finished = ScriptFinished(rank=1, epoch=1)
     history.end(loop)
     history.take(entry(begun))
@@ -98,16 +96,7 @@ def test_ends_are_said_again_in_order_until_the_rank_does_another_iteration_or_g
     for said in (loop, script, loop, finished):
         history.end(said)
     assert history.decisive(1) == [entry(begun), script, loop, finished]
-    back = events.Rewound(
-        rank=1,
-        epoch=1,
-        iteration=1,
-        version=0,
-        rewinds=1,
-        skips=False,
-        cause="script",
-        duration_s=0.1,
-    )
+    back = made(events.Rewound, rank=1, iteration=1, rewinds=1, duration_s=0.1)
     history.take(entry(back))
     assert history.decisive(1) == [finished]
 
@@ -126,7 +115,7 @@ def test_what_another_run_executed_is_nothing_that_this_one_did():
     """A run's first inventory is taken before its workers start, when the last one's are gone."""
     history = WorkerHistory()
     history.begin(1)
-    seen = events.CodeSeen(rank=0, epoch=1, files={"train.py": "a"})
+    seen = made(events.CodeSeen, files={"train.py": "a"})
     history.take(Entry(at_s=0.0, node="node-0", event=seen))
     assert history.code(1) == {"train.py": (1, "a")}
     assert history.code(2) == {}

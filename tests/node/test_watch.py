@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
+from made import made
 
 from gemini_lab.node.listener import WorkerWatch
 from gemini_lab.recovery.messages import WorkerPulse
@@ -33,7 +34,7 @@ class Node:
         """A second goes by, and the worker says something if it can."""
         self.now_s += 1
         if said:
-            self.watch.hear(WorkerPulse(rank=0, epoch=1, **said))
+            self.watch.hear(made(WorkerPulse, **said))
         return self.watch.look(self.workers)
 
 

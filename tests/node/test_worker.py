@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import torch
 from full_disk import full_at
+from made import made
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from gemini_lab.engine import session
@@ -229,15 +230,13 @@ def start_of(rank):
     plan = RecoveryPlan(
         version=None, tier="start", sources=(), members=members, transfers=(), reason=""
     )
-    return WorkerStart(
+    return made(
+        WorkerStart,
         rank=rank,
-        epoch=1,
         order=JobOrder(number=1, run=7, job=Job(script="train.py"), seats=seats),
         seats=seats,
         plan=plan,
         rendezvous="10.0.0.1:4711",
-        fingerprint=None,
-        interface=None,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import msgspec
+from made import made
 
 from gemini_lab.job import Job
 from gemini_lab.log import events
@@ -265,18 +266,14 @@ class Story:
         tier = plan.sources[rank].tier
         assert plan.version is not None
         assert tier != "start"
-        return events.ShardRestored(
+        return made(
+            events.ShardRestored,
             rank=rank,
             epoch=self.epoch,
             shard=rank,
             version=plan.version,
             tier=tier,
-            holder=None,
-            size_bytes=1,
             verified=True,
-            retrieve_s=0.0,
-            verify_s=0.0,
-            load_s=0.0,
         )
 
     def iterate(self, iteration: int) -> None:
@@ -335,13 +332,11 @@ class Story:
     def say_complete(self, version: int) -> None:
         """All ranks say that a version is whole."""
         for rank, node in enumerate(self.members()):
-            whole = events.VersionComplete(
+            whole = made(
+                events.VersionComplete,
                 rank=rank,
                 epoch=self.epoch,
                 version=version,
-                sent_bytes=1,
-                local_s=0.0,
-                duration_s=0.0,
                 next_version=version + 1,
             )
             self.event(node, whole)

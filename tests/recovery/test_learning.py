@@ -1,6 +1,7 @@
 """Claims about how often machines fail, as the logs of runs tell."""
 
 import pytest
+from made import made
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.submission import learn_from, split_runs
@@ -15,7 +16,7 @@ DAY = 86400.0
 
 
 def protected(rank, node, at_s=0.0):
-    said = events.Protected(rank=rank, epoch=1, shard_bytes=1, fingerprint="x", settings=Settings())
+    said = made(events.Protected, rank=rank, fingerprint="x", settings=Settings())
     return Entry(at_s=at_s, node=node, event=said)
 
 
@@ -31,14 +32,12 @@ def killed(at_s, node, rank, *, before=True):
     """A worker's end, and the recovery that answers it, in either order."""
     end = at(
         at_s,
-        events.WorkerExited(rank=rank, epoch=1, pid=1, signal="SIGKILL", exit_code=None),
+        made(events.WorkerExited, rank=rank, pid=1, signal="SIGKILL"),
         node,
     )
     begun = at(
         at_s,
-        events.RecoveryStarted(
-            recovery=1, epoch=2, cause="worker_exited", lost=(), failed_at_s=at_s, iteration=1
-        ),
+        made(events.RecoveryStarted, epoch=2, cause="worker_exited", failed_at_s=at_s, iteration=1),
         "node-0",
     )
     return [end, begun] if before else [begun, end]
@@ -77,7 +76,7 @@ def test_a_worker_that_is_killed_counts_for_its_node_once_in_whichever_order_it_
 
 
 def test_a_script_that_raises_and_a_node_that_was_to_go_are_no_failures():
-    own = events.WorkerExited(rank=0, epoch=1, pid=1, signal=None, exit_code=1)
+    own = made(events.WorkerExited, pid=1, exit_code=1)
     log = [
         *start("node-0", "node-1"),
         at(1.0, own, "node-0"),

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made import made
 
 from gemini_lab.errors import CapacityError, GeminiError, MessageError
 from gemini_lab.job import Job
@@ -43,9 +44,8 @@ PLAN = plan_recovery(
     copies=[Copy(shard=shard, version=3, node="node-0") for shard in (0, 1)],
     living=("node-0", "node-1"),
 )
-LAYOUT = ShardLayout(
-    rank=0,
-    world_size=1,
+LAYOUT = made(
+    ShardLayout,
     stage=3,
     optimizer="Adam",
     tensors=lay_out([("weights", "float32", (4,))], start_bytes=64),
@@ -53,31 +53,12 @@ LAYOUT = ShardLayout(
     small_capacity_bytes=64,
     payload_bytes=80,
     weights={"w": (2, 2)},
-    pieces=(),
-    aliases={},
-    frozen=(),
-    frozen_digest="",
 )
-PROTECTED = Protected(
-    rank=0,
-    epoch=1,
-    shard_bytes=1,
-    fingerprint="same",
-    settings=Settings(),
-    placement=plan_placement(nodes=2),
+PROTECTED = made(
+    Protected, fingerprint="same", settings=Settings(), placement=plan_placement(nodes=2)
 )
-WRONG_SUMS = WrongSums(
-    rank=0,
-    epoch=1,
-    iteration=6,
-    work="gradient",
-    ranks=(2,),
-    nodes=("node-2",),
-    suspects=(),
-    replays=2,
-    version=3,
-    goes_back=True,
-    rewinds=0,
+WRONG_SUMS = made(
+    WrongSums, iteration=6, ranks=(2,), nodes=("node-2",), replays=2, version=3, goes_back=True
 )
 FROM_OUTSIDE = {"reason", "text", "seen", "unread", "output", "detail", "problem"}
 """How fields are called that have what somebody else wrote."""
@@ -211,7 +192,7 @@ def test_what_others_wrote_is_cut_where_a_message_is_made():
     failed = SaveFailed(epoch=1, version=2, reason=f"first {text} last")
     assert re.fullmatch("first x+ .*69,99.* characters are left out.* x+ last", failed.reason)
     said = EventSaid(entry=Entry(at_s=1.0, node="node-0", event=Note(text=text)))
-    output = WorkerExited(rank=0, epoch=1, pid=1, signal=None, exit_code=1, output=(text,) * 500)
+    output = made(WorkerExited, pid=1, exit_code=1, output=(text,) * 500)
     for message in (failed, said, EventSaid(entry=Entry(at_s=1.0, node="node-0", event=output))):
         line = encode(message)
         assert len(line) < 2**20
@@ -225,7 +206,7 @@ def test_a_message_that_nobody_may_send_is_refused_by_its_name():
 
 def test_only_the_root_gives_root_orders():
     assert isinstance(Fence(epoch=1), RootOrder)
-    assert not isinstance(Joined(epoch=1, workers={}, is_ready=True), RootOrder)
+    assert not isinstance(made(Joined, is_ready=True), RootOrder)
 
 
 def test_a_start_order_says_who_keeps_what():

@@ -1,6 +1,7 @@
 """What the root agent does when an iteration that is done again is not what it was."""
 
 import msgspec
+from made import made
 
 from gemini_lab.log import events
 from gemini_lab.recovery.log_events import last_done
@@ -101,11 +102,10 @@ def test_a_new_root_tells_what_is_done_again_though_it_saw_none_of_it():
 def test_what_was_done_in_a_history_that_was_left_is_not_done_again():
     story = Story(nodes=0)
     answers = [
-        Inventory(epoch=4, copies=[], damaged=[], iterations=[done(story, 16, 2.5, rank=0)]),
-        Inventory(
+        made(Inventory, epoch=4, iterations=[done(story, 16, 2.5, rank=0)]),
+        made(
+            Inventory,
             epoch=4,
-            copies=[],
-            damaged=[],
             iterations=[
                 msgspec.structs.replace(done(story, number, 2.5, rank=rank), epoch=3)
                 for rank, number in ((1, 9), (1, 10), (2, 9))

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from made import made
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Fence, Fenced, Inventory, SaveFailed, TakeInventory
@@ -98,10 +99,8 @@ def test_settings_that_no_root_could_store_come_from_the_nodes_that_run_by_them(
     story = Story().start(iterations=4)
     left = next(state for state in story.states if state.phase == "starting")
     assert left.setup.settings is None
-    protected = events.Protected(
-        rank=0,
-        epoch=1,
-        shard_bytes=1,
+    protected = made(
+        events.Protected,
         settings=Settings(),
         fingerprint="same",
         placement=story.root.state.seats.holders,

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from made import made
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import (
@@ -329,15 +330,7 @@ def test_a_slow_rank_that_says_late_what_it_had_done_does_not_make_it_count():
     ]
     for rank in (0, 1, 2):
         story.event(members[rank], rewinds[rank])
-    late = events.VersionComplete(
-        rank=3,
-        epoch=story.epoch,
-        version=6,
-        sent_bytes=1,
-        local_s=0.0,
-        duration_s=0.0,
-        next_version=7,
-    )
+    late = made(events.VersionComplete, rank=3, epoch=story.epoch, version=6, next_version=7)
     story.event(members[3], late)
     assert story.root.state.reached.newest == 4
     story.event(members[3], rewinds[3])

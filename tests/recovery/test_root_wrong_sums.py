@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from made import made
 
 from gemini_lab.log import events
 from gemini_lab.recovery.messages import Committed, Disown, KeptCopy, Persist, Persisted
@@ -40,18 +41,16 @@ def accuse(story: Story, *nodes: str, suspects=(), goes_back=True, version: int 
 def accusation(
     *nodes: str, epoch: int, suspects=(), goes_back=True, version: int = 3
 ) -> events.WrongSums:
-    return events.WrongSums(
-        rank=0,
+    return made(
+        events.WrongSums,
         epoch=epoch,
         iteration=6,
-        work="gradient",
         ranks=(2,),
         nodes=nodes,
         suspects=suspects,
         replays=2,
         version=version,
         goes_back=goes_back,
-        rewinds=0,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import pytest
+from made import made
 
 from gemini_lab.log import events
 from gemini_lab.recovery.faults import MAX_BARREN, cause_of, own_error, reason_to_give_up
@@ -139,13 +140,13 @@ def test_a_machine_on_which_all_of_them_failed_is_left_for_another_one():
     ],
 )
 def test_what_another_machines_loss_may_have_raised_is_not_the_scripts_own(code, error, is_own):
-    exited = WorkerEnded(rank=0, epoch=1, code=code, output="", error=error)
+    exited = made(WorkerEnded, code=code, error=error)
     assert bool(own_error(exited)) == is_own
 
 
 def test_a_backend_that_this_torch_lacks_ends_the_run_at_once_with_the_way_out():
     error = ScriptError(error="RuntimeError", text=NO_NCCL)
-    exited = WorkerEnded(rank=0, epoch=1, code=1, output="", error=error)
+    exited = made(WorkerEnded, code=1, error=error)
     reason = reason_to_give_up(exited, node="node-0", attempts=1)
     assert NO_NCCL in reason
     assert "gloo on CPUs" in reason
@@ -154,7 +155,7 @@ def test_a_backend_that_this_torch_lacks_ends_the_run_at_once_with_the_way_out()
 
 def test_numbers_do_not_make_another_error():
     said = [ScriptError(error="ValueError", text=f"row {number}") for number in (7, 812)]
-    told = {own_error(WorkerEnded(rank=0, epoch=1, code=1, output="", error=e)) for e in said}
+    told = {own_error(made(WorkerEnded, code=1, error=e)) for e in said}
     assert told == {"ValueError: row #"}
 
 

@@ -1,6 +1,7 @@
 """A log of a short run, written by hand: what the claims about reports are made of."""
 
 import pytest
+from made import made
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import KINDS
@@ -10,7 +11,7 @@ BEGIN_S = 1000.0
 
 
 def event(kind, at_s, node="lab", **data):
-    return Entry(at_s=BEGIN_S + at_s, node=node, event=KINDS[kind](**data))
+    return Entry(at_s=BEGIN_S + at_s, node=node, event=made(KINDS[kind], **data))
 
 
 def iteration(number, rank, at_s, *, epoch, loss=None, node=None, **more):
@@ -23,7 +24,6 @@ def iteration(number, rank, at_s, *, epoch, loss=None, node=None, **more):
         rank=rank,
         iteration=number,
         duration_s=1.5,
-        waited_s=0.0,
         values=values,
         epoch=epoch,
         **more,
@@ -116,7 +116,6 @@ def failing_run():
             "recovery_started",
             5.1,
             "node-0",
-            recovery=1,
             epoch=2,
             cause="node_lost",
             lost=("node-1",),
@@ -129,13 +128,9 @@ def failing_run():
             "recovery_planned",
             5.3,
             "node-0",
-            recovery=1,
             epoch=2,
             version=2,
-            tier="memory",
             members=("node-0", "node-2"),
-            sources=(),
-            transfers=(),
             reason="version 2 is the newest of which every shard is whole somewhere",
         ),
         step("start", 5.3, 5.8, recovery=1, epoch=2),
@@ -155,7 +150,6 @@ def failing_run():
             "recovery_finished",
             7.6,
             "node-0",
-            recovery=1,
             epoch=2,
             version=2,
             iteration=3,

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from full_disk import full_at
+from made import made
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import Iteration
@@ -22,7 +23,7 @@ def grow(log, numbers):
     """Iterations of one rank, a second each, at the end of a log."""
     file = EventLog(log)
     for number in numbers:
-        told = Iteration(iteration=number, rank=0, epoch=1, duration_s=1.0, waited_s=0.0, values={})
+        told = made(Iteration, iteration=number, duration_s=1.0, values={})
         file.append(Entry(at_s=float(number), node="node-0", event=told))
     file.close()
 

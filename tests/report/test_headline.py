@@ -31,12 +31,7 @@ def trained(name: str, *, last: float) -> ToldRun:
         run.now_s += 1.0
         for rank in run.ranks:
             run.say_worker(
-                events.Iteration,
-                rank,
-                iteration=number,
-                duration_s=1.0,
-                waited_s=0.0,
-                values={"loss": loss},
+                events.Iteration, rank, iteration=number, duration_s=1.0, values={"loss": loss}
             )
     return run
 

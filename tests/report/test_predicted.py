@@ -105,15 +105,7 @@ def test_a_failure_before_the_first_iteration_is_no_part_of_what_came_after():
     told.step("warm_up", 1.0)
     told.now_s -= 1.0
     told.iterate(1)
-    told.say_root(
-        events.RecoveryFinished,
-        recovery=1,
-        epoch=2,
-        version=0,
-        iteration=1,
-        duration_s=5.5,
-        lost_iterations=0,
-    )
+    told.say_root(events.RecoveryFinished, epoch=2, iteration=1, duration_s=5.5)
     run = RunReducer(keep=FOR_REPORT)
     run.extend(told.complete(1).train(2, 6).finish(6).entries)
     found = predict(run)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import made
 from told_runs import (
     RUNS,
     TRACEBACK,
@@ -32,7 +33,7 @@ WHOLE = Keep(bars=100_000, recoveries=None, notes=None, ranks=True)
 SENT = (
     Collectives.of([Call("all_reduce", 8, 0.25, 0.5)], rank=1, epoch=1, iteration=3, began_s=1.0),
     IterationBegun(rank=1, epoch=1, iteration=3, inputs=Inputs(batch="b", random={})),
-    Transfer(rank=1, epoch=1, version=2, span=0, peer=0, sent_bytes=8, start_s=1.0, end_s=1.5),
+    made(Transfer, rank=1, version=2, span=0, sent_bytes=8, start_s=1.0, end_s=1.5),
 )
 
 

@@ -299,9 +299,7 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch, make_event):
 
 def plan(make_event, epoch, at_s, *members):
     told = {"tier": "memory", "sources": (), "transfers": (), "reason": ""}
-    return make_event(
-        "recovery_planned", at_s, recovery=1, epoch=epoch, version=2, members=members, **told
-    )
+    return make_event("recovery_planned", at_s, epoch=epoch, version=2, members=members, **told)
 
 
 def test_a_standby_that_was_given_ranks_and_is_lost_in_the_same_recovery_is_told(

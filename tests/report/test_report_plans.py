@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from made import made
 
 from gemini_lab.log.entry import Entry, decode_entry, encode_entry
 from gemini_lab.log.events import Profiled, RunStarted
@@ -26,7 +27,7 @@ SCHEDULE = plan_chunks(
 
 
 def profiled(at_s: float) -> Entry:
-    event = Profiled(rank=0, epoch=1, profile=PROFILE, schedule=SCHEDULE, calibration=WIRE)
+    event = made(Profiled, profile=PROFILE, schedule=SCHEDULE, calibration=WIRE)
     said = Entry(at_s=at_s, node="node-0", event=event)
     return decode_entry(encode_entry(said))  # as it comes back from a log
 

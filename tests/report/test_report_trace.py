@@ -39,17 +39,7 @@ def test_every_record_lies_on_a_named_lane_of_a_named_node(failing):
 
 def test_an_arrow_leads_from_the_node_that_sent_to_the_node_that_received(failing, make_event):
     transfer = make_event(
-        "transfer",
-        2.0,
-        "node-0",
-        rank=0,
-        epoch=1,
-        version=1,
-        peer=1,
-        sent_bytes=10,
-        span=None,
-        start_s=1001.8,
-        end_s=1002.0,
+        "transfer", 2.0, "node-0", version=1, peer=1, sent_bytes=10, start_s=1001.8, end_s=1002.0
     )
     records = _by_phase([*failing[:8], transfer, *failing[8:]])
     nodes, _ = _names(records)

@@ -21,7 +21,6 @@ def resized(run, members, version):
         recovery=run.recovery,
         epoch=run.epoch + 1,
         cause=events.RESIZE,
-        lost=(),
         failed_at_s=run.now_s,
         iteration=version,
     )
@@ -31,10 +30,7 @@ def resized(run, members, version):
         recovery=run.recovery,
         epoch=run.epoch,
         version=version,
-        tier="memory",
         members=tuple(members),
-        sources=(),
-        transfers=(),
         reason="cut anew",
         ranks_then=then,
     )
@@ -107,14 +103,7 @@ def test_ranks_of_another_number_are_not_compared_with_those_before():
     after.now_s += 1
     begin(after, 6)
     for rank in after.ranks:
-        after.say_worker(
-            events.Iteration,
-            rank,
-            iteration=6,
-            duration_s=1.0,
-            waited_s=0.0,
-            values={"loss": 1.25},
-        )
+        after.say_worker(events.Iteration, rank, iteration=6, duration_s=1.0, values={"loss": 1.25})
     assert build_report(after.entries).divergences == ()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import made
 from told_runs import SHARD_BYTES, ToldRun, with_one_loss
 
 from gemini_lab.log import events
@@ -161,13 +162,11 @@ def situations(draw: st.DrawFn) -> RunReducer:
         version = draw(st.sampled_from([7, 7, 8, 8, NONE]))
         if version != NONE:
             told.append(
-                events.VersionComplete(
+                made(
+                    events.VersionComplete,
                     rank=rank,
-                    epoch=1,
                     version=version,
                     sent_bytes=0,
-                    local_s=0.0,
-                    duration_s=0.0,
                     next_version=version + 1,
                 )
             )
@@ -175,9 +174,7 @@ def situations(draw: st.DrawFn) -> RunReducer:
     told += [events.NodeLost(name=f"node-{position}", cause="lease") for position in lost]
     persistent = draw(st.sampled_from([NONE, 3, 7, 9]))
     if persistent != NONE:
-        told.append(
-            events.PersistFinished(version=persistent, url="", size_bytes=0, duration_s=0.0)
-        )
+        told.append(made(events.PersistFinished, version=persistent, size_bytes=0))
     run = RunReducer()
     run.extend(Entry(at_s=1.0, node="lab", event=event) for event in told)
     assert run.unread == 0

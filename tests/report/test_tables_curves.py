@@ -31,13 +31,7 @@ def logging(count: int, *, first: int = 1, run: ToldRun | None = None) -> ToldRu
 
 def say(run: ToldRun, number: int, rank: int, *, restored: bool = False, **values: float) -> None:
     run.say_worker(
-        events.Iteration,
-        rank,
-        iteration=number,
-        duration_s=1.0,
-        waited_s=0.0,
-        values=values,
-        restored=restored,
+        events.Iteration, rank, iteration=number, duration_s=1.0, values=values, restored=restored
     )
 
 
@@ -106,7 +100,7 @@ def test_the_loss_comes_first_and_names_are_bounded() -> None:
     for rank in run.ranks:
         names = {f"name_{number}": 1.0 for number in range(MOST_NAMES + 3)}
         say(run, 2, rank, loss_scale=2.0, loss=1.0, **names)
-        run.say_worker(events.Iteration, rank, iteration=2, duration_s=1.0, waited_s=0.0)
+        run.say_worker(events.Iteration, rank, iteration=2, duration_s=1.0)
     found = table(run)
     assert found.curves[0].name == "loss"
     assert len(found.curves) == MOST_NAMES

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from made import made
 from told_runs import ToldRun, with_a_root_loss, with_one_loss
 
 from gemini_lab.log import events
@@ -23,19 +24,13 @@ from gemini_lab.report.tables.iterations import (
 
 def ended(pace: IterationPace, number: int, duration_s: float, *, at_s: float = 1.0) -> None:
     """One rank tells an iteration."""
-    event = events.Iteration(rank=0, epoch=1, iteration=number, duration_s=duration_s, waited_s=0.0)
+    event = made(events.Iteration, iteration=number, duration_s=duration_s)
     pace.take(Entry(at_s=at_s, node="node-0", event=event))
 
 
 def sent(pace: IterationPace, version: int, duration_s: float) -> None:
-    event = events.VersionComplete(
-        rank=0,
-        epoch=1,
-        version=version,
-        sent_bytes=1,
-        local_s=0.0,
-        duration_s=duration_s,
-        next_version=version + 1,
+    event = made(
+        events.VersionComplete, version=version, duration_s=duration_s, next_version=version + 1
     )
     pace.take(Entry(at_s=1.0, node="node-0", event=event))
 

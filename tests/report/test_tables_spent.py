@@ -140,9 +140,7 @@ def test_what_ends_without_ranks_is_no_failure_that_somebody_has_yet_to_notice(c
 
 def test_waiting_for_machines_grows_while_the_run_waits() -> None:
     run = ToldRun().protect().train(1, 3).fail("node-1", known=3)
-    run.say_root(
-        events.RecoveryWaiting, recovery=1, epoch=2, missing=(1,), standbys=(), reason="no machine"
-    )
+    run.say_root(events.RecoveryWaiting, epoch=2, missing=(1,), reason="no machine")
     assert spent_of(run, now_s=run.now_s + 40).seconds("waiting") == pytest.approx(40.0)
     run.now_s += 60
     run.plan(3, members=["node-0", "node-4", "node-2", "node-3"])

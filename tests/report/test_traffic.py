@@ -8,6 +8,7 @@ from math import inf, nan
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import made
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import KINDS, Call, Collectives
@@ -21,7 +22,7 @@ MIB = 2**20
 
 
 def event(kind, at_s, node="node-0", **data):
-    return Entry(at_s=at_s, node=node, event=KINDS[kind](**data))
+    return Entry(at_s=at_s, node=node, event=made(KINDS[kind], **data))
 
 
 def iteration(number, at_s, *, rank=0, node="node-0", duration_s=1.0, waited_s=0.0, **more):
@@ -34,7 +35,6 @@ def iteration(number, at_s, *, rank=0, node="node-0", duration_s=1.0, waited_s=0
         duration_s=duration_s,
         waited_s=waited_s,
         values={},
-        epoch=1,
         **more,
     )
 
@@ -43,29 +43,15 @@ def complete(version, at_s):
     return event(
         "version_complete",
         at_s,
-        rank=0,
-        epoch=1,
         version=version,
         sent_bytes=MIB,
         duration_s=0.5,
-        local_s=0.0,
         next_version=version + 1,
     )
 
 
 def planned(at_s, *members, epoch=1):
-    return event(
-        "recovery_planned",
-        at_s,
-        recovery=0,
-        epoch=epoch,
-        version=0,
-        tier="memory",
-        members=members,
-        sources=(),
-        transfers=(),
-        reason="",
-    )
+    return event("recovery_planned", at_s, recovery=0, epoch=epoch, version=0, members=members)
 
 
 def transfer(version, start_s, end_s, *, rank=0, peer=1, sent_bytes=MIB, span=0):
@@ -74,7 +60,6 @@ def transfer(version, start_s, end_s, *, rank=0, peer=1, sent_bytes=MIB, span=0)
         end_s,
         f"node-{rank}",
         rank=rank,
-        epoch=1,
         version=version,
         peer=peer,
         span=span,
@@ -164,9 +149,6 @@ def test_a_blocking_version_is_exposed_as_a_whole():
         event(
             "protected",
             0.5,
-            rank=0,
-            epoch=1,
-            shard_bytes=1,
             fingerprint="f",
             settings=Settings(scheme="blocking"),
             placement=plan_placement(nodes=2),
@@ -218,26 +200,8 @@ def test_an_iteration_told_twice_is_one_bar():
 def test_a_recovery_is_a_mark_from_the_failure_to_its_end():
     traffic = told(
         event("injected", 1.0, "node-2", failure="node_loss"),
-        event(
-            "recovery_started",
-            1.2,
-            recovery=1,
-            epoch=2,
-            cause="node_lost",
-            lost=(),
-            failed_at_s=1.1,
-            iteration=7,
-        ),
-        event(
-            "recovery_finished",
-            4.0,
-            recovery=1,
-            epoch=2,
-            version=7,
-            iteration=8,
-            duration_s=3.0,
-            lost_iterations=0,
-        ),
+        event("recovery_started", 1.2, epoch=2, cause="node_lost", failed_at_s=1.1, iteration=7),
+        event("recovery_finished", 4.0, epoch=2, version=7, iteration=8, duration_s=3.0),
     )
     injected, recovery = traffic.marks
     assert (injected.kind, injected.text) == ("injected", "node loss on node-2")

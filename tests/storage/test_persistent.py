@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from made import made
 from safetensors import safe_open
 
 from gemini_lab.errors import (
@@ -40,7 +41,8 @@ def layout(rank: int = 0) -> ShardLayout:
         ],
         start_bytes=100,
     )
-    return ShardLayout(
+    return made(
+        ShardLayout,
         rank=rank,
         world_size=2,
         stage=3,
@@ -50,10 +52,6 @@ def layout(rank: int = 0) -> ShardLayout:
         small_capacity_bytes=100,
         payload_bytes=tensors[-1].offset_bytes + tensors[-1].size_bytes,
         weights={"w": (25,)},
-        pieces=(),
-        aliases={},
-        frozen=(),
-        frozen_digest="",
     )
 
 
@@ -203,12 +201,11 @@ def test_a_version_saved_after_a_fall_back_is_kept(tier):
 
 def of_history(rewinds: int, left: list[VersionId] = []) -> dict[str, object]:  # noqa: B006
     """What the manifest of a version says that was made after so many rewinds."""
-    meta = VersionMeta(
+    meta = made(
+        VersionMeta,
         job="test",
         lineage=Lineage(run=7, epoch=1, rewinds=rewinds),
-        fingerprint=None,
         world_size=2,
-        settings={},
         left=left,
     )
     return msgspec.to_builtins(meta)

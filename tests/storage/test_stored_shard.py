@@ -7,6 +7,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from made import made
 
 from gemini_lab.errors import IntegrityError, UnreadError
 from gemini_lab.shard.codec import decode_framed, encode_framed
@@ -21,20 +22,14 @@ CHUNK = 64
 
 def layout_of(size_bytes):
     tensors = lay_out([("0.master", "uint8", (size_bytes,))], start_bytes=100)
-    return ShardLayout(
-        rank=0,
-        world_size=1,
+    return made(
+        ShardLayout,
         stage=3,
         optimizer="Adam",
         tensors=tensors,
         small_offset_bytes=0,
         small_capacity_bytes=100,
         payload_bytes=tensors[-1].offset_bytes + size_bytes,
-        weights={},
-        pieces=(),
-        aliases={},
-        frozen=(),
-        frozen_digest="",
     )
 
 

@@ -17,6 +17,7 @@ from gemini_lab_widgets.controls import (
     sight,
 )
 from lab_stand_in import NODES, ClusterStandIn, begin, entry, lab_on, run_in, seated, step, tell
+from made import made
 from msgspec.structs import replace
 
 from gemini_lab.errors import ConfigError
@@ -56,9 +57,7 @@ def lab(tmp_path, cluster):
 
 def protected(*, replicas):
     placement = plan_placement(nodes=len(NODES), replicas=replicas)
-    return Protected(
-        rank=0, epoch=1, shard_bytes=8, fingerprint="f", settings=Settings(), placement=placement
-    )
+    return made(Protected, shard_bytes=8, fingerprint="f", settings=Settings(), placement=placement)
 
 
 def until(condition, *, within_s=60.0):
@@ -226,9 +225,7 @@ def test_the_strip_shows_nodes_loss_and_the_recovery_under_way(lab, job):
     assert "node-1: lost" in panel.strip.value
     assert "node-2: stopped" in panel.strip.value
     assert "a failure was detected" in panel.strip.value
-    done = RecoveryFinished(
-        recovery=1, epoch=2, version=3, iteration=4, duration_s=1.5, lost_iterations=0
-    )
+    done = made(RecoveryFinished, epoch=2, version=3, iteration=4, duration_s=1.5)
     tell(lab.run, seated("node-0", HOSTILE, "node-2", "node-3"), done)
     panel.refresh()
     assert "last recovery: 1.5 s" in panel.strip.value

@@ -10,6 +10,7 @@ import pytest
 from gemini_lab_widgets.store import EventStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made import made
 from told_runs import TRACEBACK, UNIX_S, ToldRun, with_a_bug, with_one_loss
 
 from gemini_lab.errors import ConfigError
@@ -53,7 +54,7 @@ def test_the_phase_follows_the_run(told: ToldRun, phase: str) -> None:
 
 def test_a_run_that_waits_for_machines_says_how_many() -> None:
     run = ToldRun().protect().train(1, 3).fail("node-1", "node-2", known=3)
-    run.recover_say(events.RecoveryWaiting, missing=(1, 2), standbys=())
+    run.recover_say(events.RecoveryWaiting, missing=(1, 2))
     status = stored(run.entries).tables().status
     assert (status.phase, status.detail) == ("waiting for machines", "2 missing")
 
@@ -61,16 +62,14 @@ def test_a_run_that_waits_for_machines_says_how_many() -> None:
 def test_a_run_that_waits_for_memory_says_for_what() -> None:
     run = ToldRun().protect().train(1, 3).fail("node-1", known=3)
     reason = "version 3 may still come back with node-1"
-    run.recover_say(events.RecoveryWaiting, missing=(), standbys=(), reason=reason)
+    run.recover_say(events.RecoveryWaiting, reason=reason)
     assert stored(run.entries).tables().status.detail == reason
 
 
 def test_a_killed_worker_is_not_explained_by_what_it_or_another_one_printed() -> None:
     warning, reset = "[WARNING] scheduler called early", "RuntimeError: Connection reset by peer"
     run = ToldRun().protect().train(1, 3).exit(0, output=(reset,))
-    run.say_worker(
-        events.WorkerExited, 1, pid=7, signal="SIGKILL", exit_code=None, output=(warning,)
-    )
+    run.say_worker(events.WorkerExited, 1, pid=7, signal="SIGKILL", output=(warning,))
     run.fail(known=3, cause="worker_exited").plan(3).resume(3)
     (row,) = stored(run.entries).tables().recoveries.rows
     assert (row.error, row.output) == ("rank 1 on node-1: SIGKILL", ())
@@ -175,12 +174,11 @@ def test_an_event_that_makes_no_sense_is_counted() -> None:
     before = stored(run.entries).tables()
     for rank, version, duration_s in ((99, 4, 1.0), (0, -4, 1.0), (0, 4, math.nan)):
         run.say(
-            events.VersionComplete(
+            made(
+                events.VersionComplete,
                 rank=rank,
-                epoch=1,
                 version=version,
                 sent_bytes=0,
-                local_s=0.0,
                 duration_s=duration_s,
                 next_version=5,
             )
@@ -193,20 +191,9 @@ def test_an_event_that_makes_no_sense_is_counted() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        events.RecoveryPlanned(
-            recovery=1,
-            epoch=9,
-            version=-3,
-            tier="memory",
-            members=("a",),
-            sources=(),
-            transfers=(),
-            reason="",
-        ),
+        made(events.RecoveryPlanned, epoch=9, version=-3, members=("a",)),
         events.RecoveryStep(recovery=1, epoch=2, step="fence", start_s=math.nan, end_s=1.0),
-        events.RecoveryStarted(
-            recovery=-1, epoch=2, cause="", lost=(), failed_at_s=math.inf, iteration=0
-        ),
+        made(events.RecoveryStarted, recovery=-1, epoch=2, failed_at_s=math.inf),
     ],
 )
 def test_an_odd_event_hides_no_recovery(event: AnyEvent) -> None:

@@ -296,14 +296,7 @@ def logging(count: int, *, off: float = 0.0) -> ToldRun:
         run.now_s += 1.0
         values = {"loss": 5.0 / number + (off if number == 7 else 0.0), "lr": 1e-3}
         for rank in run.ranks:
-            run.say_worker(
-                events.Iteration,
-                rank,
-                iteration=number,
-                duration_s=1.0,
-                waited_s=0.0,
-                values=values,
-            )
+            run.say_worker(events.Iteration, rank, iteration=number, duration_s=1.0, values=values)
     return run
 
 

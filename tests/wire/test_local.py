@@ -5,6 +5,7 @@ import resource
 import threading
 
 import pytest
+from made import made
 
 from gemini_lab.errors import MessageError
 from gemini_lab.recovery.messages import BulkReady, OutputSaid, encode
@@ -32,7 +33,7 @@ def test_a_channel_is_waited_for_whatever_the_number_of_its_descriptor():
 
 
 def test_what_is_too_large_is_refused_where_it_is_said_and_not_read_to_its_end(capfd):
-    large = OutputSaid(rank=0, epoch=1, lines=["x" * 1000] * 300)
+    large = made(OutputSaid, lines=["x" * 1000] * 300)
     ours, theirs = LocalChannel.pair(most_bytes=200_000)
     try:
         with pytest.raises(MessageError, match=r"a output_said of .* larger than a message may be"):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
+from made import made
 
 from gemini_lab.errors import LaunchError, MessageError
 from gemini_lab.lab.namespaces import NodeNetwork, why_not
@@ -49,7 +50,7 @@ def story(tell: Callable[[House], Awaitable[None]]) -> House:
 def test_who_knows_the_token_is_let_in_and_messages_pass():
     async def tell(house: House) -> None:
         channel = await connect(await house.open(), TOKEN, HELLO, timeout_s=5)
-        large = OutputSaid(rank=0, epoch=1, lines=["x" * 1000] * 2000)
+        large = made(OutputSaid, lines=["x" * 1000] * 2000)
         for message in (CloseLab(), large):
             channel.send(message)
             assert await channel.receive() == message
@@ -211,7 +212,7 @@ def test_what_is_too_large_is_refused_where_it_is_said_and_the_connection_stays(
     async def tell(house: House) -> None:
         channel = await connect(await house.open(), TOKEN, HELLO, timeout_s=5)
         with pytest.raises(MessageError, match=r"a output_said of .* larger than a message may be"):
-            channel.send(OutputSaid(rank=0, epoch=1, lines=["x" * 1000] * 70_000))
+            channel.send(made(OutputSaid, lines=["x" * 1000] * 70_000))
         channel.send(CloseLab())
         assert await channel.receive() == CloseLab()
         channel.close()
