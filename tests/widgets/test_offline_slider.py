@@ -57,7 +57,7 @@ def told(script: str) -> dict[str, Any]:
 def shown(models: dict[str, Any], told: dict[str, Any], place: int) -> dict[str, dict[str, Any]]:
     """By model and property: what `js/moments.js` sets at a place."""
     found: dict[str, dict[str, Any]] = {}
-    for number, name, steps in told["tracks"]:
+    for number, name, steps, _ in told["tracks"]:
         value = [value for at, value in steps if at <= place][-1]
         if isinstance(value, dict):
             value = {column: told["pool"][at] for column, at in value.items()}
@@ -100,6 +100,14 @@ def test_failures_have_moments_of_their_own_and_few_are_enough(store: EventStore
     (outage,) = store.run.spans.outages()
     after = [at_s for at_s in chosen if at_s > outage.noticed_s - store.run.course.started_at_s]
     assert after[0] < outage.noticed_s - store.run.course.started_at_s + 1.0
+
+
+def test_only_views_of_text_follow_a_slider_that_moves(store: EventStore) -> None:
+    sheet, document = page()
+    kept = told(script_of(store, sheet, document, state=END))
+    live = [document.get_model_by_id(kept["views"][place]).name for place in kept["live"]]
+    assert sorted(live) == ["state", "status"]
+    assert {view for *_, view in kept["tracks"]} > set(kept["live"])
 
 
 def test_what_a_page_cannot_keep_is_refused() -> None:

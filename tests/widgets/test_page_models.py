@@ -1,5 +1,6 @@
 """One visitor's page without a browser: which run it shows, which moment of it, and how often."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,8 @@ def page_of(log: Path | None) -> Page:
 
 
 def look(page: Page) -> str:
-    """What the status strip says once the browser has drawn all that it was sent."""
+    """What the status strip says once the browser has drawn all that it was sent, at rest."""
+    page._rests_at_s = 0.0
     page._pulse.seen = page._pulse.beat
     page._due_s = 0.0
     page.tick()
@@ -64,6 +66,22 @@ def test_all_views_show_the_same_moment(log: Path) -> None:
     start_s = page._shown.store.run.course.started_at_s
     assert page._timeline._newest is page._shown.store.traffic
     assert page._moment_s == start_s + 12.0
+
+
+def test_figures_follow_the_slider_only_when_it_rests(log: Path) -> None:
+    page = page_of(log)
+    look(page)
+    page._move(12.0)
+    page._rests_at_s = math.inf
+    for _ in range(3):  # the first reads on to the moment
+        page._pulse.seen, page._due_s = page._pulse.beat, 0.0
+        page.tick()
+    assert "recovering" in str(page._sheet.views["status"].strip.text)
+    assert page._sheet.views["replicas"].nodes.data["marker"][2] == "circle"
+    assert not page._is_idle
+    look(page)
+    assert page._sheet.views["replicas"].nodes.data["marker"][2] != "circle"
+    assert page._is_idle
 
 
 def test_a_visitor_chooses_runs_among_those_that_are_offered_and_no_others(log: Path) -> None:

@@ -38,7 +38,9 @@ IDLE_MS: Final = 2_000
 VIEWS_S: Final = 0.5
 """Between two drawings of all other views."""
 SLIDING_S: Final = 0.1
-"""The same while somebody looks for a moment."""
+"""The same while a visitor moves the slider."""
+RESTS_S: Final = 0.2
+"""A slider that was not moved for this long rests, and the figures follow it."""
 UNANSWERED: Final = 100
 """Ticks without an answer from the page, such as in a tab behind others, until there are fewer."""
 OFFER_S: Final = 2.0
@@ -83,7 +85,8 @@ class Page:
         self._sheet, self._pulse, self._timeline = PageLayout(), Pulse(margin=0), Timeline()
         self._pulse.sizing_mode = "stretch_width"
         self._tools = Tools(run=self._choose_run, beside=self._choose_beside, move=self._move)
-        self._drawn: object = None
+        self._drawn: tuple[object, bool] = None, False  # what, and whether only in words
+        self._rests_at_s = 0.0
         self._offered: object = None
         self._due_s = self._offer_due_s = 0.0
         self._shown.pull()
@@ -142,6 +145,7 @@ class Page:
     def _move(self, at_s: float | None) -> None:
         self._at_s = at_s
         self._due_s = 0.0
+        self._rests_at_s = time.monotonic() + RESTS_S
         self._keep_pace(TICK_MS)
 
     # -- again and again -----------------------------------------------------------------------
@@ -158,7 +162,8 @@ class Page:
         store = self._shown.store
         self._timeline.update(store.traffic, moment_s=self._moment_s)
         now_s = time.monotonic()
-        if self._state() != self._drawn and now_s >= self._due_s:
+        is_drawn = self._is_drawn and (now_s < self._rests_at_s or not self._drawn[1])
+        if not is_drawn and now_s >= self._due_s:
             self._draw(now_s)
         if now_s >= self._offer_due_s:
             self._offer_due_s = now_s + OFFER_S
@@ -170,7 +175,12 @@ class Page:
     def _is_idle(self) -> bool:
         """Return whether only another run can bring news."""
         is_over = self._shown.store.run.course.is_over and not self._shown.is_catching_up
-        return is_over and self._state() == self._drawn
+        return is_over and self._drawn == (self._state(), False)
+
+    @property
+    def _is_drawn(self) -> bool:
+        """Return whether at least the words of what is to be shown are."""
+        return self._drawn[0] == self._state()
 
     def _keep_pace(self, period_ms: int) -> None:
         if self.period_ms != period_ms:
@@ -209,8 +219,9 @@ class Page:
         state, tables = self._state(), self._tables()
         if tables is None:
             return
-        self._sheet.update(tables)
-        self._drawn, self._status = state, tables.status
+        is_moving = now_s < self._rests_at_s
+        self._sheet.update(tables, is_moving=is_moving)
+        self._drawn, self._status = (state, is_moving), tables.status
         self._pulse.title = f"{self._shown.name or 'no run yet'} · gemini_lab"
         self._reach()
         self._tell_address()
@@ -284,7 +295,7 @@ class Page:
         return kind, "live", f"this page is {_delay(self._pulse.behind_s)} behind"
 
     def _past(self, at_s: float) -> tuple[str, str, str]:
-        if self._state() != self._drawn:
+        if not self._is_drawn:
             when = format_seconds(round(at_s, 1))
             return "late", "looking back", f"on the way to {when} after the start"
         return looking_back(at_s)

@@ -16,6 +16,9 @@ from gemini_lab_widgets.views.view import switch
 
 TEMPLATE: Final = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 """What surrounds the views; Jinja."""
+LIVE: Final = ("state", "status")
+"""Parts that follow the slider while it moves: a browser needs a millisecond for each. The figures
+take some 100 ms together, so they follow when the slider rests."""
 STATE_STYLE: Final = """
 :host { font: 14px/1.35 FONT; color: light-dark(#565656, #bdbdbd); }
 b { color: light-dark(#1b1b1b, #f2f2f2); font-weight: 600; }
@@ -80,9 +83,11 @@ class PageLayout:
     def slots(self) -> list[str]:
         return [slot for slot in self.views if slot != "status"]
 
-    def update(self, tables: Tables) -> None:
-        for view in self.views.values():
-            view.update(tables)
+    def update(self, tables: Tables, *, is_moving: bool = False) -> None:
+        """Draw a snapshot; only the parts in `LIVE` while the slider is moving."""
+        for slot, view in self.views.items():
+            if slot in LIVE or not is_moving:
+                view.update(tables)
 
     def say(self, kind: str, mark: str, text: str) -> None:
         """Show what state the page is in: live, late, over or failed, and words about it."""

@@ -35,7 +35,7 @@ from gemini_lab.report.reducers.traffic_bars import TrafficBars
 from gemini_lab.report.tables import Tables
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.modules import joined
-from gemini_lab_widgets.page_layout import PageLayout, looking_back
+from gemini_lab_widgets.page_layout import LIVE, PageLayout, looking_back
 from gemini_lab_widgets.store import EventStore, tables_at
 from gemini_lab_widgets.timeline import ENTRY, TimelineQuery, coverage_of, shades, state
 from gemini_lab_widgets.tools import AFTER_S, MomentParts
@@ -221,13 +221,20 @@ class Tape:
 
     def told(self) -> str:
         ids = {name: number for number, name in enumerate(dict.fromkeys(n for n, _ in self.tracks))}
+        roots = self.document.roots
+        view = {model.id: place for place, root in enumerate(roots) for model in root.references()}
         tracks = [
-            [ids[name], attribute, track]
+            [ids[name], attribute, track, view[name]]
             for (name, attribute), track in self.tracks.items()
             if len(track) > 1
         ]
-        named = f'"ids":{json.dumps(list(ids))},"tracks":{json.dumps(tracks)}'
-        return f'{named},"pool":[{",".join(self.pool)}]'
+        parts = {
+            "ids": list(ids),
+            "tracks": tracks,
+            "views": [root.id for root in roots],
+            "live": [place for place, root in enumerate(roots) if root.name in LIVE],
+        }
+        return f'{json.dumps(parts)[1:-1]},"pool":[{",".join(self.pool)}]'
 
 
 def _values(model: Model) -> dict[str, Any]:

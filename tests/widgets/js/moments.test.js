@@ -10,7 +10,8 @@ function made() {
   const models = { a: { text: "end", data: { x: [1, 2] } }, b: { visible: true } };
   const told = {
     at_s: [0, 10, 20, 30], failures: [1, 2], ids: ["a", "b"], pool: ["start", "end", [], [1, 2]],
-    tracks: [[0, "text", [[0, 0], [3, 1]]], [0, "data", [[0, { x: 2 }], [1, { x: 3 }]]]],
+    tracks: [[0, "text", [[0, 0], [3, 1]], 0], [0, "data", [[0, { x: 2 }], [1, { x: 3 }]], 1]],
+    views: ["live", "figure"], live: [0],
   };
   return { models, moments: new Moments(told, (id) => models[id]) };
 }
@@ -25,6 +26,17 @@ test("every moment is that of the last change before it, back and forth", () => 
     assert.deepEqual(models.a.data, { x });
   }
   assert.deepEqual(models.b, { visible: true });
+});
+
+test("while the slider moves only text follows, and a figure once it is drawn", () => {
+  const { models, moments } = made();
+  moments.go(0);
+  assert.equal(models.a.text, "start");
+  assert.deepEqual(models.a.data, { x: [1, 2] });
+  assert.equal(moments.changes(moments.views[1]).length, 1);
+  moments.draw(moments.views[1]);
+  assert.deepEqual(models.a.data, { x: [] });
+  assert.equal(moments.changes(moments.views[1]).length, 0);
 });
 
 test("what somebody chose meanwhile stays where the run did not change it", () => {

@@ -1,11 +1,17 @@
 // A saved page's slider of time: at each moment that was kept, what of the views differs.
 //
-// `told.at_s` are the moments, the last of them the run's end. A track is a model's property and
-// the places among the moments from which it has another value: a number in `told.pool`, or one for
-// each column of a table.
+// `told.at_s` are the moments, the last of them the run's end. A track is a model's property, the
+// places among the moments from which it has another value (a number in `told.pool`, or one for
+// each column of a table), and the number of its view in `told.views`.
+//
+// Drawing all views takes the browser some 100 ms. So while the slider moves only the views in
+// `told.live` follow, which are text. The others follow when it rests: those on the screen, one a
+// frame, and the rest when they are scrolled to.
 
 import { nameHandles } from "./handles.js";
 import { unpacked } from "./packed.js";
+
+const RESTS_MS = 250;
 
 // The last place whose moment is not later; the first where all are.
 export function placeOf(moments, at) {
@@ -33,20 +39,37 @@ export class Moments {
     this.failures = told.failures;
     this.pool = told.pool;
     this.place = told.at_s.length - 1;
-    this.tracks = told.tracks.map(([id, name, steps]) =>
-      ({ model: find(told.ids[id]), name, places: steps.map(([place]) => place),
-        values: steps.map(([, value]) => value), now: steps.length - 1 }));
+    this.views = told.views.map((id) => ({ id, tracks: [] }));
+    this.live = told.live;
+    for (const [id, name, steps, view] of told.tracks) {
+      this.views[view].tracks.push({ model: find(told.ids[id]), name, now: steps.length - 1,
+        places: steps.map(([place]) => place), values: steps.map(([, value]) => value) });
+    }
   }
 
-  // Have everything as it was at a place.
+  // Go to a place; only the live views show it at once.
+  go(place) {
+    this.place = place;
+    for (const view of this.live) this.draw(this.views[view]);
+  }
+
+  // Show everything as it was at a place.
   show(place) {
     this.place = place;
-    for (const track of this.tracks) {
-      const now = placeOf(track.places, place);
-      if (now === track.now) continue;
+    for (const view of this.views) this.draw(view);
+  }
+
+  draw(view) {
+    for (const [track, now] of this.changes(view)) {
       track.now = now;
       track.model[track.name] = this.value(track.values[now]);
     }
+  }
+
+  // The tracks of a view that have another value at the present place, with its number.
+  changes({ tracks }) {
+    return tracks.map((track) => [track, placeOf(track.places, this.place)])
+      .filter(([track, now]) => now !== track.now);
   }
 
   value(told) {
@@ -73,14 +96,23 @@ export class Moments {
   }
 }
 
+// Whether the view with this root is on the screen, or nearly.
+function isSeen(id) {
+  const room = window.innerHeight / 2;
+  const { top, bottom } = document.querySelector(`[data-root-id="${id}"]`).getBoundingClientRect();
+  return bottom > -room && top < window.innerHeight + room;
+}
+
 // Join the page's slider and buttons with what was kept.
 class Hands {
   constructor(moments, { slider, before, after, newest }) {
-    Object.assign(this, { moments, slider, before, after, newest });
+    Object.assign(this, { moments, slider, before, after, newest, kept: null });
     document.addEventListener("gemini-slide", ({ detail }) => this.go(moments.near(detail)));
     document.addEventListener("gemini-jump", ({ detail }) => this.go(moments.failure(detail)));
     document.addEventListener("gemini-newest", () => this.go(moments.moments.length - 1));
     window.addEventListener("hashchange", () => this.arrive());
+    for (const event of ["scroll", "resize"]) window.addEventListener(event, () => this.rest());
+    window.addEventListener("beforeprint", () => moments.show(moments.place));
     this.arrive();
   }
 
@@ -89,13 +121,30 @@ class Hands {
     this.go(at === null ? moments.moments.length - 1 : placeOf(moments.moments, at));
   }
 
+  // Draw what is on the screen once the slider rests.
+  rest() {
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => this.drawNext(), RESTS_MS);
+  }
+
+  drawNext() {
+    const { moments } = this, at = moments.isAtEnd ? null : moments.moments[moments.place];
+    if (this.kept !== at) {
+      this.kept = at;
+      document.dispatchEvent(new CustomEvent("gemini-look-back", { detail: at }));
+      this.keep(at);
+    }
+    const next = moments.views.find((view) => isSeen(view.id) && moments.changes(view).length);
+    if (!next) return;
+    moments.draw(next);
+    this.resting = setTimeout(() => requestAnimationFrame(() => this.drawNext()));
+  }
+
   go(place) {
     const { moments } = this;
     if (place >= 0 && place !== moments.place) {
-      moments.show(place);
-      const at = moments.isAtEnd ? null : moments.moments[place];
-      document.dispatchEvent(new CustomEvent("gemini-look-back", { detail: at }));
-      this.keep(at);
+      moments.go(place);
+      this.rest();
     }
     this.slider.value = moments.moments[moments.place];
     this.before.disabled = moments.failure(-1) < 0;
