@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
+from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -73,6 +74,8 @@ def gather(
     things = made()
     around = look_around(engine, things)
     sources = [*around.loaders] if data is None else as_sources(data)
+    repeated = {id(one.loader) for one in sources if isinstance(one, RepeatingLoader)}
+    sources = [one.loader if isinstance(one, RepeatingLoader) else one for one in sources]
     if data is None and len(sources) > 1:
         remark(
             f"{len(sources)} DataLoaders are there and none is kept; name those that training "
@@ -113,9 +116,22 @@ def gather(
         return [type(one).__name__ for each in optimizers for one in _schedules(new, each)]
 
     script.late_schedules = late
-    for loader in {id(one): one for one in sources if _is_read_already(one, things)}.values():
+    early = [one for one in sources if id(one) not in repeated and _is_read_already(one, things)]
+    for loader in {id(one): one for one in early}.values():
         remark(IS_READ_ALREADY.format(type(loader).__name__))
     return script
+
+
+def begin_repeating(engine: Engine, data: Source | Sequence[Source] | None) -> None:
+    """Have DeepSpeed's repeating loaders begin an epoch, after `protect`.
+
+    Each makes its iterator at once, as a pipeline does with `training_data`, and positions reach
+    later iterators only. Without a lab it is done as well, so that a script reads the same.
+    """
+    sources = as_sources(engine.training_dataloader if data is None else data)
+    for source in sources:
+        if isinstance(source, RepeatingLoader):
+            source.data_iter = iter(source.loader)
 
 
 def _is_read_already(source: Any, made: Sequence[object]) -> bool:

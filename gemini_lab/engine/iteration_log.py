@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import xxhash
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rng_tracker
 from torch import nn
 
 from gemini_lab.engine.arguments import numbers_of, require_few
@@ -304,6 +305,8 @@ def random_checksums() -> dict[str, str]:
     device = get_accelerator()
     if device.device_name() != "cpu":
         states[device.device_name()] = device.get_rng_state().cpu().numpy().data
+    for name, state in get_cuda_rng_tracker().get_states().items():
+        states[f"named {name}"] = state.cpu().numpy().data
     return {name: xxhash.xxh3_64_hexdigest(state) for name, state in states.items()}
 
 

@@ -24,6 +24,7 @@ from gemini_lab.engine.arguments import (
     with_schedule,
 )
 from gemini_lab.engine.contract import Engine, Keepable, Protected, Source, Stateful, ZeroEngine
+from gemini_lab.engine.discovery import begin_repeating
 from gemini_lab.engine.frameworks.stepping import UpdateWatch
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, trained_by
 from gemini_lab.engine.gradients.sent_differences import SentDifferences, recorder_of
@@ -127,6 +128,7 @@ def protect(
                 stacklevel=2,
             )
         kept = with_schedule(also, scheduler)
+        begin_repeating(trained, data)
         return beside_unprotected(
             UnprotectedLoops(trained), trained, client_state=client_state, also=kept
         )
@@ -197,6 +199,7 @@ def start_protection(
         ),
     )
     _begin(session, ready, replicator, protection)
+    begin_repeating(engine, data)
     return protection
 
 

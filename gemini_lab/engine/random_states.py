@@ -1,10 +1,14 @@
-"""The random number generators that all code shares: Python's, numpy's, torch's, the device's."""
+"""The random number generators that all code shares: Python's, numpy's, torch's, the device's.
+
+With them go those that DeepSpeed's tracker has by name, such as a tensor parallel rank's own.
+"""
 
 import random
 
 import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rng_tracker
 
 from gemini_lab.engine.contract import StateDict, StateView
 
@@ -26,11 +30,12 @@ def random_states() -> StateDict:
         "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - scripts still use it
         "torch": torch.get_rng_state(),
         "device": None if is_left_out else device.get_rng_state(),
+        "named": get_cuda_rng_tracker().get_states(),
     }
 
 
 def seeded_random_states(seed: int) -> StateDict:
-    """Seed the generators with a number, and return their states."""
+    """Seed the generators with a number, and return their states; those with names keep theirs."""
     random.seed(seed)
     # numpy's old generator refuses larger seeds.
     np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -45,3 +50,5 @@ def restore_random_states(states: StateView) -> None:
     torch.set_rng_state(states["torch"])
     if states["device"] is not None:
         get_accelerator().set_rng_state(states["device"])
+    # Not in place: whoever captured them, such as an activation checkpoint, holds the tensors.
+    get_cuda_rng_tracker().set_states(dict(states["named"]))

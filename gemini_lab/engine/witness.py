@@ -25,7 +25,7 @@ from gemini_lab.engine.frameworks.pipeline_stages import is_trial
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
 from gemini_lab.engine.frameworks.tensors import feed, own_part
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine, hook_optimizer
-from gemini_lab.engine.frameworks.zero import Partitions, partitions_of
+from gemini_lab.engine.frameworks.zero import Partitions, is_unsharded, partitions_of
 from gemini_lab.engine.iteration_log import (
     IterationLog,
     gradient_norm,
@@ -187,9 +187,13 @@ class Witness:
                 for name, value in _of_optimizer(optimizer, names):
                     yield name + beside, value
         else:
-            yield from _of_partitions(partitions_of(engine))
+            if is_unsharded(engine):
+                yield from _of_optimizer(engine.optimizer, dict(module.named_parameters()))
+            else:
+                yield from _of_partitions(partitions_of(engine))
             counters = ("micro_steps", "skipped_steps", "global_samples")
             yield "counters", [getattr(engine, name, None) for name in counters]
+            yield "seeds of a pipeline's layers", getattr(module, "micro_offset", None)
         for name, state in random_checksums().items():
             yield f"{GENERATOR}{name}", state
         yield from _leaves("client_state", dict(self._client_state or {}))

@@ -152,3 +152,42 @@ def test_a_node_with_two_ranks_of_a_row_and_the_roots_node_are_lost(tmp_path, sc
     assert len(values_of(quiet)) == 4 * STEPS
     assert values_of(run) == values_of(quiet)
     assert run.report().losses_match(quiet.report())
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_a_deepspeed_pipeline_loses_a_worker_of_each_stage_a_node_and_the_root(lab, script, zero):
+    """Each layer draws from a generator of its rank's, by name; two stages tie a table."""
+    base = "engine.optimizer.optimizer" if zero else "engine.optimizer"
+    told = f"""
+        protected.log(loss=loss.item(), digest=digest([{base}]))
+        protected.log(named=named())
+"""
+    named = """
+def named():
+    import xxhash
+    states = checkpointing.get_cuda_rng_tracker().get_states()
+    return xxhash.xxh3_64_intdigest(states["model-parallel-rng"].numpy().tobytes()) >> 12
+
+
+def main() -> None:
+"""
+    text = example(
+        "train_deepspeed_pipeline.py",
+        ("def main() -> None:\n", named),
+        ("        protected.log(loss=loss.item())\n", told),
+    )
+    path, arguments = script(text), ["--zero", str(zero)]
+    quiet = train(lab, path, arguments).wait(200)
+    scenario = (
+        Scenario()
+        .add(WorkerCrash("rank-0"), iteration=3)
+        .add(WorkerCrash("rank-3"), iteration=6)
+        .add(NodeLoss("rank-2"), iteration=9)
+        .add(RootLoss(), iteration=11)
+    )
+    run = train(lab, path, arguments, scenario=scenario).wait(300)
+    assert len(run.report().recoveries) == 4
+    assert len(values_of(quiet)) == 4 * STEPS
+    assert {*values_of(quiet)[0, 1]} >= {"loss", "digest", "named"}
+    assert values_of(run) == values_of(quiet)
+    assert run.report().losses_match(quiet.report())

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import nn
 from torch.amp import GradScaler
@@ -9,7 +10,7 @@ from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
 from torch.utils.data import DataLoader
 
 import gemini_lab
-from gemini_lab.engine.discovery import gather
+from gemini_lab.engine.discovery import begin_repeating, gather
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.errors import ConfigError
 
@@ -74,6 +75,26 @@ def test_the_only_loader_is_taken_along(remarks):
     loader = DataLoader([1, 2])
     script = gathered(Engine(), remarks, loader)
     assert [one.loader for one in script.watches] == [loader]
+    assert remarks == []
+
+
+def repeating(remarks, position=None):
+    """A loader of DeepSpeed's that was read before, and what follows its position."""
+    engine, loader = Engine(), RepeatingLoader(DataLoader([*range(6)], batch_size=2))
+    next(loader)
+    engine.training_dataloader = loader
+    script = gathered(engine, remarks)
+    if position is not None:
+        script.put_data(position, seeds=[])
+    begin_repeating(engine, None)
+    return script, loader
+
+
+def test_a_loader_that_repeats_begins_an_epoch_at_protect_and_comes_back_where_it_was(remarks):
+    script, loader = repeating(remarks)
+    assert [next(loader).tolist() for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [0, 1]]
+    _, again = repeating(remarks, script.positions())
+    assert [next(again).tolist() for _ in range(3)] == [[2, 3], [4, 5], [0, 1]]
     assert remarks == []
 
 

@@ -68,6 +68,19 @@ CASES += [
         {"stage": stage, "optimizer": "AdamW", "width": 16, "ranks": 4, "row": 2, "config": AUTOTP}
         for stage in (1, 2, 3)
     ],
+    *[
+        {"stage": stage, "optimizer": "AdamW", "stages": 2, "ranks": ranks, "accumulation": 4}
+        for stage, ranks in ((0, 4), (1, 4), (0, 2))
+    ],
+    *[
+        {"stage": stage, "optimizer": "SGD", "stages": 2, "accumulation": 2, "again": 1, "seeds": 1}
+        for stage in (0, 1)
+    ],
+    *[
+        {"stage": stage, "optimizer": "Adam", "stages": 2, "ranks": 4, "dtype": "bfloat16"}
+        for stage in (0, 1)
+    ],
+    {"stage": 1, "optimizer": "Adam", "named": True},
     {"stage": 1, "optimizer": "AdamW", "larger": 8},
     {"stage": 3, "optimizer": "AdamW", "larger": 8},
 ]
@@ -79,7 +92,7 @@ def test_a_restored_engine_gives_the_losses_of_one_that_never_stopped(server, tm
     whole = server.run(tmp_path, case=case, ranks=ranks, seed=1, capture_at=3)
     resumed = server.run(tmp_path, case=case, ranks=ranks, seed=99, load=True)
     for before, after in zip(whole, resumed, strict=True):
-        assert bool(before["layout"]["uneven"]) == ("experts" in case or "row" in case)
+        assert bool(before["layout"]["uneven"]) == bool({"experts", "row", "stages"} & {*case})
         if "row" in case:  # AutoTP has cut it
             assert before["layout"]["weights"]["middle.weight"] == [8, 16]
         assert len(before["updates"]) == 6
@@ -170,6 +183,10 @@ def test_a_payload_that_one_rank_cannot_read_is_refused_by_all(server, tmp_path)
     ("case", "message"),
     [
         ({"stage": 0, "optimizer": "Adam"}, 'ZeRO stage 0; set "zero_optimization"'),
+        (
+            {"stage": 0, "optimizer": "Adam", "stages": 2, "dtype": "float16"},
+            'ZeRO stage 0; set "zero_optimization"',
+        ),
         ({"stage": 2, "optimizer": "Adagrad"}, "Adagrad with 2 parameter groups"),
         ({"stage": 1, "optimizer": "Muon"}, "the optimizer Muon, whose momentum"),
         ({"stage": 1, "optimizer": "OnebitAdam"}, "the optimizer OnebitAdam, whose errors"),
@@ -178,7 +195,7 @@ def test_a_payload_that_one_rank_cannot_read_is_refused_by_all(server, tmp_path)
             r"hierarchical partitions \(hpZ\)",
         ),
     ],
-    ids=["stage 0", "Adagrad in groups", "Muon", "1-bit Adam", "hpZ"],
+    ids=["stage 0", "pipeline in fp16", "Adagrad in groups", "Muon", "1-bit Adam", "hpZ"],
 )
 def test_what_cannot_be_protected_is_refused_with_the_way_out(server, tmp_path, case, message):
     with pytest.raises(RuntimeError, match=f"UnsupportedError: this engine cannot .*{message}"):

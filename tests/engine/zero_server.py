@@ -26,6 +26,10 @@ import torch_ranks
 from deepspeed.accelerator import get_accelerator
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rng_tracker
+from deepspeed.runtime.sequence_parallel import parallel_state_sp
+from deepspeed.sequence.layer import DistributedAttention
 from deepspeed.utils import logger, safe_get_full_fp32_param
 from safetensors.torch import save_file
 from torch import nn
@@ -79,7 +83,7 @@ class Model(nn.Module):
         width = case.get("width", 13)
         self.first = nn.Linear(6, width)
         self.norm = RunningNorm(width)
-        self.drop = nn.Dropout(0.3)
+        self.drop = NamedDropout() if case.get("named") else nn.Dropout(0.3)
         self.middle = nn.Linear(width, width, bias=False)
         self.again = nn.Linear(width, width)
         if case.get("tied"):
@@ -101,6 +105,31 @@ class Model(nn.Module):
             hidden, lost, _ = hidden
             return self.last(torch.tanh(self.again(hidden))).square().mean() + 0.1 * lost
         return self.last(torch.tanh(self.again(hidden))).float().square().mean()
+
+
+def attend(query, key, value):
+    """Attention over a whole sequence, by the heads that this rank has."""
+    whole = (one.transpose(1, 2) for one in (query, key, value))
+    return nn.functional.scaled_dot_product_attention(*whole, is_causal=True).transpose(1, 2)
+
+
+class Reader(nn.Module):
+    """Reads its rank's part of each sequence; heads are exchanged for positions (Ulysses)."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 24), nn.Linear(8, 1)
+        self.drop = nn.Dropout(0.3)
+        self.attention = DistributedAttention(
+            attend, parallel_state_sp.get_sequence_parallel_group(), gather_idx=1
+        )
+
+    def forward(self, features):
+        number = parallel_state_sp.get_sequence_parallel_rank()
+        part = features.chunk(2, dim=1)[number].unsqueeze(-1)
+        three = self.drop(self.first(part)).unflatten(-1, (3, 4, 2)).unbind(2)
+        seen = self.attention(*(one.contiguous() for one in three), 0)
+        return self.last(seen.flatten(2)).square().mean()
 
 
 class SignMomentum(torch.optim.Optimizer):
@@ -215,11 +244,39 @@ def settings(case):
     return config
 
 
+def shifted(table, hidden):
+    return hidden @ table.weight
+
+
+def make_stages(case):
+    """Unlike stages with a tied layer, of which layers drop out by a count of their own."""
+    tied = ("tied", nn.Linear, 13, 6)
+    layers = [
+        TiedLayerSpec(*tied, forward_fn=shifted),
+        LayerSpec(RunningNorm, 13),
+        nn.Dropout(0.3),
+        *[LayerSpec(nn.Linear, 13, 13) for _ in range(3)],
+        TiedLayerSpec(*tied),
+    ]
+    return PipelineModule(
+        layers,
+        num_stages=2,
+        loss_fn=lambda out, wanted: (out - wanted).square().mean(),
+        seed_layers=case.get("seeds", False),
+        seed_fn=lambda seed: torch.manual_seed(int(seed)),
+        activation_checkpoint_interval=case.get("again", 0),
+        checkpointable_layers=["Linear"],
+    )
+
+
 def make_engine(case, seed):
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch.manual_seed(case.get("model_seed", seed))
-    model = Model(case)
+    if case.get("sequence"):
+        parallel_state_sp.initialize_sequence_parallel(case["sequence"])
+    make = {"stages": lambda: make_stages(case), "sequence": Reader}
+    model = next((make[kind] for kind in make if kind in case), lambda: Model(case))()
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     groups = [{"params": [w for w in trained if w.ndim > 1], "weight_decay": 0.1}]
     groups.append({"params": [w for w in trained if w.ndim == 1], "weight_decay": 0.0})
@@ -234,10 +291,22 @@ def make_engine(case, seed):
         optimizer=own and own(groups),
         model_parameters=None if own else groups,
         config=settings(case),
+        mpu=parallel_state_sp if case.get("sequence") else None,
     )
     # Ranks that share a layer read the same, and drop out the same.
     torch.manual_seed(seed + dist.get_rank() // case.get("row", 1))
+    if case.get("named"):
+        get_cuda_rng_tracker().reset()
+        get_cuda_rng_tracker().add("of this rank", seed + 7 * dist.get_rank())
     return engine
+
+
+class NamedDropout(nn.Module):
+    """Draws from a generator of its rank's own, by name."""
+
+    def forward(self, hidden):
+        with get_cuda_rng_tracker().fork("of this rank"):
+            return nn.functional.dropout(hidden, 0.3)
 
 
 class Trainer:
@@ -250,6 +319,10 @@ class Trainer:
     def update(self):
         """One optimizer step: its losses, bit for bit, and the samples it saw."""
         losses, seen = [], []
+        if self.engine.pipeline_parallelism:
+            loss = self.engine.train_batch(iter(self.next_pair, None))
+            noise = [random.random(), torch.rand(1).item()]
+            return [float(loss).hex(), *noise], self.digest()
         for _ in range(self.engine.gradient_accumulation_steps()):
             index, features = self.next_batch()
             loss = self.engine(features.to(next(self.engine.module.parameters()).dtype))
@@ -259,6 +332,16 @@ class Trainer:
             seen += index.tolist()
         self.client["noise"] = [random.random(), float(np.random.rand())]  # noqa: NPY002
         return losses, seen
+
+    def next_pair(self):
+        _, features = self.next_batch()
+        dtype = next(self.engine.module.parameters()).dtype
+        return features.to(dtype), features.flip(1).to(dtype)
+
+    def digest(self):
+        """What this rank's layers hold, bit by bit."""
+        held = [*self.engine.module.parameters(), *self.engine.module.buffers()]
+        return [one.detach().double().sum().item().hex() for one in held]
 
     def next_batch(self):
         while True:

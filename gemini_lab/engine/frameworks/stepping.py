@@ -60,6 +60,7 @@ def hook_step(
     *,
     on_boundary: Callable[[], None] = lambda: None,
     on_update: Callable[[], None] = lambda: None,
+    afterwards: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
     """Install the hook around the engine's updates; evaluations and other steps pass unnoticed.
 
@@ -70,11 +71,15 @@ def hook_step(
         hook: Whom it calls.
         on_boundary: Called before an update, once all gradients are there.
         on_update: Called after an update, before the hook is.
+        afterwards: Called after an update, when the hook has been.
 
     Returns:
         Takes the hook off again.
     """
-    inner: Callable[..., Any] = engine.step
+    is_pipeline = bool(getattr(engine, "pipeline_parallelism", False))
+    # The schedule of a pipeline never calls `step`, but what that ends with, for updates alone.
+    name = "_take_model_step" if is_pipeline else "step"
+    inner: Callable[..., Any] = getattr(engine, name)
     module = engine.module
     # An evaluation before a version leaves its mode to the start that restores that version.
     modes = {True, module.training}
@@ -87,7 +92,7 @@ def hook_step(
         nonlocal modes
         modes = {module.training}
         hook.begin_forward()  # also where the model is not called as a whole
-        is_update = next_step_updates(engine)
+        is_update = is_pipeline or next_step_updates(engine)
         if is_update:
             on_boundary()
         waited_s = hook.before_update() if is_update else 0.0
@@ -95,15 +100,16 @@ def hook_step(
         if is_update:
             on_update()
             hook.after_update(waited_s)
+            afterwards()
         return result
 
     # Before DeepSpeed's own hooks: those already call collectives of the iteration that begins.
     forward = module.register_forward_pre_hook(begin_forward, prepend=True)
-    engine.step = step  # type: ignore[method-assign]
+    setattr(engine, name, step)
 
     def unhook() -> None:
         forward.remove()
-        engine.step = inner  # type: ignore[method-assign]
+        setattr(engine, name, inner)
 
     return unhook
 

@@ -235,7 +235,7 @@ def own_part(weight: torch.Tensor) -> torch.Tensor:
 def held_of(weight: "ZeroParameter") -> tuple[int, int]:
     """Return the first element and the number that this rank holds of a weight under ZeRO 3."""
     size: int = weight.partition_numel()
-    start = torch.distributed.get_rank(weight.ds_process_group) * size
+    start = weight.ds_process_group.rank() * size  # also once a script has destroyed its groups
     return start, max(0, min(size, weight.ds_numel - start))
 
 

@@ -197,11 +197,18 @@ def left_out(engine: TorchEngine, handed: Iterable[object] = ()) -> Iterator[str
         )
 
 
-def hook_optimizer(engine: TorchEngine, hook: StepHook) -> Callable[[], None]:
+def hook_optimizer(
+    engine: TorchEngine, hook: StepHook, afterwards: Callable[[], None] = _nothing
+) -> Callable[[], None]:
     """Install the hook around the optimizer's updates and the model's forward pass.
 
     `optimizer.step` is called for updates alone, whatever a script accumulates before; a step that
     is left out, as by a GradScaler after an overflow, makes no update.
+
+    Args:
+        engine: The models and optimizers.
+        hook: Is called around them.
+        afterwards: Called after an update, when the hook has been.
 
     Returns:
         Takes the hook off again.
@@ -221,10 +228,14 @@ def hook_optimizer(engine: TorchEngine, hook: StepHook) -> Callable[[], None]:
         hook.begin_forward()  # also where the model is not called as a whole
         waited_s = hook.before_update()
 
+    def after_update() -> None:
+        hook.after_update(waited_s)
+        afterwards()
+
     # Before the model's own hooks: those of FSDP already call collectives of the next iteration.
     handles = [one.register_forward_pre_hook(begin_forward, prepend=True) for one in models]
     engine.before_update = before_update
-    engine.after_update = lambda: hook.after_update(waited_s)
+    engine.after_update = after_update
     engine.before_writing = hook.before_writing
 
     def unhook() -> None:

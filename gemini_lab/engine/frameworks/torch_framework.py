@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -109,15 +110,18 @@ class ReplicaCheck:
 class TorchFramework(Framework):
     """The state of a model and its torch optimizer.
 
+    Args:
+        group: The ranks that hold the same plain tensors, unless DDP says so.
+
     Raises:
         UnsupportedError: The optimizer's state cannot be kept, or the ranks differ in what they
             are to share; says what to change.
     """
 
-    def __init__(self, engine: TorchEngine) -> None:
+    def __init__(self, engine: TorchEngine, *, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(engine)
         self._engine = engine
-        self.parallelism = engine.parallelism
+        self.parallelism = engine.parallelism if group is None else "data parallelism"
         self._state = OptimizerState(*engine.optimizers)
         names = {id(weight): name for name, weight in self.module.named_parameters()}
         self._names = [  # an optimizer may train what is not in the model
@@ -127,7 +131,7 @@ class TorchFramework(Framework):
         found = (replicated_by(model) for model in engine.models)
         self._ddps = [ddp for ddp in found if ddp is not None]
         self._replicas: dict[tuple[int, ...], Replicas] = {}
-        self._kept = [*self._describe(self._ddps[0].process_group if self._ddps else None)]
+        self._kept = [*self._describe(self._ddps[0].process_group if self._ddps else group)]
         self._blocks = lay_blocks(self._kept)
         self._orders = [BucketOrder(ddp) for ddp in self._ddps]
         self._trials = engine.trials
@@ -291,7 +295,7 @@ class TorchFramework(Framework):
         """Yield all tensors of this rank's state, with the ranks that hold the same.
 
         Args:
-            group: In which DDP replicates the model, if it does.
+            group: In which plain tensors are replicated, if they are.
         """
         for form, tensor in self._state.forms():
             replicas = Replicas.of(tensor, group)
@@ -431,25 +435,24 @@ class TorchFramework(Framework):
     # -- the boundaries --------------------------------------------------------------------------
 
     def hook(self, hook: StepHook) -> Callable[[], None]:
-        unhook = hook_optimizer(self._engine, hook)
-        if self._check is not None:
-            then, check = self._engine.after_update, self._check
-            self._engine.after_update = self._checked(then, check, hook)
-        return unhook
+        return hook_optimizer(self._engine, hook, partial(self.compare_replicas, hook))
 
-    def _checked(
-        self, then: Callable[[], None], check: ReplicaCheck, hook: StepHook
-    ) -> Callable[[], None]:
-        def after_update() -> None:
-            then()  # first: where a machine computes wrong, it is named, and the script is not
-            try:
-                check.after_update(self._engine.global_steps)
-            except UnsupportedError as error:
-                if hook.counts:
-                    told = "".join(f"; it was told before: {one}" for one in hook.remarks)
-                    raise UnsupportedError(f"{error}{told}") from None
+    def compare_replicas(self, hook: StepHook) -> None:
+        """Compare what ranks hold alike, after an update; all ranks call it together.
 
-        return after_update
+        After the hook: if a machine computes wrong, it is named, and the script is not.
+
+        Raises:
+            UnsupportedError: Copies differ; on all ranks.
+        """
+        if self._check is None:
+            return
+        try:
+            self._check.after_update(self.engine.global_steps)
+        except UnsupportedError as error:
+            if hook.counts:
+                told = "".join(f"; it was told before: {one}" for one in hook.remarks)
+                raise UnsupportedError(f"{error}{told}") from None
 
     def _digested(self) -> Iterator[tuple[TensorBlock, torch.Tensor]]:
         """Yield the tensors that others are to have alike, each with its block."""

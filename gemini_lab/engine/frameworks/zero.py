@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 import xxhash
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.activation_checkpointing import checkpointing
 from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -286,7 +285,8 @@ class Stage12(Partitions):
     ) -> Iterator[WeightPiece]:
         """Return what lies in this rank's part of a group, whose weights begin at `offsets`."""
         size = self.masters()[group].numel()
-        rank = torch.distributed.get_rank(self.zero.real_dp_process_group[group])
+        # Of the group itself: a script may have destroyed the process group of all by its end.
+        rank = self.zero.real_dp_process_group[group].rank()
         for weight, offset in zip(weights, offsets, strict=True):
             start = max(offset, rank * size)
             end = min(offset + weight.numel(), (rank + 1) * size)
@@ -376,21 +376,38 @@ def partitions_of(engine: DeepSpeedEngine) -> Partitions:
     Raises:
         UnsupportedError: The engine has state that would not be kept; says what to change.
     """
-    for found, way_out in obstacles(engine):
-        raise UnsupportedError(f"this engine cannot be protected: it has {found}; {way_out}")
+    require_kept(engine)
     view = _VIEWS.get(type(engine.optimizer))
     if view is None:
         raise UnsupportedError(
             "this engine cannot be protected: it has the optimizer wrapper "
             f"{type(engine.optimizer).__name__}; use plain ZeRO stage 1, 2 or 3 with an optimizer"
         )
-    require(engine, "_config", "_is_gradient_accumulation_boundary", package="deepspeed")
     require(engine.optimizer, *view.SCALING, package="deepspeed")
     return view(engine)
 
 
+def require_kept(engine: DeepSpeedEngine) -> None:
+    """Refuse an engine with state that no version would have.
+
+    Raises:
+        UnsupportedError: It has some; says what to change.
+    """
+    for found, way_out in obstacles(engine):
+        raise UnsupportedError(f"this engine cannot be protected: it has {found}; {way_out}")
+    names = ("_config", "_is_gradient_accumulation_boundary", "_take_model_step")
+    require(engine, *names, package="deepspeed")
+
+
+def is_unsharded(engine: DeepSpeedEngine) -> bool:
+    """Return whether it is a pipeline whose optimizer steps the weights themselves."""
+    return engine.pipeline_parallelism and isinstance(engine.optimizer, torch.optim.Optimizer)
+
+
 def unevenness(engine: DeepSpeedEngine) -> str:
     """Return why no rank could compute for another, in words; the same on all ranks."""
+    if engine.pipeline_parallelism:
+        return "its ranks train different layers, as the stages of a pipeline"
     if engine.has_moe_layers:
         return "one name is another expert on each rank (deepspeed.moe)"
     if engine.mp_world_size > 1 or engine.autotp_size() > 1:
@@ -423,7 +440,11 @@ def obstacles(engine: DeepSpeedEngine) -> Iterator[Obstacle]:
     yield from _of_parallelism(engine)
     # Blocks that this release of DeepSpeed does not know are only in the raw configuration.
     yield from of_blocks(engine._config._param_dict)  # noqa: SLF001
-    if not engine.zero_optimization():
+    if is_unsharded(engine):
+        if engine.torch_autocast_z0_gradscaler is not None:
+            yield "torch_autocast in fp16 under ZeRO stage 0", "use bfloat16, or ZeRO stage 1"
+        return
+    if not engine.zero_optimization() and type(engine.optimizer) not in _VIEWS:
         yield "ZeRO stage 0", 'set "zero_optimization": {"stage": 1}, 2 or 3'
         return
     yield from _of_placement(engine)
@@ -461,16 +482,6 @@ def of_blocks(config: StateView) -> Iterator[Obstacle]:
 
 def _of_parallelism(engine: DeepSpeedEngine) -> Iterator[Obstacle]:
     """Yield ranks that hold other weights, or other parts of them, than ZeRO's own cut says."""
-    if engine.pipeline_parallelism:
-        yield (
-            "pipeline parallelism, where ranks train different layers and ZeRO shards none",
-            "use a plain module with ZeRO stage 1, 2 or 3, not a PipelineModule",
-        )
-    if checkpointing.get_cuda_rng_tracker().get_states():
-        yield (
-            "named generators of model-parallel ranks, which no version has",
-            "seed torch's own generator by rank, and leave model_parallel_cuda_manual_seed out",
-        )
     if engine.sequence_parallel_size > 1:
         yield "sequence parallelism", "shard with ZeRO alone"
 

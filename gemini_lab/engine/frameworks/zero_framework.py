@@ -11,6 +11,7 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 from torch import nn
 
 from gemini_lab.engine.contract import StateDict, StateView
+from gemini_lab.engine.frameworks.engine_counters import EngineCounters
 from gemini_lab.engine.frameworks.framework import Form, Framework, Pieces
 from gemini_lab.engine.frameworks.optimizer_state import (
     beside_weights,
@@ -19,22 +20,25 @@ from gemini_lab.engine.frameworks.optimizer_state import (
     own_values,
     put_beside_weights,
     put_group_options,
-    require_both,
     require_memory,
 )
 from gemini_lab.engine.frameworks.payload_blocks import WEIGHT, FlatRun
 from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.stepping import StepHook, hook_step
+from gemini_lab.engine.frameworks.torch_engine import TorchEngine
+from gemini_lab.engine.frameworks.torch_framework import TorchFramework
 from gemini_lab.engine.frameworks.zero import (
     forget_order,
+    is_unsharded,
     order_checksum,
     partitions_of,
     put_scalars,
+    require_kept,
     scalars_of,
     state_form,
     unevenness,
 )
-from gemini_lab.engine.frameworks.zero_updates import BetaPowers, ScaleWatch
+from gemini_lab.engine.frameworks.zero_updates import BetaPowers, OptimizerGroups, ScaleWatch
 from gemini_lab.engine.rank_agreement import JointOutcome
 from gemini_lab.errors import UnsupportedError
 from gemini_lab.settings import SettingValue
@@ -43,12 +47,6 @@ from gemini_lab.shard.layout import ShardLayout, TensorSpec, WeightPiece, partit
 _MASTER: Final = "master"  # beside the names of the optimizer's own tensors
 _GRADIENT: Final = "gradient"
 _KEEP: Final = "keep_gradients"
-_COUNTERS: Final = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
-_BATCH: Final = "train_batch_size"
-_MICRO_BATCH: Final = "train_micro_batch_size_per_gpu"
-_MICRO_BATCHES: Final = "gradient_accumulation_steps"
-_SIZES: Final = (_BATCH, _MICRO_BATCH, _MICRO_BATCHES)
-"""What a script may change on the way, by `set_train_batch_size`."""
 _TAKEN_AGAIN: Final = (
     "a step left out weights ({}...) that had a gradient before. DeepSpeed takes that one again to "
     "update them, under ZeRO 3 and if it offloads the optimizer, and a version does not have it: "
@@ -69,8 +67,10 @@ class ZeroFramework(Framework):
         super().__init__(engine)
         self._engine = engine  # DeepSpeed's own: far more of it is read than it declares
         self._partitions = partitions_of(engine)
+        self._counters = EngineCounters(engine)
         self.stage = int(engine.zero_optimization_stage())
         self.uneven = unevenness(engine)
+        self.is_pipelined = bool(engine.pipeline_parallelism)
         masters, base = self._partitions.masters(), self._partitions.base
         self._state_forms = [
             state_form(base, self._partitions.group_of(number), master)
@@ -86,8 +86,6 @@ class ZeroFramework(Framework):
         self._reached = set[str]()  # and before
         self._left_out = ""  # a weight that an update took an earlier gradient for
         self._zeros: dict[int, torch.Tensor] = {}  # for tensors that do not exist yet
-        self._first_sizes = self._sizes()
-        self._updated_at: int | None = None  # micro-batches that were done after the newest update
 
     @property
     def module(self) -> nn.Module:
@@ -99,10 +97,7 @@ class ZeroFramework(Framework):
         return self._partitions.base
 
     def settings(self) -> Mapping[str, SettingValue]:
-        # DeepSpeed keeps the blocks that it does not know only in the raw configuration.
-        config = self._engine._config  # noqa: SLF001
-        block: Mapping[str, SettingValue] = config._param_dict.get("gemini", {})  # noqa: SLF001
-        return block
+        return self._counters.settings()
 
     def trained(self) -> Iterator[nn.Parameter]:
         return self._partitions.weights()
@@ -227,52 +222,20 @@ class ZeroFramework(Framework):
     # -- the small part --------------------------------------------------------------------------
 
     def batch(self) -> int | None:
-        return int(self._engine.train_batch_size())
+        return self._counters.batch
 
     def require_boundary(self) -> None:
-        engine = self._engine
-        if not engine.managed_gradient_accumulation():
-            return
-        # Who tells the engine of boundaries calls its step there alone: so it counts updates.
-        # Only here it says whether the script has declared a boundary itself, or nothing.
-        declared: bool | None = engine._is_gradient_accumulation_boundary  # noqa: SLF001
-        steps: int = engine.gradient_accumulation_steps()
-        is_within = engine.micro_steps % steps if declared is None else not declared
-        # After an update the script may have set another number of micro-batches.
-        if is_within and engine.micro_steps != self._updated_at:
-            raise UnsupportedError(
-                f"a version was to be made in the middle of {steps} micro-batches; have a pass of "
-                "the loop end with the engine.step() that updates the weights (DeepSpeed counts "
-                "micro-batches from its start: call set_train_batch_size where as many are done as "
-                "both of its sizes divide)"
-            )
+        self._counters.require_boundary()
 
     def capture(self) -> StateDict:
-        scheduler = self._engine.lr_scheduler
-        return {
-            "counters": {name: getattr(self._engine, name) for name in _COUNTERS},
-            "sizes": dict(self._sizes().items() - self._first_sizes.items()),
-            "optimizer": self._capture_optimizer(),
-            "scheduler": None if scheduler is None else dict(scheduler.state_dict()),
-        }
+        return {**self._counters.capture(), "optimizer": self._capture_optimizer()}
 
     def restore(self, small: StateView) -> None:
         self._restore_optimizer(small["optimizer"])
-        if self._engine.lr_scheduler is not None:
-            self._engine.lr_scheduler.load_state_dict(small["scheduler"])
-        for name in _COUNTERS:
-            setattr(self._engine, name, small["counters"][name])
-        self._note_update()
-        for name, size in {**self._first_sizes, **small.get("sizes", {})}.items():
-            # `set_train_batch_size` divides by the old sizes, and may refuse on the way.
-            setattr(self._engine._config, name, size)  # noqa: SLF001
+        self._counters.restore(small)
 
     def require_fit(self, small: StateView) -> None:
-        require_both(
-            "a learning rate scheduler",
-            stored=small["scheduler"],
-            current=self._engine.lr_scheduler,
-        )
+        self._counters.require_fit(small)
 
     def recast(self, smalls: Sequence[StateView], heir: Heir) -> StateDict:
         """Return the same; state of partitions is looked up again, as their number may differ."""
@@ -294,21 +257,11 @@ class ZeroFramework(Framework):
             heir.shared([one[f"{n}.{name}"] for one in there for n in before[partition]], name)
             for partition, name, _ in self._slots
         ]
-        sizes = self._sizes_of(
-            heir.shared([one.get("sizes", {}) for one in smalls], "a batch size"), heir.ranks
-        )
-        counters = heir.shared([one["counters"] for one in smalls], "a count")
         return {
-            "counters": self._counters(counters, {**self._first_sizes, **sizes}[_MICRO_BATCHES]),
-            "sizes": sizes,
-            "batch": sizes.get(_BATCH, self.batch()),
+            **self._counters.recast(smalls, heir),
             "optimizer": {**heir.shared(common, "the optimizer's state"), "scalars": scalars},
-            "scheduler": heir.shared([one["scheduler"] for one in smalls], "the schedule"),
             "present": present,
         }
-
-    def _sizes(self) -> dict[str, int]:
-        return {name: getattr(self._engine._config, name) for name in _SIZES}  # noqa: SLF001
 
     def _partitions_then(self, partition: int, heir: Heir) -> list[int]:
         """Return the partitions in which a version has the weights of one of today's."""
@@ -321,22 +274,6 @@ class ZeroFramework(Framework):
                 if not piece.state and piece.weight in names
             }
         )
-
-    def _sizes_of(self, sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-        """Return the sizes that a script set, for so many ranks; the batch stays, if it can."""
-        if not sizes:
-            return {}
-        now = {**self._first_sizes, **sizes}
-        a_step = now[_MICRO_BATCH] * ranks
-        if now[_BATCH] % a_step == 0:
-            now[_MICRO_BATCHES] = now[_BATCH] // a_step
-        return {**now, _BATCH: now[_MICRO_BATCHES] * a_step}
-
-    def _counters(self, counters: Mapping[str, int], micro_batches: int) -> dict[str, int]:
-        """Return the counters of a version for another number of micro-batches."""
-        if not self._engine.managed_gradient_accumulation():
-            return dict(counters)
-        return {**counters, "micro_steps": counters["global_steps"] * micro_batches}
 
     def _capture_optimizer(self) -> StateDict:
         zero, base = self._partitions.zero, self._partitions.base
@@ -392,6 +329,9 @@ class ZeroFramework(Framework):
     def _coordinator(self) -> PartitionedParameterCoordinator:
         return self._partitions.zero.parameter_offload.get_param_coordinator()
 
+    def obstacle(self) -> str:
+        return self.uneven if self.is_pipelined else ""  # a stage first tells what it will send
+
     # -- the boundaries --------------------------------------------------------------------------
 
     def notices(self) -> Sequence[str]:
@@ -406,7 +346,10 @@ class ZeroFramework(Framework):
                 arrive = partial(self._note_arrival, names[id(weight)])
                 handles.append(weight.register_post_accumulate_grad_hook(arrive))
         unhook = hook_step(
-            self._engine, hook, on_boundary=self._note_gradients, on_update=self._note_update
+            self._engine,
+            hook,
+            on_boundary=self._note_gradients,
+            on_update=self._counters.note_update,
         )
 
         def unhook_all() -> None:
@@ -438,5 +381,56 @@ class ZeroFramework(Framework):
                 "out, or use one micro-batch"
             )
 
-    def _note_update(self) -> None:
-        self._updated_at = self._engine.micro_steps
+
+class UnshardedFramework(TorchFramework):
+    """The state of a DeepSpeed pipeline under ZeRO stage 0, whose columns hold the same.
+
+    Raises:
+        UnsupportedError: The engine has state that would not be kept; says what to change.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        require_kept(engine)
+        self._deepspeed, self._counters = engine, EngineCounters(engine)
+        super().__init__(
+            TorchEngine(engine.module, engine.optimizer, settings=self._counters.settings()),
+            group=engine.seq_data_parallel_group,
+        )
+        self.engine = engine
+        self.uneven, self.is_pipelined = unevenness(engine), True
+        self._powers = BetaPowers(OptimizerGroups(base=engine.optimizer))
+
+    def batch(self) -> int | None:
+        return self._counters.batch
+
+    def require_boundary(self) -> None:
+        self._counters.require_boundary()
+
+    def capture(self) -> StateDict:
+        powers = {"powers_since": self._powers.capture()}
+        return {**super().capture(), **self._counters.capture(), **powers}
+
+    def restore(self, small: StateView) -> None:
+        super().restore(small)
+        self._counters.restore(small)
+        self._powers.restore(small["powers_since"])
+
+    def require_fit(self, small: StateView) -> None:
+        self._counters.require_fit(small)
+
+    def hook(self, hook: StepHook) -> Callable[[], None]:
+        return hook_step(
+            self._deepspeed,
+            hook,
+            on_update=self._counters.note_update,
+            afterwards=partial(self.compare_replicas, hook),
+        )
+
+
+def deepspeed_framework(engine: DeepSpeedEngine) -> Framework:
+    """Return the view of a DeepSpeed engine.
+
+    Raises:
+        UnsupportedError: It has state that would not be kept; says what to change.
+    """
+    return UnshardedFramework(engine) if is_unsharded(engine) else ZeroFramework(engine)

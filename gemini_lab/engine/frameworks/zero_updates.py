@@ -8,6 +8,7 @@ element (`IncrementStep` in DeepSpeed's cpu_adam.h).
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import nan
 from types import SimpleNamespace
@@ -85,6 +86,19 @@ class SteppedTensors(Protocol):
     def masters(self) -> Sequence[torch.Tensor]: ...
 
     def group_of(self, partition: int) -> StateView: ...
+
+
+@dataclass
+class OptimizerGroups:
+    """An optimizer that steps weights themselves: the first of each group stands for it."""
+
+    base: torch.optim.Optimizer
+
+    def masters(self) -> Sequence[torch.Tensor]:
+        return [group["params"][0] for group in self.base.param_groups]
+
+    def group_of(self, partition: int) -> StateView:
+        return self.base.param_groups[partition]
 
 
 class BetaPowers:

@@ -20,7 +20,7 @@ from gemini_lab.engine.frameworks.resize_state import Heir
 from gemini_lab.engine.frameworks.tensors import aliases, digest_over_ranks, sum_over_ranks
 from gemini_lab.engine.frameworks.torch_engine import TorchEngine
 from gemini_lab.engine.frameworks.torch_framework import TorchFramework
-from gemini_lab.engine.frameworks.zero_framework import ZeroFramework
+from gemini_lab.engine.frameworks.zero_framework import deepspeed_framework
 from gemini_lab.engine.rank_agreement import JointOutcome, gather
 from gemini_lab.engine.state import small_state
 from gemini_lab.engine.state.rehearsal import left_alone, named, require_put_back
@@ -383,7 +383,9 @@ def framework_of(engine: Engine) -> Framework:
     Raises:
         UnsupportedError: It has state that would not be kept; says what to change.
     """
-    return TorchFramework(engine) if isinstance(engine, TorchEngine) else ZeroFramework(engine)
+    return (
+        TorchFramework(engine) if isinstance(engine, TorchEngine) else deepspeed_framework(engine)
+    )
 
 
 def _flat(payload: Payload) -> torch.Tensor:
