@@ -123,7 +123,7 @@ def gather(
 
 
 def begin_repeating(engine: Engine, data: Source | Sequence[Source] | None) -> None:
-    """Have DeepSpeed's repeating loaders begin an epoch, after `protect`.
+    """Restart DeepSpeed's repeating loaders at an epoch's start, after `protect`.
 
     Each makes its iterator at once, as a pipeline does with `training_data`, and positions reach
     later iterators only. Without a lab it is done as well, so that a script reads the same.

@@ -1,4 +1,4 @@
-"""What a DeepSpeed engine keeps beside its tensors: counters, batch sizes, and the schedule."""
+"""Small state of a DeepSpeed engine beside its tensors: counters, batch sizes, and the schedule."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
