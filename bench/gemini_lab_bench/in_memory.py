@@ -19,7 +19,7 @@ import psutil
 
 from gemini_lab.job import python_command
 
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where memory files are on Linux
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - where memory files are on Linux
 _DLROVER_SOCKETS: Final = Path("/tmp/ckpt_sock")  # noqa: S108 - where DLRover puts them
 END_S: Final = 30.0
 
@@ -33,7 +33,7 @@ def folder_in_memory(prefix: str) -> Iterator[Path]:
     Args:
         prefix: What its name begins with.
     """
-    below = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+    below = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=below))
     guard = subprocess.Popen(
         python_command("gemini_lab_bench.in_memory", folder),
@@ -66,7 +66,7 @@ def end_those_in(folder: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Remove the folder, and shared memory and sockets that bear its name."""
-    beside = (place.glob(f"{folder.name}-*") for place in (_SHARED_MEMORY, _DLROVER_SOCKETS))
+    beside = (place.glob(f"{folder.name}-*") for place in (SHARED_MEMORY, _DLROVER_SOCKETS))
     for path in (folder, *(path for paths in beside for path in paths)):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -50,9 +50,10 @@ class GPTConfig:
 SIZES: Final[dict[str, GPTConfig]] = {
     "tiny": GPTConfig(layers=2, width=128, heads=4, context=256),  # 0.5 M parameters
     "small": GPTConfig(layers=8, width=512, heads=8, context=512),  # 25.7 M
+    "300m": GPTConfig(layers=16, width=1280, heads=20, context=1024),  # 317 M
     "1b": GPTConfig(layers=24, width=1920, heads=15, context=1024),  # 1.1 B
 }
-"""Named sizes: "tiny" for tests, "small" for two CPU cores, "1b" for GPUs."""
+"""Named sizes: "tiny" for tests, "small" for two CPU cores, the others for GPUs."""
 
 
 def named_size(name: str) -> GPTConfig:

@@ -157,7 +157,7 @@ def parser() -> argparse.ArgumentParser:
         help="iterations of the job (default: %(default)s)",
     )
     options.add_argument(
-        "--size", default=SIZE, help="size of the GPT: tiny, small, 1b (default: %(default)s)"
+        "--size", default=SIZE, help="size of the GPT: tiny, small, 300m, 1b (default: %(default)s)"
     )
     options.add_argument(
         "--corpus", metavar="PATH", help="text to train on (default: Python's own)"

@@ -21,7 +21,8 @@ def test_the_formula_counts_the_parameters_that_are_there(config):
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high"), [("tiny", 0.4e6, 0.7e6), ("small", 20e6, 30e6), ("1b", 1e9, 1.3e9)]
+    ("name", "low", "high"),
+    [("tiny", 0.4e6, 0.7e6), ("small", 20e6, 30e6), ("300m", 3e8, 3.3e8), ("1b", 1e9, 1.3e9)],
 )
 def test_a_named_size_has_about_the_parameters_its_name_promises(name, low, high):
     assert low <= parameter_count(named_size(name)) <= high
@@ -66,7 +67,7 @@ def test_a_model_learns_a_text_by_heart():
 def test_an_impossible_shape_is_refused_with_a_way_out():
     with pytest.raises(ConfigError, match="heads=3 must divide width=128; try heads=2"):
         GPTConfig(layers=1, width=128, heads=3, context=16)
-    with pytest.raises(ConfigError, match="choose from tiny, small, 1b"):
+    with pytest.raises(ConfigError, match="choose from tiny, small, 300m, 1b"):
         named_size("huge")
     with pytest.raises(ConfigError, match="dropout"):
         GPTConfig(layers=1, width=8, heads=1, context=16, dropout=1.0)

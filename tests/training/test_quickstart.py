@@ -32,7 +32,7 @@ def test_the_end_shows_recoveries_step_by_step_losses_side_by_side_and_the_verdi
         ("--nodes 0", "at least one node"),
         ("--nodes 1", "replicas=2 needs at least 2 nodes"),
         ("--iterations 3", "leave no room for three failures; give at least 4"),
-        ("--size huge", "no model size is called 'huge'; choose from tiny, small, 1b"),
+        ("--size huge", "no model size is called 'huge'; choose from tiny, small, 300m, 1b"),
         ("--corpus nothing", "no text is at nothing; give --corpus a file"),
         ("--scenario far.json", "names 'node-999', which is not there"),
     ],

@@ -8,6 +8,7 @@ ways, which write files into memory or keep copies there.
 
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -29,8 +30,8 @@ from gemini_lab.units import GIB, MIB, format_bytes
 from gemini_lab_bench.in_memory import folder_in_memory
 from gemini_lab_bench.rows import Row
 
-ITERATIONS: Final = 8
-COUNTED: Final = 5
+ITERATIONS: Final = 6
+COUNTED: Final = 4
 OF_PEERS: Final = 4
 """Iterations of another system's way, which may take seconds each; the last two count."""
 CHUNK_BYTES: Final = 32 * MIB
@@ -190,6 +191,8 @@ class PinnedKeeper:
         return time.perf_counter() - started_s
 
 
+Ways = tuple[Callable[[], object], Callable[[], object]]
+"""What is called after an update, and before the next."""
 Turn = dict[str, float]
 """Seconds by what took them."""
 
@@ -214,14 +217,17 @@ def one_turn(
         keeper.start()
         keeper.wait()
 
-    def timed(after: Callable[[], object], before: Callable[[], object]) -> float:
-        return timed_iterations(training, after, before, iterations=iterations, counted=counted)
-
-    turn = {
-        "none": timed(_nothing, _nothing),
-        "blocking": timed(at_once, _nothing),
-        "interleaved": timed(keeper.start, keeper.wait),
+    ways: dict[str, Ways] = {
+        "none": (_nothing, _nothing),
+        "blocking": (at_once, _nothing),
+        "interleaved": (keeper.start, keeper.wait),
     }
+    turn = {}
+    for name, (after, before) in ways.items():
+        turn[name] = timed_iterations(
+            training, after, before, iterations=iterations, counted=counted
+        )
+        print(f"{name}: {turn[name]:.3f} s an iteration", file=sys.stderr)  # noqa: T201
     keeper.wait()
     training.finish()
     at_once()
@@ -251,10 +257,6 @@ def timed_iterations(
         training.finish()
         times.append(time.perf_counter() - started_s)
     return statistics.median(times[-counted:])
-
-
-Ways = tuple[Callable[[], object], Callable[[], object]]
-"""What is called after an update, and before the next."""
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from gemini_lab_bench.benches.gpu import (
 )
 from gemini_lab_bench.benches.gpu import bench as one_gpu
 from gemini_lab_bench.benches.live_lab import ready_lab
+from gemini_lab_bench.in_memory import SHARED_MEMORY
 from gemini_lab_bench.rows import Row, single, table
 
 THOUSANDTH: Final = 1000
@@ -174,13 +175,15 @@ def copies(rig: Rig) -> Iterator[Row]:
     """Copy from the device to three kinds of memory, by chunks of several sizes, alone and not."""
     size_bytes = rig.scaled(12 * GIB)
     source = rig.lanes().room(size_bytes)
-    slab = Slab.create([SlotSpec(0, size_bytes)], chunk_bytes=rig.scaled(32 * MIB))
-    rig.pin(slab.memory)
-    registered = torch.from_numpy(slab.begin(0, 1).data[:size_bytes])
+    fd = anonymous_file()
+    reserve(fd, size_bytes)
+    memory = np.frombuffer(mmap.mmap(fd, size_bytes), np.uint8)
+    rig.pin(memory)
+    registered = torch.from_numpy(memory)
     targets = {
         "pageable": torch.empty(size_bytes, dtype=torch.uint8),
         "pin_memory": torch.empty(size_bytes, dtype=torch.uint8, pin_memory=not rig.is_tiny),
-        "registered slab": registered,
+        "registered slab's memory": registered,
     }
     rates = {}
     for name, target in targets.items():
@@ -188,7 +191,7 @@ def copies(rig: Rig) -> Iterator[Row]:
         seconds = [_copied(rig, target, source, rig.scaled(32 * MIB)) for _ in range(3)]
         rates[name] = tuple(size_bytes / MIB / one for one in seconds)
         yield Row(name=f"to {name}", values=rates[name], unit="MiB/s")
-    pairs = zip(rates["registered slab"], rates["pin_memory"], strict=True)
+    pairs = zip(rates["registered slab's memory"], rates["pin_memory"], strict=True)
     yield Row(name="registered / pin_memory", values=tuple(a / b for a, b in pairs), unit="")
     for chunk in CHUNKS_MIB:
         chunk_bytes = rig.scaled(chunk * MIB)
@@ -196,8 +199,8 @@ def copies(rig: Rig) -> Iterator[Row]:
         rate = tuple(size_bytes / MIB / one for one in seconds)
         yield Row(name=f"slab, chunks of {chunk} MiB", values=rate, unit="MiB/s")
     yield from _beside_products(rig, registered, source)
-    rig.unpin(slab.memory)
-    slab.close()
+    rig.unpin(memory)
+    os.close(fd)
 
 
 def _copied(rig: Rig, target: torch.Tensor, source: torch.Tensor, chunk_bytes: int) -> float:
@@ -212,16 +215,16 @@ def _copied(rig: Rig, target: torch.Tensor, source: torch.Tensor, chunk_bytes: i
 
 
 def _beside_products(rig: Rig, target: torch.Tensor, source: torch.Tensor) -> Iterator[Row]:
-    """Tell how much longer matrix products take while a copy is under way."""
+    """Tell how much longer matrix products take that outlast a copy under way."""
     width = 8192 if not rig.is_tiny else 64
     dtype = torch.bfloat16 if not rig.is_tiny else torch.float32
     left = torch.randn(width, width, device=rig.device(), dtype=dtype)
     lanes = rig.lanes()
 
     def products() -> None:
-        for _ in range(50):
+        for _ in range(500):
             left @ left
-        rig.finish()
+        lanes.finish(lanes.mark("training"))
 
     def beside() -> None:
         chunk_bytes = rig.scaled(32 * MIB)
@@ -230,10 +233,13 @@ def _beside_products(rig: Rig, target: torch.Tensor, source: torch.Tensor) -> It
         products()
 
     products()
-    alone = tuple(took(products) for _ in range(3))
-    both = tuple(took(beside) for _ in range(3))
-    yield Row(name="50 products alone", values=alone)
-    yield Row(name="50 products and a copy", values=both)
+    alone, both = [], []
+    for _ in range(3):
+        alone.append(took(products))
+        both.append(took(beside))
+        rig.finish()
+    yield Row(name="500 products alone", values=tuple(alone))
+    yield Row(name="500 products, and a copy of 12 GiB", values=tuple(both))
 
 
 # -- 3: what a checkpoint of every iteration costs -------------------------------------------------
@@ -246,7 +252,7 @@ def overhead(rig: Rig) -> Iterator[Row]:
     else:
         training = one_billion("cuda")
     with PinnedKeeper(training, lanes=rig.lanes(), pinned=not rig.is_tiny) as keeper:
-        turns = [one_turn(training, keeper) for _ in range(1 if rig.is_tiny else 3)]
+        turns = [one_turn(training, keeper) for _ in range(1 if rig.is_tiny else 2)]
     yield from rows(turns, training)
     yield from rows_of_peers(training)
 
@@ -256,9 +262,9 @@ def overhead(rig: Rig) -> Iterator[Row]:
 
 def restart(rig: Rig) -> Iterator[Row]:
     """Kill the one worker of a real run, under FSDP2 and under ZeRO-3: the same losses?"""
-    for framework, size, *more in (("fsdp2", "1b", "--compile"), ("zero3", "small")):
+    for framework, size, *more in (("fsdp2", "300m", "--compile"), ("zero3", "small")):
         scenario = Scenario().add(WorkerCrash("rank-0"), iteration=ITERATIONS // 2)
-        with ready_lab(1) as lab:
+        with ready_lab(1, below=SHARED_MEMORY) as lab:
             result = twice(lab, _job(rig, framework, size, *more), scenario, replicas=1)
         yield from _of_recovery(framework, result)
 
@@ -266,7 +272,7 @@ def restart(rig: Rig) -> Iterator[Row]:
 def two_workers(rig: Rig) -> Iterator[Row]:
     """Train on two nodes over Gloo, copies every step, and kill one with its memory."""
     scenario = Scenario().add(NodeLoss("rank-1"), iteration=ITERATIONS // 2)
-    with ready_lab(2, 1) as lab:
+    with ready_lab(2, 1, below=SHARED_MEMORY) as lab:
         result = twice(lab, _job(rig, "fsdp2", "small", "--backend", "gloo"), scenario, replicas=2)
     yield from _of_recovery("two workers, Gloo", result)
 
