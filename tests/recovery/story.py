@@ -61,7 +61,7 @@ from gemini_lab.recovery.protocol import (
     Tick,
     WriteState,
 )
-from gemini_lab.recovery.requests import DrainNode
+from gemini_lab.recovery.requests import AnyRequest, DrainNode
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 from gemini_lab.seats import Seats
@@ -120,11 +120,16 @@ class Story:
         joined = AgentJoined(at_s=self.now_s, node=node, is_ready=is_ready)
         self.do(self.root.handle(joined))
 
-    def lose(self, node: str, cause: str = "dead") -> None:
-        """A node is gone; of the dead nothing comes back."""
-        if cause == "dead":
-            self.copies.pop(node, None)
-        self.do(self.root.handle(AgentLost(at_s=self.now_s, node=node, cause=cause)))
+    def lose(self, *nodes: str, cause: str = "dead") -> None:
+        """Lose nodes one after another; of the dead nothing comes back."""
+        for node in nodes:
+            if cause == "dead":
+                self.copies.pop(node, None)
+            self.do(self.root.handle(AgentLost(at_s=self.now_s, node=node, cause=cause)))
+
+    def request(self, request: AnyRequest, *, number: int = 1) -> None:
+        """A user asks for something."""
+        self.do(self.root.handle(Requested(at_s=self.now_s, number=number, request=request)))
 
     def say(self, node: str, message: FromAgentMessage) -> None:
         """An agent says something, which comes as a connection brings it."""
@@ -276,8 +281,12 @@ class Story:
             verified=True,
         )
 
-    def iterate(self, iteration: int) -> None:
-        """All ranks finish an iteration, and its version becomes whole everywhere."""
+    def iterate(self, *iterations: int) -> None:
+        """All ranks finish iterations, and their versions become whole everywhere."""
+        for iteration in iterations:
+            self._iterate(iteration)
+
+    def _iterate(self, iteration: int) -> None:
         self.now_s += 1.0
         members = self.members()
         for rank, node in enumerate(members):
@@ -354,22 +363,17 @@ class Story:
         order = msgspec.structs.replace(job(**settings), seats=seats)
         self.do(self.root.handle(JobSubmitted(at_s=self.now_s, order=order)))
         self.protect()
-        for iteration in range(1, iterations + 1):
-            self.iterate(iteration)
+        self.iterate(*range(1, iterations + 1))
         return self
 
-    def go_on(self) -> None:
-        """The workers that were started again do an iteration."""
+    def go_on(self, *iterations: int) -> None:
+        """The workers that were started again do these iterations, or the next one."""
         self.protect()
-        self.iterate(self.root.state.reached.iteration + 1)
+        self.iterate(*iterations or (self.root.state.reached.iteration + 1,))
 
     def drain(self, node: str, number: int = 1) -> None:
         """A person wants a node to go."""
-        self.do(
-            self.root.handle(
-                Requested(at_s=self.now_s, number=number, request=DrainNode(node=node))
-            )
-        )
+        self.request(DrainNode(node=node), number=number)
 
     def hold(self, *ranks: int) -> None:
         """Ranks, or all of them, stop where a version is whole."""

@@ -147,8 +147,7 @@ def test_a_save_whose_words_were_lost_is_asked_for_again_when_the_connection_is_
 
 def test_the_last_version_is_saved_though_the_words_on_it_were_lost():
     story = Story().start(0, persistent_url=TIER, persist_every_s=3600.0)
-    for iteration in (1, 2):
-        story.iterate(iteration)
+    story.iterate(1, 2)
     for rank in range(4):
         story.finish(rank)
     assert story.root.state.phase == "finishing"

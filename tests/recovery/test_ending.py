@@ -55,8 +55,7 @@ def test_a_version_that_is_wanted_during_a_recovery_is_saved_when_training_goes_
     story.do(story.root.handle(Requested(at_s=0.0, number=1, request=SaveVersion())))
     story.tick(story.now_s)
     assert saves(story) == []
-    story.protect()
-    story.iterate(4)
+    story.go_on(4)
     assert saves(story) == [5]
 
 
@@ -130,8 +129,7 @@ def test_a_resumed_run_plans_anew_when_its_script_names_the_tier(known):
     assert story.epoch == first + 1
     assert (story.plan().version, story.plan().tier) == (7, "persistent")
     assert story.root.state.story.recoveries == 0, "it is the job's start still"
-    story.protect()
-    story.iterate(8)
+    story.go_on(8)
     assert story.root.state.phase == "running"
 
 
@@ -195,7 +193,7 @@ def test_workers_that_are_killed_over_and_over_are_no_fault_of_the_script():
 
 def test_a_run_that_its_owner_stops_says_so():
     story = Story().start(1)
-    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=StopRun())))
+    story.request(StopRun())
     assert cause(story) == "owner"
 
 
@@ -259,5 +257,5 @@ def test_a_run_that_is_given_up_is_saved_whatever_befalls_it_meanwhile(befalls):
 def test_an_owner_who_ends_a_run_that_is_given_up_waits_for_nothing():
     story = Story().start(3, persistent_url=TIER)
     give_up(story)
-    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=StopRun())))
+    story.request(StopRun())
     assert [one.cause for one in story.of(events.RunFailed)] == ["owner"]

@@ -81,8 +81,7 @@ def test_nobody_is_told_while_an_agent_has_yet_to_answer():
 def test_nobody_is_told_where_it_goes_on():
     story = guided()
     story.exit(0, 1)
-    story.protect()
-    story.iterate(4)
+    story.go_on(4)
     for _ in range(3):
         story.tick(story.now_s + SILENCE_S)
     assert story.root.state.phase == "running"

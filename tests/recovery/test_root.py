@@ -45,8 +45,7 @@ def test_a_lost_node_is_replaced_and_training_resumes_from_the_last_whole_versio
     assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
     assert (plan.version, plan.tier) == (5, "memory")
     assert plan.sources[2] == Source(shard=2, tier="peer", holder="node-3")
-    story.protect()
-    story.iterate(6)
+    story.go_on(6)
     assert story.root.state.phase == "running"
     assert story.of(events.RecoveryFinished)[0].version == 5
 
@@ -220,8 +219,7 @@ def asked_storage(story: Story) -> list[str]:
 def test_a_lost_group_falls_back_to_storage():
     story = Story(nodes=6).start(iterations=4, persistent_url="memory://runs")
     story.persistent = [2]
-    story.lose("node-0")
-    story.lose("node-1")
+    story.lose("node-0", "node-1")
     assert (story.plan().version, story.plan().tier) == (2, "persistent")
 
 
@@ -232,8 +230,7 @@ def test_storage_is_asked_only_when_memory_does_not_suffice():
     story.lose("node-2")
     assert story.plan().tier == "memory"
     assert asked_storage(story) == ["node-0"]
-    story.lose("node-0")
-    story.lose("node-1")
+    story.lose("node-0", "node-1")
     assert asked_storage(story)[-1] == "node-3"
 
 
@@ -242,8 +239,7 @@ def test_an_agent_that_dies_while_storage_is_read_is_asked_for_by_another():
     story.persistent = [2]
     story.lose("node-0")
     story.silent.add("node-2")  # the one to be asked; it answers nothing any more
-    story.lose("node-1")
-    story.lose("node-2")
+    story.lose("node-1", "node-2")
     story.join("node-6")
     assert (story.plan().version, story.plan().tier) == (2, "persistent")
     assert asked_storage(story)[-1] == "node-3"
@@ -275,8 +271,7 @@ def test_errors_between_which_training_went_on_do_not_add_up():
     story = Story().start(iterations=2)
     for iteration in range(3, 8):
         story.exit(1, 1, "a passing fault")
-        story.protect()
-        story.iterate(iteration)
+        story.go_on(iteration)
     assert story.root.state.phase == "running"
 
 
@@ -295,8 +290,7 @@ def commits(story: Story) -> list[Commit]:
 
 def test_a_version_goes_to_the_persistent_tier_and_is_committed_when_all_shards_arrived():
     story = Story().start(0, persistent_url="memory://runs", persist_every_iterations=2)
-    for iteration in (1, 2):
-        story.iterate(iteration)
+    story.iterate(1, 2)
     story.tick(story.now_s + 0.1)
     assert story.of(events.PersistStarted)[0].version == 2
     for node in story.members():
@@ -334,8 +328,7 @@ def test_a_save_that_a_failure_ended_is_due_again_at_once():
     story = Story().start(1, persistent_url="memory://runs", persist_every_s=100.0)
     story.tick(200.0)
     story.exit(1, -9)
-    story.protect()
-    story.iterate(2)
+    story.go_on(2)
     story.tick(story.now_s + 0.1)
     assert saved(story) == [2, 3]
 

@@ -99,8 +99,7 @@ def test_one_that_ends_early_once_for_a_moments_reason_costs_a_start_and_no_more
     story = Story().start(iterations=3)
     fall_apart(story)
     story.go_on()
-    for iteration in range(5, 9):
-        story.iterate(iteration)
+    story.iterate(*range(5, 9))
     assert story.root.state.phase == "running"
     assert len(story.of(events.RanksApart)) == 1
 

@@ -26,8 +26,7 @@ def test_an_edit_that_is_made_undone_and_made_again_is_each_time_another_code():
         see(story, digest)
         story.exit(1, -9)
         assert told(story) == {"train.py": digest}
-        story.protect()
-        story.iterate(4)
+        story.go_on(4)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_root_that_waits_again_says_again_why():
 def test_a_node_that_joins_an_inventory_ends_its_old_workers_before_it_says_what_it_has():
     story = Story(nodes=6).start()
     story.deaf = {"node-2"}
-    story.lose("node-1", "lease")
+    story.lose("node-1", cause="lease")
     assert story.root.state.phase == "inventory"
     sent = len(story.orders)
     story.join("node-1")
@@ -127,8 +127,7 @@ def test_a_group_that_falls_silent_together_with_the_root_is_waited_for():
     first = Story(nodes=6).start(iterations=0)
     left = first.states[-1]
     assert left.reached.newest == 0
-    for iteration in (1, 2, 3):
-        first.iterate(iteration)
+    first.iterate(1, 2, 3)
     second = successor(first, left, without=("node-0", "node-1", "node-2", "node-3"))
     assert second.root.state.phase == "waiting"
     assert "fell silent together with the root" in second.of(events.RecoveryWaiting)[-1].reason
@@ -137,16 +136,13 @@ def test_a_group_that_falls_silent_together_with_the_root_is_waited_for():
 def test_an_old_version_on_a_standby_is_no_reason_to_leave_what_silent_nodes_may_have():
     """Both who train fall silent, with the root; whose place was given away has what was old."""
     first = Story(nodes=6).start(iterations=3)
-    first.lose("node-0", "lease")
-    first.lose("node-2", "lease")
+    first.lose("node-0", "node-2", cause="lease")
     first.join("node-0")
     first.join("node-2")
     assert first.members() == ["node-4", "node-1", "node-5", "node-3"]
-    first.protect()
-    first.iterate(4)
+    first.go_on(4)
     left = first.states[-1]
-    for iteration in (5, 6, 7):
-        first.iterate(iteration)
+    first.iterate(5, 6, 7)
     members = tuple(first.members())
     second = successor(first, left, without=members)
     for node in ("node-6", "node-7"):
@@ -164,19 +160,17 @@ def test_what_was_saved_goes_before_an_old_version_on_standbys_where_all_who_tra
     unread,
 ):
     first = Story(nodes=6).start(iterations=3, persistent_url="memory://runs")
-    first.lose("node-0", "lease")
-    first.lose("node-2", "lease")
+    first.lose("node-0", "node-2", cause="lease")
     first.join("node-0")
     first.join("node-2")
-    first.protect()
-    first.iterate(4)
+    first.go_on(4)
     left, dead = first.states[-1], tuple(first.members())
     second = successor(first, left, without=dead)
     second.persistent, second.unread = [6], unread
     for node in ("node-6", "node-7"):
         second.join(node)
     for node in dead:
-        second.lose(node, "dead")
+        second.lose(node)
     if unread:
         assert second.root.state.phase == "waiting"
         reason = second.of(events.RecoveryWaiting)[-1].reason
@@ -190,19 +184,18 @@ def test_nobody_starts_anew_because_all_who_knew_of_progress_are_dead():
     """All nodes died together; the new ones read the state, which knows of the first iteration."""
     first = Story(nodes=6).start(iterations=1)
     left = first.states[-1]
-    for iteration in (2, 3):
-        first.iterate(iteration)
+    first.iterate(2, 3)
     dead = ("node-0", "node-1", "node-2", "node-3")
     second = successor(first, left, without=dead)
     for node in ("node-6", "node-7", "node-8"):
         second.join(node)
     for node in dead:
-        second.lose(node, "dead")
+        second.lose(node)
     assert second.root.state.phase == "waiting"
     reason = second.of(events.RecoveryWaiting)[-1].reason
     assert "no copy of version 1 is left anywhere" in reason
     assert "1 iterations at least" in reason
-    second.do(second.root.handle(Requested(at_s=second.now_s, number=1, request=GiveUpProgress())))
+    second.request(GiveUpProgress())
     assert second.plan().tier == "start"
 
 
@@ -216,7 +209,7 @@ def test_what_all_dead_nodes_saved_is_gone_on_from_as_soon_as_they_are_known_to_
         second.join(node)
     assert second.root.state.phase == "waiting"
     for node in dead:
-        second.lose(node, "dead")
+        second.lose(node)
     assert (second.plan().version, second.plan().tier) == (4, "persistent")
 
 
@@ -234,20 +227,17 @@ def test_a_node_that_is_not_to_be_used_again_is_used_rather_than_lose_what_it_ha
 def test_a_persons_word_holds_for_one_recovery_whoever_is_root():
     """The word stays in the store; a new root reads it there once more."""
     story = Story(nodes=8).start(iterations=5)
-    story.lose("node-0", "lease")
-    story.lose("node-1", "lease")
+    story.lose("node-0", "node-1", cause="lease")
     word = Requested(at_s=story.now_s, number=1, request=GiveUpProgress())
     story.do(story.root.handle(word))
     assert story.plan().tier == "start"
-    story.protect()
-    for iteration in (1, 2, 3):
-        story.iterate(iteration)
+    story.go_on(1, 2, 3)
     for node in story.members()[:2]:
-        story.lose(node, "lease")
+        story.lose(node, cause="lease")
     assert story.root.state.phase == "waiting"
     story.do(story.root.handle(word))
     assert story.root.state.phase == "waiting"
-    story.do(story.root.handle(Requested(at_s=story.now_s, number=2, request=GiveUpProgress())))
+    story.request(GiveUpProgress(), number=2)
     assert story.root.state.phase == "starting"
 
 
@@ -269,8 +259,7 @@ def test_a_save_that_never_ends_does_not_cost_the_last_version():
     )
     story.iterate(1)
     story.tick(story.now_s + 0.1)
-    for iteration in (2, 3, 4):
-        story.iterate(iteration)
+    story.iterate(2, 3, 4)
     for rank in range(4):
         story.finish(rank)
     story.tick(story.now_s + 31)
@@ -293,11 +282,9 @@ def test_agents_that_come_back_after_all_were_dropped_have_time_to_answer():
 def test_a_version_that_was_given_up_is_not_waited_for_again():
     story = Story(nodes=8).start(iterations=5, persistent_url="memory://runs")
     story.persistent = [2]
-    story.lose("node-0", "lease")
-    story.lose("node-1", "lease")
-    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=GiveUpProgress())))
-    story.protect()
-    story.iterate(3)
+    story.lose("node-0", "node-1", cause="lease")
+    story.request(GiveUpProgress())
+    story.go_on(3)
     story.exit(2, -9)
     assert (story.plan().version, story.plan().tier) == (3, "memory")
 
@@ -307,16 +294,15 @@ def test_a_silent_node_stays_silent_though_its_loss_is_noticed_twice():
     story = Story(nodes=6).start(iterations=5, persistent_url="memory://runs")
     story.persistent = [2]
     for node in ("node-0", "node-1"):
-        story.lose(node, "lease")
-        story.lose(node, "connection")
+        story.lose(node, cause="lease")
+        story.lose(node, cause="connection")
     assert story.root.state.phase == "waiting"
     assert "node-0, node-1 fell silent" in story.of(events.RecoveryWaiting)[-1].reason
 
 
 def test_a_new_root_does_not_wait_for_silent_nodes_that_it_is_connected_to():
     first = Story(nodes=6).start(iterations=5)
-    first.lose("node-0", "lease")
-    first.lose("node-1", "lease")
+    first.lose("node-0", "node-1", cause="lease")
     assert first.states[-1].nodes.silent == ("node-0", "node-1")
     second = successor(first, first.states[-1])
     assert (second.plan().version, second.plan().tier) == (5, "memory")

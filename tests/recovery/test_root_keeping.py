@@ -56,8 +56,7 @@ def test_only_the_lost_rank_starts_anew_and_its_node_has_the_rendezvous():
     assert kept(story) == [[0, 1, 3]] * 4
     assert host(story) == "node-2"
     assert [one.ranks for one in story.of(events.ProcessesKept)] == [(0, 1, 3)]
-    story.protect()
-    story.iterate(4)
+    story.go_on(4)
     assert story.root.state.phase == "running"
 
 
@@ -109,8 +108,7 @@ def test_where_a_connection_broke_and_nobody_died_all_go_on_and_one_of_them_has_
     assert kept(story) == [[0, 1, 2, 3]] * 4
     assert host(story) == "node-0"
     assert [one.cause for one in story.of(events.RecoveryStarted)] == ["link_cut"]
-    story.protect()
-    story.iterate(4)
+    story.go_on(4)
     assert story.root.state.phase == "running"
 
 

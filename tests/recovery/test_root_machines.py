@@ -169,8 +169,7 @@ def test_a_machine_whose_port_refuses_is_silent_and_a_member_again_when_it_answe
     """A firewall that rejects for a moment: its memory is not written off."""
     story = Lacking(nodes=4).start(iterations=4)
     memory = dict(story.copies)
-    story.lose("node-0", "refused")
-    story.lose("node-1", "refused")
+    story.lose("node-0", "node-1", cause="refused")
     assert story.root.state.phase == "waiting"
     assert (
         "node-0, node-1 fell silent with version 4" in story.of(events.RecoveryWaiting)[-1].reason
@@ -221,8 +220,7 @@ def test_machines_that_take_turns_pause_ever_longer_and_have_an_end(does_one):
         seats.append(story.members()[1])
         began_s.append(story.now_s)
         if does_one and len(seats) > 1:
-            story.protect()
-            story.iterate(story.plan().version + 1)
+            story.go_on(story.plan().version + 1)
         story.exit(1, 1, "", SHORT_OF_MEMORY)
         assert len(seats) < 60
     assert {*seats[-MAX_KILLS:]} == {"node-1", "node-4"}

@@ -37,16 +37,13 @@ def test_a_node_that_thaws_with_a_left_history_does_not_mix_it_into_the_new_one(
     """The line fell back from 6 to 3; the others reach 6 again when the frozen node is back."""
     story = Story(nodes=8).start(iterations=3, persistent_url="memory://runs")
     story.persistent = [3]
-    for iteration in (4, 5, 6):
-        story.iterate(iteration)
+    story.iterate(4, 5, 6)
     frozen = list(story.copies["node-1"])  # shards 0 and 1 of version 6
     story.lose("node-0")
-    story.lose("node-1", "lease")
-    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=GiveUpProgress())))
+    story.lose("node-1", cause="lease")
+    story.request(GiveUpProgress())
     assert story.plan().version == 3
-    story.protect()
-    for iteration in (4, 5, 6):
-        story.iterate(iteration)
+    story.go_on(4, 5, 6)
     story.copies["node-1"] = frozen
     story.join("node-1")
     for node in story.members()[:2]:  # who took the lost group's places goes, with version 6
@@ -58,8 +55,7 @@ def test_a_node_that_thaws_with_a_left_history_does_not_mix_it_into_the_new_one(
 def test_a_left_history_that_is_whole_is_gone_on_from_rather_than_the_start():
     """Both nodes of a group were silent, and a person gave them up; they come back in time."""
     story = Story(nodes=6).start(iterations=5)
-    story.lose("node-0", "lease")
-    story.lose("node-1", "lease")
+    story.lose("node-0", "node-1", cause="lease")
     assert story.root.state.phase == "waiting"
     story.join("node-0")
     story.join("node-1")
@@ -73,23 +69,20 @@ def test_what_was_given_up_displaces_nobody_when_its_nodes_come_back(by):
     settings = {"give_up_progress_after_s": 60} if by == "setting" else {}
     story = Story(nodes=8).start(iterations=6, persistent_url="memory://runs", **settings)
     story.persistent = [3]
-    for node in ("node-0", "node-1", "node-2", "node-3"):
-        story.lose(node, "lease")
+    story.lose("node-0", "node-1", "node-2", "node-3", cause="lease")
     assert story.root.state.phase == "waiting"
     if by == "person":
-        story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=GiveUpProgress())))
+        story.request(GiveUpProgress())
     else:
         story.tick(story.now_s + 61)
     assert (story.plan().version, story.plan().tier) == (3, "persistent")
-    story.protect()
-    story.iterate(4)
+    story.go_on(4)
     for node in ("node-0", "node-1", "node-2", "node-3"):
         story.join(node)
     story.exit(0, -9)
     assert (story.plan().version, story.members()[0]) == (4, "node-4")
     story.next_root()
-    story.lose("node-4")
-    story.lose("node-5")
+    story.lose("node-4", "node-5")
     assert (story.plan().version, story.plan().tier) == (3, "persistent")
 
 
@@ -113,17 +106,14 @@ def test_a_version_that_is_not_whole_is_waited_for_once():
     """A person gave it up: the next failure does not wait for it again."""
     story = Story().start(iterations=3, persistent_url="memory://runs")
     story.persistent, story.unclear = [2], [Unclear(version=20, seen="20 is not whole")]
-    for node in ("node-0", "node-1"):
-        story.lose(node)
+    story.lose("node-0", "node-1")
     assert "20 is not whole" in story.of(events.RecoveryWaiting)[-1].reason
     story.join("node-5")
-    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=GiveUpProgress())))
+    story.request(GiveUpProgress())
     assert story.plan().version == 2
-    story.protect()
-    story.iterate(3)
+    story.go_on(3)
     story.join("node-6")
-    for node in ("node-4", "node-5"):
-        story.lose(node)
+    story.lose("node-4", "node-5")
     story.join("node-7")
     assert story.plan().version == 2
     assert story.root.state.phase == "starting"
@@ -174,8 +164,7 @@ def test_a_version_that_was_rejected_counts_again_when_it_was_made_anew():
     story.fail_restore(0, 4, holder="node-0")
     story.fail_restore(0, 4, holder="node-1")
     assert story.plan().version == 3
-    story.protect()
-    story.iterate(4)
+    story.go_on(4)
     story.exit(0, -9)
     assert story.plan().version == 4
 
@@ -185,8 +174,7 @@ def test_a_version_that_was_rejected_counts_again_when_it_was_made_anew():
 
 def test_a_silent_group_is_waited_for_aloud():
     story = Story(nodes=6).start(iterations=5)
-    story.lose("node-0", "lease")
-    story.lose("node-1", "lease")
+    story.lose("node-0", "node-1", cause="lease")
     assert story.root.state.phase == "waiting"
     told = story.of(events.RecoveryWaiting)[-1]
     assert "node-0, node-1 fell silent with version" in told.reason
@@ -195,8 +183,7 @@ def test_a_silent_group_is_waited_for_aloud():
 
 def test_it_is_said_once_and_asked_again_ever_later():
     story = Story(nodes=6).start(iterations=5)
-    story.lose("node-0", "lease")
-    story.lose("node-1", "lease")
+    story.lose("node-0", "node-1", cause="lease")
     said, asked = len(story.of(events.RecoveryWaiting)), len(story.orders)
     for _ in range(600):
         story.tick(story.now_s + 0.25)
@@ -208,21 +195,17 @@ def test_it_is_said_once_and_asked_again_ever_later():
 def test_a_silent_node_that_is_found_dead_is_waited_for_no_more():
     story = Story(nodes=6).start(iterations=5, persistent_url="memory://runs")
     story.persistent = [2]
-    story.lose("node-0", "lease")
-    story.lose("node-1", "lease")
+    story.lose("node-0", "node-1", cause="lease")
     assert story.root.state.phase == "waiting"
-    story.lose("node-0", "dead")
-    story.lose("node-1", "dead")
+    story.lose("node-0", "node-1")
     assert (story.plan().version, story.plan().tier) == (2, "persistent")
 
 
 def test_who_fell_silent_before_later_versions_were_made_is_not_waited_for():
     """A machine without power never says that it is dead, and has nothing of what came since."""
     story = Story(nodes=8).start(iterations=5, persistent_url="memory://runs")
-    story.lose("node-0", "lease")
-    story.protect()
-    for iteration in (6, 7, 8):
-        story.iterate(iteration)
+    story.lose("node-0", cause="lease")
+    story.go_on(6, 7, 8)
     story.persistent = [7]
     for node in story.members()[2:]:
         story.lose(node)
@@ -234,7 +217,7 @@ def test_who_fell_silent_is_waited_for_until_a_later_version_is_whole():
     """The start that followed has not come so far when the others are lost, too."""
     story = Story(nodes=8).start(iterations=5, persistent_url="memory://runs")
     story.persistent = [4]
-    story.lose("node-0", "lease")
+    story.lose("node-0", cause="lease")
     story.protect()
     story.lose("node-1")
     assert story.root.state.phase == "waiting"
@@ -244,8 +227,7 @@ def test_who_fell_silent_is_waited_for_until_a_later_version_is_whole():
 def test_a_tier_that_cannot_be_read_is_not_an_empty_one():
     story = Story(nodes=6).start(iterations=5, persistent_url="memory://runs")
     story.unread = "503 Service Unavailable"
-    story.lose("node-0")
-    story.lose("node-1")
+    story.lose("node-0", "node-1")
     assert story.root.state.phase == "waiting"
     assert "503" in story.of(events.RecoveryWaiting)[-1].reason
     story.unread, story.persistent = "", [4]
@@ -255,18 +237,16 @@ def test_a_tier_that_cannot_be_read_is_not_an_empty_one():
 
 def test_starting_anew_is_left_to_a_person():
     story = Story(nodes=6).start(iterations=5)
-    story.lose("node-0")
-    story.lose("node-1")
+    story.lose("node-0", "node-1")
     assert story.root.state.phase == "waiting"
     assert "no copy of version" in story.of(events.RecoveryWaiting)[-1].reason
-    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=GiveUpProgress())))
+    story.request(GiveUpProgress())
     assert story.plan().tier == "start"
 
 
 def test_a_setting_may_give_up_after_a_time():
     story = Story(nodes=6).start(iterations=5, give_up_progress_after_s=60)
-    story.lose("node-0")
-    story.lose("node-1")
+    story.lose("node-0", "node-1")
     story.tick(story.now_s + 59)
     assert story.root.state.phase == "waiting"
     story.tick(story.now_s + 31)
@@ -277,8 +257,7 @@ def test_a_setting_may_give_up_after_a_time():
 def test_another_machines_clock_gives_nothing_up_too_early_nor_later(ahead_s):
     """The second root's machine has its clock an hour ahead, or behind."""
     first = Story(nodes=6).start(iterations=5, give_up_progress_after_s=60)
-    first.lose("node-0")
-    first.lose("node-1")
+    first.lose("node-0", "node-1")
     first.tick(first.now_s + 30)
     left = first.states[-1].written_at(first.now_s)  # as it is stored
     second = Story(nodes=0, state=RootState())
@@ -318,8 +297,7 @@ def test_a_worker_that_always_fails_on_one_node_is_moved_before_the_run_is_given
         story.exit(1, 1, "CUDA error: uncorrectable ECC error")
     assert story.members() == ["node-0", "node-4", "node-2", "node-3"]
     assert story.of(events.NodeExcluded)[0].name == "node-1"
-    story.protect()
-    story.iterate(3)
+    story.go_on(3)
     assert story.root.state.phase == "running"
 
 
@@ -327,12 +305,10 @@ def test_a_node_that_was_left_is_used_again_only_where_there_is_no_other():
     story = Story(nodes=6).start(iterations=2)
     for _ in range(3):
         story.exit(1, 1, "bad node")
-    story.protect()
-    story.iterate(3)
+    story.go_on(3)
     story.lose("node-0")
     assert story.members() == ["node-5", "node-4", "node-2", "node-3"]
-    story.protect()
-    story.iterate(4)
+    story.go_on(4)
     story.lose("node-2")
     assert story.members() == ["node-5", "node-4", "node-1", "node-3"]
 
@@ -459,8 +435,7 @@ def test_an_agent_that_does_not_answer_is_not_at_once_a_standby_again():
     assert story.members()[1] == "node-4"
     story.silent.clear()
     story.join("node-1")
-    story.protect()
-    story.iterate(4)
+    story.go_on(4)
     story.lose("node-4")
     assert story.members()[1] == "node-5"
 
@@ -547,7 +522,7 @@ def test_stop_ends_a_run_that_saves_its_last_version():
     for rank in range(4):
         story.finish(rank)
     assert isinstance(story.orders[-1].order, Persist)
-    story.do(story.root.handle(Requested(at_s=story.now_s, number=1, request=StopRun())))
+    story.request(StopRun())
     assert story.root.state.phase == "failed"
     assert "stopped by its owner" in story.of(events.RunFailed)[0].reason
 

@@ -300,8 +300,7 @@ def test_a_version_that_is_to_be_cut_anew_is_not_saved_while_machines_are_missin
     resize(story, 3)
     hold_all(story)
     story.protect()
-    for node in ("node-3", "node-1"):
-        story.lose(node, cause="connection")
+    story.lose("node-3", "node-1", cause="connection")
     later(story, 1.0)
     assert story.root.state.phase == "waiting"
     assert story.of(events.PersistStarted) == []

@@ -57,8 +57,7 @@ def test_a_failure_right_after_a_rewind_goes_on_from_where_it_went():
     story.lose("node-1")
     plan = story.plan()
     assert (plan.version, plan.tier, plan.lineage) == (4, "memory", Lineage(RUN, 1))
-    story.protect()
-    story.iterate(5)
+    story.go_on(5)
     (end,) = story.of(events.RecoveryFinished)
     assert (end.version, end.lost_iterations) == (4, 0)
 
@@ -282,8 +281,7 @@ def test_batches_that_a_person_wanted_skipped_do_not_come_again_without_a_word()
     story.lose("node-1")
     assert story.plan().version == 4
     assert "skipped with the rewind to version 4 come again" in story.of(events.Note)[-1].text
-    story.protect()
-    story.iterate(5)
+    story.go_on(5)
     before = len(story.of(events.Note))
     story.exit(2, -9)
     assert story.plan().version == 5

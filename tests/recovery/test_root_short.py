@@ -98,8 +98,7 @@ def test_without_a_tier_or_with_a_standby_nothing_is_saved():
 def test_a_version_that_memory_lacks_a_shard_of_is_not_saved():
     story = Story(nodes=4).start(persistent_url=URL)
     story.persistent = [2]
-    story.lose("node-0")
-    story.lose("node-1")
+    story.lose("node-0", "node-1")
     story.tick(story.now_s + 1)
     assert story.root.state.phase == "waiting"
     assert story.of(events.PersistStarted) == []

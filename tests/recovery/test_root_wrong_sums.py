@@ -93,8 +93,7 @@ def test_training_goes_back_to_the_newest_verified_version_and_not_to_later_ones
     assert max(copy.version for kept in story.copies.values() for copy in kept) == 5
     accuse(story, "node-2")
     assert (story.plan().version, story.plan().tier) == (3, "memory")
-    story.protect()
-    story.iterate(4)
+    story.go_on(4)
     (end,) = story.of(events.RecoveryFinished)
     assert end.version == 3
     story.exit(1, -9)  # what was left is not come back to later either
@@ -228,8 +227,7 @@ def test_an_agent_whose_word_was_lost_with_its_connection_says_it_again():
     story.do(story.root.handle(again))
     assert story.members() == ["node-0", "node-1", "node-4", "node-3"]
     epoch = story.epoch
-    story.protect()
-    story.iterate(4)
+    story.go_on(4)
     story.do(story.root.handle(replace(again, epoch=epoch, wrong_sums=said)))
     assert story.epoch == epoch  # what was said before that start counts no more
 

@@ -36,8 +36,7 @@ def save(story: Story, version: int) -> None:
 
 
 def lose_group(story: Story) -> None:
-    story.lose("node-0")
-    story.lose("node-1")
+    story.lose("node-0", "node-1")
 
 
 def refuse(story: Story, version: int, *, is_unread: bool, rank: int = 2) -> None:
@@ -114,15 +113,13 @@ def test_only_a_persons_word_goes_back_behind_what_was_saved_and_holds_for_that_
     assert story.root.state.phase == "waiting"
     give_up(story, 3)
     assert story.plan().tier == "start"
-    story.protect()
-    story.iterate(1)
+    story.go_on(1)
     assert story.of(events.RecoveryFinished)[-1].lost_iterations == 6
 
 
 def test_a_word_about_silent_nodes_is_none_about_the_tier():
     story = saved_run()
-    story.lose("node-0", "lease")
-    story.lose("node-1", "lease")
+    story.lose("node-0", "node-1", cause="lease")
     give_up(story)
     assert story.plan().version == 5
     refuse(story, 5, is_unread=False)
