@@ -34,6 +34,9 @@ REAL = {"cluster": "cluster", "browser": "watched", "notebooks": "watched"}
 
 Each mostly waits, for imports, leases and pages: two turns at a time keep two processors busy.
 """
+LONGEST = "engine"
+"""The folder that takes longest: what begins last would otherwise be what all wait for."""
+
 YIELDING = 10
 """By how much a process that runs other tests beside those is nicer than they are."""
 
@@ -69,12 +72,12 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Sort the real ones first; leave out what the tier asked for does not run.
+    """Sort the real and the longest first; leave out what the tier asked for does not run.
 
     A file or test named on the command line runs whatever its tier, a long one if it is named.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: room_of(item.nodeid) not in REAL)
+        items.sort(key=lambda item: turn_of(room_of(item.nodeid)))
     if config.getoption("--long") or any("::" in each for each in config.args):
         return
     is_whole = config.args_source is not pytest.Config.ArgsSource.ARGS
@@ -152,6 +155,11 @@ class Durations:
         told_s = self.cache.get(DURATIONS, {}) | self.took_s
         ranked = sorted(told_s.items(), key=lambda one: -one[1])
         self.cache.set(DURATIONS, dict(ranked))
+
+
+def turn_of(room: str) -> int:
+    """Return when a room's tests begin: the real ones first, then those that take longest."""
+    return 0 if room in REAL else 1 if room == LONGEST else 2
 
 
 def room_of(nodeid: str) -> str:

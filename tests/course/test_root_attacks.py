@@ -211,8 +211,7 @@ def overlooks_the_second(state, event, cluster):
 )
 def test_what_shows_only_late_or_where_nobody_comes_is_among_the_cases(wrong, shape, why):
     those = [case for case in cases() if case.shape == shape]
-    broken = [told_of(wrong, case.schedule, shape).broken for case in those]
-    assert any(each.startswith(why) for each in broken)
+    assert any(told_of(wrong, case.schedule, shape).broken.startswith(why) for case in those)
     assert not any(told_of(right, case.schedule, shape).broken for case in those)
 
 

@@ -1,6 +1,7 @@
 """A worker runs a script as its author expects of Python and of other launchers."""
 
 import inspect
+import json
 import multiprocessing
 import os
 import re
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -117,6 +119,50 @@ def test_a_script_finds_what_lies_beside_it_and_a_module_what_lies_in_the_workin
     assert capsys.readouterr().out == f"{tmp_path / 'scripts'}\n{tmp_path}\n"
 
 
+SERVER = """
+import json, os, sys
+import gemini_lab.node.worker
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if (pid := os.fork()) == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    sys.exit()
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+for descriptor, path in ((1, asked["stdout"]), (2, asked["stderr"])):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+sys.argv = asked["argv"]
+exec(compile(asked["code"], "<string>", "exec"), {"__name__": "__main__"})
+"""
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """A Python that has imported what a worker does, and forks for each program."""
+    command = [sys.executable, "-c", SERVER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as server:
+        yield server
+
+
+@pytest.fixture
+def run(warm, tmp_path):
+    """Run a program as `python -c` does; gives its exit code and what it wrote."""
+
+    def program(code, *words):
+        paths = {name: str(tmp_path / name) for name in ("stdout", "stderr")}
+        asked = {"code": textwrap.dedent(code), "argv": ["-c", *words], **paths}
+        warm.stdin.write(json.dumps(asked) + "\n")
+        warm.stdin.flush()
+        status = int(warm.stdout.readline())
+        written = {name: Path(path).read_text() for name, path in paths.items()}
+        return SimpleNamespace(returncode=status, **written)
+
+    return program
+
+
 LEAVING = """
     import os, sys, threading
     from gemini_lab.node.worker import exits_noticed
@@ -142,9 +188,8 @@ LEAVING = """
     ("how", "said", "code"),
     [("0", "left with 0\n", 0), ("3", "left with 3\n", 3), ("forked", "", 0), ("thread", "", 0)],
 )
-def test_only_the_scripts_own_exit_is_its_end(how, said, code):
-    command = [sys.executable, "-c", textwrap.dedent(LEAVING), how]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_only_the_scripts_own_exit_is_its_end(run, how, said, code):
+    done = run(LEAVING, how)
     assert (done.stdout, done.returncode) == (said, code), done.stderr
 
 
@@ -167,10 +212,9 @@ FORKING = """
 @pytest.mark.parametrize(
     ("how", "status"), [("0", 0), ("3", 3), ("error", 1), ("falls through", 0)]
 )
-def test_a_process_that_the_script_forks_ends_for_itself_alone(how, status):
+def test_a_process_that_the_script_forks_ends_for_itself_alone(run, how, status):
     """Such as one that saves a checkpoint beside training: that is not the script's end."""
-    command = [sys.executable, "-c", textwrap.dedent(FORKING), how]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run(FORKING, how)
     assert done.stdout == f"{status}\nthe script has ended\n", done.stderr
     assert ("ValueError: in the child" in done.stderr) == (how == "error")
 
@@ -186,9 +230,8 @@ SETTLING = """
 """
 
 
-def test_a_script_finds_the_collector_on_and_what_was_imported_out_of_its_way():
-    command = [sys.executable, "-c", textwrap.dedent(SETTLING)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_a_script_finds_the_collector_on_and_what_was_imported_out_of_its_way(run):
+    done = run(SETTLING)
     assert done.stdout == "True True\n", done.stderr
 
 
@@ -329,9 +372,8 @@ GIVING_WAY = """
 """
 
 
-def test_threads_take_turns_sooner_unless_they_do_already():
-    command = [sys.executable, "-c", textwrap.dedent(GIVING_WAY)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_threads_take_turns_sooner_unless_they_do_already(run):
+    done = run(GIVING_WAY)
     assert done.stdout == "True\nTrue\n", done.stderr
 
 
@@ -364,9 +406,8 @@ HANGING = """
         ("handler", ["said"]),
     ],
 )
-def test_exit_handlers_are_called_and_what_hangs_there_keeps_nobody(what, printed):
-    command = [sys.executable, "-c", textwrap.dedent(HANGING), what]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_exit_handlers_are_called_and_what_hangs_there_keeps_nobody(run, what, printed):
+    ended = run(HANGING, what)
     assert ended.returncode == 0
     assert sorted(ended.stdout.splitlines()) == sorted(printed)
     assert ("ends without them" in ended.stderr) == (what != "nothing")
