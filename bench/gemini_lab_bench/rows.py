@@ -33,7 +33,6 @@ class Row:
 
     @property
     def median(self) -> float:
-        """The middle value."""
         return statistics.median(self.values)
 
     @property

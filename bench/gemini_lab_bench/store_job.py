@@ -52,7 +52,6 @@ class SlowStore:
         self._log = (folder / f"said-{self._rank}").open("a", buffering=1, encoding="utf-8")
 
     def say(self, what: str, **values: float) -> None:
-        """Write down that something happened now."""
         line = {"what": what, "rank": self._rank, "at_s": time.monotonic(), **values}
         self._log.write(json.dumps(line) + "\n")
 
@@ -77,7 +76,6 @@ class SlowStore:
         self._under_way.start()
 
     def load(self, engine: Any, version: int) -> None:
-        """Read it from the store, and go on from it."""
         began_s = time.monotonic()
         self._carry(self._own_bytes(version))
         engine.load_checkpoint(str(self._folder), tag=f"version-{version}")

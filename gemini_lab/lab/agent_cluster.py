@@ -85,7 +85,6 @@ class AgentCluster:
     # -- start and end ---------------------------------------------------------------------------
 
     def open(self, machines: int) -> None:
-        """Bring so many agents and connect to them."""
         self._machines = machines
         self._announcement.make()
         self._spawn(self._announcement.keep())  # from here on: to bring machines may take minutes
@@ -106,7 +105,6 @@ class AgentCluster:
         self._spawn(self._connections.acknowledge(self._audience.settle))
 
     def ends_with(self, undo: ExitStack) -> None:
-        """Run `undo` in `close`."""
         self._undo = undo
 
     def close(self) -> None:
@@ -214,7 +212,6 @@ class AgentCluster:
 
     @property
     def members(self) -> Collection[str]:
-        """Names of the nodes whose agents are connected."""
         return self._connections.names
 
     @property
@@ -229,12 +226,10 @@ class AgentCluster:
 
     @property
     def root(self) -> str | None:
-        """The node with the root agent."""
         return self._roster.root
 
     @property
     def etcd(self) -> Sequence[str]:
-        """`host:port` of each member of etcd."""
         return self._store.address.endpoints
 
     @property
@@ -272,7 +267,6 @@ class AgentCluster:
             await self._connections.meet(addresses)
 
     def hear(self, name: str, message: Message) -> None:
-        """Handle a message of an agent."""
         match message:
             case EventSaid(entry=entry) if self._roster.is_heard(message.term):
                 self._roster.follow(entry.event)
@@ -296,7 +290,6 @@ class AgentCluster:
         self._loop.call(self._want, machines)
 
     def submit(self, job: JobOrder) -> None:
-        """Start a job on the nodes."""
         self._roster.begin_run()
         self._remark()
         self._put("job", msgspec.json.encode(job).decode())
@@ -398,11 +391,9 @@ class MachineRequests:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a machine is on its way."""
         return self._coming > 0
 
     def end(self) -> None:
-        """Stop asking."""
         self._has_ended = True
 
     async def bring(self) -> None:

@@ -40,7 +40,6 @@ class Announcement:
         self._lease = patiently(self._announce, tell=say)
 
     async def keep(self) -> None:
-        """Keep it there, for ever."""
         while True:
             await asyncio.sleep(LEASE_S / 5)
             with suppress(StoreUnavailableError):

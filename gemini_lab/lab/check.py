@@ -88,12 +88,10 @@ class Compared:
 
     @property
     def has_any(self) -> bool:
-        """Whether there was anything to compare."""
         return bool(self.twice.with_values or self.states.states)
 
     @property
     def first(self) -> FirstDifference | StateDifference | None:
-        """The first difference."""
         # An iteration begins and computes before its state exists.
         number, state = self.twice.first, self.states.first
         if number is None or state is None:
@@ -126,7 +124,6 @@ class Checked:
 
     @property
     def verdict(self) -> Verdict:
-        """The result in a few words."""
         if not self.is_repeatable:
             return "not repeatable"
         if self.plain is not None and not self.plain.is_same:
@@ -139,7 +136,6 @@ class Checked:
 
     @property
     def shown(self) -> Compared | None:
-        """The comparison that the verdict is about."""
         is_plain = self.verdict in {"not repeatable", "differs without a failure"}
         return self.plain if is_plain else self.disturbed
 
@@ -159,7 +155,6 @@ class Checked:
         return before[-1] if before else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for programs."""
         told = asdict(self)
         told["recovered"] = [{**asdict(one), "kill": str(one.kill)} for one in self.recovered]
         told["missed"] = [str(kill) for kill in self.missed]
@@ -221,7 +216,6 @@ class _Check:
         self._logs: list[Entry] = []
 
     def run(self, most: int) -> Checked:
-        """Make those that are needed, and compare them."""
         began_s = time.monotonic()
         undisturbed, _ = self._in_lab("undisturbed")
         plain, failed, is_repeatable = self._beside_torchrun(undisturbed)

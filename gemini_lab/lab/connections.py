@@ -60,11 +60,9 @@ class AgentConnections:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The nodes whose agents are connected."""
         return tuple(self._channels)
 
     def send(self, name: str, message: Message) -> None:
-        """Tell an agent, if it is connected."""
         if name in self._channels:
             self._channels[name].send(message)
 

@@ -43,7 +43,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @classmethod
     def of(cls, config: LabConfig, scenario: Scenario) -> "RunRecord":
-        """Return the record of a run on such a lab."""
         assert isinstance(config.provider, Slurm | AutoScaling | None)
         shape = {one.name: getattr(config, one.name) for one in fields(LabShape)}
         return cls(lab=LabShape(**shape), provider=config.provider, scenario=scenario.to_json())

@@ -42,7 +42,6 @@ class Runs:
 
     @property
     def under_way(self) -> Run | None:
-        """The run that is not over."""
         return None if self.newest is None or self.newest.is_over else self.newest
 
     def next_number(self) -> int:
@@ -50,11 +49,9 @@ class Runs:
         return next(self._numbers)
 
     def begin(self, run: Run) -> None:
-        """Make `run` the newest."""
         self.newest = run
 
     def take(self, entry: Entry) -> None:
-        """Pass an event on to the run under way."""
         if self.newest is not None:
             self.newest.take(entry)
 
@@ -64,7 +61,6 @@ class Runs:
             self.newest.take_output(said, node=node)
 
     def take_note(self, text: str) -> None:
-        """Add a text to the log of the run under way."""
         if self.newest is not None:
             self.newest.take(said(Note(text=text)))
 
@@ -78,7 +74,6 @@ class Runs:
         self.give_up(reason)
 
     def strike(self) -> None:
-        """Inject what the scenario has for this moment."""
         if self.newest is not None:
             self.newest.strike()
 
@@ -102,7 +97,6 @@ class Runs:
             run.give_up(reason, cause)
 
     def close(self) -> None:
-        """Close the logs of all runs."""
         if self.newest is not None:
             self.newest.take(said(LabClosed()))
             self.newest.close()

@@ -26,12 +26,10 @@ class LoopThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Drop what still runs, and end the thread."""
         self.call(self._end)
         self._thread.join(timeout=END_S)
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
-        """Start `work`; returns at once."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def finish(self, work: Coroutine[Any, Any, Result], *, timeout_s: float) -> Result:
@@ -43,11 +41,9 @@ class LoopThread:
         return self.spawn(work).result(timeout_s)
 
     def call(self, act: Callable[..., object], *arguments: object) -> None:
-        """Call `act` on the thread, soon."""
         self._loop.call_soon_threadsafe(act, *arguments)
 
     def call_later(self, delay_s: float, act: Callable[..., object], *arguments: object) -> None:
-        """Call `act` on the thread after `delay_s`."""
         self.call(self._loop.call_later, delay_s, act, *arguments)
 
     def call_every(self, period_s: float, act: Callable[[], object]) -> None:

@@ -74,14 +74,12 @@ class TensorBoard:
         self._curves = CurvePoints()
 
     def write(self, now: Snapshot) -> None:
-        """Add a point to each curve."""
         for name, value in self._curves.point(now).items():
             self._writer.add_scalar(name, value, now.iteration, walltime=now.at_s)
         if now.is_newest:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left."""
         self._writer.close()
 
 
@@ -111,7 +109,6 @@ class Wandb:
             self._run.log(point)
 
     def close(self) -> None:
-        """Wait until W&B has sent it, or written it."""
         self._run.finish()
 
 
@@ -193,7 +190,6 @@ class Sender:
         self._thread = threading.Thread(target=self._send_all, name="metrics")
 
     def send(self) -> bool:
-        """Send what is new; whether the run is over."""
         is_over = False
         for now in snapshots(self._run):
             is_over = now.is_over
@@ -232,7 +228,6 @@ class Sender:
                 sink.close()
 
     def wait(self) -> None:
-        """Return when the run is over and all was sent."""
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -277,7 +272,6 @@ class RunCollector:
         self._run = run
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all of them, as they are now."""
         yield from self._run.ask(lambda run, now_s: list(metrics_of(run, now_s=now_s)))
 
 
@@ -325,7 +319,6 @@ def check_places(places: Sequence[str]) -> None:
 
 
 def _check_free(address: str, port: int) -> None:
-    """Refuse a port that is taken now."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, port), family=family):

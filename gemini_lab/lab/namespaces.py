@@ -72,7 +72,6 @@ class Namespace:
         self.hostname = hostname
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return `command`, to be run inside."""
         return ["nsenter", f"--target={self.pid}", "--net", "--uts", "--", *command]
 
     def do(self, command: str) -> None:
@@ -166,11 +165,9 @@ class NodeNetwork:
             self._members[one].do(f"ip neigh replace {there} nud permanent")
 
     def slow(self, node: int, *, bytes_per_s: float) -> None:
-        """Give a node's link another rate, each way."""
         self._handle(node, shaping(bytes_per_s), shaping(bytes_per_s))
 
     def mend(self, node: int) -> None:
-        """Restore a node's link as it was at the start."""
         usual = None if self._bytes_per_s is None else shaping(self._bytes_per_s)
         self._handle(node, usual, usual)
 
@@ -241,5 +238,4 @@ def _do(command: Sequence[str]) -> None:
 
 
 def _try(command: Sequence[str]) -> None:
-    """Run a command that may find nothing to do."""
     subprocess.run(command, capture_output=True, check=False)

@@ -59,7 +59,6 @@ class Otlp:
             raise ConnectionError(self._refusal)
 
     def close(self) -> None:
-        """Send no more."""
         self._exporter.shutdown()
 
 
@@ -72,7 +71,6 @@ class Refusals(logging.Handler):
         self._logger = logging.getLogger(OTLPMetricExporter.__module__)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
         self.said.insert(-1, record.getMessage())
 
     def __enter__(self) -> None:

@@ -142,7 +142,6 @@ def _members(folder: Path, start: OwnerStart) -> Members | None:
 def _taken_over(
     folder: Path, told: RunRecord, items: dict[str, str], cluster: AgentCluster, root: str
 ) -> Run:
-    """Return the run, with all that its log tells."""
     order = msgspec.json.decode(items["job"], type=JobOrder)
     origin = RunOrigin(
         folder=folder,

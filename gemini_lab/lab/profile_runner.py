@@ -104,7 +104,6 @@ class ProfiledSteps:
 
     @property
     def profile(self) -> Profile | None:
-        """The profile, once it is made."""
         return self._profiler.profile if self._profiler else None
 
 

@@ -89,12 +89,10 @@ class TerminalBar:
         )
 
     def write(self, line: str) -> None:
-        """Add a line above the bar."""
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         self._bar.write("\n".join(laid(each, columns) for each in line.split("\n")))
 
     def show(self, run: FollowableRun) -> None:
-        """Move the bar."""
         self._pace.note(run.iteration, time.monotonic(), is_training=run.phase == "training")
         if self._total is None and run.total is not None:  # the script has said it by now
             self._total = self._bar.total = run.total
@@ -104,7 +102,6 @@ class TerminalBar:
         self._bar.refresh()
 
     def close(self, run: FollowableRun) -> None:  # noqa: ARG002 - `wait` says how it ended
-        """Leave the bar as it is."""
         self._bar.close()
 
 
@@ -157,13 +154,11 @@ class CellBar:
         self._handle.display(_bundle("", "starting"), raw=True)
 
     def write(self, line: str) -> None:
-        """Add lines; the newest stay."""
         for each in line.splitlines():
             self._left_out += len(self._newest) == CELL_LINES
             self._newest.append(each.removeprefix(INDENT))
 
     def show(self, run: FollowableRun) -> None:
-        """Show it, if it is news."""
         self._pace.note(run.iteration, time.monotonic(), is_training=run.phase == "training")
         self._total = self._total or run.total
         plain = words(run, self._total, self._pace)
@@ -175,7 +170,6 @@ class CellBar:
             self._handle.update(_bundle(html, plain), raw=True)
 
     def close(self, run: FollowableRun) -> None:
-        """Show how it ended."""
         self.show(run)
 
     def _html(self, run: FollowableRun, words: str) -> str:
@@ -301,7 +295,6 @@ class Shown:
             self._endings.append(run.listen(self._hear))
 
     def follow(self) -> None:
-        """Show it until it is over."""
         is_last = False
         try:
             while not is_last:

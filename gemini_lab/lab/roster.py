@@ -34,7 +34,6 @@ class Roster:
         return True
 
     def follow(self, event: AnyEvent) -> None:
-        """Take in an event."""
         match event:
             case RootElected(name=name):
                 self.root = name
@@ -48,7 +47,6 @@ class Roster:
                 self.silent.discard(name)
 
     def begin_run(self) -> None:
-        """Forget the remarks of the last run."""
         self._remarked.clear()
 
     def remarks(self) -> Iterator[str]:

@@ -362,7 +362,6 @@ class OutputFiles:
         self._heads: dict[int, str] = {}
 
     def write(self, rank: int, lines: Sequence[str], *, node: str, epoch: int) -> None:
-        """Add lines that a worker printed."""
         self._folder.mkdir(exist_ok=True)
         path = self._folder / f"rank-{rank}.log"
         if path.exists() and path.stat().st_size > self._most_bytes:
@@ -377,7 +376,6 @@ class OutputFiles:
             file.writelines(line + "\n" for line in lines)
 
     def _turn(self, path: Path) -> None:
-        """Make room for a new file."""
         for number in range(KEPT, 0, -1):
             older = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
             if older.exists():

@@ -114,7 +114,6 @@ class Finder:
 
     @property
     def opens(self) -> Access | None:
-        """The key to the run, if it is detached."""
         return self.access or (None if self.folder is None else access_in(self.folder))
 
     def way(self) -> OwnerAddress:

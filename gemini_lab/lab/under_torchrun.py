@@ -117,12 +117,10 @@ class UnderTorchrun:
 
     @property
     def has_failed(self) -> bool:
-        """Whether any torchrun has ended with an error."""
         return any(one.poll() not in {None, 0} for one in self._torchruns)
 
     @property
     def last_lines(self) -> list[str]:
-        """The lines that were printed last."""
         with self._printed.open("rb") as file:
             file.seek(max(0, self._printed.stat().st_size - LAST_BYTES))
             lines = file.read().decode(errors="replace").splitlines()

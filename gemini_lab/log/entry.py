@@ -37,7 +37,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def kind(self) -> str:
-        """The event's kind, as the log names it."""
         return self.event.kind
 
 

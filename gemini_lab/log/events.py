@@ -80,7 +80,6 @@ class Event(
 
     @property
     def kind(self) -> str:
-        """Its kind, as the log names it."""
         return str(self.__struct_config__.tag)
 
 
@@ -674,7 +673,6 @@ class Collectives(OfWorker, frozen=True, kw_only=True):
         )
 
     def calls(self) -> Iterator[Call]:
-        """The calls, in the order of calling."""
         start_us = 0
         for kind, gap_us, duration_us in zip(
             self.order, self.gaps_us, self.durations_us, strict=True

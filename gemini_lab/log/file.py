@@ -153,7 +153,6 @@ class EventLog:
 
     @property
     def waiting(self) -> int:
-        """Lines that the disk has not taken yet."""
         return len(self._waiting)
 
     def settle(self) -> None:
@@ -410,7 +409,6 @@ class LogFeed:
 
     @property
     def read_bytes(self) -> int:
-        """How much of the log has been read."""
         return self._read_bytes
 
     def poll(self, *, limit: int = 20_000) -> list[Entry]:

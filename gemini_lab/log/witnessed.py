@@ -72,7 +72,6 @@ class WitnessOrder(msgspec.Struct, frozen=True, kw_only=True):
     kills: tuple[Kill, ...] = ()  # where they are to be killed
 
     def to_variable(self) -> dict[str, str]:
-        """The order as a variable of the environment."""
         return {ORDER_VARIABLE: msgspec.json.encode(self).decode()}
 
     @staticmethod
@@ -184,7 +183,6 @@ class Records:
                 yield Entry(at_s=0.0, node="", event=one)
 
     def of(self, *kinds: type[Record]) -> Iterator[Record]:
-        """The records of these kinds."""
         return (one for one in self.all if isinstance(one, kinds))
 
 

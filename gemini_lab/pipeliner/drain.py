@@ -44,19 +44,14 @@ lengths to try."""
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Sizes of chunks that may be smaller than a sub-buffer.
+    """Sizes of chunks that may be smaller than a sub-buffer."""
 
-    Attributes:
-        least: The smallest, as a share of a sub-buffer.
-        is_first_only: Only the first chunk of each span is small. Else every one that would come
-            after the copies ran dry, but none smaller than what comes just in time.
-    """
-
-    least: float = 1.0
+    least: float = 1.0  # the smallest, as a share of a sub-buffer
+    # Only the first chunk of each span is small. Else every one that would come after the copies
+    # ran dry, but none smaller than what comes just in time.
     is_first_only: bool = False
 
     def most_bytes(self, task: Task, iteration: ModelledIteration, *, is_first: bool) -> int:
-        """Return the largest chunk to send now."""
         least_bytes = max(1, math.floor(self.least * task.most_bytes))
         if self.is_first_only:
             return least_bytes if is_first else task.most_bytes

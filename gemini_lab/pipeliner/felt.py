@@ -22,19 +22,12 @@ SHARE: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Expected effect of the plan in use.
+    """Expected effect of the plan in use."""
 
-    Attributes:
-        iteration_s: Of an iteration that carries a version.
-        delay_s: What of that the version's chunks cost.
-        felt_s: What of that was seen under earlier plans, and is not modelled.
-        allowed_s: How much longer such an iteration may take.
-    """
-
-    iteration_s: float
-    delay_s: float
-    felt_s: float
-    allowed_s: float
+    iteration_s: float  # of an iteration that carries a version
+    delay_s: float  # what of that the version's chunks cost
+    felt_s: float  # what of that was seen under earlier plans, and is not modelled
+    allowed_s: float  # how much longer such an iteration may take
 
 
 def expected_of(profile: Profile, schedules: Iterable[ChunkSchedule], *, felt_s: float) -> Expected:
@@ -57,19 +50,13 @@ def expected_of(profile: Profile, schedules: Iterable[ChunkSchedule], *, felt_s:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Felt:
-    """Iterations that carry a version take longer than expected.
+    """Iterations that carry a version take longer than expected."""
 
-    Attributes:
-        iteration_s: How long they take.
-        expected: What was expected.
-    """
-
-    iteration_s: float
-    expected: Expected
+    iteration_s: float  # how long they take
+    expected: Expected  # what was expected
 
     @property
     def difference(self) -> str:
-        """By how much, in words."""
         return (
             f"iterations that carry a version take {format_seconds(self.iteration_s)} where "
             f"{format_seconds(self.expected.iteration_s)} were planned, in {WINDOW * WINDOWS} of "

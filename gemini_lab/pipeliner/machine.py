@@ -12,17 +12,11 @@ from gemini_lab.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireFit:
-    """The line f(s) = alpha + s / B (paper, section 5.3) through measured messages.
+    """The line f(s) = alpha + s / B (paper, section 5.3) through measured messages."""
 
-    Attributes:
-        alpha_s: Start-up time of a message.
-        bandwidth_bytes_per_s: What the wire carries after that (B).
-        worst_error: Largest relative distance of a measurement from the line.
-    """
-
-    alpha_s: float
-    bandwidth_bytes_per_s: float
-    worst_error: float
+    alpha_s: float  # start-up time of a message
+    bandwidth_bytes_per_s: float  # what the wire carries after that (B)
+    worst_error: float  # largest relative distance of a measurement from the line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

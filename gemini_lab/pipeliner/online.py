@@ -33,14 +33,10 @@ class MakePlan:
     """All ranks have a profile of the same sequence: agree on one, measure, plan, and follow it.
 
     It is answered by `OnlinePlanner.follow`, or by `OnlinePlanner.give_up`, on all ranks alike.
-
-    Attributes:
-        profile: What this rank saw.
-        felt_s: What chunks were seen to cost in an iteration, beside what is modelled.
     """
 
-    profile: Profile
-    felt_s: float
+    profile: Profile  # what this rank saw
+    felt_s: float  # what chunks were seen to cost in an iteration, beside what is modelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +61,12 @@ class OnlinePlanner:
         world_size: Ranks of the job; a single one has nobody to send to, so nothing is planned.
         iterations: How many make a profile.
         conditions: See `Profile.conditions`.
-
-    Attributes:
-        next_version: The next version that will be sent.
     """
 
     def __init__(
         self, *, world_size: int, iterations: int = ITERATIONS, conditions: Sequence[str] = ()
     ) -> None:
-        self.next_version = 0
+        self.next_version = 0  # the next version that will be sent
         self._world_size = world_size
         self._iterations = iterations
         self._conditions = tuple(conditions)
@@ -134,7 +127,6 @@ class OnlinePlanner:
             self._watches = DriftWatch(self._told_profile), FeltWatch(expected)
 
     def give_up(self, why: str) -> UseBackground:
-        """There is no plan, and never will be."""
         self._is_over = True
         self._planned_every = None
         return UseBackground(f"versions leave in the background, not in idle spans: {why}")

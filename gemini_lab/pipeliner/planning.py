@@ -110,7 +110,6 @@ def plan_chunks(
 
 
 def _sends(task: Task, *, scheme: Scheme, algorithm: Algorithm) -> list[Send]:
-    """Return the chunks' sizes and spans, in order."""
     if scheme in {"none", "blocking"}:
         return [(None, size_bytes) for size_bytes in task.rest(0)]
     if scheme == "gemini":
@@ -206,7 +205,6 @@ def _frequency(delay_s: float, profile: Profile, max_overhead: float | None) -> 
 
 
 def _notes(schedule: ChunkSchedule, task: Task) -> Iterator[str]:
-    """Yield notes for readers of the schedule."""
     if not schedule.chunks:
         return
     if schedule.scheme != "blocking" and not task.profile.steady:

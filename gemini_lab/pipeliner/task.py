@@ -19,27 +19,17 @@ HALVINGS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Bytes to send in an iteration: each remote replica after the other, its bytes in order.
+    """Bytes to send in an iteration: each remote replica after the other, its bytes in order."""
 
-    Attributes:
-        profile: The iteration without checkpoints.
-        pipeline: What chunks go through.
-        checkpoint_bytes: Size of the rank's shard (C).
-        remote: How many replicas are sent (m - 1).
-        most_bytes: The largest chunk.
-        mu: Share of a span to fill where that suffices.
-    """
-
-    profile: Profile
-    pipeline: Pipeline
-    checkpoint_bytes: int
-    remote: int
-    most_bytes: int
-    mu: float
+    profile: Profile  # the iteration without checkpoints
+    pipeline: Pipeline  # what chunks go through
+    checkpoint_bytes: int  # size of the rank's shard (C)
+    remote: int  # how many replicas are sent (m - 1)
+    most_bytes: int  # the largest chunk
+    mu: float  # share of a span to fill where that suffices
 
     @property
     def total_bytes(self) -> int:
-        """Of all remote replicas together."""
         return self.checkpoint_bytes * self.remote
 
     @property
@@ -69,7 +59,6 @@ class Task:
             sent_bytes += size_bytes
 
     def chunks(self, sends: Iterable[Send]) -> Iterator[Chunk]:
-        """Yield the chunks of a plan, in its order."""
         at_bytes = 0
         for span, size_bytes in sends:
             remote, offset_bytes = divmod(at_bytes, self.checkpoint_bytes)

@@ -42,15 +42,11 @@ class ModelledIteration:
 
     Training's next collective waits for a chunk that is still on the wire, and the update waits
     until everything is copied; compute is never held up otherwise.
-
-    Attributes:
-        profile: The iteration without checkpoints.
-        delay_s: By how much training is late, so far.
     """
 
     def __init__(self, profile: Profile, pipeline: Pipeline) -> None:
-        self.delay_s = 0.0
-        self.profile = profile
+        self.delay_s = 0.0  # by how much training is late, so far
+        self.profile = profile  # the iteration without checkpoints
         self._pipeline = pipeline
         self._sent = 0
         self._buffer_free_s = [0.0] * pipeline.sub_buffers
@@ -76,7 +72,6 @@ class ModelledIteration:
         return max(0, math.floor(room_s * self._pipeline.bandwidth_bytes_per_s))
 
     def send(self, size_bytes: int) -> None:
-        """One more chunk, at `earliest_s`."""
         self._wire_free_s = self.earliest_s() + self._pipeline.sending_s(size_bytes)
         self._copy_free_s = (
             max(self._wire_free_s, self._copy_free_s) + size_bytes / self._pipeline.copy_bytes_per_s

@@ -165,7 +165,6 @@ def newly_covered(rows: Rows, end_s: Floats, reached_s: Reached) -> Floats:
 
 
 def _signed(rank: int) -> int:
-    """Return a rank from its lowest 32 bits."""
     return (rank & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)
 
 

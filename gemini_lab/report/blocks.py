@@ -40,7 +40,6 @@ class FileBlocks:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether all blocks are in the named file."""
         return self._path is not None and self._beside is None
 
     def attach(self, path: Path) -> None:

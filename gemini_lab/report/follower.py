@@ -74,7 +74,6 @@ class LogFollower:
 
     @classmethod
     def of(cls, name: str, log: Path | None = None, *, keep: Keep = FOR_METRICS) -> Self:
-        """Return a follower without a cache."""
         feed = None if log is None else LogFeed(log)
         return cls(RunReducer(name=name, keep=keep), feed)
 
@@ -98,7 +97,6 @@ class LogFollower:
 
     @property
     def news(self) -> int:
-        """Entries that the saved state lacks."""
         return self.run.count - self.kept
 
     def take(self, entry: Entry) -> None:

@@ -208,7 +208,6 @@ class Pyramid:
     # -- what comes ----------------------------------------------------------------------------
 
     def append(self, rows: Rows) -> None:
-        """Add bars, numbered on from those before."""
         if not len(rows):
             return
         stop_s = rows["start_s"] + rows["duration_s"]
@@ -224,7 +223,6 @@ class Pyramid:
         self._push(self._base, cells_of(rows, level=self._base, origin_s=self._origin_s))
 
     def _keep(self, rows: Rows, low_s: float, high_s: float) -> None:
-        """Keep bars themselves, if there is room."""
         if not self.trouble:
             try:
                 number = self._blocks.put(in_columns(rows))

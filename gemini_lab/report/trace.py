@@ -79,7 +79,6 @@ class Trace:
         return {"traceEvents": [*self.names(), *records], "displayTimeUnit": "ms"}
 
     def take(self, entry: Entry) -> None:
-        """Draw one entry."""
         self._nodes.take(entry)
         at_s, node, event = entry.at_s, entry.node, entry.event
         match event:

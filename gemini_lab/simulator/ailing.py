@@ -74,7 +74,6 @@ class Ailments:
 
 
 def _moments(per_day: float, days: float, draw: random.Random) -> list[float]:
-    """Poisson moments, in s."""
     require_few(per_day, days)
     moments: list[float] = []
     at_s = 0.0
@@ -112,16 +111,12 @@ class Stragglers:
 
 @dataclass(slots=True)
 class Wrong:
-    """Span of versions that a machine spoils.
+    """Span of versions that a machine spoils."""
 
-    Attributes:
-        outage: How it began.
-        first_bad: The first version that holds wrong sums; infinite before there is one.
-        is_there: Whether the machine is still in use, so that it spoils what comes as well.
-    """
-
-    outage: Outage
+    outage: Outage  # how it began
+    # The first version that holds wrong sums; infinite before there is one.
     first_bad: float = math.inf
+    # Whether the machine is still in use, so that it spoils what comes as well.
     is_there: bool = True
 
 

@@ -14,20 +14,14 @@ SEQUENCE: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model by its size: what a checkpoint needs to know of it.
-
-    Attributes:
-        params: Number of parameters.
-        source: Where the number comes from.
-    """
+    """A model by its size: what a checkpoint needs to know of it."""
 
     name: str
-    params: float
-    source: str
+    params: float  # number of parameters
+    source: str  # where the number comes from
 
     @property
     def checkpoint_bytes(self) -> int:
-        """12 bytes a parameter."""
         return checkpoint_bytes(self.params)
 
 

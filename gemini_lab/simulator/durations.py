@@ -38,7 +38,6 @@ class Durations:
 
     @property
     def rejoin_s(self) -> float:
-        """While a machine joins a shrunk job."""
         rejoin_s = self._policy.rejoin_s
         return self.restart_s if rejoin_s is None else rejoin_s
 

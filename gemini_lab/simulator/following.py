@@ -14,19 +14,12 @@ MOST_COPIES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
-    """Parameters of a policy whose copies follow the risk.
+    """Parameters of a policy whose copies follow the risk."""
 
-    Attributes:
-        follower: Decides.
-        failures_per_day: Expected of each node before anything is seen of it.
-        repair_s: From a node's loss until its copies exist again.
-        fits: Shards that each node has room for.
-    """
-
-    follower: Follower
-    failures_per_day: float
-    repair_s: float
-    fits: int = MOST_COPIES
+    follower: Follower  # decides
+    failures_per_day: float  # expected of each node before anything is seen of it
+    repair_s: float  # from a node's loss until its copies exist again
+    fits: int = MOST_COPIES  # shards that each node has room for
 
 
 class FollowedRisk:

@@ -23,22 +23,15 @@ LONGEST_DAYS: Final = 3650.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Forecast of one policy.
-
-    Attributes:
-        wasted_s: Mean wasted time of a failure by Eq. (1), lost nodes replaced (a model).
-        outcomes: Simulated runs, one a history of Poisson failures.
-        bill: Of the first of them; in node-hours where no price was given.
-    """
+    """Forecast of one policy."""
 
     policy: Policy
-    wasted_s: float
-    outcomes: tuple[Outcome, ...]
-    bill: Bill
+    wasted_s: float  # mean wasted time of a failure by Eq. (1), lost nodes replaced (a model).
+    outcomes: tuple[Outcome, ...]  # simulated runs, one a history of Poisson failures
+    bill: Bill  # of the first of them; in node-hours where no price was given
 
     @property
     def outcome(self) -> Outcome:
-        """The first of the runs."""
         return self.outcomes[0]
 
     @property

@@ -163,10 +163,6 @@ class _Bursts:
     Args:
         law: How large bursts are, and how long.
         rates: Of the nodes.
-
-    Attributes:
-        mean_size: Failures in a burst, with those that end early.
-        longest_s: Within how long they come.
     """
 
     def __init__(self, law: FailureLaw, rates: Sequence[float]) -> None:
@@ -174,7 +170,8 @@ class _Bursts:
         self._step = max(rates)
         self._more = 1 - 1 / law.burst_size
         self._most = int(self._ends[-1] / self._step * (1 + 1e-9)) if self._step else 1
-        self.longest_s = law.burst_s if self._more else 0.0
+        self.longest_s = law.burst_s if self._more else 0.0  # within how long they come
+        # Failures in a burst, with those that end early.
         self.mean_size = (1 - self._more**self._most) / (1 - self._more)
 
     def draw(self, node: int, at_s: float, draw: random.Random) -> Iterator[tuple[float, int]]:

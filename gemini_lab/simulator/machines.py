@@ -22,7 +22,6 @@ class ClusterPart:
 
     @property
     def nodes(self) -> int:
-        """Return the number of positions."""
         return len(self.positions)
 
 
@@ -30,25 +29,20 @@ class SimulatedCluster:
     """Machines on positions, standbys, and the newest version of every copy.
 
     Attributes:
-        members: The machine on each position; `None` where there is none.
-        standbys: Machines without a position, in the order in which they are used.
-        dead: Machines that were lost and still stand in `members`.
-        blank: Positions whose memory holds no copies.
-        vacant: Positions without a machine.
-        memory_version: The newest version in the memory of all others.
-        persisted: The newest one in the persistent tier.
         placement: Who keeps whose replica.
     """
 
     def __init__(self, placement: Placement, *, standbys: int) -> None:
         nodes = placement.nodes
+        # The machine on each position; `None` where there is none.
         self.members: list[str | None] = [f"node-{i}" for i in range(nodes)]
+        # Machines without a position, in the order in which they are used.
         self.standbys = [f"node-{nodes + i}" for i in range(standbys)]
-        self.dead: set[str] = set()
-        self.blank: set[int] = set()
-        self.vacant: set[int] = set()
-        self.memory_version: int | None = None
-        self.persisted: int | None = None
+        self.dead: set[str] = set()  # machines that were lost and still stand in `members`
+        self.blank: set[int] = set()  # positions whose memory holds no copies
+        self.vacant: set[int] = set()  # positions without a machine
+        self.memory_version: int | None = None  # the newest version in the memory of all others
+        self.persisted: int | None = None  # the newest one in the persistent tier
         self._named = nodes + standbys
         self.place(placement)
         self._lost: set[int] = set()  # positions whose machine stands in `dead`
@@ -63,7 +57,6 @@ class SimulatedCluster:
 
     @property
     def everything(self) -> ClusterPart:
-        """All positions."""
         return self._whole
 
     def is_up(self, position: int) -> bool:

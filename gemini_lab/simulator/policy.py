@@ -213,7 +213,6 @@ def expected_wasted_s(workload: Workload, policy: Policy, *, replaced: bool = Tr
 
 
 def _wasted_s(stream: Stream, iteration_s: float, retrieval_s: float) -> float:
-    """Eq. (1) for checkpoints of one kind."""
     cycle_s = stream.every * iteration_s + stream.stall_s
     checkpoint_s = stream.stall_s + stream.delay_s
     if checkpoint_s > cycle_s:  # several are under way at once, which Eq. (1) does not know

@@ -46,7 +46,6 @@ class RunRecorder:
         self.say(0.0, started)
 
     def say(self, at_s: float, event: events.AnyEvent) -> None:
-        """Keep one event."""
         self.entries.append(Entry(at_s=at_s, node="lab", event=event))
 
     def training(self, segment: TrainingSegment, start_s: float, elapsed_s: float) -> None:
@@ -124,7 +123,6 @@ class RunRecorder:
         self.say(end_s, step)
 
     def waiting(self, at_s: float, missing: Sequence[int], standbys: Sequence[str]) -> None:
-        """Tell that positions have no machine."""
         waiting = events.RecoveryWaiting(
             recovery=self.recovery,
             epoch=self.recovery,
@@ -134,7 +132,6 @@ class RunRecorder:
         self.say(at_s, waiting)
 
     def planned(self, at_s: float, plan: RecoveryPlan) -> None:
-        """Tell what will be loaded from where."""
         self.say(at_s, planned_event(plan, recovery=self.recovery, epoch=self.recovery))
 
     def retrieved(self, at_s: float, plan: RecoveryPlan, retrieval_s: float) -> None:
@@ -170,7 +167,6 @@ class RunRecorder:
         self.say(at_s, finished)
 
     def finish(self, at_s: float, iteration: int) -> tuple[Entry, ...]:
-        """Return all entries in order of time."""
         self.say(at_s, events.RunFinished(iteration=iteration))
         return tuple(sorted(self.entries, key=lambda entry: entry.at_s))
 

@@ -152,7 +152,6 @@ class Recovering:
         return run.policy.shrinks and run.idle_nodes(missing) < run.workload.nodes
 
     def _deliver(self) -> Waits:
-        """Order a machine, and add it when it arrives."""
         run = self._run
         run.say(NodeRequested(reason="a machine was lost"))
         yield run.env.timeout(run.durations.replacement_s(run.draw))

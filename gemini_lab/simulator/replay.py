@@ -129,7 +129,6 @@ def _around(mean: float, values: Sequence[float]) -> Interval:
 
 
 def _mean_times(times: Times) -> Times:
-    """Replace every time by its mean."""
     return replace(
         times,
         first_start=Spread(samples_s=(0.0,)),

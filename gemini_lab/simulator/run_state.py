@@ -41,20 +41,9 @@ class RunState:
         placement: Who keeps whose replica.
         seed: Of all that is drawn.
         recorder: Is told what happens.
-
-    Attributes:
-        trainer: The process that trains and recovers.
-        way: In which it trains without machines, if ways were given.
-        segment: While training runs.
-        usual_s: An iteration, if no machine were slow.
-        stopped: Where training stood, while it does not run: a segment, and for how long it ran.
-        unordered: Lost machines for which no replacement is ordered yet.
-        arrival: Of the next machine.
-        struck: Failures and lost nodes since the last recovery.
-        under_way: The step of a recovery that is going on, and since when.
     """
 
-    trainer: simpy.Process
+    trainer: simpy.Process  # the process that trains and recovers
 
     def __init__(
         self,
@@ -74,15 +63,16 @@ class RunState:
         self.trust = SoundVersions(policy)
         following = policy.following
         self.followed = None if following is None else FollowedRisk(following, workload.nodes)
-        self.way: Fallback | None = None
-        self.segment: TrainingSegment | None = None
+        self.way: Fallback | None = None  # in which it trains without machines, if ways were given
+        self.segment: TrainingSegment | None = None  # while training runs
         self.segment_start_s = 0.0
-        self.usual_s = workload.iteration_s
+        self.usual_s = workload.iteration_s  # an iteration, if no machine were slow
+        # Where training stood, while it does not run: a segment, and for how long it ran.
         self.stopped: tuple[TrainingSegment, float] | None = None
-        self.unordered = 0
-        self.arrival = self.env.event()
-        self.struck: Counter[str] = Counter()
-        self.under_way = ("", 0.0)
+        self.unordered = 0  # lost machines for which no replacement is ordered yet
+        self.arrival = self.env.event()  # of the next machine
+        self.struck: Counter[str] = Counter()  # failures and lost nodes since the last recovery
+        self.under_way = ("", 0.0)  # the step of a recovery that is going on, and since when
         self.failures = 0
         self.lost_s = 0.0
         self.down_s: Counter[str] = Counter()
@@ -90,7 +80,6 @@ class RunState:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the segment began."""
         return float(self.env.now - self.segment_start_s)
 
     def iteration_s(self, *, slowest: float | None = None) -> float:
@@ -139,6 +128,5 @@ class RunState:
                 self.recorder.step(name, start_s, self.env.now)
 
     def say(self, event: AnyEvent) -> None:
-        """Record the event."""
         if self.recorder:
             self.recorder.say(self.env.now, event)

@@ -9,21 +9,13 @@ from gemini_lab.simulator.policy import Policy, Stream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """A part of a segment that follows another one at another pace.
+    """A part of a segment that follows another one at another pace."""
 
-    Attributes:
-        before: The segment until then.
-        start_s: When the pace changed, since the segment's start.
-        done: The version that was the newest then.
-        share: How much of the next iteration was done.
-        stalled_s: How long training still stood still then for the newest version.
-    """
-
-    before: "TrainingSegment"
-    start_s: float
-    done: int
-    share: float
-    stalled_s: float
+    before: "TrainingSegment"  # the segment until then
+    start_s: float  # when the pace changed, since the segment's start
+    done: int  # the version that was the newest then
+    share: float  # how much of the next iteration was done
+    stalled_s: float  # how long training still stood still then for the newest version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +25,15 @@ class TrainingSegment:
     Versions are numbered by iterations, so a stream checkpoints the same versions whenever they are
     computed: repeating lost work takes as long as it took the first time. Training may change its
     pace on the way (`at_pace`); streams do not.
-
-    Attributes:
-        version: What training starts from.
-        iteration_s: Duration of an iteration, the policy's slowdown included.
-        policy: Says after which iterations training stands still, and for how long.
-        leg: What came before the pace was that of `iteration_s`; `None`: nothing.
     """
 
-    version: int
-    iteration_s: float
-    policy: Policy
-    leg: Leg | None = None
+    version: int  # what training starts from
+    iteration_s: float  # duration of an iteration, the policy's slowdown included
+    policy: Policy  # says after which iterations training stands still, and for how long
+    leg: Leg | None = None  # what came before the pace was that of `iteration_s`; `None`: nothing
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """The policy's kinds of checkpoints."""
         return tuple(s for s in (self.policy.memory, self.policy.persistent) if s is not None)
 
     @property

@@ -10,20 +10,14 @@ from gemini_lab.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fallback:
-    """A way to train on while machines are missing.
+    """A way to train on while machines are missing."""
 
-    Attributes:
-        name: For people.
-        restart_s: Until training runs in this way, once the states are there.
-        rejoin_s: How long all wait when a machine joins again.
-        groups: Into how many groups of equal size the nodes are cut, each with all of the model, so
-            that the nodes of the same place in the others do a lost node's work; `None`: the work
-            spreads over all nodes that are left.
-    """
-
-    name: str
-    restart_s: float
-    rejoin_s: float
+    name: str  # for people
+    restart_s: float  # until training runs in this way, once the states are there
+    rejoin_s: float  # how long all wait when a machine joins again
+    # Into how many groups of equal size the nodes are cut, each with all of the model, so that the
+    # nodes of the same place in the others do a lost node's work; `None`: the work spreads over all
+    # nodes that are left.
     groups: int | None = None
 
     def factor(self, lost: Collection[int], nodes: int) -> float:

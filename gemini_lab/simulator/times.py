@@ -63,7 +63,6 @@ class Law:
     deviation_s: float
 
     def draw(self, draw: random.Random, *, count: int = 1) -> float:
-        """Draw the mean of `count` times."""
         return max(0.0, self.mean_s + draw.gauss() * self.deviation_s / math.sqrt(count))
 
 

@@ -134,7 +134,6 @@ class Training:
         return TrainingSegment(version=version, iteration_s=run.iteration_s(), policy=run.policy)
 
     def _train(self, segment: TrainingSegment) -> Generator[simpy.Event, None, Cause]:
-        """Train until something stops it; gives what."""
         run = self.run
         run.segment, run.segment_start_s = segment, run.env.now
         while True:

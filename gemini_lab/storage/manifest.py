@@ -104,7 +104,6 @@ def counting(manifests: Mapping[int, Content], told: Sequence[VersionId]) -> dic
 
 
 def _version_id(told: Content) -> VersionId:
-    """As a manifest has it."""
     lineage, skips = Lineage(**told["lineage"]), told.get("skips", False)
     return VersionId(version=told["version"], lineage=lineage, skips=skips)
 

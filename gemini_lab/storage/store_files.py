@@ -63,7 +63,6 @@ class StoreFiles:
             require_writable(Path(self._root))
 
     def try_to_write(self) -> None:
-        """Make a file and remove it."""
         self.make_folder()
         probe = self._at(f".probe-{os.getpid()}")
         self._fs.pipe_file(probe, b"x" * 4096)
@@ -136,11 +135,9 @@ class StoreFiles:
         return {e["name"].rstrip("/").rpartition("/")[2]: e["size"] or 0 for e in entries}
 
     def remove(self, path: str) -> None:
-        """Remove a file."""
         self._fs.rm_file(self._at(path))
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder and all that is in it."""
         self._fs.rm(self._at(folder), recursive=True)
 
     def _at(self, path: str) -> str:
@@ -237,7 +234,6 @@ class Ownership:
             ) from None
 
     def take(self, run: int) -> None:
-        """Make it `run`'s."""
         with self._files.explained("write to"):
             self._files.make_folder()
             self._files.put(_OWNER, [json.dumps({"run": run}).encode()])

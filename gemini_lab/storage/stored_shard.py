@@ -118,7 +118,6 @@ class StoredShard:
         return range(start // self._size_bytes, -(-end // self._size_bytes))
 
     def _verified(self, first: int, end: int) -> bytes:
-        """Return the bytes of some chunks."""
         start_bytes = first * self._size_bytes
         end_bytes = min(end * self._size_bytes, self._record.size_bytes)
         size_bytes = end_bytes - start_bytes

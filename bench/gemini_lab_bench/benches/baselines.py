@@ -54,7 +54,6 @@ class Arm:
 
     @property
     def predicted_s(self) -> float:
-        """By Eq. (1)."""
         return wasted_time_s(
             checkpoint_s=self.checkpoint_s,
             interval_s=max(self.cycle_s, self.checkpoint_s),
@@ -201,7 +200,6 @@ def store_arm(name: str, said: Sequence[Said], *, every: int, failures: Sequence
 
 
 def _in_memory(kills: int, rng: random.Random) -> Arm:
-    """Measure this system, whose nodes are lost."""
     with ready_lab(RANKS, 1) as lab:
         run = lab.train(
             gpt_job(size="tiny", iterations=10**6, layer_s=LAYER_S), persistent_url=None

@@ -77,12 +77,10 @@ class Memory:
     copies: list[KeptCopy] = field(default_factory=list)
 
     def begin(self, shards: Sequence[int], version: int, lineage: Lineage) -> None:
-        """Workers start from a version of these shards."""
         self.copies.clear()
         self.hold(shards, version, lineage)
 
     def hold(self, shards: Sequence[int], version: int, lineage: Lineage) -> None:
-        """Add a whole version of these shards."""
         self.copies += [KeptCopy(shard, version, lineage) for shard in shards]
 
 
@@ -123,7 +121,6 @@ class StandInHost(WorkerHost):
         self._talking: set[asyncio.Task[None]] = set()
 
     async def kill_all(self, *, epoch: int, spare: Collection[int] = ()) -> None:
-        """End all workers' talk."""
         del epoch, spare
         self.close()
 
@@ -144,7 +141,6 @@ class StandInHost(WorkerHost):
         task.add_done_callback(self._talking.discard)
 
     def close(self) -> None:
-        """End all workers' talk."""
         for task in self._talking:
             task.cancel()
         self.workers.clear()

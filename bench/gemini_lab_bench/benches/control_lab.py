@@ -132,7 +132,6 @@ class Owner:
         return sum(version >= self.last for version in self.versions[self.epoch].values())
 
     async def listen(self, name: str, channel: Channel) -> None:
-        """Hear one agent until its connection ends."""
         self.channels[name] = channel
         while (message := await channel.receive()) is not None:
             if isinstance(message, EventSaid) and not self.is_over:
@@ -178,7 +177,6 @@ class ControlLab:
     crowds: list[psutil.Process]  # the other agents' processes, but for the root's
 
     async def look(self, seconds: float) -> Use:
-        """Return what everybody uses in so many seconds."""
         before, started_s = self._used(), time.monotonic()
         await asyncio.sleep(seconds)
         after = self._used()
@@ -191,7 +189,6 @@ class ControlLab:
         )
 
     def submit(self, job: Job) -> None:
-        """Start a job of stand-ins."""
         order = JobOrder(
             number=1,
             run=1,

@@ -75,7 +75,6 @@ def _work(link_bytes_per_s: float, *, more: int = 0) -> TimedWorkload:
 
 
 def _runs(lab: Lab, link_bytes_per_s: float) -> dict[str, TimedRun]:
-    """Run each arm, no longer than it has to be."""
     work = _work(link_bytes_per_s)
     none = in_lab(lab, work, scheme="none")
     copies = in_lab(lab, work, scheme="gemini", replicate="copies", **SETTINGS)

@@ -58,7 +58,6 @@ class Stretch:
 
     @property
     def ratio(self) -> float:
-        """The effective training time ratio."""
         return self.iterations * self.bare_s / STRETCH_S
 
     @property

@@ -48,8 +48,6 @@ def bench(repeats: int, *, lines: int, calls: int) -> list[Row]:
 
 
 def _measure(log: Path, cache: Path, times: dict[str, list[float]]) -> int:
-    """Open a log twice and look at it; its bars."""
-
     def timed(name: str, what: Callable[[], Any]) -> Any:
         began_s = time.process_time()
         found = what()

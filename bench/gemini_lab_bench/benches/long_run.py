@@ -55,7 +55,6 @@ class _Run:
         self._members = tuple(f"node-{rank}" for rank in range(NODES))
 
     def entries(self) -> Iterator[Entry]:
-        """Yield all of them, from its start."""
         yield self._by("lab", events.LogOpened(schema=events.SCHEMA))
         names = (*self._members, ROOT)
         yield self._by("lab", events.LabStarted(nodes=NODES, standbys=1, names=names, root=ROOT))

@@ -82,7 +82,6 @@ class PairInTurns:
         return mean(self.ours) - mean(self.plain)
 
     def iteration_s(self, run: TimedRun) -> float:
-        """Return the median over all turns of a run."""
         return _median_s([one for turn in self._turns(run) for one in turn])
 
     def _turns(self, run: TimedRun) -> Iterator[Sequence[Spent]]:
@@ -234,7 +233,6 @@ def give_turns(jobs: Mapping[str, socket.socket], *, ranks: int, rest_s: float =
 
 
 def _came(listening: socket.socket, job: str) -> socket.socket:
-    """Return the next rank that comes."""
     try:
         partner, _ = listening.accept()
     except TimeoutError:

@@ -128,7 +128,6 @@ def _to_peers(lab: Lab) -> Way:
 
 
 def _to_the_store(ranks: int) -> Way:
-    """Measure a run of as many ranks on the store."""
     job = ("--layer-s", str(LAYER_S), "--link-bytes-per-s", str(LINK_BYTES_PER_S))
     with started(EVERY, STORE_BYTES_PER_S, ranks=ranks, job=job) as run:
         said = run.wait("whole", after_s=0.0, count=ranks * CHECKPOINTS)

@@ -144,7 +144,6 @@ class StoreRun:
         )
 
     def close(self) -> None:
-        """End torchrun, which ends its ranks."""
         self._torchrun.terminate()
         self._torchrun.wait()
 

@@ -61,7 +61,6 @@ class TimedWorkload:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """The conditions to name beside every result."""
         found: dict[str, Any] = {"size": self.size, "nodes": 2}
         if self.accumulate > 1:
             found["micro_batches"] = self.accumulate
@@ -226,7 +225,6 @@ def idle_s(begin_s: float, end_s: float, busy: Sequence[tuple[float, float]]) ->
 
 
 def _measured(times: Path, workload: TimedWorkload) -> TimedRun:
-    """Return what the job itself wrote into `times`."""
     ended = json.loads(times.read_text(encoding="utf-8"))[-workload.counted - 1 :]
     each = tuple(
         Spent(**{what: after[what] - before[what] for what in after})

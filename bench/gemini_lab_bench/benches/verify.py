@@ -48,7 +48,6 @@ class Try:
 
     @property
     def is_named(self) -> bool:
-        """Whether this node was named, and no other one."""
         return self.found is not None and self.found.nodes == (self.node,)
 
 

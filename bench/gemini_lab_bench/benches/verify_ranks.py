@@ -244,7 +244,6 @@ def _meet(rank: int, ranks: int, store: Path) -> None:
 
 
 def _outcome(trial: RankTrial, group: CheckpointGroup) -> TrialOutcome:
-    """Train one job, and see what is found."""
     torch.manual_seed(trial.seed)  # the same weights everywhere
     job = _JOBS[trial.engine](GPT(_MODEL if trial.strike is None else _STRUCK))
     watched = _Watched(trial, job.engine, group)
@@ -294,7 +293,6 @@ class _Watched:
         self._verifier.begin(self.iteration)
 
     def before_update(self) -> float:
-        """Verify the gradients, which are there."""
         self._note(self._verifier.before_update())
         return 0.0
 
@@ -302,7 +300,6 @@ class _Watched:
         """Do nothing: no version is on its way."""
 
     def after_update(self, waited_s: float) -> None:
-        """Note the update, which was made."""
         del waited_s
         self._note(self._verifier.after_update())
         self.clean += 1
@@ -351,7 +348,6 @@ class _Zero:
         )
 
     def update(self, tokens: torch.Tensor) -> None:
-        """Train for one iteration."""
         self.engine.backward(self.engine(*tokens))
         self.engine.step()
 
@@ -365,7 +361,6 @@ class _Plain:
         self.engine = TorchEngine(self._model, self._optimizer)
 
     def update(self, tokens: torch.Tensor) -> None:
-        """Train for one iteration."""
         self._optimizer.zero_grad()
         self._model(*tokens).backward()
         self._optimizer.step()

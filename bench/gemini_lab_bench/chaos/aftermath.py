@@ -60,5 +60,4 @@ class Aftermath:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the log says that the job was done."""
         return any(isinstance(entry.event, events.RunFinished) for entry in self.entries)

@@ -46,7 +46,6 @@ class CampaignPlan:
     keeps: bool = False  # whether ranks that are not lost keep their process through a recovery
 
     def schedules(self) -> Iterator[Schedule]:
-        """Yield one for each run."""
         for number, first in enumerate(range(0, self.faults, self.a_run)):
             form = self.form(number)
             count = min(self.a_run, self.faults - first)
@@ -62,7 +61,6 @@ class CampaignPlan:
         )
 
     def form(self, number: int) -> Schedule:
-        """Return a run, without faults yet."""
         jobs = {KINDS[kind].job for kind in self.kinds}
         return Schedule(
             seed=self.seed,

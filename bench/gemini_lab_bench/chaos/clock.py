@@ -38,7 +38,6 @@ class NodeClocks:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a run's processes."""
         return {"LD_PRELOAD": str(self._library), "GEMINI_LAB_CLOCKS": str(self._steps)}
 
     def step(self, session: int, step_s: int) -> None:

@@ -60,7 +60,6 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def place(self) -> Place:
-        """The owner of the thing that it breaks."""
         return KINDS[self.kind].place
 
     def failure(self, *, ranks: int) -> Failure:
@@ -147,7 +146,6 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return {node_name(number): f"rack-{number % 2}" for number in machines}
 
     def having(self, faults: Sequence[Fault]) -> "Schedule":
-        """Return the same run with other faults."""
         return msgspec.structs.replace(self, faults=tuple(faults))
 
     def save(self, path: Path) -> None:

@@ -76,7 +76,6 @@ class Hands:
         return "; ".join(" ".join(words) for words in typed)
 
     def rest(self) -> None:
-        """Wait until all that was typed has ended."""
         for thread in self._threads:
             thread.join()
         self._is_over.set()

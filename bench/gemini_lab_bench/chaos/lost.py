@@ -36,7 +36,6 @@ class GivenUp:
         self._coming = sorted(run.let_go_s)
 
     def take(self, entry: Entry) -> None:
-        """Take in the next entry."""
         if isinstance(entry.event, events.RecoveryFinished):
             self.is_given = False
         while self._coming and self._coming[0] <= entry.at_s + SKEW_S:

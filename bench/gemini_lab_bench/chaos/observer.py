@@ -73,7 +73,6 @@ class Wholeness:
         return self.is_whole(held) or self._holders is None or not self._holders <= set(held)
 
     def look(self, held: Held, at_s: float) -> None:
-        """Take in what every living holder has."""
         newest = self.newest_whole(held, at_s)
         if newest.line != self.newest[-1].line:
             self.newest.append(newest)

@@ -43,7 +43,6 @@ class NetworkHosts:
 
     @property
     def names(self) -> list[str]:
-        """Their addresses, which the run is told."""
         return [self._network.address(number) for number in range(self._count)]
 
     @property
@@ -63,7 +62,6 @@ class NetworkHosts:
         }
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
-        """`command`, to be run on a host."""
         return self._network.command(host, command)
 
     def strike(self, fault: Fault, pid: int) -> int:
@@ -87,7 +85,6 @@ class NetworkHosts:
         return host
 
     def mend(self, host: int) -> None:
-        """Restore a host's link."""
         self._network.mend(host)
 
     def __enter__(self) -> Self:
@@ -133,7 +130,6 @@ class Scene:
 
     @property
     def tier_url(self) -> str:
-        """The URL of the run's tier."""
         return str(self.tier.url) if self.store is None else self.store.url
 
     def edit(self, text: str) -> None:
@@ -144,7 +140,6 @@ class Scene:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of the run's processes."""
         return {
             **(self.hosts.environment if self.hosts else {}),
             **(self.clocks.environment if self.clocks else {}),

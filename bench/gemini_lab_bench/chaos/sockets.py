@@ -126,7 +126,6 @@ def _listens(one: socket.socket) -> bool:
 
 
 def _sockets(pid: int) -> Iterator[socket.socket]:
-    """Second descriptors of a process's TCP sockets."""
     with suppress(OSError):  # it may be gone
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):

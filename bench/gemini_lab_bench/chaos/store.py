@@ -129,11 +129,9 @@ class _Broken:
 
     @property
     def is_unlisted(self) -> bool:
-        """Whether lists are empty."""
         return "unlisted" in self._now
 
     def begin(self, how: str, number: int, folder: str) -> None:
-        """Break it in one more way."""
         if how in ("late", "stale") and not self._remember(how, folder, 1 + number % 3):
             return
         if how == "slow_call":
@@ -142,7 +140,6 @@ class _Broken:
         self._now[how] = number
 
     def end(self, how: str) -> None:
-        """End this way."""
         self._now.pop(how, None)
         if how == "slow_call":
             self._slow = None
@@ -186,7 +183,6 @@ class _Requests(BaseHTTPRequestHandler):
     """Files that were created, and have no bytes yet: what was there is there until they do."""
 
     def do_GET(self) -> None:
-        """List, look at, or read."""
         self._answer()
 
     do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - as `http.server` calls them

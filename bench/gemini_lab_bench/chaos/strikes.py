@@ -118,7 +118,6 @@ class Strikes:
 
     @property
     def said(self) -> list[str]:
-        """The output at shells that nobody should see."""
         return self._hands.found
 
     def _all(self) -> list[psutil.Process]:
@@ -216,7 +215,6 @@ class Strikes:
         return "the script's own part", back
 
     def _exhaust(self, fault: Fault, how: str) -> tuple[str, Mend]:
-        """Limit an agent to what it has of something."""
         names = self._names(fault, nodes := nodes_of(self._mark))
         if not names or names[0] not in nodes:
             raise ConfigError(f"{names[0] if names else 'nobody'} has no such process now")

@@ -74,7 +74,6 @@ class BreakableTier:
         self._lead_to(self._way)  # to itself
 
     def come_back(self) -> None:
-        """Restore the way to the folder."""
         self._lead_to(self._disk)
 
     def fill(self) -> None:
@@ -124,7 +123,6 @@ class BreakableTier:
         return self.thaw
 
     def thaw(self) -> None:
-        """Thaw writes."""
         for freezer in self._freezers:
             freezer.communicate()
         self._freezers.clear()

@@ -41,7 +41,6 @@ class LogSoFar:
         self._done = 0
 
     def poll(self) -> None:
-        """Read on."""
         for entry in self._log.entries():
             self.entries.append(entry)
             self._follow(entry.event)
@@ -79,12 +78,10 @@ class LogSoFar:
 
     @property
     def bad_lines(self) -> int:
-        """Lines of the log that were no events."""
         return self._log.bad_lines
 
     @property
     def is_over(self) -> bool:
-        """Whether the log says that the run has ended."""
         return self._run.course.is_over
 
     @property
@@ -94,16 +91,13 @@ class LogSoFar:
 
     @property
     def root(self) -> str:
-        """The node with the root agent."""
         return self._run.nodes.root
 
     @property
     def standbys(self) -> list[str]:
-        """Living nodes without a position."""
         return self._run.nodes.standbys
 
     def node_of(self, rank: int) -> str | None:
-        """Return the node on which a rank runs."""
         return self._run.nodes.node_of(rank)
 
     def keepers_of(self, shard: int) -> list[str | None]:

@@ -52,7 +52,6 @@ class Mends:
         self._due.append((time.monotonic() + after_s, do, breaks))
 
     def do(self, *, all_of_them: bool = False) -> bool:
-        """Do what is due; whether anything was."""
         now = time.monotonic()
         due = [one for one in self._due if all_of_them or one[0] <= now]
         self._due = [one for one in self._due if one not in due]
@@ -226,7 +225,6 @@ class RunUnderFaults:
             self._say(struck)
 
     def _settle(self) -> None:
-        """Whatever was struck is over now."""
         now = time.time()
         for number, struck in enumerate(self.struck):
             if struck.happened and struck.until_s is None:

@@ -26,7 +26,6 @@ class NodeProcesses:
 
     @property
     def all(self) -> list[psutil.Process]:
-        """All of them, the agent first."""
         return [self.agent, *self.warm, *self.workers, *self.bulk]
 
 

@@ -253,7 +253,6 @@ def _label(point: Point) -> str:
 
 
 def _value(panel: Axes, point: Point, x: float, *, is_upright: bool) -> None:
-    """Write a bar's value over it."""
     floor = panel.get_ylim()[0] if panel.get_yscale() == "log" else 0.0
     top = max(point.y or floor, point.high or floor, floor)
     panel.annotate(
@@ -320,7 +319,6 @@ def _timeline(board: Board, figure: Figure) -> None:
 
 
 def _pieces(figure: Figure) -> Iterator[tuple[Point, str]]:
-    """Yield what has a length, series after series."""
     for series in _series(figure):
         for point in figure.points:
             if point.series == series and point.y:

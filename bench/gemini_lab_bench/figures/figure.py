@@ -54,7 +54,6 @@ class Point:
 
     @property
     def shown(self) -> str:
-        """The value for people, with its interval."""
         if self.y is None:
             return self.text or "none"
         spread = ""
@@ -102,11 +101,9 @@ class Figure:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """The kinds of values that it has."""
         return tuple(origin for origin in ORIGINS if self.of(origin))
 
     def of(self, origin: Origin) -> tuple[Point, ...]:
-        """Return the points of one origin."""
         return tuple(point for point in self.points if point.origin == origin)
 
     def comparisons(self) -> tuple[PaperComparison, ...]:
@@ -151,7 +148,6 @@ class Figure:
 
     @property
     def head(self) -> tuple[str, ...]:
-        """What stands over the columns of `rows`."""
         judged = () if self.tolerance is None else ("error", f"within {self._shown_tolerance}?")
         return ("series", self.x_label, *self.origins, *judged)
 
@@ -174,7 +170,6 @@ class Figure:
         ]
 
     def shown_error(self, error: float) -> str:
-        """Return an error for people."""
         return f"{error:+.3f}" if self.is_absolute else f"{error:+.1%}"
 
     @property
@@ -182,7 +177,6 @@ class Figure:
         return f"{self.tolerance:g}" if self.is_absolute else f"{self.tolerance:.0%}"
 
     def table(self) -> str:
-        """`rows` as text."""
         rows = [self.head, *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(self.head))]
         return "\n".join(

@@ -56,7 +56,6 @@ def figure(recoveries: Mapping[str, Recovery]) -> Figure:
 
 
 def _row(name: str, seconds: Mapping[str, float], *, origin: Origin, how: str) -> list[Point]:
-    """Return a bar's pieces."""
     whole_s = sum(seconds.values())
     return [
         Point(

@@ -36,7 +36,6 @@ class _Paper:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The columns of `idle_s`, in words."""
         return fig08.SERIES[: len(next(iter(self.idle_s.values())))]
 
 

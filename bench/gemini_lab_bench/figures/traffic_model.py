@@ -43,11 +43,9 @@ class TrafficModel:
         return traffic_bytes(name) / self.bytes_per_s
 
     def idle_s(self, name: str) -> float:
-        """Return how long it carries none."""
         return LAYERS[name] * self.gap_s
 
     def iteration_s(self, name: str) -> float:
-        """Return both together."""
         return self.busy_s(name) + self.idle_s(name)
 
 

@@ -31,7 +31,6 @@ class Dcp(Peer):
         self._step = 0
 
     def begin(self, step: int) -> None:
-        """Begin to stage."""
         self._step = step
         self._response = async_save(
             self._named(),
@@ -41,7 +40,6 @@ class Dcp(Peer):
         )
 
     def before_update(self) -> None:
-        """Wait until all is staged."""
         self._response.staging_completion.result()
 
     def finish(self) -> None:
@@ -52,16 +50,13 @@ class Dcp(Peer):
             shutil.rmtree(self._folder(self._step - 1), ignore_errors=True)
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """Load the files into the state."""
         load(self._named(), checkpoint_id=str(self._folder(self._step)))
         return self.state
 
     def stored(self) -> Sequence[Region]:
-        """Return the file with this rank's tensors."""
         return [*self._folder(self._step).glob(f"__{self.task.rank}_*.distcp")]
 
     def close(self) -> None:
-        """Give the shared memory back."""
         self._stager.close()
 
     def _named(self) -> dict[str, Any]:

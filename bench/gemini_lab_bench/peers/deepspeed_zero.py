@@ -23,7 +23,6 @@ class Weights(torch.nn.Module):
             self.register_parameter(f"weight{number}", weight)
 
     def forward(self) -> torch.Tensor:
-        """Their sum."""
         return torch.stack([weight.float().sum() for weight in self.parameters()]).sum()
 
 
@@ -45,7 +44,6 @@ class DeepSpeedZero(Peer):
         self._step = 0
 
     def begin(self, step: int) -> None:
-        """Write all files."""
         self._step = step
         self._engine.save_checkpoint(str(self.task.folder), tag=f"step{step}")
 
@@ -56,13 +54,11 @@ class DeepSpeedZero(Peer):
             shutil.rmtree(self.task.folder / f"step{self._step - 1}", ignore_errors=True)
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """Load the files into the engine."""
         self._engine.load_checkpoint(str(self.task.folder), tag=f"step{self._step}")
         self.state = self._states()
         return self.state
 
     def stored(self) -> Sequence[Region]:
-        """Return the file with this rank's states."""
         folder = self.task.folder / f"step{self._step}"
         return [*folder.glob(f"*zero_pp_rank_{self.task.rank}_*optim_states.pt")]
 

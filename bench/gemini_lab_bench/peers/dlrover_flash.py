@@ -29,19 +29,16 @@ class DLRoverFlash(Peer):
         )
 
     def begin(self, step: int) -> None:
-        """Copy."""
         self._checkpointer.save_checkpoint(step, dict(self.state), storage_type=StorageType.MEMORY)
 
     def finish(self) -> None:
         """Do nothing: no other rank has a copy."""
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """Views of what was saved."""
         restored: dict[str, torch.Tensor] = self._checkpointer.load_checkpoint()
         return restored
 
     def stored(self) -> Sequence[Region]:
-        """Return the shared memory."""
         return [np.frombuffer(self._handler.shared_memory.buf, np.uint8)]
 
     def close(self) -> None:

@@ -28,7 +28,6 @@ class Floor(Peer):
         self._whole_s = time.perf_counter()
 
     def finish(self) -> float:
-        """Return when it was all done."""
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:

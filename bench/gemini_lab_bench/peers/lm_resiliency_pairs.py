@@ -37,14 +37,12 @@ class LmResiliencyPairs(Peer):
         self._waiter = Thread()
 
     def begin(self, step: int) -> None:
-        """Copy; the exchange goes on in its own threads."""
         self._manager.save_tensors(list(self.state.values()), step)
         self._whole = []
         self._waiter = Thread(target=self._finish)
         self._waiter.start()
 
     def finish(self) -> float | None:
-        """Return when the exchange was over."""
         self._waiter.join()
         return self._whole[0] if self._whole else None
 
@@ -64,13 +62,11 @@ class LmResiliencyPairs(Peer):
         return dict(zip(self.state, tensors, strict=True))
 
     def stored(self) -> Sequence[Region]:
-        """Return this rank's newest state in memory."""
         slots = self._manager._buffer_pool  # noqa: SLF001 - it says nowhere else
         newest = slots.get_slot_by_step(slots.get_latest_own_step())
         return [tensor.numpy().view(np.uint8) for tensor in newest.tensors]
 
     def close(self) -> None:
-        """End its threads."""
         self._manager.close()
 
     def _finish(self) -> None:

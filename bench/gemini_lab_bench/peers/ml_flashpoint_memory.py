@@ -107,7 +107,6 @@ class MlFlashpointMemory(Peer):
         self._sending.start()
 
     def before_update(self) -> None:
-        """Wait until all is written."""
         self._writing.join()
 
     def finish(self) -> float:
@@ -120,7 +119,6 @@ class MlFlashpointMemory(Peer):
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """Load this rank's object into the state."""
         self._load(self._id, self.task.rank, self.state)
         return self.state
 
@@ -139,7 +137,6 @@ class MlFlashpointMemory(Peer):
         return [*Path(self._id.data).glob(f"*_src{self.task.rank}.*")]
 
     def close(self) -> None:
-        """End its service and its helper."""
         self._service.shutdown()
         self._manager.result().shutdown()
 

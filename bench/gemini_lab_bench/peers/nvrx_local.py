@@ -41,16 +41,13 @@ class NvrxLocal(Peer):
         self._whole_s = 0.0
 
     def begin(self, step: int) -> None:
-        """Exchange and write."""
         self._manager.save(CpuStateDict(dict(self.state)), step)
         self._whole_s = time.perf_counter()
 
     def finish(self) -> float:
-        """Return when all had written."""
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """Return this rank's state from its own file."""
         self._manager.find_latest()
         loaded, _ = self._manager.load()
         state: dict[str, torch.Tensor] = loaded.state_dict
@@ -65,6 +62,5 @@ class NvrxLocal(Peer):
         return state
 
     def stored(self) -> Sequence[Region]:
-        """Return the newest file with this rank's state."""
         files = self._manager.local_ckpt_dir.glob(f"iter_*_{self.task.rank}_local.pt")
         return [max(files)]

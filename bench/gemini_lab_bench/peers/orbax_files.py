@@ -35,11 +35,9 @@ class OrbaxFiles(Peer):
         self._step = 0
 
     def update(self) -> None:
-        """Make other arrays."""
         self._arrays = jax.block_until_ready({name: a + 1 for name, a in self._arrays.items()})
 
     def begin(self, step: int) -> None:
-        """Begin to save."""
         self._step = step
         self._checkpointer.save(self._folder(step), args=ocp.args.StandardSave(self._arrays))
 
@@ -49,7 +47,6 @@ class OrbaxFiles(Peer):
         shutil.rmtree(self._folder(self._step - 1), ignore_errors=True)
 
     def expected(self) -> dict[str, torch.Tensor]:
-        """Return the arrays that there are now."""
         return {name: torch.tensor(np.asarray(a)) for name, a in self._arrays.items()}
 
     def restore(self) -> dict[str, torch.Tensor]:
@@ -62,12 +59,10 @@ class OrbaxFiles(Peer):
         return {name: torch.utils.dlpack.from_dlpack(array) for name, array in loaded.items()}
 
     def stored(self) -> Sequence[Region]:
-        """Return the files with data."""
         files = self._folder(self._step).rglob("d/*")
         return sorted(path for path in files if path.is_file())
 
     def close(self) -> None:
-        """End its threads."""
         self._checkpointer.close()
 
     def _folder(self, step: int) -> Path:

@@ -46,7 +46,6 @@ class Ours(Peer):
         )
 
     def before_update(self) -> None:
-        """Wait for what is left of the version."""
         self._replicator.wait()
 
     def finish(self) -> float:
@@ -90,7 +89,6 @@ class Ours(Peer):
         self._replicator = self._make_replicator()
 
     def close(self) -> None:
-        """End the replicator's thread."""
         self._replicator.close()
 
     def _make_replicator(self) -> Replicator:

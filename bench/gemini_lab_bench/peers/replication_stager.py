@@ -31,17 +31,14 @@ class ReplicationStager(Peer):
         self._whole_s = 0.0
 
     def update(self) -> None:
-        """Change every tensor, and remember how often."""
         super().update()
         self._updates += 1
 
     def begin(self, step: int) -> None:  # noqa: ARG002 - there is only the newest
-        """Swap."""
         self._stager.stage(self.state)
         self._whole_s = time.perf_counter()
 
     def finish(self) -> float:
-        """Return when the partner's state was here."""
         return self._whole_s
 
     def restore(self) -> dict[str, torch.Tensor]:
@@ -62,7 +59,6 @@ class ReplicationStager(Peer):
         return self.restore() if lost == self._partner else None
 
     def stored(self) -> Sequence[Region]:
-        """Return the file."""
         return [self._file]
 
     @property

@@ -24,7 +24,6 @@ class TorchCheckpointingFiles(Peer):
         self._step = 0
 
     def begin(self, step: int) -> None:
-        """Begin to stage."""
         self._step = step
         self._written = self._manager.save(self._folder(step), {"state": self.state})
 
@@ -41,18 +40,15 @@ class TorchCheckpointingFiles(Peer):
             shutil.rmtree(self._folder(self._step - 1), ignore_errors=True)
 
     def restore(self) -> dict[str, torch.Tensor]:
-        """Load the files into the state."""
         loaded = self._manager.load(self._folder(self._step), into={"state": self.state})
         restored: dict[str, torch.Tensor] = loaded["state"]
         return restored
 
     def stored(self) -> Sequence[Region]:
-        """Return the files with this rank's tensors."""
         folder = self.task.folder / f"step{self._step}"
         return sorted(path for path in folder.rglob(f"*{self.task.rank}*") if path.is_file())
 
     def close(self) -> None:
-        """End its process."""
         self._manager.close()
 
     def _folder(self, step: int) -> str:

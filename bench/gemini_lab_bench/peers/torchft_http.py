@@ -33,12 +33,10 @@ class TorchftHttp(Peer):
         self._updates = 0
 
     def update(self) -> None:
-        """Change every tensor, and remember how often."""
         super().update()
         self._updates += 1
 
     def begin(self, step: int) -> None:
-        """Allow the fetch; the other side begins it."""
         self._step = step
         if self._serves:
             self._serve()
@@ -60,7 +58,6 @@ class TorchftHttp(Peer):
         return whole_s
 
     def restore(self) -> dict[str, torch.Tensor] | None:
-        """Return the state of the rank before, fetched."""
         restored = None
         if self._serves:
             self._serve()
@@ -79,7 +76,6 @@ class TorchftHttp(Peer):
         return state
 
     def close(self) -> None:
-        """End the server."""
         self._transport.shutdown(wait=False)
 
     def _serve(self) -> None:

@@ -114,7 +114,6 @@ def _save(peer: Peer, step: int) -> trials.Save:
 
 @contextlib.contextmanager
 def _sampled(task: PeerTask) -> Iterator[None]:
-    """Ask the bench to sample memory within."""
     sampling = task.folder / SAMPLING
     dist.barrier()
     if task.rank == 0:

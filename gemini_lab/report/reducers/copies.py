@@ -77,7 +77,6 @@ class Copies:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether rank 0 speaks for all."""
         return self._job is not None and self._job.simulated is not None
 
     # -- what happens ----------------------------------------------------------------------------

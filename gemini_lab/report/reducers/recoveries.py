@@ -298,7 +298,6 @@ class RecoveryReducer:
         return tuple(found)
 
     def _recovered(self, told: _RecoveryEvents, *, since: int) -> Recovery:
-        """Return one recovery without its cause."""
         plan, start = told.plan, told.started
         reached = self._reached.between(since, None if plan is None else plan.epoch)
         version = None if plan is None else plan.version or 0

@@ -100,7 +100,6 @@ class Losses:
 
     @property
     def wasted_s(self) -> float:
-        """Of all recoveries that are kept and over."""
         return sum(r.wasted_s for r in self.recoveries if r.wasted_s is not None)
 
     @property
