@@ -1,5 +1,6 @@
 """What a peer is: a way to save tensors while training goes on, and to get them back."""
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -79,11 +80,21 @@ class Peer(ABC):
         self.state = make_state(task.rank, task.size_bytes)
         # Further times that `begin` or `restore` took, by name, in seconds.
         self.details: dict[str, float] = {}
+        self._updates = 0
 
     def update(self) -> None:
         """Change every tensor, as an optimizer does."""
+        self._updates += 1
         for tensor in self.state.values():
             tensor.add_(1)
+
+    def live_of(self, rank: int) -> dict[str, torch.Tensor]:
+        """Return the live state of a rank: made again, and changed as often."""
+        state = make_state(rank, self.task.size_bytes)
+        for _ in range(self._updates):
+            for tensor in state.values():
+                tensor.add_(1)
+        return state
 
     @abstractmethod
     def begin(self, step: int) -> None:
@@ -132,6 +143,24 @@ class Peer(ABC):
     def close(self) -> None:
         """Give back what outlives the process."""
         return
+
+
+class FilePeer(Peer):
+    """A peer whose ranks write the files of a save into one folder; no other rank has a copy."""
+
+    restores_in_place = True
+    step = 0  # the newest save
+
+    @property
+    def folder(self) -> Path:
+        """The newest save's files."""
+        return self.task.folder / f"step{self.step}"
+
+    def drop_older(self) -> None:
+        """Remove the files of the save before, once all ranks have the newest one."""
+        torch.distributed.barrier()
+        if self.task.rank == 0:
+            shutil.rmtree(self.folder.with_name(f"step{self.step - 1}"), ignore_errors=True)
 
 
 def make_state(rank: int, size_bytes: int) -> dict[str, torch.Tensor]:

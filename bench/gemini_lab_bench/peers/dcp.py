@@ -1,6 +1,5 @@
 """PyTorch's distributed checkpoints: `async_save` with its default stager."""
 
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +8,11 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
 
-from gemini_lab_bench.peers.contract import Peer, PeerTask, Region
+from gemini_lab_bench.peers.contract import FilePeer, PeerTask, Region
 
 
-class Dcp(Peer):
+class Dcp(FilePeer):
     """Staged into shared memory on a thread, written by a process; pinning would need CUDA."""
-
-    restores_in_place = True
 
     def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
@@ -28,13 +25,12 @@ class Dcp(Peer):
             )
         )
         self._response: Any = None
-        self._step = 0
 
     def begin(self, step: int) -> None:
-        self._step = step
+        self.step = step
         self._response = async_save(
             self._named(),
-            checkpoint_id=str(self._folder(step)),
+            checkpoint_id=str(self.folder),
             async_stager=self._stager,
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
         )
@@ -43,24 +39,18 @@ class Dcp(Peer):
         self._response.staging_completion.result()
 
     def finish(self) -> None:
-        """Wait for the files, and drop the older ones; no other rank has a copy."""
         self._response.upload_completion.result()
-        torch.distributed.barrier()
-        if self.task.rank == 0:
-            shutil.rmtree(self._folder(self._step - 1), ignore_errors=True)
+        self.drop_older()
 
     def restore(self) -> dict[str, torch.Tensor]:
-        load(self._named(), checkpoint_id=str(self._folder(self._step)))
+        load(self._named(), checkpoint_id=str(self.folder))
         return self.state
 
     def stored(self) -> Sequence[Region]:
-        return [*self._folder(self._step).glob(f"__{self.task.rank}_*.distcp")]
+        return [*self.folder.glob(f"__{self.task.rank}_*.distcp")]
 
     def close(self) -> None:
         self._stager.close()
 
     def _named(self) -> dict[str, Any]:
         return {f"rank{self.task.rank}.{name}": tensor for name, tensor in self.state.items()}
-
-    def _folder(self, step: int) -> Any:
-        return self.task.folder / f"step{step}"

@@ -1,6 +1,5 @@
 """DeepSpeed's own checkpoints: `save_checkpoint` of a ZeRO-3 engine."""
 
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -8,7 +7,7 @@ from typing import Any, Final
 import deepspeed
 import torch
 
-from gemini_lab_bench.peers.contract import TENSORS, Peer, PeerTask, Region
+from gemini_lab_bench.peers.contract import TENSORS, FilePeer, PeerTask, Region
 
 _STATE_BYTES: Final = 12  # of a weight: fp32 master and Adam's two moments
 
@@ -26,10 +25,8 @@ class Weights(torch.nn.Module):
         return torch.stack([weight.float().sum() for weight in self.parameters()]).sum()
 
 
-class DeepSpeedZero(Peer):
+class DeepSpeedZero(FilePeer):
     """Blocking files, one of each rank; the fp32 states of the optimizer have the task's size."""
-
-    restores_in_place = True
 
     def __init__(self, task: PeerTask) -> None:
         super().__init__(task)
@@ -41,26 +38,21 @@ class DeepSpeedZero(Peer):
         self._engine.backward(self._engine())
         self._engine.step()  # only then Adam has moments
         self.state = self._states()
-        self._step = 0
 
     def begin(self, step: int) -> None:
-        self._step = step
-        self._engine.save_checkpoint(str(self.task.folder), tag=f"step{step}")
+        self.step = step
+        self._engine.save_checkpoint(str(self.task.folder), tag=self.folder.name)
 
     def finish(self) -> None:
-        """Drop the older files; no other rank has a copy."""
-        torch.distributed.barrier()
-        if self.task.rank == 0:
-            shutil.rmtree(self.task.folder / f"step{self._step - 1}", ignore_errors=True)
+        self.drop_older()
 
     def restore(self) -> dict[str, torch.Tensor]:
-        self._engine.load_checkpoint(str(self.task.folder), tag=f"step{self._step}")
+        self._engine.load_checkpoint(str(self.task.folder), tag=self.folder.name)
         self.state = self._states()
         return self.state
 
     def stored(self) -> Sequence[Region]:
-        folder = self.task.folder / f"step{self._step}"
-        return [*folder.glob(f"*zero_pp_rank_{self.task.rank}_*optim_states.pt")]
+        return [*self.folder.glob(f"*zero_pp_rank_{self.task.rank}_*optim_states.pt")]
 
     def _states(self) -> dict[str, torch.Tensor]:
         """Return the live fp32 states: master weights and both moments."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import _ReplicationStager
 
-from gemini_lab_bench.peers.contract import Peer, PeerTask, Region, make_state
+from gemini_lab_bench.peers.contract import Peer, PeerTask, Region
 
 _TIMEOUT: Final = timedelta(minutes=10)
 
@@ -27,12 +27,7 @@ class ReplicationStager(Peer):
         self._stager = _ReplicationStager(
             group, _TIMEOUT, torch.device("cpu"), str(task.folder / f"replicas-{task.rank}")
         )
-        self._updates = 0
         self._whole_s = 0.0
-
-    def update(self) -> None:
-        super().update()
-        self._updates += 1
 
     def begin(self, step: int) -> None:  # noqa: ARG002 - there is only the newest
         self._stager.stage(self.state)
@@ -47,12 +42,7 @@ class ReplicationStager(Peer):
         return restored
 
     def expected(self) -> dict[str, torch.Tensor]:
-        """Return the partner's state: made again, and changed as often."""
-        state = make_state(self._partner, self.task.size_bytes)
-        for _ in range(self._updates):
-            for tensor in state.values():
-                tensor.add_(1)
-        return state
+        return self.live_of(self._partner)
 
     def take_over(self, lost: int) -> dict[str, torch.Tensor] | None:
         """Return the file here, if that rank is the partner."""

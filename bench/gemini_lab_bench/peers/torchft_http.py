@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torchft.checkpointing.http_transport import HTTPTransport
 
-from gemini_lab_bench.peers.contract import Peer, PeerTask, make_state
+from gemini_lab_bench.peers.contract import Peer, PeerTask
 
 _TIMEOUT: Final = timedelta(minutes=2)
 _CHUNKS: Final = 8
@@ -30,11 +30,6 @@ class TorchftHttp(Peer):
         self._thread = ThreadPoolExecutor(1)
         self._fetched: Future[float] | None = None
         self._step = 0
-        self._updates = 0
-
-    def update(self) -> None:
-        super().update()
-        self._updates += 1
 
     def begin(self, step: int) -> None:
         self._step = step
@@ -68,12 +63,7 @@ class TorchftHttp(Peer):
         return restored
 
     def expected(self) -> dict[str, torch.Tensor]:
-        """Return the state of the rank before: made again, and changed as often."""
-        state = make_state(self.task.rank - 1, self.task.size_bytes)
-        for _ in range(self._updates):
-            for tensor in state.values():
-                tensor.add_(1)
-        return state
+        return self.live_of(self.task.rank - 1)
 
     def close(self) -> None:
         self._transport.shutdown(wait=False)
