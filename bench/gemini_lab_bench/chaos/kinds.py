@@ -49,7 +49,7 @@ OF_SAVES: Final[tuple[Moment, ...]] = ("save", "commit")
 """Moments of a save: it begins; its version is in the tier."""
 
 
-class FaultKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FaultKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Something that can break."""
 
     text: str  # what is done, for people
@@ -95,145 +95,102 @@ def _failure(
     """Return the kind that the injector has too, by the same name and in the same words."""
     words = meaning(kind).rstrip(".")
     text = words if words.startswith("SIG") else words[0].lower() + words[1:]
-    return FaultKind(
-        text=text, place=place, begins_recovery=begins_recovery, costs_s=costs_s, job=job
-    )
+    return FaultKind(text, place, begins_recovery=begins_recovery, costs_s=costs_s, job=job)
 
 
 def _store(text: str, *, beside: tuple[str, ...] = ("pair_kill",)) -> FaultKind:
     """Return a kind of a store's answers, felt if memory has lost what is asked for."""
-    return FaultKind(
-        text=text, needs="store", lasts_s=STORE, costs_s=12, beside=beside, repeats=True
-    )
+    return FaultKind(text, needs="store", lasts_s=STORE, costs_s=12, beside=beside, repeats=True)
 
 
 def _limit(text: str, *, place: Place = "rank") -> FaultKind:
     """Return what an agent can have no more of, felt where it has to start something."""
     beside = ("node_loss", "worker_crash")
-    return FaultKind(text=text, place=place, lasts_s=AWAY, costs_s=10, beside=beside, repeats=True)
+    return FaultKind(text, place, lasts_s=AWAY, costs_s=10, beside=beside, repeats=True)
 
 
 KINDS: Final[dict[str, FaultKind]] = {
     "worker_crash": _failure(WorkerCrash, begins_recovery=True, costs_s=5),
     "worker_hang": _failure(WorkerHang, begins_recovery=True, costs_s=14),
-    "worker_stop": FaultKind(
-        text="a worker stopped, and continued", place="rank", lasts_s=SHORT, costs_s=6
-    ),
-    "warm_kill": FaultKind(
-        text="SIGKILL to a warm parent", place="rank", begins_recovery=True, costs_s=6
-    ),
-    "warm_stop": FaultKind(
-        text="a warm parent stopped, and continued", place="rank", lasts_s=SHORT
-    ),
-    "bulk_kill": FaultKind(text="SIGKILL to a node's bulk processes", place="rank"),
-    "bulk_stop": FaultKind(
-        text="bulk processes stopped, and continued", place="rank", lasts_s=SHORT
-    ),
-    "agent_kill": FaultKind(
-        text="SIGKILL to an agent alone", place="rank", begins_recovery=True, costs_s=6
-    ),
-    "agent_stop": FaultKind(
-        text="an agent stopped, and continued", place="rank", lasts_s=SHORT, costs_s=6
-    ),
+    "worker_stop": FaultKind("a worker stopped, and continued", "rank", lasts_s=SHORT, costs_s=6),
+    "warm_kill": FaultKind("SIGKILL to a warm parent", "rank", begins_recovery=True, costs_s=6),
+    "warm_stop": FaultKind("a warm parent stopped, and continued", "rank", lasts_s=SHORT),
+    "bulk_kill": FaultKind("SIGKILL to a node's bulk processes", "rank"),
+    "bulk_stop": FaultKind("bulk processes stopped, and continued", "rank", lasts_s=SHORT),
+    "agent_kill": FaultKind("SIGKILL to an agent alone", "rank", begins_recovery=True, costs_s=6),
+    "agent_stop": FaultKind("an agent stopped, and continued", "rank", lasts_s=SHORT, costs_s=6),
     "node_loss": _failure(NodeLoss, begins_recovery=True, costs_s=8),
-    "node_stop": FaultKind(
-        text="all of a node stopped: it returns", place="rank", lasts_s=SHORT, costs_s=7
-    ),
+    "node_stop": FaultKind("all of a node stopped: it returns", "rank", lasts_s=SHORT, costs_s=7),
     "node_return": FaultKind(
-        text="all of a node frozen past its lease: its place is given away, and it returns",
-        place="rank",
+        "all of a node frozen past its lease: its place is given away, and it returns",
+        "rank",
         lasts_s=PAST_LEASE,
         begins_recovery=True,
         costs_s=12,
     ),
     "node_drain": FaultKind(
-        text="a node drained on a notice, and all of it killed when that is over",
-        place="rank",
+        "a node drained on a notice, and all of it killed when that is over",
+        "rank",
         lasts_s=NOTICE,
         costs_s=10,
     ),
     "root_loss": _failure(RootLoss, place="root", begins_recovery=True, costs_s=10),
     "root_stop": FaultKind(
-        text="the root's node stopped: it returns", place="root", lasts_s=SHORT, costs_s=10
+        "the root's node stopped: it returns", "root", lasts_s=SHORT, costs_s=10
     ),
-    "standby_kill": FaultKind(text="SIGKILL to all of a standby", place="standby", costs_s=4),
-    "standby_stop": FaultKind(text="a standby stopped: it returns", place="standby", lasts_s=SHORT),
+    "standby_kill": FaultKind("SIGKILL to all of a standby", "standby", costs_s=4),
+    "standby_stop": FaultKind("a standby stopped: it returns", "standby", lasts_s=SHORT),
     "pair_kill": FaultKind(
-        text="SIGKILL to all who keep a shard", place="pair", begins_recovery=True, costs_s=30
+        "SIGKILL to all who keep a shard", "pair", begins_recovery=True, costs_s=30
     ),
     "pair_stop": FaultKind(
-        text="all who keep a shard stopped: they return", place="pair", lasts_s=SHORT, costs_s=12
+        "all who keep a shard stopped: they return", "pair", lasts_s=SHORT, costs_s=12
     ),
     "rack_loss": _failure(RackLoss, place="rack", begins_recovery=True, costs_s=15),
-    "rack_stop": FaultKind(
-        text="all of a rack stopped: it returns", place="rack", lasts_s=SHORT, costs_s=12
-    ),
+    "rack_stop": FaultKind("all of a rack stopped: it returns", "rack", lasts_s=SHORT, costs_s=12),
     "all_kill": FaultKind(
-        text="SIGKILL to all nodes and standbys", place="all", begins_recovery=True, costs_s=40
+        "SIGKILL to all nodes and standbys", "all", begins_recovery=True, costs_s=40
     ),
-    "all_stop": FaultKind(
-        text="all nodes stopped: they return", place="all", lasts_s=SHORT, costs_s=12
-    ),
-    "link_cut": FaultKind(text="the connection of node and root closed", place="rank"),
+    "all_stop": FaultKind("all nodes stopped: they return", "all", lasts_s=SHORT, costs_s=12),
+    "link_cut": FaultKind("the connection of node and root closed", "rank"),
     "worker_cut": FaultKind(
-        text="all connections between two workers closed",
-        place="rank",
-        begins_recovery=True,
-        costs_s=5,
+        "all connections between two workers closed", "rank", begins_recovery=True, costs_s=5
     ),
     "link_slow": FaultKind(
-        text="all of a node's traffic at 64 KiB/s",
-        place="rank",
-        needs="network",
-        lasts_s=AWAY,
-        costs_s=8,
+        "all of a node's traffic at 64 KiB/s", "rank", needs="network", lasts_s=AWAY, costs_s=8
     ),
     "partition": FaultKind(
-        text="a node cut off from everybody",
-        place="rank",
-        needs="network",
-        lasts_s=AWAY,
-        costs_s=10,
+        "a node cut off from everybody", "rank", needs="network", lasts_s=AWAY, costs_s=10
     ),
     "partition_out": FaultKind(
-        text="nothing that a node sends arrives",
-        place="rank",
-        needs="network",
-        lasts_s=AWAY,
-        costs_s=10,
+        "nothing that a node sends arrives", "rank", needs="network", lasts_s=AWAY, costs_s=10
     ),
     "partition_in": FaultKind(
-        text="nothing that is sent to a node arrives",
-        place="rank",
-        needs="network",
-        lasts_s=AWAY,
-        costs_s=10,
+        "nothing that is sent to a node arrives", "rank", needs="network", lasts_s=AWAY, costs_s=10
     ),
     "clock_step": FaultKind(
-        text="a node's clock set, by up to an hour either way", place="rank", needs="clock"
+        "a node's clock set, by up to an hour either way", "rank", needs="clock"
     ),
     "bit_flip": _failure(BitFlip),
     "wrong_sums": _failure(WrongSums, begins_recovery=True, costs_s=8, job="verified"),
     "resize": FaultKind(
-        text="the run resized to a node less, and back",
+        "the run resized to a node less, and back",
         lasts_s=SMALLER,
         begins_recovery=True,
         costs_s=10,
         job="resizable",
     ),
-    "etcd_kill": FaultKind(text="SIGKILL to etcd", costs_s=4),
-    "etcd_stop": FaultKind(text="etcd stopped, and continued", lasts_s=AWAY, costs_s=4),
-    "owner_stop": FaultKind(
-        text="the run's owner stopped, and continued", lasts_s=SHORT, costs_s=5
-    ),
-    "owner_kill": FaultKind(text="SIGKILL to the run's owner", ends_run=True, costs_s=20),
-    "log_full": FaultKind(text="the disk of the run's log full", lasts_s=AWAY, costs_s=5),
-    "tier_away": FaultKind(text="the persistent tier cannot be reached", lasts_s=AWAY),
-    "tier_full": FaultKind(text="the persistent tier's disk full", needs="disk", lasts_s=AWAY),
-    "tier_hang": FaultKind(text="writes to the tier hang", needs="disk", lasts_s=AWAY),
-    "tier_slow": FaultKind(text="writes to the tier crawl", needs="disk", lasts_s=AWAY),
-    "tier_flip": FaultKind(text="a bit turned in the tier's newest shard"),
-    "tier_torn": FaultKind(text="the tier's newest manifest cut short"),
+    "etcd_kill": FaultKind("SIGKILL to etcd", costs_s=4),
+    "etcd_stop": FaultKind("etcd stopped, and continued", lasts_s=AWAY, costs_s=4),
+    "owner_stop": FaultKind("the run's owner stopped, and continued", lasts_s=SHORT, costs_s=5),
+    "owner_kill": FaultKind("SIGKILL to the run's owner", ends_run=True, costs_s=20),
+    "log_full": FaultKind("the disk of the run's log full", lasts_s=AWAY, costs_s=5),
+    "tier_away": FaultKind("the persistent tier cannot be reached", lasts_s=AWAY),
+    "tier_full": FaultKind("the persistent tier's disk full", needs="disk", lasts_s=AWAY),
+    "tier_hang": FaultKind("writes to the tier hang", needs="disk", lasts_s=AWAY),
+    "tier_slow": FaultKind("writes to the tier crawl", needs="disk", lasts_s=AWAY),
+    "tier_flip": FaultKind("a bit turned in the tier's newest shard"),
+    "tier_torn": FaultKind("the tier's newest manifest cut short"),
     "tier_unread": _store(
         "the tier lists its files, and gives none (503, as a store that is asked too much)"
     ),
@@ -245,8 +202,8 @@ KINDS: Final[dict[str, FaultKind]] = {
     "tier_denied": _store("the tier refuses reads and writes: permission denied"),
     "tier_slow_call": _store("one call to the tier, and no other, takes long"),
     "link_flap": FaultKind(
-        text="all links of an agent to others closed, again and again, as a word is said",
-        place="rank",
+        "all links of an agent to others closed, again and again, as a word is said",
+        "rank",
         needs="sockets",
         lasts_s=MOMENT,
         at=OF_SAVES,
@@ -254,8 +211,8 @@ KINDS: Final[dict[str, FaultKind]] = {
         repeats=True,
     ),
     "port_refuse": FaultKind(
-        text="an agent's connections closed, and its port refuses for a moment",
-        place="rank",
+        "an agent's connections closed, and its port refuses for a moment",
+        "rank",
         needs="sockets",
         lasts_s=REFUSING,
         costs_s=6,
@@ -265,34 +222,32 @@ KINDS: Final[dict[str, FaultKind]] = {
     "agent_memory": _limit("an agent that gets no more memory"),
     "standby_shm": _limit("a standby whose memory files can grow no more", place="standby"),
     "script_edit": FaultKind(
-        text="the script's own module edited, and edited back",
+        "the script's own module edited, and edited back",
         lasts_s=EDITS,
         costs_s=8,
         beside=("worker_crash", "node_loss"),
     ),
-    "rewind": FaultKind(text="training told to take back some iterations, and do them again"),
+    "rewind": FaultKind("training told to take back some iterations, and do them again"),
     "hands": FaultKind(
-        text="three shells ask at once, for -1, 10^9, 2^62 or 10^30 of something",
+        "three shells ask at once, for -1, 10^9, 2^62 or 10^30 of something",
         lasts_s=SHORT,
         costs_s=8,
     ),
     "save_kill": FaultKind(
-        text="SIGKILL to all of a node as a version is saved",
-        place="rank",
+        "SIGKILL to all of a node as a version is saved",
+        "rank",
         begins_recovery=True,
         costs_s=8,
         at=OF_SAVES,
     ),
     "save_root_kill": FaultKind(
-        text="SIGKILL to all of the root's node as a version is saved",
-        place="root",
+        "SIGKILL to all of the root's node as a version is saved",
+        "root",
         begins_recovery=True,
         costs_s=10,
         at=OF_SAVES,
     ),
-    "end_kill": FaultKind(
-        text="SIGKILL to all of a node as the run ends", place="rank", at=("end",)
-    ),
+    "end_kill": FaultKind("SIGKILL to all of a node as the run ends", "rank", at=("end",)),
 }
 """Every kind by its name."""
 USUAL: Final = tuple(name for name, kind in KINDS.items() if kind.job == "usual")
