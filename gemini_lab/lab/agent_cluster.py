@@ -42,26 +42,17 @@ LEAVE_S: Final = 20.0
 
 
 class AgentCluster:
-    """Implements `NodeCluster` with real agents.
-
-    Args:
-        store: The lab's.
-        record: The lab's description in the store.
-        operator: The source of machines.
-        loop: Receives the agents' messages.
-        audience: Gets them.
-        beside: The node on which the owner of a detached lab runs.
-    """
+    """Implements `NodeCluster` with real agents."""
 
     def __init__(
         self,
         *,
-        store: SealedStore,
-        record: LabRecord,
-        operator: Operator,
-        loop: LoopThread,
-        audience: Audience,
-        beside: str | None = None,
+        store: SealedStore,  # the lab's
+        record: LabRecord,  # the lab's description in the store
+        operator: Operator,  # the source of machines
+        loop: LoopThread,  # receives the agents' messages
+        audience: Audience,  # gets them
+        beside: str | None = None,  # the node on which the owner of a detached lab runs
     ) -> None:
         self._beside = beside
         self._connections = AgentConnections(operator.token, self, self._begin)
@@ -363,24 +354,17 @@ LONGEST_RETRY_S: Final = 60.0
 
 
 class MachineRequests:
-    """Requests for missing machines to the operator.
-
-    Args:
-        operator: The source of machines.
-        store: Tells the root agent of a short run that no machine comes.
-        connect: Connects to agents that the operator brought.
-        count_living: Returns how many agents live now.
-        audience: Logs why no machine comes.
-    """
+    """Requests for missing machines to the operator."""
 
     def __init__(
         self,
         *,
-        operator: Operator,
-        store: SealedStore,
+        operator: Operator,  # the source of machines
+        store: SealedStore,  # tells the root agent of a short run that no machine comes
+        # Connects to agents that the operator brought.
         connect: Callable[[Sequence[AgentUp]], Awaitable[None]],
-        count_living: Callable[[], int],
-        audience: Audience,
+        count_living: Callable[[], int],  # returns how many agents live now
+        audience: Audience,  # logs why no machine comes
     ) -> None:
         self.wanted = 0  # agents that the root agent wants by its newest message
         self._operator, self._store = operator, store

@@ -177,23 +177,15 @@ def require_room(*, nodes: int, iterations: int) -> None:
 
 
 def check_script(
-    lab: Lab,
-    job: Job,
+    lab: Lab,  # it has a standby and no run
+    job: Job,  # the script. It runs three or four times, and writes its files each time.
     *,
-    iterations: int,
-    kills: int,
-    limit_s: float,
-    tell: Callable[[str], None],
+    iterations: int,  # how many to train each time, if the script does not end before
+    kills: int,  # how often to kill it, at most
+    limit_s: float,  # the longest time of a run
+    tell: Callable[[str], None],  # called with each line of progress
 ) -> Checked:
     """Train `job` undisturbed, under plain torchrun and with kills, and compare.
-
-    Args:
-        lab: It has a standby and no run.
-        job: The script. It runs three or four times, and writes its files each time.
-        iterations: How many to train each time, if the script does not end before.
-        kills: How often to kill it, at most.
-        limit_s: The longest time of a run.
-        tell: Called with each line of progress.
 
     Raises:
         ConfigError: There are too few iterations or nodes, or the script never calls `protect`.

@@ -35,18 +35,13 @@ class Listener(Protocol):
 
 
 class AgentConnections:
-    """One connection to each agent; what was said on one that broke is heard on the next.
-
-    Args:
-        token: The lab's secret.
-        listener: Who is told.
-        spawn: Starts work on the lab's thread, and says what goes wrong with it.
-    """
+    """One connection to each agent; what was said on one that broke is heard on the next."""
 
     def __init__(
         self,
-        token: str,
-        listener: Listener,
+        token: str,  # the lab's secret
+        listener: Listener,  # who is told
+        # Starts work on the lab's thread, and says what goes wrong with it.
         spawn: Callable[[Work], object],
     ) -> None:
         self._token, self._listener, self._spawn = token, listener, spawn

@@ -71,24 +71,17 @@ class OwnerAwayError(ConfigError):
 
 
 class ControlServer:
-    """Carries out requests for the run under way, for as long as the `with` block lasts.
-
-    Args:
-        loop: Where it listens.
-        act: Does what is asked, and says what it did.
-        newest: The run whose log is sent to those who follow it, and that is described.
-        host: The address on which it listens.
-        token: What proves the asker; by default a new one.
-    """
+    """Carries out requests for the run under way, for as long as the `with` block lasts."""
 
     def __init__(
         self,
-        loop: LoopThread,
-        act: Callable[[Ask | InjectFailure], str],
+        loop: LoopThread,  # where it listens
+        act: Callable[[Ask | InjectFailure], str],  # does what is asked, and says what it did
+        # The run whose log is sent to those who follow it, and that is described.
         newest: Callable[[], LoggedRun | None],
         *,
-        host: str = "127.0.0.1",
-        token: str = "",
+        host: str = "127.0.0.1",  # the address on which it listens
+        token: str = "",  # what proves the asker; by default a new one
     ) -> None:
         self._loop, self._act, self._newest, self._host = loop, act, newest, host
         self._token = token or token_hex(16)

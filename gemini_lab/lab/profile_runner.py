@@ -37,24 +37,16 @@ class ProfileMade(SystemExit):
 
 
 class ProfiledSteps:
-    """A replacement of `DeepSpeedEngine.step` that marks the iterations, and ends the run in time.
-
-    Args:
-        step: The method that it stands for.
-        iterations: How many iterations make the profile.
-        skip: How many pass before.
-        link: The emulated link of this rank, if it has one.
-        conditions: See `Profile.conditions`.
-    """
+    """Stands for `DeepSpeedEngine.step`: marks the iterations, and ends the run in time."""
 
     def __init__(
         self,
-        step: Any,
+        step: Any,  # the method that it stands for
         *,
-        iterations: int,
-        skip: int,
-        link: LinkBucket | None,
-        conditions: Sequence[str],
+        iterations: int,  # how many iterations make the profile
+        skip: int,  # how many pass before
+        link: LinkBucket | None,  # the emulated link of this rank, if it has one
+        conditions: Sequence[str],  # see `Profile.conditions`
     ) -> None:
         self._step = step
         self._iterations = iterations

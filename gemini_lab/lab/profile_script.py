@@ -53,29 +53,20 @@ def command(arguments: list[str]) -> int:
 
 
 def profile_script(
-    script: Path,
-    args: Sequence[str] = (),
+    script: Path,  # any script that calls `deepspeed.initialize` and `engine.step()`
+    args: Sequence[str] = (),  # its arguments
     *,
-    nproc: int = 2,
-    iterations: int = ITERATIONS,
-    skip: int = SKIP,
+    nproc: int = 2,  # number of ranks, all on this machine
+    iterations: int = ITERATIONS,  # how many iterations make the profile
+    skip: int = SKIP,  # how many pass before
+    # Gives each rank a paced link of this rate, as if on a node alone; a collective takes what Gloo
+    # sends for it.
     link_bytes_per_s: float | None = None,
+    # Gives each rank a node of its own, a network namespace, on a link that the kernel shapes.
     kernel_link_bytes_per_s: float | None = None,
-    quiet: bool = False,
+    quiet: bool = False,  # whether to drop what the script prints, but for errors
 ) -> Profile:
     """Run a DeepSpeed script under torchrun until its profile is made; the profile of rank 0.
-
-    Args:
-        script: Any script that calls `deepspeed.initialize` and `engine.step()`.
-        args: Its arguments.
-        nproc: Number of ranks, all on this machine.
-        iterations: How many iterations make the profile.
-        skip: How many pass before.
-        link_bytes_per_s: Gives each rank a paced link of this rate, as if on a node alone; a
-            collective takes what Gloo sends for it.
-        kernel_link_bytes_per_s: Gives each rank a node of its own, a network namespace, on a link
-            that the kernel shapes.
-        quiet: Whether to drop what the script prints, but for errors.
 
     Raises:
         ConfigError: The script is not there or no Python, or both kinds of link are asked for.

@@ -113,22 +113,14 @@ def record_of(config: LabConfig, detached: Detached | None = None) -> LabRecord:
 
 
 def own_operator(
-    config: LabConfig,
-    store: SealedStore,
-    record: LabRecord,
+    config: LabConfig,  # the lab
+    store: SealedStore,  # its part of the store
+    record: LabRecord,  # what it says of itself there
     *,
-    token: str,
-    members: Members | None = None,
+    token: str,  # its secret
+    members: Members | None = None,  # those of an etcd that the lab started on its machines
 ) -> JoinOperator | MpiOperator:
-    """Return the operator that brings a lab's machines.
-
-    Args:
-        config: The lab.
-        store: Its part of the store.
-        record: What it says of itself there.
-        token: Its secret.
-        members: Those of an etcd that the lab started on its machines.
-    """
+    """Return the operator that brings a lab's machines."""
     if config.join is not None:
         supply = None
         if config.provider is not None:

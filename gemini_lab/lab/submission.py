@@ -60,30 +60,20 @@ class Submission:
     @classmethod
     def checked(
         cls,
-        config: LabConfig,
-        job: Job | str | Path,
+        config: LabConfig,  # the lab
+        job: Job | str | Path,  # see the attributes, as for what follows; a script's path will do
         *,
-        scenario: Scenario | None,
-        name: str | None,
-        resume: bool,
+        scenario: Scenario | None,  # by default no failures
+        name: str | None,  # by default the time and the job's name
+        resume: bool,  # whether it may go on from another run's versions
+        # One, or a function that plans it; by default what the settings ask for.
         placement: object = None,
-        root: Decide | None = None,
-        settings: Mapping[str, SettingValue],
+        root: Decide | None = None,  # decides recoveries; by default the lab's own root agent does
+        settings: Mapping[str, SettingValue],  # what the launcher was told
+        # Whether to make the persistent tier that it names its own; else it is only looked at.
         writes: bool = True,
     ) -> "Submission":
         """Return a submission that can run on such a lab.
-
-        Args:
-            config: The lab.
-            job: See the attributes, as for what follows; a script's path will do.
-            scenario: By default no failures.
-            name: By default the time and the job's name.
-            resume: Whether it may go on from another run's versions.
-            placement: One, or a function that plans it; by default what the settings ask for.
-            root: Decides recoveries; by default the lab's own root agent does.
-            settings: What the launcher was told.
-            writes: Whether to make the persistent tier that it names its own; else it is only
-                looked at.
 
         Raises:
             ConfigError: The script is missing, the name, a setting, the placement or the root agent

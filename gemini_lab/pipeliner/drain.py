@@ -133,24 +133,16 @@ def _played(task: Task, sends: list[Send]) -> _Plan:
 
 
 def _fill(
-    task: Task,
-    spans: list[NumberedSpan],
+    task: Task,  # what to send
+    spans: list[NumberedSpan],  # where, in order of time
     *,
-    share: float,
-    cut: _Cut = WHOLE,
+    share: float,  # of each span's length
+    cut: _Cut = WHOLE,  # into which chunks
+    # Numbers of the spans whose chunks may be over later,
     late: frozenset[int] | set[int] = frozenset(),
-    overtime_s: float = 0.0,
+    overtime_s: float = 0.0,  # by so much
 ) -> _Plan:
-    """Send as early as possible, each chunk over by the end of its span's share.
-
-    Args:
-        task: What to send.
-        spans: Where, in order of time.
-        share: Of each span's length.
-        cut: Into which chunks.
-        late: Numbers of the spans whose chunks may be over later,
-        overtime_s: by so much.
-    """
+    """Send as early as possible, each chunk over by the end of its span's share."""
     iteration = ModelledIteration(task.profile, task.pipeline)
     sends: list[Send] = []
     sent_bytes = 0

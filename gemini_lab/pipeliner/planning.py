@@ -231,23 +231,15 @@ def _notes(schedule: ChunkSchedule, task: Task) -> Iterator[str]:
 
 
 def plan_for_ranks(
-    profile: Profile,
-    calibration: Calibration,
-    settings: Settings,
+    profile: Profile,  # the one that all ranks agreed on
+    calibration: Calibration,  # their machine
+    settings: Settings,  # the job's
     *,
-    shard_bytes: Sequence[int],
-    felt_s: float,
-    on_device: bool,
+    shard_bytes: Sequence[int],  # payload bytes of every rank's shard
+    felt_s: float,  # see `plan_chunks`
+    on_device: bool,  # whether sub-buffers are emptied by a device's bus, as fast as was measured
 ) -> dict[int, ChunkSchedule]:
     """Plan what each rank sends of its shard, and when; every rank computes the same plan.
-
-    Args:
-        profile: The one that all ranks agreed on.
-        calibration: Their machine.
-        settings: The job's.
-        shard_bytes: Payload bytes of every rank's shard.
-        felt_s: See `plan_chunks`.
-        on_device: Whether sub-buffers are emptied by a device's bus, as fast as was measured.
 
     Raises:
         CapacityError: The scheme needs more than its buffer.

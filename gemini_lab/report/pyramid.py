@@ -110,25 +110,17 @@ def opened(cells: Cells, *, most: int) -> npt.NDArray[np.float64]:
 
 
 def coverage(
-    cells: Cells,
+    cells: Cells,  # all that changes in these bins
+    # How many bars of each row were under way when the first bin began, shape `(rows,)`.
     before: Seconds,
     *,
-    level: int,
-    first: int,
-    count: int,
-    row_of: Lines,
-    rows: int,
+    level: int,  # of the cells
+    first: int,  # the first bin
+    count: int,  # how many bins
+    row_of: Lines,  # the row of each line, at its number
+    rows: int,  # how many rows
 ) -> Seconds:
     """Return how long each of some bins was covered.
-
-    Args:
-        cells: All that changes in these bins.
-        before: How many bars of each row were under way when the first bin began, shape `(rows,)`.
-        level: Of the cells.
-        first: The first bin.
-        count: How many bins.
-        row_of: The row of each line, at its number.
-        rows: How many rows.
 
     Returns:
         Seconds, shape `(rows, count)`; more than a bin's width where several bars lie.
@@ -301,24 +293,17 @@ class Pyramid:
 
     def coverage(
         self,
-        from_s: float,
-        to_s: float,
+        from_s: float,  # when the window begins, on the log's clock
+        to_s: float,  # when it ends
         *,
-        least_bins: int,
-        row_of: npt.NDArray[np.int64],
-        fresh: Rows = NO_ROWS,
+        least_bins: int,  # how finely to look
+        row_of: npt.NDArray[np.int64],  # the row of each lane, from 0 on
+        fresh: Rows = NO_ROWS,  # bars that came after those that were added
     ) -> Covered:
         """Return how long bars covered the bins of a window.
 
         There are as many bins as is asked or up to four times that, and they reach over its ends;
         there are fewer where there was no room for the bars.
-
-        Args:
-            from_s: When the window begins, on the log's clock.
-            to_s: When it ends.
-            least_bins: How finely to look.
-            row_of: The row of each lane, from 0 on.
-            fresh: Bars that came after those that were added.
         """
         level = math.floor(math.log(max(to_s - from_s, 1e-9) / least_bins, FINER))
         width = width_s(level)

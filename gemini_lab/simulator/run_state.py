@@ -33,26 +33,18 @@ class Word(Enum):
 
 
 class RunState:
-    """State that training, failures and recoveries of one run share.
-
-    Args:
-        workload: The job and its cluster.
-        policy: Who protects it.
-        placement: Who keeps whose replica.
-        seed: Of all that is drawn.
-        recorder: Is told what happens.
-    """
+    """State that training, failures and recoveries of one run share."""
 
     trainer: simpy.Process  # the process that trains and recovers
 
     def __init__(
         self,
-        workload: Workload,
-        policy: Policy,
-        placement: Placement,
+        workload: Workload,  # the job and its cluster
+        policy: Policy,  # who protects it
+        placement: Placement,  # who keeps whose replica
         *,
-        seed: int,
-        recorder: RunRecorder | None,
+        seed: int,  # of all that is drawn
+        recorder: RunRecorder | None,  # is told what happens
     ) -> None:
         self.workload, self.policy, self.recorder = workload, policy, recorder
         self.draw = random.Random(seed)

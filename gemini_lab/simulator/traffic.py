@@ -16,23 +16,16 @@ def profile_of(workload: Workload) -> Profile:
 
 
 def chunk_schedule(
-    workload: Workload,
+    workload: Workload,  # gives shard, link, copy rate and idle spans
     *,
-    replicas: int = 2,
-    scheme: Scheme = "gemini",
-    algorithm: Algorithm = "drain",
-    max_overhead: float | None = None,
+    replicas: int = 2,  # copies of each shard, the own one included, m
+    scheme: Scheme = "gemini",  # one of the five of Fig. 16.
+    algorithm: Algorithm = "drain",  # see `plan_chunks`
+    max_overhead: float | None = None,  # see `plan_chunks`
 ) -> ChunkSchedule:
     """Plan what each GPU sends of a checkpoint, and by how much that lengthens an iteration.
 
     A node's GPUs share its link and its copy rate evenly.
-
-    Args:
-        workload: Gives shard, link, copy rate and idle spans.
-        replicas: Copies of each shard, the own one included, m.
-        scheme: One of the five of Fig. 16.
-        algorithm: See `plan_chunks`.
-        max_overhead: See `plan_chunks`.
     """
     gpus = workload.gpus_per_node
     return plan_chunks(

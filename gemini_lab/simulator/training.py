@@ -26,26 +26,17 @@ Cause = Outage | Word
 
 
 class Training:
-    """A run under way.
-
-    Args:
-        workload: The job and its cluster.
-        policy: Who protects it.
-        placement: Who keeps whose replica.
-        seed: Of all that is drawn.
-        recorder: Is told what happens.
-        iterations: Where training ends; `None`: it goes on.
-    """
+    """A run under way."""
 
     def __init__(
         self,
-        workload: Workload,
-        policy: Policy,
-        placement: Placement,
+        workload: Workload,  # the job and its cluster
+        policy: Policy,  # who protects it
+        placement: Placement,  # who keeps whose replica
         *,
-        seed: int,
-        recorder: RunRecorder | None,
-        iterations: int | None,
+        seed: int,  # of all that is drawn
+        recorder: RunRecorder | None,  # is told what happens
+        iterations: int | None,  # where training ends; `None`: it goes on
     ) -> None:
         self.run = RunState(workload, policy, placement, seed=seed, recorder=recorder)
         self._iterations = iterations

@@ -44,28 +44,18 @@ LIMITS: Final = ("files", "memory", "shm")
 
 
 class Strikes:
-    """Breaks what is to be broken of one run.
-
-    Args:
-        mark: Of the run's processes.
-        folder: The run's.
-        owner: The process that started it.
-        told: What its log says.
-        scene: What stands around it.
-        rack_of: The racks of its nodes, by name.
-        nodes: How many it is to have.
-    """
+    """Breaks what is to be broken of one run."""
 
     def __init__(
         self,
         *,
-        mark: str,
-        folder: Path,
-        owner: subprocess.Popen[bytes],
-        told: LogSoFar,
-        scene: Scene,
-        rack_of: Mapping[str, str] = MappingProxyType({}),
-        nodes: int = 0,
+        mark: str,  # of the run's processes
+        folder: Path,  # the run's
+        owner: subprocess.Popen[bytes],  # the process that started it
+        told: LogSoFar,  # what its log says
+        scene: Scene,  # what stands around it
+        rack_of: Mapping[str, str] = MappingProxyType({}),  # the racks of its nodes, by name
+        nodes: int = 0,  # how many it is to have
     ) -> None:
         self._mark, self._folder = mark, folder
         self._told, self._scene, self._rack_of = told, scene, rack_of

@@ -41,24 +41,17 @@ class Suffered:
 
 
 def suffer(
-    schedule: Schedule,
+    schedule: Schedule,  # what to suffer
     *,
-    folder: Path,
-    undisturbed: Losses,
-    limit_s: float,
+    folder: Path,  # where the run is to have its folder; it is made
+    undisturbed: Losses,  # the job's losses
+    limit_s: float,  # training that stands still for longer than this hangs
+    # From then on, by this process's clock, it is struck no more and told to end.
     stop_s: float | None = None,
+    # Called with each fault once it is over, or did not happen.
     say: Callable[[FaultInRun], None] = lambda _: None,
 ) -> Suffered:
-    """Run the job, strike, and gather what the oracles need.
-
-    Args:
-        schedule: What to suffer.
-        folder: Where the run is to have its folder; it is made.
-        undisturbed: The job's losses.
-        limit_s: Training that stands still for longer than this hangs.
-        stop_s: From then on, by this process's clock, it is struck no more and told to end.
-        say: Called with each fault once it is over, or did not happen.
-    """
+    """Run the job, strike, and gather what the oracles need."""
     own = folder / f"run-{schedule.seed}-{schedule.number}-{secrets.token_hex(3)}"
     mark = secrets.token_hex(8)
     scratch = own / "scratch"

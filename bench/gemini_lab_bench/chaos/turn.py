@@ -68,17 +68,6 @@ class StoodStillError(GeminiError):
 class RunUnderFaults:
     """Goes through the faults of a schedule while the run goes on.
 
-    Args:
-        strikes: What breaks things.
-        told: What the log tells.
-        owner: The run is over when this process is.
-        folder: The run's.
-        limit_s: Training that stands still for longer hangs.
-        stop_s: From then on nothing is struck, and a run that goes on is told to end.
-        say: Called with each fault once it is over, or did not happen.
-        tier: Gives the newest version that is whole in the tier, and the newest that was spoilt
-            there, whatever the run sees of it; 0 for none.
-
     Attributes:
         is_cut_short: Whether one of them ends the run.
         has_told_to_end: Whether the run was told to end soon, as batch systems do.
@@ -86,14 +75,18 @@ class RunUnderFaults:
 
     def __init__(
         self,
-        strikes: Strikes,
-        told: LogSoFar,
-        owner: subprocess.Popen[bytes],
-        folder: Path,
+        strikes: Strikes,  # what breaks things
+        told: LogSoFar,  # what the log tells
+        owner: subprocess.Popen[bytes],  # the run is over when this process is
+        folder: Path,  # the run's
         *,
-        limit_s: float,
+        limit_s: float,  # training that stands still for longer hangs
+        # From then on nothing is struck, and a run that goes on is told to end.
         stop_s: float | None = None,
+        # Called with each fault once it is over, or did not happen.
         say: Callable[[FaultInRun], None],
+        # Gives the newest version that is whole in the tier, and the newest that was spoilt there,
+        # whatever the run sees of it; 0 for none.
         tier: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.struck: list[FaultInRun] = []  # the faults that were due so far

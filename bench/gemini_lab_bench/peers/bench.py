@@ -98,20 +98,14 @@ def bench(
 
 
 def take_turns(
-    records: Sequence[PeerRecord],
+    records: Sequence[PeerRecord],  # take what is found
+    # Given a peer, how many bits to flip, and a seed, runs a turn.
     run: Callable[[str, int, int], PeerTurn],
     *,
-    repeats: int,
-    flips: int,
+    repeats: int,  # how many turns
+    flips: int,  # how many bits in all turns of a peer together
 ) -> None:
-    """Run a turn of every peer, then the next; a peer that fails twice gets no further ones.
-
-    Args:
-        records: Take what is found.
-        run: Given a peer, how many bits to flip, and a seed, runs a turn.
-        repeats: How many turns.
-        flips: How many bits in all turns of a peer together.
-    """
+    """Run a turn of every peer, then the next; a peer that fails twice gets no further ones."""
     for number in range(repeats):
         share = flips * (number + 1) // repeats - flips * number // repeats
         for record in records:

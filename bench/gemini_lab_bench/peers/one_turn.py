@@ -146,24 +146,16 @@ def _start(task: PeerTask, python: Path, port: int) -> subprocess.Popen[bytes]:
 
 
 def start_rank(
-    command: Sequence[str],
-    rank: int,
-    ranks: int,
+    command: Sequence[str],  # what it runs
+    rank: int,  # its number
+    ranks: int,  # how many there are
     *,
+    # It works there; beside it, `path` is what it imports from, and its log is written.
     folder: Path,
-    port: int,
-    environment: Mapping[str, object] | None = None,
+    port: int,  # where the ranks meet
+    environment: Mapping[str, object] | None = None,  # further variables
 ) -> subprocess.Popen[bytes]:
-    """Start a process with a rank's environment, in a session of its own.
-
-    Args:
-        command: What it runs.
-        rank: Its number.
-        ranks: How many there are.
-        folder: It works there; beside it, `path` is what it imports from, and its log is written.
-        port: Where the ranks meet.
-        environment: Further variables.
-    """
+    """Start a process with a rank's environment, in a session of its own."""
     variables = {
         "RANK": rank,
         "WORLD_SIZE": ranks,

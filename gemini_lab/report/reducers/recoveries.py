@@ -146,25 +146,17 @@ class _RecoveryEvents:
 
 
 class RecoveryReducer:
-    """A run's recoveries; numbers that the root agent cannot know are counted from the log.
-
-    Args:
-        reached: How far each rank came; takes an entry before this does.
-        pace: When which iteration ended; takes an entry before this does.
-        divergences: What was not the same when it was done again.
-        spans: When the run failed and trained again; also of recoveries that are not kept.
-        seated: Who had ranks when: no other node's end is a failure.
-        most: How many of the newest recoveries, injections and exits to keep; `None` for all.
-    """
+    """A run's recoveries; numbers that the root agent cannot know are counted from the log."""
 
     def __init__(
         self,
-        reached: Reached,
-        pace: IterationPace,
-        divergences: Divergences,
-        spans: Spans,
-        seated: Seated,
+        reached: Reached,  # how far each rank came; takes an entry before this does
+        pace: IterationPace,  # when which iteration ended; takes an entry before this does
+        divergences: Divergences,  # what was not the same when it was done again
+        spans: Spans,  # when the run failed and trained again; also of recoveries that are not kept
+        seated: Seated,  # who had ranks when: no other node's end is a failure
         *,
+        # How many of the newest recoveries, injections and exits to keep; `None` for all.
         most: int | None = None,
     ) -> None:
         self.total = 0  # all recoveries, kept or not

@@ -46,23 +46,17 @@ class Tables:
 
 
 def tables_of(
-    run: RunReducer,
+    run: RunReducer,  # what its log comes to
     *,
-    losses: Losses | None = None,
+    losses: Losses | None = None,  # what it lost, if that has been worked out before
+    # Runs to be shown beside it, with what they lost.
     earlier: Sequence[tuple[RunReducer, Losses]] = (),
+    # The moment on the log's clock, so that ages grow while a live run is silent; by default that
+    # of the newest entry.
     now_s: float | None = None,
-    is_past: bool = False,
+    is_past: bool = False,  # whether that is a moment that somebody looks back at
 ) -> Tables:
-    """Return a snapshot of a run.
-
-    Args:
-        run: What its log comes to.
-        losses: What it lost, if that has been worked out before.
-        earlier: Runs to be shown beside it, with what they lost.
-        now_s: The moment on the log's clock, so that ages grow while a live run is silent; by
-            default that of the newest entry.
-        is_past: Whether that is a moment that somebody looks back at.
-    """
+    """Return a snapshot of a run."""
     mine = losses or losses_of(run)
     others = [(one.name, lost) for one, lost in earlier]
     paces = iterations(
