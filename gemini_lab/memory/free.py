@@ -1,6 +1,7 @@
 """Free memory of the machine, and of a container or Slurm job."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,10 @@ def free_memory(
     return min([machine, *_groups(cgroups, membership)], key=lambda free: free.size_bytes)
 
 
+MEASURE: Final[ContextVar[Callable[[], FreeMemory]]] = ContextVar("MEASURE", default=free_memory)
+"""Measures the memory of the machine on which code runs: each simulated one has its own."""
+
+
 def kernel_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
     """Return how many processes of this machine the kernel has ended for want of memory."""
     try:
@@ -56,7 +61,7 @@ def require_memory(size_bytes: int, *, purpose: str, way_out: str) -> None:
     Raises:
         CapacityError: They cannot; the message has the numbers, `purpose` and `way_out`.
     """
-    free = free_memory()
+    free = MEASURE.get()()
     if size_bytes > free.size_bytes:
         raise CapacityError(
             f"{purpose} needs {format_bytes(size_bytes)} of memory, but {free.bound_by} has "

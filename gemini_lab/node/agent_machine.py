@@ -10,6 +10,8 @@ import random
 import socket
 import time
 from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Final, Protocol
 
 from gemini_lab.log.events import Network
 from gemini_lab.memory.free import FreeMemory, free_memory, kernel_kills
@@ -21,6 +23,17 @@ from gemini_lab.node.etcd_client import EtcdClient, Values
 from gemini_lab.node.freeze_guard import end_stopped
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.orphan_etcd import end_left_stores
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
+
+OWN_ROOTS: Final = "gemini_lab.course"
+"""The entry points among which `root_agent` makes a root agent of the user's own."""
+
+
+class MakeRoot(Protocol):
+    """Makes a root agent of the user's own; `None` if this installation cannot."""
+
+    def __call__(self, packed: str, *, state: RootState, at_s: float) -> RootAgent | None: ...
 
 
 class AgentMachine:
@@ -84,6 +97,20 @@ class AgentMachine:
     ) -> EtcdClient:
         """Return a client of the lab's store."""
         return EtcdClient(address, prefix, timeout_s=timeout_s, values=values)
+
+    @staticmethod
+    def own_root(packed: str, *, state: RootState, at_s: float) -> RootAgent | None:
+        """Return the root agent that the user's function guides; the package that packed it has it.
+
+        The result is `None` if this installation lacks that package.
+        """
+        for found in entry_points(group=OWN_ROOTS, name="root_agent"):
+            try:
+                make: MakeRoot = found.load()
+            except (ImportError, AttributeError):  # the installation is not whole
+                break
+            return make(packed, state=state, at_s=at_s)
+        return None
 
     # -- memory and processes --------------------------------------------------------------------
 

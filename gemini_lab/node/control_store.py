@@ -6,7 +6,6 @@ from typing import Final, TypeVar
 
 from gemini_lab.errors import GeminiError
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.node.orphan_etcd import lack_of_room
 
 Result = TypeVar("Result")
 PATIENCE_S: Final = 15.0
@@ -61,9 +60,16 @@ def patiently(
 
 
 def no_answer(
-    address: EtcdAddress, timeout_s: float, error: BaseException
+    address: EtcdAddress, timeout_s: float, error: BaseException, *, lack: str = ""
 ) -> StoreUnavailableError:
-    """Return the error for an etcd that did not answer, or that takes nothing more."""
+    """Return the error for an etcd that did not answer, or that takes nothing more.
+
+    Args:
+        address: Its own.
+        timeout_s: How long it was waited for.
+        error: What came instead of an answer.
+        lack: Says that it has no room, if that is known.
+    """
     where, reason = ", ".join(address.endpoints), why(error)
     if reason == QUOTA_REACHED:
         return StoreFullError(
@@ -72,7 +78,7 @@ def no_answer(
             "raise --quota-backend-bytes, and then lift it with `etcdctl alarm disarm`"
         )
     said = f"etcd at {where} did not answer within {timeout_s:g} s"
-    if lack := lack_of_room(address.endpoints):
+    if lack:
         return StoreUnavailableError(f"{said}: {lack}; free space there, and it starts again")
     return StoreUnavailableError(
         f"{said} ({reason}); `etcdctl --endpoints={','.join(address.endpoints)} endpoint health` "

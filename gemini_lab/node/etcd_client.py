@@ -18,6 +18,7 @@ import msgspec
 
 from gemini_lab.node.control_store import no_answer
 from gemini_lab.node.etcd_address import DIRECT, EtcdAddress, tls_credentials
+from gemini_lab.node.orphan_etcd import lack_of_room
 
 # The tables below take the place of generated stubs. Those are 2,400 lines, bound to a release of
 # protobuf's compiler, and the package that ships them collides with a namesake. Fields that are
@@ -399,7 +400,12 @@ class EtcdClient:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                 raise  # the caller gives up; else another call closed the connection under this one
-            raise no_answer(self.address, self.timeout_s, error) from error
+            lack = self.lack_of_room()
+            raise no_answer(self.address, self.timeout_s, error, lack=lack) from error
+
+    def lack_of_room(self) -> str:
+        """Return that this machine's disk has no room for an etcd that died here, if so."""
+        return lack_of_room(self.address.endpoints)
 
     async def _linked(self) -> EtcdLink:
         async with self._turn:

@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from importlib.metadata import entry_points
 from typing import Final, TypeVar
 
 import msgspec
@@ -13,7 +12,7 @@ import msgspec
 from gemini_lab.log.entry import shifted
 from gemini_lab.log.events import AnyEvent, Note, RootElected
 from gemini_lab.node.agent_links import AgentLinks
-from gemini_lab.node.agent_machine import AgentMachine
+from gemini_lab.node.agent_machine import OWN_ROOTS, AgentMachine, MakeRoot
 from gemini_lab.node.control_store import (
     StoreForgedError,
     StoreFullError,
@@ -46,7 +45,6 @@ from gemini_lab.wire.tcp import answers
 Asked = TypeVar("Asked")
 ADDRESSES_KEY: Final = "addresses"
 YIELDED_KEY: Final = "yielded"
-OWN_ROOTS: Final = "gemini_lab.course"
 """The group of entry points in which a package offers to make root agents of the user's own."""
 DOUBTS_S: Final = 2.0  # between looks at a store whose content is not believed
 STORE_PATIENCE_S: Final = 60.0  # a root that cannot write its state for this long resigns
@@ -125,7 +123,9 @@ class RootShell:
                 await asyncio.sleep(DOUBTS_S)
                 items = await self._read_all()
             self._job_number = state.setup.order.number if state.setup.order else None
-            root = self._root = root_agent(state, at_s=self._clock())
+            packed = state.setup.order.root if state.setup.order else ""
+            own = self._machine.own_root
+            root = self._root = _made(packed, state, self._clock(), own)
             root.living.update({joined.node: joined for joined in there})
             self._known = json.loads(items.get(ADDRESSES_KEY, "{}"))
             self._links.look_for(_of_those_that_count(self._known, state))
@@ -136,7 +136,8 @@ class RootShell:
                 await self._yield_if_others_may_reach_more()
                 if isinstance(happening, JobSubmitted):
                     order = happening.order
-                    root = self._root = successor(root, order.root, at_s=happening.at_s)
+                    at_s = happening.at_s
+                    root = self._root = successor(root, order.root, at_s=at_s, own=own)
                 await self._carry_out(await _decided(root, root.handle, happening))
         except Deposed:
             pass
@@ -241,8 +242,9 @@ class RootShell:
     async def _yield_if_others_may_reach_more(self) -> None:
         """Leave the place, if the run waits and registered agents are not reached from here.
 
-        Only the way from this machine to them may be broken. Each other agent has one turn in a
-        recovery; then this one stays, so that no two take turns for ever.
+        Only the way from this machine to them may be broken. Other agents have their turns in a
+        recovery, also those that are not reached from here: one of them may reach all. An agent
+        that is elected `TURNS` times stays, because some may never take their turn.
         """
         if not self._yields or self._root is None:
             return
@@ -252,9 +254,9 @@ class RootShell:
             last = json.loads(items.get(YIELDED_KEY, "{}"))
             before = last["roots"] if last.get("recovery") == recovery else []
             others = self._others.keys()
-            if not (others & self._links.connected) - {*before}:
+            if not others - {*before} or before.count(self.record.name) >= TURNS:
                 return
-            roots = sorted({*before, self.record.name})
+            roots = sorted([*before, self.record.name])
             text = json.dumps({"recovery": recovery, "roots": roots})
             if not await self._membership.write_as_root(self.record, {YIELDED_KEY: text}):
                 raise Deposed
@@ -338,40 +340,30 @@ def _of_those_that_count(addresses: Mapping[str, str], state: RootState) -> dict
     return {node: addresses[node] for node in nodes if node in addresses}
 
 
-def root_agent(state: RootState, *, at_s: float) -> RootAgent:
-    """Return the root agent that a run asks for: the lab's, or one of the user's own."""
-    order = state.setup.order
-    return _made(order.root if order else "", state, at_s)
-
-
-def successor(before: RootAgent, root: str, *, at_s: float) -> RootAgent:
+def successor(
+    before: RootAgent, root: str, *, at_s: float, own: MakeRoot = AgentMachine.own_root
+) -> RootAgent:
     """Return the root agent for the next job, which knows the nodes that the last one knew.
 
     Args:
         before: The last job's.
         root: What the new order says of it.
         at_s: Now.
+        own: Makes one of the user's own.
     """
     if not root and type(before) is RootAgent:
         return before
     before.close()
-    after = _made(root, before.state, at_s)
+    after = _made(root, before.state, at_s, own)
     after.living.update(before.living)
     return after
 
 
-def _made(root: str, state: RootState, at_s: float) -> RootAgent:
-    """Return a root agent; one of the user's own is made by the package that packed it."""
+def _made(root: str, state: RootState, at_s: float, own: MakeRoot) -> RootAgent:
+    """Return the root agent that a run asks for: the lab's, or one of the user's own."""
     if not root:
         return RootAgent(state=state, at_s=at_s)
-    for found in entry_points(group=OWN_ROOTS, name="root_agent"):
-        try:
-            make = found.load()
-        except (ImportError, AttributeError):  # the installation is not whole
-            break
-        made: RootAgent = make(root, state=state, at_s=at_s)
-        return made
-    return _Refusing(state=state, at_s=at_s)
+    return own(root, state=state, at_s=at_s) or _Refusing(state=state, at_s=at_s)
 
 
 class _RefusingLifecycle(Lifecycle):
@@ -408,6 +400,8 @@ async def _decided(
     return decide(about)
 
 
+TURNS: Final = 2
+"""Of an agent as root of a run that waits, if others have had none in this recovery."""
 CUT_OFF_S: Final = 15.0  # after its connections have broken; also a busy machine answers by then
 FEWEST: Final = 2  # others; with one, either's network may be broken
 ASKED: Final = 8  # of them at once: a rack may be gone

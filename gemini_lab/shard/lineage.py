@@ -17,7 +17,7 @@ persistent tier becomes a version of the epoch that reads it, and all ranks read
 whose shards are of one lineage. A run's identity is drawn at random, and drawn again for a run that
 goes on from another's versions. (A digest could also be known only when a version is whole
 everywhere, which is too late for the headers of its copies.) The tests explore these histories:
-`tests/recovery/protocol`.
+`gemini_lab_bench.world`.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 # # 08 A root agent of your own
 #
 # **Goal.** Write what the root agent does after a failure. Have it attacked at every moment of a
-# modelled run, until nothing breaks it; then let it lead real recoveries, and compare every bit.
+# simulated run, until nothing breaks it; then let it lead real recoveries, and compare every bit.
 #
 # **Time.** One to two minutes to run, an hour to read and write. No GPU is needed. Lab 05 shows
 # what recoveries look like; its exercise 3, who gets which copy, is done for you here.
@@ -78,7 +78,8 @@ def hasty(state, event, cluster):
 
 
 # %% [markdown]
-# `attack` runs a lab without processes, in which every message and every failure has its place: all
+# `attack` runs a lab without processes, on a clock of its own: the real agents, and failures at
+# moments that are the same each time. All
 # failures one by one at many moments, then a second one while the first is being answered, then
 # silence and return. The first case that breaks is made as small as possible.
 
@@ -136,8 +137,8 @@ with Verdict() as say:
 
 # %% [markdown]
 # ## 3. For real
-# What withstood the model now leads recoveries of a job that really runs; the dashboard shows it.
-# First without failures:
+# What withstood the simulation now leads recoveries of a job that really runs. The dashboard shows
+# it. First without failures:
 
 # %%
 lab = Lab(nodes=nodes, standbys=standbys)

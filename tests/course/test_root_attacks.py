@@ -1,4 +1,4 @@
-"""Root agents of one's own in modelled labs: what breaks them, and what does not."""
+"""Root agents of one's own in simulated labs: what breaks them, and what does not."""
 
 import signal
 import threading
@@ -11,6 +11,7 @@ from gemini_lab_widgets.pictures import view
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.lab.submission import TooLong, limit
+from gemini_lab_bench.world.schedule import PHASES
 from gemini_lab_course import WrongAnswerError
 from gemini_lab_course.attacks import attack
 from gemini_lab_course.attacks.roots import ALONE, GROUPS, LONG, RETURN, SMALL, SPARE, cases
@@ -28,45 +29,27 @@ from gemini_lab_course.own_root.deciding import (
 )
 from gemini_lab_course.own_root.process import MOST_BYTES, loaded, packed
 
-CRASH = (("go", 1, 300), ("kill_worker", 0))
-HEARD_LATE = (("go", 2, 320), ("kill_worker", 0), ("go", 2, 200))
-TWO_LOST = (("go", 3, 200), ("go", 30, 10), ("kill_group", 3), ("go", 23, 100))
+TRAINS, HALF = (0.0, "at", PHASES.index("running")), (0.0, "at", PHASES.index("halfway"))
+CRASH = (TRAINS, (0.5, "kill_rank", 0))
+HEARD_LATE = (TRAINS, (0.13, "kill_rank", 0))
+TWO_LOST = (TRAINS, (0.7, "kill", 1, 1), (1.6, "kill", 0, 1))
 FALL_SILENT = (
-    ("freeze", 1),
-    ("go", 2, 280),
-    ("thaw_all",),
-    ("go", 2, 150),
-    ("freeze_group", 0),
-    ("wait", 30),
-    ("go", 2, 115),
+    *(TRAINS, (0.1, "freeze", 0), (4.5, "thaw_all")),
+    *(TRAINS, (0.5, "freeze_group", 0), (4.5, "thaw_all")),
 )
-HALFWAY, LATER = ("go_halfway", 1, 900), ("go_halfway", 3, 900)
+LATE_ANSWER = (TRAINS, (0.39, "kill", 1, 1))
 COMES_BACK = (
-    *(LATER, ("freeze", 0), ("kill_worker", 1), ("wait", 30)),
-    *(LATER, ("thaw", 0), ("kill_worker", 1), ("kill", 3, 1)),
+    *(HALF, (0.0, "freeze", 1), (0.0, "kill_rank", 2)),
+    *(HALF, (0.0, "thaw", 1), (0.0, "kill_rank", 2), (0.0, "kill", 3, 1)),
 )
-ELSEWHERE = (
-    *(HALFWAY, ("freeze", 2), ("wait", 30), ("go", 1, 150), ("thaw", 2)),
-    *(("go", 1, 150), ("kill", 0, 1)),
-)
-COUNTED = (
-    ("go", 1, 310),
-    ("freeze", 0),
-    ("wait", 30),
-    ("go", 1, 300),
-    ("thaw_all",),
-    ("go", 1, 150),
-    ("freeze_group", 0),
-    ("wait", 30),
-    ("go", 1, 160),
-)
+ELSEWHERE = (HALF, (0.0, "freeze", 3), (4.0, "thaw", 3), (2.0, "kill", 1, 1))
 SCHEDULES = [
     TWO_LOST,
     FALL_SILENT,
     CRASH,
-    (("go", 1, 300), ("kill", 1, 1), ("go", 2, 40), ("kill", 2, 1)),
-    (("go", 1, 300), ("fuse", 6, 0), ("kill_worker", 0)),
-    (("go", 2, 320), ("freeze_group", 0), ("wait", 30), ("go", 2, 160)),
+    (TRAINS, (0.7, "kill", 1, 1), (0.04, "kill", 2, 1)),
+    (TRAINS, (0.7, "fuse", 1, 0), (0.0, "kill_rank", 0)),
+    (TRAINS, (0.2, "freeze_group", 0), (4.5, "thaw_all")),
 ]
 
 
@@ -120,8 +103,8 @@ def make(
 right = make()
 
 
-def told_of(decide, schedule, shape=SMALL):
-    return tell(shape, schedule, of_function(packed(decide)))
+def told_of(decide, schedule, shape=SMALL, *, seed=1):
+    return tell(shape, schedule, of_function(packed(decide)), seed=seed)
 
 
 # -- what withstands, and what does not ------------------------------------------------------------
@@ -131,7 +114,7 @@ def test_a_right_one_withstands_what_is_tried_and_gets_its_figures_beside_the_la
     result = attack(right, within_s=2)
     assert result.holds
     recoveries, orders, iterations = result.figures
-    assert recoveries.yours == recoveries.reference == recoveries.optimum == 30
+    assert recoveries.yours == recoveries.reference == recoveries.optimum == 20
     assert orders.yours == orders.reference
     assert iterations.yours >= iterations.optimum
 
@@ -156,7 +139,7 @@ def test_a_right_one_brings_the_run_back_as_the_labs_own_does(schedule):
         ({"asks_all": False}, HEARD_LATE, SMALL, "progress is thrown away"),
         ({"counts_machines": False}, TWO_LOST, SMALL, "has no machine"),
         ({"waits": False}, FALL_SILENT, SPARE, "progress is thrown away: training goes on from"),
-        ({"knows_who": False}, COUNTED, SPARE, "progress is thrown away: training goes on"),
+        ({"knows_who": False}, LATE_ANSWER, SMALL, "progress is thrown away: training goes on"),
         ({"knows_epochs": False}, COMES_BACK, RETURN, "shards are of different epochs and do not"),
     ],
 )
@@ -205,14 +188,15 @@ def overlooks_the_second(state, event, cluster):
     ("wrong", "shape", "why"),
     [
         (first_recoveries, LONG, "the run never ends"),
-        (tires_of_waiting, SPARE, "progress is thrown away"),
+        (tires_of_waiting, SPARE, "root= starts workers, and position 1 has no machine"),
         (overlooks_the_second, ALONE, "the run never ends"),
     ],
 )
 def test_what_shows_only_late_or_where_nobody_comes_is_among_the_cases(wrong, shape, why):
     those = [case for case in cases() if case.shape == shape]
-    assert any(told_of(wrong, case.schedule, shape).broken.startswith(why) for case in those)
-    assert not any(told_of(right, case.schedule, shape).broken for case in those)
+    broken = (told_of(wrong, case.schedule, shape, seed=case.seed).broken for case in those)
+    assert any(each.startswith(why) for each in broken)
+    assert not any(told_of(right, c.schedule, shape, seed=c.seed).broken for c in those[::4])
 
 
 def test_a_version_of_which_a_shard_is_missing_is_never_loaded():
@@ -256,7 +240,7 @@ def test_what_the_rare_moments_ask_is_among_the_cases_and_a_right_one_knows_it(s
 
 def test_the_smallest_is_found_drawn_and_replayed_until_it_is_mended():
     found = attack(make(asks_all=False), within_s=100)
-    assert len([each for each in found.case.schedule if each[0] != "go"]) == 1
+    assert len([each for each in found.case.schedule if each[1] != "at"]) == 1
     assert found.replay(right) is None
     again = found.replay(make(asks_all=False))
     assert (again.case, again.fault) == (found.case, found.fault)
@@ -268,7 +252,7 @@ def test_the_smallest_is_found_drawn_and_replayed_until_it_is_mended():
 
 
 def test_the_smallest_cases_come_first():
-    struck = [sum(fate[0] in {"kill", "kill_worker"} for fate in case.schedule) for case in cases()]
+    struck = [sum(fate[1] in {"kill", "kill_rank"} for fate in case.schedule) for case in cases()]
     assert struck[0] == 0
     assert struck.index(2) > struck.index(1)
 

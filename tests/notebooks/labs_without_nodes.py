@@ -24,7 +24,7 @@ from gemini_lab.settings import Settings
 from gemini_lab.training.quickstart import gpt_job
 from gemini_lab.units import KIB
 from gemini_lab_bench.benches.timed_runs import AS_IF_LARGE
-from gemini_lab_course.attacks.roots import SMALL
+from gemini_lab_course.attacks.roots import SMALL, TRAINS
 from gemini_lab_course.attacks.stories import of_function, tell
 from gemini_lab_course.own_root.deciding import Ask, Failed, Fence, Fenced, Start, Told, Wait
 from gemini_lab_course.own_root.process import packed
@@ -205,8 +205,8 @@ def _lab_05() -> Names:
 
 
 def train_with(root: Any) -> ToldReport:
-    """A modelled run that loses a worker, and then a node."""
-    failures = (("go", 1, 300), ("kill_worker", 0), ("go", 2, 160), ("kill", 1, 1))
+    """A simulated run that loses a worker, and then a node."""
+    failures = (TRAINS, (0.13, "kill_rank", 0), (0.1, "at", 3), TRAINS, (0.5, "kill", 1, 1))
     broken = tell(SMALL, failures, of_function(packed(root))).broken
     if broken:
         raise RunFailedError(f"with-mine failed: {broken}")

@@ -1,7 +1,8 @@
 """What must hold of a simulated lab, checked all along, whatever its agents believe."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from gemini_lab.errors import GeminiError
@@ -9,6 +10,9 @@ from gemini_lab.log import events
 from gemini_lab.log.entry import Entry
 from gemini_lab.memory.slab import Slab
 from gemini_lab.node.root_shell import RootShell
+from gemini_lab.recovery.discarded_versions import is_left, joined, left_of
+from gemini_lab.recovery.plan import VersionId
+from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import ACTIVE, RootState
 from gemini_lab.shard.lineage import Lineage
 from gemini_lab.storage import persistent_tier
@@ -18,7 +22,9 @@ if TYPE_CHECKING:
     from gemini_lab_bench.world.virtual_rank import VirtualRank
     from gemini_lab_bench.world.world import VirtualWorld
 
-LOOK_S: Final = 0.1
+LOOK_S: Final = 0.25
+RUN: Final = 7
+"""The number of the run."""
 TRACED: Final = (
     events.RootElected,
     events.RecoveryStarted,
@@ -52,6 +58,8 @@ class Judge:
         self.has_given_up = False
         self.given_up: list[tuple[int, int]] = []  # from what on was gone, and in which epoch
         self.worker_kills = self.flips = 0
+        self.left: tuple[VersionId, ...] = ()  # by rewinds of which any rank has said
+        self.on_event: Callable[[VirtualMachine, events.AnyEvent, int | None], object] = _nothing
         self._roots: dict[int, str] = {}
         self._labels: dict[tuple[int, Lineage], int] = {}
         self._loaded: dict[int, tuple[int, int]] = {}
@@ -87,6 +95,7 @@ class Judge:
         agent.lab.pass_on = heard  # type: ignore[method-assign]
 
     def _hear(self, machine: "VirtualMachine", event: events.AnyEvent, term: int | None) -> None:
+        self.on_event(machine, event, term)
         if isinstance(event, TRACED):
             self.note(f"{machine.name}: {event.kind} {event}"[:300])
         if isinstance(event, events.Note) and f"{machine.name}'s agent: " in event.text:
@@ -122,6 +131,18 @@ class Judge:
         if known.setdefault(event.recovery, event) != event:
             self.broken(f"recovery {event.recovery} has two of {event.kind}")
 
+    def check_wait(self) -> None:
+        """Check that a root agent that waits for long lacks something."""
+        for machine, root in self.roots():
+            state = root.state
+            silent = {self.world.named(name) for name in state.nodes.silent}
+            if self.flips or self.world.has_lacked or not silent <= {*self.world.core}:
+                return
+            is_pausing = machine.wall_s() < root.lifecycle.resumes_s + 10
+            newest = self.newest_saved(self.world.core)
+            if newest >= max(1, state.reached.newest) and not is_pausing:
+                self.broken(f"the root waits though version {newest} is there: {state.phase}")
+
     # -- who is root -----------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -137,11 +158,16 @@ class Judge:
             if not machine.is_dead and shell is not None and shell.record.to_text() == record:
                 yield machine, shell
 
-    def root_states(self) -> Iterator[tuple["VirtualMachine", RootState]]:
-        """Yield the state of the root agent in its place."""
+    def roots(self) -> Iterator[tuple["VirtualMachine", RootAgent]]:
+        """Yield the root agent in its place."""
         for machine, shell in self.shells():
             if shell._root is not None:  # noqa: SLF001
-                yield machine, shell._root.state  # noqa: SLF001
+                yield machine, shell._root  # noqa: SLF001
+
+    def root_states(self) -> Iterator[tuple["VirtualMachine", RootState]]:
+        """Yield the state of the root agent in its place."""
+        for machine, root in self.roots():
+            yield machine, root.state
 
     # -- one history -----------------------------------------------------------------------------
 
@@ -168,6 +194,10 @@ class Judge:
                     f"{machine.name} starts rank {rank.start.rank} of epoch {rank.start.epoch} "
                     f"while rank {one.start.rank} of epoch {one.start.epoch} still writes"
                 )
+
+    def rewound(self, said: events.Rewound) -> None:
+        """Note that what was made after a version counts no more."""
+        self.left = joined(self.left, [left_of(said, run=RUN)])
 
     # -- what exists -----------------------------------------------------------------------------
 
@@ -205,10 +235,12 @@ class Judge:
         if not (self._is_excused or self.is_done or self.failed) and not self.whole_versions():
             self.broken(f"no version is whole in memory, though only {self._lost} went")
 
-    def whole_versions(self) -> set[tuple[int, Lineage]]:
+    def whole_versions(
+        self, among: Sequence["VirtualMachine"] | None = None
+    ) -> set[tuple[int, Lineage]]:
         """Return the versions of which every shard is in the memory of a machine."""
         found: defaultdict[tuple[int, int, Lineage], set[int]] = defaultdict(set)
-        for machine in self.world.machines:
+        for machine in self.world.machines if among is None else among:
             for ranks, slab in self.slabs(machine):
                 for copy in slab.copies():
                     if not slab.read(copy.shard, copy.version, copy.lineage).bad_chunks():
@@ -225,20 +257,25 @@ class Judge:
         aside = memory._aside.items()  # noqa: SLF001
         return [*own, *((ranks, slab) for ranks, one in aside for slab in one.slabs.values())]
 
-    def newest_saved(self) -> int:
-        """Return the newest version that exists and that all holders have had."""
-        in_memory = (version for version, _ in self.whole_versions() & self._full)
-        try:
-            in_tier = persistent_tier(self.world.tier.url).versions()
-        except GeminiError:
-            in_tier = []
-        return max([0, *in_memory, *in_tier])
+    def newest_saved(self, among: Sequence["VirtualMachine"] | None = None) -> int:
+        """Return the newest version that exists and that all holders have had.
+
+        Args:
+            among: The machines whose memory counts; by default that of all.
+        """
+        in_memory = self.whole_versions(among) & self._full
+        in_tier = set[tuple[int, Lineage]]()
+        with suppress(GeminiError):
+            survey = persistent_tier(self.world.tier.url).survey()
+            in_tier = {(one.version, one.lineage) for one in survey.stored}
+        return max([0, *(v for v, line in in_memory | in_tier if not is_left(v, line, self.left))])
 
     def _check_plan(self, machine: "VirtualMachine", plan: events.RecoveryPlanned) -> None:
         if machine not in [one for one, _ in self.shells()]:
             return
         newest = min(self.newest_saved(), self.heard)
         self.heard = plan.version or 0
+        self._check_line(plan)
         for version, epoch in self.given_up:
             if (plan.version or 0) > version and plan.made_in < epoch and not self.flips:
                 self.broken(
@@ -255,6 +292,18 @@ class Judge:
                 f"version {newest} exists: {plan.reason}"
             )
 
+    def _check_line(self, plan: events.RecoveryPlanned) -> None:
+        """Check that no asked agent knows of a rewind that left this version behind."""
+        living = {name for _, state in self.root_states() for name in state.members}
+        agents = [one.agent for one in self.world.machines if one.name in living and one.agent]
+        histories = (one.supervisor._listener.history for one in agents)  # noqa: SLF001
+        known = joined((), (left for history in histories for left in history.left))
+        lineage = Lineage(run=RUN, epoch=plan.made_in, rewinds=plan.made_after)
+        if plan.version is not None and not self.flips and is_left(plan.version, lineage, known):
+            self.broken(
+                f"recovery {plan.recovery} goes on from {plan.version}, which a rewind left"
+            )
+
     def _check_drained(self, name: str) -> None:
         for rank in self.world.named(name).ranks:
             states = [state for _, state in self.root_states()]
@@ -265,5 +314,10 @@ class Judge:
                 self.broken(f"{name} may go, and {rank.process.name} trains there")
 
     def _check_failure(self, event: events.RunFailed) -> None:
-        if self.worker_kills < 3 and not self.world.has_lacked:
+        is_own = event.reason.startswith("root=")  # a root agent of the user's own is to blame
+        if is_own or (self.worker_kills < 3 and not self.world.has_lacked):
             self.broken(f"a healthy run fails: {event.reason}")
+
+
+def _nothing(*_: object) -> None:
+    pass

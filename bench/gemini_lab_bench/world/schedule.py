@@ -6,7 +6,9 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gemini_lab.recovery.requests import DrainNode, GiveUpProgress, ResizeRun
+from gemini_lab.node.bulk_process import answer_to
+from gemini_lab.recovery.messages import ListVersions, VersionsListed
+from gemini_lab.recovery.requests import DrainNode, GiveUpProgress, ResizeRun, RewindRun
 from gemini_lab_bench.world.virtual_machine import VirtualMachine
 from gemini_lab_bench.world.world import VirtualWorld, WorldShape
 
@@ -29,6 +31,8 @@ SHAPES: Final = (
     WorldShape(nodes=3, standbys=1, persist_every=1),
     WorldShape(nodes=4, standbys=1, has_tier=False),
     WorldShape(nodes=3, standbys=1, shrinks=True),
+    WorldShape(nodes=2, standbys=1, workers=2),
+    WorldShape(nodes=4, standbys=1, follows=True),
 )
 KINDS: Final[dict[str, tuple[int, ...]]] = {
     "kill": (8, 2),
@@ -46,7 +50,17 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
     "tier_down": (),
     "tier_hangs": (),
     "tier_full": (),
+    "tier_mute": (),
+    "tier_stale": (),
+    "tier_apart": (8,),
+    "tier_rots": (64,),
     "tier_up": (),
+    "lease_late": (6,),
+    "compact": (),
+    "store_full": (),
+    "rewind": (3,),
+    "ask_rewind": (3,),
+    "add": (),
     "kill_rank": (8,),
     "stop_rank": (8,),
     "flip": (8, 64),
@@ -62,11 +76,20 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
     "term": (8,),
     "give_up": (),
     "resize": (5,),
-    "at": (6,),
+    "at": (7,),
     "fuse": (6, 4),
 }
 """What may befall a world, and below what its numbers are."""
-PHASES: Final = ("fencing", "inventory", "waiting", "starting", "running", "finishing")
+PHASES: Final = (
+    "fencing",
+    "inventory",
+    "waiting",
+    "starting",
+    "running",
+    "finishing",
+    "halfway",
+)
+"""Of a run; the last one: some ranks, and not all, have a version whole of this start."""
 FOLLOW_S: Final = 30.0
 """For a phase to come."""
 TOGETHER: Final = (
@@ -77,6 +100,10 @@ TOGETHER: Final = (
     ("freeze", "thaw_all", "freeze_group", "kill", "at", "reset"),
     ("lack", "regain", "kill_rank", "sever", "drain"),
     ("resize", "at", "fuse", "kill", "freeze", "thaw_all"),
+    ("rewind", "ask_rewind", "kill_rank", "kill", "freeze", "thaw_all", "at"),
+    ("rewind", "kill_group", "tier_stale", "tier_mute", "tier_up", "at"),
+    ("tier_apart", "kill_group", "tier_rots", "tier_up", "freeze"),
+    ("lease_late", "compact", "store_full", "store_up", "freeze", "kill", "answers_lost"),
 )
 """What makes trouble when it comes together."""
 IN_ORDER: Final = (
@@ -84,6 +111,9 @@ IN_ORDER: Final = (
     ("tier_down", "kill_group", "tier_up"),
     ("freeze", "thaw_all", "freeze_group", "thaw_all"),
     ("drain", "at", "fuse", "kill"),
+    ("at", "freeze", "kill_rank", "at", "thaw_all", "kill_rank", "kill"),
+    ("rewind", "kill_rank", "tier_stale", "kill_group", "tier_up"),
+    ("freeze_group", "give_up", "thaw_all", "sever", "sever", "kill_group"),
 )
 """What must come one after the other."""
 
@@ -110,18 +140,27 @@ def draw(seed: int) -> tuple[WorldShape, tuple[Happening, ...]]:
 
 
 class BefallenWorld:
-    """One world, and a schedule that befalls it."""
+    """One world, and a schedule that befalls it.
+
+    Attributes:
+        settles_s: In which a run has to end once machines enough are well.
+        decides_s: For so long a person watches a root agent that waits.
+        heals_all: Whether all machines are well in the end, and not only as many as train.
+    """
+
+    settles_s, decides_s, heals_all = SETTLES_S, DECIDES_S, False
 
     def __init__(self, seed: int, shape: WorldShape, schedule: Sequence[Happening]) -> None:
-        self._schedule = schedule
+        self.schedule = tuple(schedule)
         self._chosen: tuple[int, ...] = ()
+        self._halfway = 0  # the epoch in which a version was halfway last
         self.world = VirtualWorld(seed, shape)
         self.world.strike_root = self._strike_root
 
     async def live(self) -> None:
         """Have everything happen, and see that the run ends."""
         world, judge = self.world, self.world.judge
-        for wait_s, kind, *numbers in self._schedule:
+        for wait_s, kind, *numbers in self.schedule:
             await asyncio.sleep(wait_s)
             if judge.is_done or judge.failed or judge.wrong:
                 break
@@ -129,10 +168,9 @@ class BefallenWorld:
             if kind == "at":
                 await self._follow(PHASES[numbers[0]])
                 continue
-            act: Callable[..., None] = getattr(self, f"_{kind}")
-            act(*numbers)
+            self.befall(kind, *numbers)
         self._settle()
-        await self._until(lambda: judge.is_done or bool(judge.failed), SETTLES_S)
+        await self._until(lambda: judge.is_done or bool(judge.failed), self.settles_s)
         if not (judge.is_done or judge.failed or judge.wrong):
             judge.broken(f"the run does not end: {self._stuck()}")
         world.is_closing = True
@@ -143,24 +181,35 @@ class BefallenWorld:
             judge.broken(f"agents do not end with their lab: {left}")
         judge.wrong += [f"no code caught: {text}" for text in world.loop.failures]
 
+    def befall(self, kind: str, *numbers: int) -> None:
+        """Have something happen."""
+        act: Callable[..., None] = getattr(self, f"_{kind}")
+        act(*numbers)
+
     async def _follow(self, phase: str) -> None:
         """Wait until the root agent is in a phase."""
         give_up_s = self.world.loop.time() + FOLLOW_S
         while self.world.loop.time() < give_up_s:
-            if any(state.phase == phase for _, state in self.world.judge.root_states()):
+            if phase == "halfway":
+                job = max(self.world.jobs.values(), key=lambda one: one.start.epoch, default=None)
+                if job is not None and job.start.epoch > self._halfway and job.is_halfway:
+                    self._halfway = job.start.epoch
+                    return
+            elif any(state.phase == phase for _, state in self.world.judge.root_states()):
                 return
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
     async def _until(self, is_so: Callable[[], bool], limit_s: float) -> None:
         give_up_s = self.world.loop.time() + limit_s
         waits_since_s = None
         while not is_so() and self.world.loop.time() < give_up_s and not self.world.judge.wrong:
             await asyncio.sleep(0.5)
-            waits = any(s.phase == "waiting" for _, s in self.world.judge.root_states())
             now_s = self.world.loop.time()
-            waits_since_s = (waits_since_s or now_s) if waits else None
-            if waits_since_s is not None and now_s > waits_since_s + DECIDES_S:
+            for _, state in self.world.judge.root_states():  # while there is none, it waits on
+                waits_since_s = (waits_since_s or now_s) if state.phase == "waiting" else None
+            if waits_since_s is not None and now_s > waits_since_s + self.decides_s:
                 waits_since_s = now_s
+                self.world.judge.check_wait()
                 self.world.judge.has_given_up = True
                 self.world.judge.note("the user gives up progress")
                 self.world.owner.ask(GiveUpProgress())
@@ -172,6 +221,7 @@ class BefallenWorld:
         self._store_up(1)
         self._tier_up()
         world.network.slow_s = world.store.watch_delay_s = world.store.loses_answers = 0.0
+        world.store.late_s = 0.0
         world.fuse = None
         alive = [one for one in world.machines if not (one.is_dead or one in world.drained)]
         well = [one for one in alive if one.process.runs]
@@ -179,11 +229,15 @@ class BefallenWorld:
         nodes = max(world.shape.nodes, world.nodes_asked, 2)
         rng.shuffle(well)  # the root agent may be outside
         core = [world.machines[number] for number in self._chosen] or (well + rest)[:nodes]
-        for number, machine in enumerate(world.machines):
-            if not (self._chosen or machine in core or machine.is_dead):
-                self._ail(rng, number, [world.machines.index(one) for one in core])
+        if self.heals_all:
+            core = alive
+            nodes = max(nodes, world.most_machines)
+        others = [one for one in world.machines if not (one in core or one.is_dead)]
         while len(core) < nodes:
             core.append(world.bring())
+        numbers = [world.machines.index(one) for one in core]
+        for machine in () if self._chosen else others:
+            self._ail(rng, world.machines.index(machine), numbers)
         for machine in core:
             machine.thaw()
             machine.lacks = False
@@ -264,6 +318,7 @@ class BefallenWorld:
         self.world.store.is_up = False
 
     def _store_up(self, keeps_leases: int) -> None:
+        self.world.store.is_full = False
         self.world.store.come_back(keeps_leases=bool(keeps_leases))
 
     def _watch_late(self, seconds: int) -> None:
@@ -285,7 +340,46 @@ class BefallenWorld:
         self.world.tier.is_full = True
 
     def _tier_up(self) -> None:
-        self.world.tier.is_up, self.world.tier.hangs, self.world.tier.is_full = True, False, False
+        self.world.tier.recover()
+
+    def _tier_mute(self) -> None:
+        self.world.tier.is_mute = True
+
+    def _tier_stale(self) -> None:
+        """Have the tier list what it has now, as a cached folder does."""
+        listed, _ = answer_to(ListVersions(url=self.world.tier.url), [])
+        assert isinstance(listed, VersionsListed)
+        self.world.tier.listed = listed
+
+    def _tier_apart(self, number: int) -> None:
+        """Have one machine alone reach the tier."""
+        self.world.tier.only = self._machine(number)
+
+    def _tier_rots(self, bit: int) -> None:
+        self.world.judge.flips += self.world.tier.rot(bit)
+
+    def _lease_late(self, seconds: int) -> None:
+        self.world.store.late_s = float(seconds)
+
+    def _compact(self) -> None:
+        self.world.store.compact()
+
+    def _store_full(self) -> None:
+        self.world.store.is_full = True
+
+    def _rewind(self, further: int) -> None:
+        """Have the script go back after the next update, once in each start."""
+        if self.world.jobs:
+            job = max(self.world.jobs.values(), key=lambda one: one.start.epoch)
+            newest = max((rank.version for rank in job.ranks.values()), default=0)
+            job.wish = job.wish or (newest + 1, further)
+
+    def _ask_rewind(self, steps: int) -> None:
+        self.world.owner.ask(RewindRun(steps=1 + steps))
+
+    def _add(self) -> None:
+        """Bring a machine, as an operator does."""
+        self.world.want(sum(not one.is_dead for one in self.world.machines) + 1)
 
     def _kill_rank(self, number: int) -> None:
         self._signal(number, 9)
@@ -377,8 +471,8 @@ class BefallenWorld:
         self.world.fuse = (writes, ("kill", "freeze", "part", "reset")[how])
 
     def _strike_root(self, how: str) -> None:
-        act: Callable[..., None] = getattr(self, f"_{how}")
-        act(ROOT, *({"kill": (1,), "part": (1,), "reset": (ROOT + 1,)}.get(how, ())))
+        numbers = {"kill": (1,), "part": (1,), "reset": (ROOT + 1,)}
+        self.befall(how, ROOT, *numbers.get(how, ()))
 
     def _clock(self, number: int, step: int) -> None:
         self._machine(number).set_by_s += (-3600.0, 1.0, 86400.0)[step]

@@ -3,7 +3,7 @@
 import argparse
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,16 +41,20 @@ class Ran:
 
 def run(seed: int, shape: WorldShape, schedule: Sequence[Happening]) -> Ran:
     """Return what comes of a schedule."""
-    one = BefallenWorld(seed, shape, schedule)
+    return run_world(BefallenWorld(seed, shape, schedule))
+
+
+def run_world(one: BefallenWorld) -> Ran:
+    """Return what comes of a world."""
     world = one.world
     try:
         world.loop.run_until_complete(one.live())
     except StandstillError as error:
         world.judge.broken(str(error))
     ran = Ran(
-        seed=seed,
-        shape=shape,
-        schedule=tuple(schedule),
+        seed=world.seed,
+        shape=world.shape,
+        schedule=tuple(one.schedule),
         wrong=tuple(world.judge.wrong),
         trace=tuple(world.judge.trace),
         virtual_s=world.loop.time(),
@@ -69,16 +73,22 @@ def shrink(found: Ran) -> Ran:
     best, has_shrunk = found, True
     while has_shrunk:
         has_shrunk = False
-        for place in range(len(best.schedule)):
-            smaller = [*best.schedule[:place], *best.schedule[place + 1 :]]
-            if place < len(best.schedule) - 1:  # what follows happens when it did
-                wait_s, kind, *numbers = smaller[place]
-                smaller[place] = (round(wait_s + best.schedule[place][0], 3), kind, *numbers)
-            ran = run(best.seed, best.shape, smaller) if smaller else None
-            if ran is not None and ran.wrong and _kind(ran) == _kind(found):
+        for smaller in smaller_ones(best.schedule):
+            ran = run(best.seed, best.shape, smaller)
+            if ran.wrong and _kind(ran) == _kind(found):
                 best, has_shrunk = ran, True
                 break
     return best
+
+
+def smaller_ones(schedule: tuple[Happening, ...]) -> Iterator[tuple[Happening, ...]]:
+    """Yield schedules with one happening less; what follows happens when it did."""
+    for place in range(len(schedule) if len(schedule) > 1 else 0):
+        smaller = [*schedule[:place], *schedule[place + 1 :]]
+        if place < len(schedule) - 1:
+            wait_s, kind, *numbers = smaller[place]
+            smaller[place] = (round(wait_s + schedule[place][0], 3), kind, *numbers)
+        yield tuple(smaller)
 
 
 def _kind(ran: Ran) -> list[str]:

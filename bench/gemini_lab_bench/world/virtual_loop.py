@@ -8,7 +8,6 @@ stopped process back until it goes on, as SIGSTOP does, and drops those of a kil
 import asyncio
 import contextvars
 import heapq
-from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
@@ -28,22 +27,18 @@ class VirtualProcess:
     Attributes:
         name: For people.
         is_gone: Whether it was killed.
+        runs: Whether it does anything now.
     """
 
     def __init__(self, name: str, loop: "VirtualLoop") -> None:
-        self.name, self.is_gone = name, False
+        self.name, self.is_gone, self.runs = name, False, True
         self.context = contextvars.Context()
         self.context.run(_PROCESS.set, self)
         self._loop = loop
         self.handlers: dict[int, tuple[Any, ...]] = {}  # by signal
         self._stops: set[str] = set()
-        self._held: deque[asyncio.Handle] = deque()
+        self._held: deque[_Handle] = deque()
         self._tasks: list[asyncio.Task[Any]] = []  # else a killed one's would be collected, and end
-
-    @property
-    def runs(self) -> bool:
-        """Whether it does anything now."""
-        return not self.is_gone and not self._stops
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine as this process's."""
@@ -59,27 +54,29 @@ class VirtualProcess:
 
     def kill(self) -> None:
         """End it at once."""
-        self.is_gone = True
+        self.is_gone, self.runs = True, False
         self._held.clear()
 
     def stop(self, why: str) -> None:
         """Stop it, as a signal or a debugger does; it may be stopped for several reasons."""
         self._stops.add(why)
+        self.runs = False
 
     def go_on(self, why: str) -> None:
         """Continue it, unless another reason to stop is left."""
         self._stops.discard(why)
+        self.runs = not (self.is_gone or self._stops)
         if not self._stops:
             self._loop.release(self._held)
 
-    def hold(self, handle: asyncio.Handle) -> None:
+    def hold(self, handle: "_Handle") -> None:
         """Keep a callback until this process goes on; a killed one's is dropped."""
         if not self.is_gone:
             self._held.append(handle)
 
     def end_for_good(self) -> Generator["asyncio.Task[Any]", None, None]:
         """Yield its open tasks, for the end of the simulation, in which all code may run."""
-        self.is_gone = False
+        self.is_gone, self.runs = False, True
         self._stops.clear()
         self._loop.release(self._held)
         for task in self._tasks:
@@ -92,22 +89,43 @@ def this_process() -> "VirtualProcess | None":
     return _PROCESS.get()
 
 
-class _Handle(events.Handle):
-    def _run(self) -> None:
-        process = self._context.get(_PROCESS)  # type: ignore[attr-defined]
-        if process is None or process.runs:
-            super()._run()
-        else:
-            process.hold(self)
+class _Handle:
+    """A callback that waits for its turn, or for its time; asyncio's own looks at more."""
 
+    __slots__ = ("_args", "_callback", "_context", "_loop")
 
-class _TimerHandle(events.TimerHandle):
-    def _run(self) -> None:
-        process = self._context.get(_PROCESS)  # type: ignore[attr-defined]
-        if process is None or process.runs:
-            super()._run()
-        else:
+    def __init__(
+        self,
+        loop: "VirtualLoop",
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+    ) -> None:
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+
+    def cancel(self) -> None:
+        """Never call it."""
+        self._callback, self._args = None, ()
+
+    def run(self) -> None:
+        """Call it, unless its process is stopped or gone."""
+        callback = self._callback
+        if callback is None:
+            return
+        process = self._context.get(_PROCESS)
+        if process is not None and not process.runs:
             process.hold(self)
+            return
+        try:
+            self._context.run(callback, *self._args)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - as asyncio does
+            told = {"message": f"Exception in callback {callback}", "exception": error}
+            self._loop.call_exception_handler(told)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -124,8 +142,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.network: Any = None
         self.failures: list[str] = []
         self.is_over = False
-        self._now_s = 0.0
-        self._selector = self  # `BaseEventLoop` asks it what has happened meanwhile
+        self._now_s, self._timers_made = 0.0, 0
+        self._ready: deque[_Handle] = deque()
+        self.call_soon_threadsafe = self.call_soon  # type: ignore[assignment]  # there are no threads
+        self._timers: list[tuple[float, int, _Handle]] = []
         self.nowhere = contextvars.Context()
         self.set_exception_handler(self._note_failure)
         self.set_task_factory(_kept_task)  # type: ignore[arg-type]
@@ -133,33 +153,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    def select(self, timeout: float | None) -> list[object]:
-        """Jump to the next timer."""
-        if timeout is None:
-            raise StandstillError("no timer is left")
-        self._now_s += timeout
-        return []
+    def _run_once(self) -> None:
+        """Do all that is to be done now; if nothing is, jump to the next timer."""
+        ready, timers = self._ready, self._timers
+        if not ready:
+            if not timers:
+                raise StandstillError("no timer is left")
+            self._now_s = max(self._now_s, timers[0][0])
+            while timers and timers[0][0] <= self._now_s:
+                ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            ready.popleft().run()
 
-    def _process_events(self, event_list: list[object]) -> None:
-        del event_list
-
-    def _write_to_self(self) -> None:
-        """Do nothing: no other thread wakes this loop."""
-
-    def release(self, held: deque[asyncio.Handle]) -> None:
+    def release(self, held: deque[_Handle]) -> None:
         """Run callbacks that were held back."""
-        self._ready.extend(held)  # type: ignore[attr-defined]
+        self._ready.extend(held)
         held.clear()
 
-    def _call_soon(
+    def call_soon(  # type: ignore[override]
         self,
         callback: Callable[..., object],
-        args: tuple[Any, ...],
-        context: contextvars.Context | None,
-    ) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context)
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> _Handle:
+        handle = _Handle(self, callback, args, context)
         if not self.is_over:
-            self._ready.append(handle)  # type: ignore[attr-defined]
+            self._ready.append(handle)
         return handle
 
     def close(self) -> None:
@@ -175,13 +194,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         callback: Callable[..., object],
         *args: Any,
         context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
-        timer = _TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001
-        return timer
+    ) -> _Handle:
+        handle = _Handle(self, callback, args, context)
+        self._timers_made += 1  # of two that are due together the older one comes first
+        heapq.heappush(self._timers, (when, self._timers_made, handle))
+        return handle
 
-    def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> _Handle:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> _Handle:
         """Do something later that no process does: a network's, a store's or a kernel's act."""
         return self.call_at(self._now_s + delay_s, act, *args, context=self.nowhere)
 

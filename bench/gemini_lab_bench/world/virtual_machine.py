@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from gemini_lab.log.events import Network
-from gemini_lab.memory.free import FreeMemory
+from gemini_lab.memory.free import MEASURE, FreeMemory
 from gemini_lab.memory.slab import Slab
 from gemini_lab.node.agent import Agent
 from gemini_lab.node.agent_machine import AgentMachine
@@ -26,11 +26,14 @@ from gemini_lab.recovery.messages import (
     Preload,
     ScriptError,
     ScriptFinished,
+    VersionsListed,
     WorkerStart,
     WriteLeft,
     WriteManifest,
     WriteShards,
 )
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root_state import RootState
 from gemini_lab_bench.world.virtual_loop import VirtualProcess
 from gemini_lab_bench.world.virtual_rank import RankChannel, VirtualRank
 from gemini_lab_bench.world.virtual_store import VirtualClient
@@ -38,7 +41,7 @@ from gemini_lab_bench.world.virtual_store import VirtualClient
 if TYPE_CHECKING:
     from gemini_lab_bench.world.world import VirtualWorld
 
-MEMORY_BYTES = 2**34
+MEMORY = FreeMemory(size_bytes=2**34, bound_by="the machine")
 TOUCHES_TIER = (WriteShards, WriteManifest, WriteLeft, ListVersions)
 
 
@@ -67,6 +70,7 @@ class VirtualMachine(AgentMachine):
         """Return a process of this machine."""
         process = VirtualProcess(name, self.world.loop)
         self.world.network.place_of[process] = self.net
+        process.context.run(MEASURE.set, self.free_memory)
         return process
 
     def start_agent(self, config: AgentConfig) -> None:
@@ -90,6 +94,11 @@ class VirtualMachine(AgentMachine):
     def runs(self) -> bool:
         """Whether its processes act."""
         return not self.is_dead and self.process.runs
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether ranks run here."""
+        return self.runs and any(rank.process.runs for rank in self.ranks)
 
     def kill(self, *, has_power: bool) -> None:
         """End all processes at once, and with them the memory.
@@ -159,8 +168,14 @@ class VirtualMachine(AgentMachine):
         client.store = self.world.store
         return client
 
+    def own_root(  # type: ignore[override]
+        self, packed: str, *, state: RootState, at_s: float
+    ) -> RootAgent | None:
+        make = self.world.make_root
+        return None if make is None else make(packed, state=state, at_s=at_s)
+
     def free_memory(self) -> FreeMemory:
-        return FreeMemory(size_bytes=MEMORY_BYTES, bound_by="the machine")
+        return MEMORY
 
     def kernel_kills(self) -> int:
         return 0
@@ -324,6 +339,7 @@ class VirtualBulk(BulkProcesses):
     ) -> tuple[Answer, list[int]]:
         await asyncio.sleep(self._machine.random.uniform(0.001, 0.02))
         slabs: list[Slab] = []
+        tier = self._machine.world.tier
         fds = give()
         try:
             slabs.extend(map(Slab.attach, fds))
@@ -332,8 +348,10 @@ class VirtualBulk(BulkProcesses):
                 os.close(fd)
         try:
             if isinstance(request, TOUCHES_TIER):
-                await self._machine.world.tier.reach(request)
+                await tier.reach(request, self._machine)
             answer, theirs = answer_to(request, slabs)
+            if isinstance(answer, VersionsListed):
+                answer = tier.listed or answer
             given = [os.dup(fd) for fd in theirs]
         finally:
             while slabs:

@@ -53,8 +53,12 @@ PAYLOAD: Final = struct.Struct("<QQQ40x")
 """A shard's bytes: the state, the version, the rank."""
 CHUNK_BYTES: Final = 64
 FIRST_STATE: Final = 1
+NEVER: Final = (-1, -1)
+"""The moment of a rank that has no version whole: how often it went back, and a version."""
+WORD_S: Final = 0.2
+"""In which a rank whose collective failed waits for the word that another one is lost."""
 SEVERED_S: Final = 5.0
-"""In which a rank whose connection broke waits for the word that another one is lost."""
+"""The same, after it has said that a connection broke."""
 
 
 class PeerLostError(Exception):
@@ -67,12 +71,17 @@ class RejectedError(Exception):
 
 @dataclass(eq=False, slots=True)
 class RankGroup:
-    """The ranks of one start, and what they exchange."""
+    """The ranks of one start, and what they exchange.
+
+    Attributes:
+        wish: After which version the script goes back, and how far beyond.
+    """
 
     world: "VirtualWorld"
     start: WorkerStart
     ranks: dict[int, "VirtualRank"] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+    wish: tuple[int, int] | None = None
     _said: dict[object, dict[int, Any]] = field(default_factory=dict)
     _waiting: dict[object, list[tuple["VirtualRank", asyncio.Future[Any]]]] = field(
         default_factory=dict
@@ -82,6 +91,13 @@ class RankGroup:
     def size(self) -> int:
         """How many ranks there are."""
         return self.start.seats.world_size
+
+    @property
+    def is_halfway(self) -> bool:
+        """Whether some ranks, but not all, have a version whole that was made in this start."""
+        moments = [rank.whole for rank in self.ranks.values()]
+        newest = max(moments, default=NEVER)
+        return newest[1] > (self.start.plan.version or 0) and moments.count(newest) < self.size
 
     async def meet(self, rank: "VirtualRank", what: object, value: Any = None) -> list[Any]:
         """Do a collective: return what each rank gave, once all have come.
@@ -101,8 +117,7 @@ class RankGroup:
                 self.world.loop.after(delay_s, _settle, other, one, None)
         with rank.waiting(str(what)):
             await future
-        if rank.is_severed:  # its collective fails, and nobody said that a rank is lost
-            await asyncio.sleep(SEVERED_S)
+        if rank.is_severed:  # its collective fails
             raise PeerLostError
         return [said[number] for number in range(self.size)]
 
@@ -170,13 +185,15 @@ class VirtualRank:
         self.world, self.machine, self.start = world, machine, start
         self.process = machine.new_process(f"{machine.name} rank {start.rank}")
         self.pid = world.new_pid()
-        self.state, self.version, self.lineage = FIRST_STATE, 0, Lineage(run=start.order.run)
+        self.state, self.version, self.rewinds = FIRST_STATE, 0, 0
+        self.lineage, self.whole = Lineage(run=start.order.run), NEVER
         self.seats = start.seats
         self.wants_hold = self.is_severed = False
         self.slab: Slab | None = None
         self._doing: Doing = "starting"
         self._waits_in, self._moved_s = "", 0.0
         self._answers: asyncio.Queue[tuple[Message, list[int]]] = asyncio.Queue()
+        self._order: GoBack | None = None  # which may have been obeyed
         self._say: Callable[[Message], None] = lambda _: None
         self._end: Callable[[int], None] = lambda _: None
         self.job = world.job_of(start)
@@ -216,7 +233,9 @@ class VirtualRank:
                 self.wants_hold = True
             case SlabGiven() | OldSlabsGiven() | Refused():
                 self._answers.put_nowait((message, fds))
-            case GoBack() | _:
+            case GoBack():
+                self._order = message
+            case _:
                 for fd in fds:
                     os.close(fd)
 
@@ -238,7 +257,11 @@ class VirtualRank:
         code = 1
         try:
             await self._script()
-        except (PeerLostError, RejectedError):
+        except PeerLostError:
+            await asyncio.sleep(WORD_S)
+            self.say(Severed(rank=self.start.rank, epoch=self.start.epoch))
+            await asyncio.sleep(SEVERED_S)
+        except RejectedError:
             pass
         except GeminiError as error:
             self.say(ScriptError(error=type(error).__name__, text=str(error)))
@@ -286,16 +309,71 @@ class VirtualRank:
             if plan.tier == "memory" and not plan.cuts:  # else peers have no copies of it yet
                 self._note_full()
             await self._update()
+        has_gone_back, obeyed = False, 0
         while True:
-            await self._replicate()
-            is_over = self.world.is_ending
-            asked = await self.job.meet(self, ("whole", self.version), (self.wants_hold, is_over))
+            if not has_gone_back:
+                await self._replicate()
+            mine = _Asked(self.wants_hold, self._is_over(), self._order)
+            asked: list[_Asked] = await self.job.meet(self, ("whole", self.moment), mine)
             self._note_full()
-            if any(wants for wants, _ in asked):
+            if any(one.wants_hold for one in asked):
                 await self._hold()
-            if all(over for _, over in asked):
+            if all(one.is_over for one in asked):
                 return
             await self._update()
+            orders = [one.order for one in asked]
+            order = max((o for o in orders if o), key=lambda o: o.number, default=None)
+            newest = None
+            if order is not None and order.number > obeyed:
+                obeyed, newest = order.number, self.version - order.steps
+            elif self.job.wish is not None and self.job.wish[0] == self.version:
+                newest = self.version - 1 - self.job.wish[1] if not self.rewinds else None
+            by_script = order is None or order.number != obeyed
+            has_gone_back = newest is not None and await self._go_back(newest, by_script=by_script)
+
+    def _is_over(self) -> bool:
+        most = self.world.shape.iterations
+        return self.version >= most if most else self.world.is_ending
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """How often it went back, and its version."""
+        return self.rewinds, self.version
+
+    def _own_lineage(self) -> Lineage:
+        run = self.start.order.run
+        return Lineage(run=run, epoch=self.start.epoch, rewinds=self.rewinds)
+
+    async def _go_back(self, newest: int, *, by_script: bool) -> bool:
+        """Go back to the newest version that will do, as `engine.rewinding` does."""
+        offers = set()
+        for copy in self._slab.copies():
+            if copy.shard == self.start.rank and copy.version <= newest:
+                is_good = not self._slab.read(copy.shard, copy.version, copy.lineage).bad_chunks()
+                offers |= {(copy.version, copy.lineage)} if is_good else set()
+        found = set.intersection(*await self.job.meet(self, ("offers", self.moment), offers))
+        if not found:
+            return False
+        version, lineage = max(found)
+        iteration, data = self.version, self._slab.snapshot(self.start.rank, version, lineage)
+        self.state, self.version, _ = PAYLOAD.unpack(bytes(data))
+        self.rewinds += 1
+        said = events.Rewound(
+            rank=self.start.rank,
+            epoch=self.start.epoch,
+            iteration=iteration,
+            version=version,
+            rewinds=self.rewinds,
+            skips=True,
+            cause="script" if by_script else "person",
+            duration_s=0.0,
+        )
+        self.world.judge.rewound(said)
+        self._event(said)
+        for copy in self._slab.copies():
+            if copy.version > version:
+                self._slab.discard(copy.shard, copy.version, copy.lineage)
+        return True
 
     async def _protect(self) -> None:
         start = self.start
@@ -347,17 +425,19 @@ class VirtualRank:
         if plan.version is None:
             return
         if plan.tier == "persistent" or plan.cuts:
-            self.lineage = Lineage(run=self.start.order.run, epoch=self.start.epoch)
+            self.lineage = self._own_lineage()
             data = await (self._cut(plan.version) if plan.cuts else self._fetch(plan.version))
             self._write(rank, plan.version, self.lineage, data)
             self.world.judge.sealed(plan.version, self.lineage, PAYLOAD.unpack(data)[0])
             self._load(data, "peer" if plan.cuts else "persistent")
             return
+        seats, is_sent = self.start.seats, False
         for move in plan.transfers:
             key = ("copy", move.shard, move.sender, move.receiver)
-            if move.sender == self.machine.name:
+            if seats.rank_on(move.sender, keeping=move.shard) == rank:
                 self.job.give(key, self._read(move.shard, plan.version))
-            elif move.receiver == self.machine.name:
+            elif seats.rank_on(move.receiver, keeping=move.shard) == rank:
+                is_sent |= move.shard == rank
                 data = await self.job.fetch(self, key)
                 if data is None:
                     self._reject(move.shard, plan.version, move.sender)
@@ -366,7 +446,6 @@ class VirtualRank:
         own = self._read(rank, plan.version)
         if own is None:
             self._reject(rank, plan.version, self.machine.name)
-        is_sent = any(m.receiver == self.machine.name and m.shard == rank for m in plan.transfers)
         self._load(own, "peer" if is_sent else "local")
         self.lineage = plan.lineage
 
@@ -379,7 +458,9 @@ class VirtualRank:
                 self.world.judge.broken(f"{self.process.name}: the plan names a copy: {error}")
             return None
 
-    def _reject(self, shard: int, version: int, holder: str | None) -> NoReturn:
+    def _reject(
+        self, shard: int, version: int, holder: str | None, *, is_unread: bool = False
+    ) -> NoReturn:
         self.say(
             RestoreFailed(
                 rank=self.start.rank,
@@ -388,7 +469,7 @@ class VirtualRank:
                 version=version,
                 holder=holder,
                 reason="unusable",
-                is_unread=holder is None,
+                is_unread=is_unread,
             )
         )
         raise RejectedError
@@ -397,11 +478,11 @@ class VirtualRank:
         """Return this rank's shard, as the persistent tier has it or makes it possible."""
         rank, tier = self.start.rank, self.world.tier
         try:
-            await tier.reach(None)
+            await tier.reach(None, self.machine)
             there = persistent_tier(tier.url)
             data, _ = there.read_file(version, rank % there.shards(version))
-        except GeminiError:
-            self._reject(rank, version, None)
+        except GeminiError as error:
+            self._reject(rank, version, None, is_unread=not isinstance(error, IntegrityError))
         return PAYLOAD.pack(PAYLOAD.unpack(data)[0], version, rank)
 
     async def _cut(self, version: int) -> bytes:
@@ -450,17 +531,18 @@ class VirtualRank:
 
     async def _replicate(self) -> None:
         """Write the version into the own slab, and have the others write theirs of it."""
-        version, lineage = self.version, Lineage(run=self.start.order.run, epoch=self.start.epoch)
-        self.lineage = lineage
+        version, moment = self.version, self.moment
+        lineage = self.lineage = self._own_lineage()
         buffers = {shard: self._slab.begin(shard, version, lineage) for shard in self._shards}
-        states = await self.job.meet(self, ("begun", version), self.state)
+        states = await self.job.meet(self, ("begun", moment), self.state)
         self.world.judge.mixed(self, states)
         for shard, buffer in buffers.items():
             await asyncio.sleep(self.machine.random.uniform(0, 0.05))
             buffer.data[: PAYLOAD.size] = memoryview(PAYLOAD.pack(states[shard], version, shard))
             buffer.seal(PAYLOAD.size)
             self.world.judge.sealed(version, lineage, states[shard])
-        await self.job.meet(self, ("committed", version))
+        self.whole = moment
+        await self.job.meet(self, ("committed", moment))
         self._event(
             events.VersionComplete(
                 rank=self.start.rank,
@@ -501,11 +583,11 @@ class VirtualRank:
                 inputs=events.Inputs(batch=f"{self.version}", random={}, ranks=self.job.size),
             )
         )
-        await asyncio.sleep(self.machine.random.uniform(0.2, 0.6))
-        states = await self.job.meet(self, ("update", self.version), self.state)
+        await asyncio.sleep(self.machine.random.uniform(0.2, 0.6) * self.world.shape.pace)
+        states = await self.job.meet(self, ("update", self.moment), self.state)
         self.world.judge.mixed(self, states)
         self.version += 1
-        self.state = next_state(self.state, self.start.epoch)
+        self.state = next_state(self.state, self.start.epoch, self.rewinds)
         self.moved()
         self._event(
             events.Iteration(
@@ -527,6 +609,15 @@ class VirtualRank:
         self.say(EventSaid(entry=Entry(at_s=at_s, node=self.machine.name, event=event)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a rank was asked by the end of an iteration; all ranks exchange it."""
+
+    wants_hold: bool
+    is_over: bool
+    order: GoBack | None
+
+
 class _Waiting:
     def __init__(self, rank: VirtualRank, what: str) -> None:
         self._rank, self._what = rank, what
@@ -538,9 +629,9 @@ class _Waiting:
         self._rank.set_waits("")
 
 
-def next_state(state: int, epoch: int) -> int:
-    """Return the state after an update in an epoch."""
-    return xxhash.xxh3_64_intdigest(f"{state} {epoch}".encode())
+def next_state(state: int, epoch: int, rewinds: int) -> int:
+    """Return the state after an update in an epoch: after a rewind other batches come."""
+    return xxhash.xxh3_64_intdigest(f"{state} {epoch} {rewinds}".encode())
 
 
 def _layout(rank: int, size: int) -> ShardLayout:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
+from gemini_lab.node.control_store import QUOTA_REACHED
 from gemini_lab.node.etcd_client import COMPARES_CREATION, EtcdClient, EtcdLink
 from gemini_lab_bench.world.virtual_loop import VirtualProcess, this_process
 from gemini_lab_bench.world.virtual_network import NetworkHost, VirtualNetwork
@@ -35,13 +36,16 @@ class VirtualStore:
         keys: Each key with its value and lease.
         loses_answers: The part of transactions whose answer never comes, though they are done.
         watch_delay_s: The most by which a watch is late.
+        late_s: By which leases run out later than they say.
+        is_full: Whether it takes nothing more.
     """
 
     def __init__(self, network: VirtualNetwork, rng: random.Random) -> None:
         self.loop, self.network, self.rng = network.loop, network, rng
         self.host = network.add("store")
         self.is_up = True
-        self.loses_answers = self.watch_delay_s = 0.0
+        self.is_full = False
+        self.loses_answers = self.watch_delay_s = self.late_s = 0.0
         self.keys: dict[bytes, tuple[bytes, int]] = {}
         self._leases: dict[int, _Lease] = {}
         self._last_lease = 0
@@ -66,7 +70,9 @@ class VirtualStore:
         self.loop.after(LATE_LEASE_S, self._look)
         if self.is_up:
             now_s = self.loop.time()
-            for number in [n for n, one in self._leases.items() if one.until_s < now_s]:
+            for number in [
+                n for n, one in self._leases.items() if one.until_s + self.late_s < now_s
+            ]:
                 self.revoke(number)
 
     def revoke(self, number: int) -> None:
@@ -77,6 +83,9 @@ class VirtualStore:
 
     def do(self, call: str, fields: dict[str, Any]) -> Any:
         """Do what a client asks, and return its answer."""
+        adds = "request_put" in [kind for one in fields.get("success", []) for kind in one]
+        if self.is_full and (adds or call in {"Put", "LeaseGrant"}):
+            raise ConnectionError(f"etcdserver: mvcc: {QUOTA_REACHED}")
         match call:
             case "LeaseGrant":
                 self._last_lease += 1
@@ -159,6 +168,11 @@ class VirtualStore:
         if stream in self._watches:
             self._watches.remove(stream)
 
+    def compact(self) -> None:
+        """Forget what was before: streams that follow it end."""
+        for stream in [*self._watches]:
+            self.loop.soon(stream.process, stream.end)
+
     def _tell(self, key: bytes) -> None:
         for stream in self._watches:
             if any(start <= key < end if end else key == start for start, end in stream.ranges):
@@ -173,6 +187,9 @@ class VirtualClient(EtcdClient):
 
     async def run(self, call: Coroutine[Any, Any, Result]) -> Result:
         return await call
+
+    def lack_of_room(self) -> str:
+        return ""
 
     async def connect(self, endpoint: str) -> EtcdLink:
         del endpoint
@@ -249,6 +266,11 @@ class _Watch:
 
     async def read(self) -> Any:
         return await self._answers.get()
+
+    @property
+    def process(self) -> VirtualProcess:
+        """The client's."""
+        return self._link.process
 
     def ring(self) -> None:
         """Report a change, unless the way is cut; then the client's kernel breaks the stream."""

@@ -12,6 +12,7 @@ import msgspec
 
 from gemini_lab.errors import GeminiError, LaunchError
 from gemini_lab.job import Job
+from gemini_lab.node.agent_machine import MakeRoot
 from gemini_lab.node.control_store import StoreUnavailableError
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.membership import node_addresses
@@ -26,13 +27,14 @@ from gemini_lab.recovery.messages import (
     LabHello,
     ListVersions,
     NeedNodes,
+    VersionsListed,
     WorkerStart,
 )
 from gemini_lab.recovery.requests import AnyRequest, StoredRequest
 from gemini_lab.seats import Seats
 from gemini_lab.settings import SettingValue
 from gemini_lab.wire.tcp import Channel, connect
-from gemini_lab_bench.world.judge import LOOK_S, Judge
+from gemini_lab_bench.world.judge import LOOK_S, RUN, Judge
 from gemini_lab_bench.world.virtual_loop import VirtualLoop, VirtualProcess
 from gemini_lab_bench.world.virtual_machine import VirtualMachine
 from gemini_lab_bench.world.virtual_network import VirtualNetwork
@@ -42,19 +44,38 @@ from gemini_lab_bench.world.virtual_store import VirtualClient, VirtualStore
 TOKEN: Final = "token"  # noqa: S105 - of a simulated lab
 PREFIX: Final = "lab"
 LEASE_S: Final = 2.0
-RUN: Final = 7
+FOLLOWING: Final[dict[str, SettingValue]] = {
+    "replicas": "auto",
+    "failures_per_day": 0.001,
+    "survival_target": 0.99999,
+    "adapt_pause_s": 2.0,
+}
+"""Settings with which one failure of a node is reason enough to have copies placed again."""
+RACKS: Final = {f"node-{number}": "ab"[number // 2 % 2] for number in range(40)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldShape:
-    """How large a world is."""
+    """How large a world is.
+
+    Attributes:
+        iterations: After so many training ends; 0: when it is told.
+        is_refilled: Whether machines come for standbys, too, and not only where one is missing.
+        follows: Whether copies follow the risk.
+        pace: How many times longer an iteration is than usual.
+    """
 
     nodes: int = 4
     standbys: int = 2
+    workers: int = 1
     replicas: int = 2
     has_tier: bool = True
     persist_every: int = 4
     shrinks: bool = False
+    iterations: int = 0
+    is_refilled: bool = True
+    follows: bool = False
+    pace: float = 1.0
 
 
 class VirtualTier:
@@ -64,12 +85,32 @@ class VirtualTier:
         is_up: Whether it answers; else it says that it does not.
         hangs: Whether it does not even say that.
         is_full: Whether it takes nothing more.
+        is_mute: Whether it lists what it has, and returns nothing of it.
+        listed: What it lists instead of what it has, if it lists late.
+        only: The one machine that reaches it; `None` if all do.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.clear()
-        self.is_up, self.hangs, self.is_full = True, False, False
+        self.recover()
+
+    def recover(self) -> None:
+        """Be well."""
+        self.is_up, self.hangs, self.is_full, self.is_mute = True, False, False, False
+        self.listed: VersionsListed | None = None
+        self.only: VirtualMachine | None = None
+
+    def rot(self, bit: int) -> bool:
+        """Flip a bit of the newest shard; return whether there is one."""
+        there = fsspec.filesystem("memory")
+        files = sorted(name for name in there.store if name.startswith(self.url[8:]))
+        shards = [name for name in files if name.endswith(".safetensors")]
+        if shards:
+            data = bytearray(there.cat_file(shards[-1]))
+            data[-1 - bit % 64] ^= 1
+            there.pipe_file(shards[-1], bytes(data))
+        return bool(shards)
 
     def clear(self) -> None:
         """Remove all that is there."""
@@ -78,16 +119,22 @@ class VirtualTier:
         if files.exists(folder):
             files.rm(folder, recursive=True)
 
-    async def reach(self, request: BulkRequest | None) -> None:
+    async def reach(self, request: BulkRequest | None, client: VirtualMachine) -> None:
         """Wait as its clients do.
+
+        Args:
+            request: What an agent asks; `None` if a rank reads.
+            client: Where from.
 
         Raises:
             GeminiError: It does not do what is asked.
         """
         while self.hangs:
             await asyncio.sleep(1.0)
-        if not self.is_up:
+        if not self.is_up or self.only not in {None, client}:
             raise GeminiError("the store does not answer: 503")
+        if self.is_mute and request is None:
+            raise GeminiError("the store does not return what it lists")
         is_read = request is None or isinstance(request, ListVersions)
         if self.is_full and not is_read:
             raise GeminiError("the store is full")
@@ -119,6 +166,7 @@ class VirtualWorld:
         self.nodes_asked = shape.nodes
         self.drained: list[VirtualMachine] = []
         self.fuse: tuple[int, str] | None = None  # writes of the root's state, and what then
+        self.make_root: MakeRoot | None = None  # in the place of the lab's own root agent
         self.strike_root: Callable[[str], None] = lambda _: None
         self._pids = 1000
         self._sealed = Sealed(self._etcd, PREFIX, token=TOKEN, identity="id")
@@ -158,9 +206,14 @@ class VirtualWorld:
         if self.is_closing:
             return
         alive = sum(not one.is_dead for one in self.machines)
-        most = max(self.shape.nodes + self.shape.standbys, self.nodes_asked)
-        for _ in range(min(machines, most) - alive):
+        for _ in range(min(machines, self.most_machines) - alive):
             self.bring()
+
+    @property
+    def most_machines(self) -> int:
+        """Return how many machines an operator brings."""
+        standbys = self.shape.standbys if self.shape.is_refilled else 0
+        return max(self.shape.nodes + standbys, self.nodes_asked)
 
     def named(self, name: str) -> VirtualMachine:
         """Return the machine of this name."""
@@ -204,12 +257,20 @@ class VirtualWorld:
             settings["persist_every_iterations"] = shape.persist_every
         if shape.shrinks:
             settings |= {"when_short": "shrink", "shrink_after_s": 1.0, "grow_pause_s": 2.0}
+        if shape.follows:
+            settings |= FOLLOWING
         return JobOrder(
             number=1,
             run=RUN,
             job=Job(script="model.py", cwd="/"),
-            seats=Seats(nodes=shape.nodes, standbys=shape.standbys),
+            seats=Seats(
+                nodes=shape.nodes,
+                standbys=shape.standbys,
+                workers_per_node=shape.workers,
+                rack_of=RACKS if shape.follows else {},
+            ),
             settings=settings,
+            root="own" if self.make_root else "",
         )
 
     def end(self) -> None:

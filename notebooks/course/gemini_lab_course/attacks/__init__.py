@@ -53,8 +53,8 @@ def attack(
     - recovery: `placement`, `members`, `copies`, `living`, `standbys` and `persistent`, as
       `plan_recovery`; it gives a `RecoveryPlan`;
     - root: `state`, `event` and `cluster`, as `lab.train(job, root=mine)` calls it; it gives what
-      the root agent does, see `gemini_lab_course.own_root.deciding`. Its cases are runs of modelled
-      labs, message by message: every single failure at many moments, then several.
+      the root agent does, see `gemini_lab_course.own_root.deciding`. Its cases are runs of
+      simulated labs: every single failure at many moments, then several.
 
     Args:
         mine: What is attacked: a function, or a `Placement`.

@@ -1,8 +1,9 @@
 """A root agent's decisions under attack: which failures, at which moments, break a run?
 
-Modelled labs run with it, message by message. All single failures at all moments come first, in
-the smallest lab there is, then pairs of which the second strikes the recovery, then random ones in
-larger labs. What is found is made smaller for as long as it still breaks.
+Simulated labs run with it: the real agents, message by message, on a virtual clock. All single
+failures at many moments come first, in the smallest lab there is, then pairs of which the second
+strikes the recovery, then random ones in larger labs. What is found is made smaller for as long as
+it still breaks.
 """
 
 import itertools
@@ -12,6 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gemini_lab.errors import ConfigError
+from gemini_lab_bench.world.schedule import PHASES, ROOT, Happening
+from gemini_lab_bench.world.seeds import smaller_ones
+from gemini_lab_bench.world.world import WorldShape
 from gemini_lab_course.attacks.asking import NOTHING
 from gemini_lab_course.attacks.outcome import (
     BesideOurs,
@@ -30,65 +34,58 @@ from gemini_lab_course.attacks.stories import (
     of_the_lab,
     tell,
 )
-from gemini_lab_course.model.actions import Action as Fate
-from gemini_lab_course.model.judged import Shape
 from gemini_lab_course.own_root.process import packed
 from gemini_lab_course.verdict import WrongAnswerError
 
-SMALL: Final = Shape(nodes=2, standbys=1, has_tier=False, iterations=3)
-SPARE: Final = Shape(nodes=2, standbys=2, has_tier=False, iterations=6)
-RETURN: Final = Shape(nodes=3, standbys=1, has_tier=False, iterations=6)
+SMALL: Final = WorldShape(nodes=2, standbys=1, has_tier=False, iterations=4)
+SPARE: Final = WorldShape(nodes=2, standbys=2, has_tier=False, iterations=8)
+RETURN: Final = WorldShape(nodes=3, standbys=1, has_tier=False, iterations=8)
 ALONE: Final = replace(SPARE, is_refilled=False)
-LONG: Final = Shape(nodes=2, standbys=2, has_tier=False, iterations=60)
-GROUPS: Final = Shape(nodes=4, standbys=2, has_tier=False, iterations=6)
+LONG: Final = WorldShape(nodes=2, standbys=2, has_tier=False, iterations=40)
+GROUPS: Final = WorldShape(nodes=4, standbys=2, has_tier=False, iterations=8)
 LARGER: Final = (
     SMALL,
-    Shape(nodes=3, standbys=1, has_tier=False, iterations=4),
-    Shape(nodes=4, standbys=2, has_tier=False, iterations=4),
+    WorldShape(nodes=3, standbys=1, has_tier=False, iterations=4),
+    WorldShape(nodes=4, standbys=2, has_tier=False, iterations=4),
 )
-SEED: Final = 1
-"""Of who comes first in the modelled lab; any would do."""
-TRAINING: Final = range(230, 456, 18)
-"""Moves, after which workers of the smallest lab have called `protect`, or are all but done."""
-MIDST: Final = 300
+FENCING, INVENTORY, WAITING, STARTING, RUNNING, FINISHING, HALFWAY = range(len(PHASES))
+TRAINS: Final[Happening] = (0.0, "at", RUNNING)
+HALF: Final[Happening] = (0.0, "at", HALFWAY)
+"""A moment at which some nodes, and not all, have a version whole that this start made."""
+TRAINING: Final = tuple(round(0.13 * number, 2) for number in range(13))
+"""Seconds after training has begun; the smallest lab is all but done then."""
+MIDST: Final = 0.7
 """Of these, some in which a version is on its way."""
-SPARES_MIDST: Final = 480
-"""The same with two standbys, whom the modelled lab starts with, too."""
-RECOVERING: Final = range(0, 160, 16)
-"""Moves after a failure in which it is being answered."""
-INSTRUCTIONS: Final = range(0, 22, 2)
-"""Instructions of the root agent, after one of which it is lost."""
-LEASE: Final = ("wait", 30)
-"""Three seconds go by, after which who is silent counts as lost."""
-CRASH: Final[Fate] = ("kill_worker", 0)
-LOSSES: Final[tuple[Fate, ...]] = (("kill", 1, 1), ("kill", 0, 1), ("kill", 2, 1))
-SINGLES: Final[tuple[tuple[Fate, ...], ...]] = (
-    (CRASH,),
-    (("kill_worker", 1),),
-    *((loss,) for loss in LOSSES),
-    (("cut", 1, 0, 0),),
-    (("freeze", 1), LEASE, ("go", SEED, 60)),
-    (("freeze", 0), LEASE, ("go", SEED, 60)),
+RECOVERING: Final = (0.0, 0.004, 0.01, 0.02, 0.04, 0.08, 0.3, 0.8, 1.6, 2.4)
+"""Seconds after a failure in which it is being answered."""
+LEASE_S: Final = 3.5
+"""After so long a silent node counts as lost."""
+CRASH: Final = ("kill_rank", 0)
+LOSSES: Final = (("kill", 1, 1), ("kill", 0, 1), ("kill", 2, 1))
+SINGLES: Final[tuple[tuple[Happening, ...], ...]] = (
+    ((0.0, *CRASH),),
+    ((0.0, "kill_rank", 1),),
+    *(((0.0, *loss),) for loss in LOSSES),
+    ((0.0, "reset", ROOT, 1),),
+    ((0.0, "freeze", 1), (LEASE_S + 1.0, "thaw_all")),
+    ((0.0, "freeze", 0), (LEASE_S + 1.0, "thaw_all")),
 )
 """Each a failure, and what has to pass until it counts."""
-RANDOM: Final[tuple[Fate, ...]] = (
+RANDOM: Final[tuple[tuple[str, *tuple[int, ...]], ...]] = (
     ("kill", 6),
-    ("kill_worker", 6),
+    ("kill_rank", 6),
     ("freeze", 6),
     ("thaw_all",),
-    ("fuse", 30),
+    ("fuse", 5),
     ("add",),
-    ("cut", 6, 3, 3),
+    ("reset", 6, 6),
     ("kill_group", 4),
     ("freeze_group", 4),
     ("give_up",),
+    ("at", len(PHASES)),
 )
 ENDS: Final = {"kill": (1,), "fuse": (0,)}
 """How: a machine that is gone says so; and the root agent's dies."""
-HALFWAY: Final = 900
-"""Moves in which a version is halfway at the latest."""
-BACK: Final = 600
-"""Moves in which training goes on again after a loss."""
 MANY: Final = 12
 """Losses in one run, one after the other."""
 SMALLER_S: Final = 10.0
@@ -100,16 +97,18 @@ SCOPE: Final = f"labs of up to 4 nodes, up to 6 failures at random or {MANY} los
 
 @dataclass(frozen=True, kw_only=True)
 class RootCase:
-    """A modelled lab, and what happens in it.
+    """A simulated lab, and what happens in it.
 
     Attributes:
         shape: How large the lab is.
-        schedule: Failures, and how much is done between them.
+        schedule: Failures, each with the seconds before it.
+        seed: Of who comes first, where nothing else decides that.
         struck: The failures that struck, in words.
     """
 
-    shape: Shape
-    schedule: tuple[Fate, ...]
+    shape: WorldShape
+    schedule: tuple[Happening, ...]
+    seed: int = 1
     struck: tuple[str, ...] = ()
 
     @property
@@ -130,101 +129,109 @@ class RootCase:
 def cases() -> Iterator[RootCase]:
     """Yield one failure at every moment, then two, then many."""
     yield RootCase(shape=SMALL, schedule=())
-    for moves, fates in itertools.product(TRAINING, SINGLES):
-        yield RootCase(shape=SMALL, schedule=(("go", SEED, moves), *fates))
+    for after_s, failure in itertools.product(TRAINING, SINGLES):
+        yield RootCase(shape=SMALL, schedule=(TRAINS, *_after(after_s, failure)))
     for schedule in _pairs():
         yield RootCase(shape=SMALL, schedule=schedule)
-    for later, second in itertools.product(RECOVERING, LOSSES):  # and nobody comes in its place
-        alone = ("go", SEED + 2, SPARES_MIDST), CRASH, ("go", SEED, later), second
-        yield RootCase(shape=ALONE, schedule=alone)
-    for schedule in _silences():
-        yield RootCase(shape=SPARE, schedule=schedule)
-    for schedule in _waits():
-        yield RootCase(shape=SPARE, schedule=schedule)
+    for later_s, second in itertools.product(RECOVERING, LOSSES):  # and nobody comes in its place
+        alone = TRAINS, (MIDST, *CRASH), (later_s, *second)
+        yield RootCase(shape=ALONE, schedule=alone, seed=3)
+    for seed, schedule in _silences():
+        yield RootCase(shape=SPARE, schedule=schedule, seed=seed)
+    for seed in range(2, 5):
+        yield RootCase(shape=SPARE, schedule=tuple(_waits()), seed=seed)
     for count in (MANY // 2, MANY):
         yield RootCase(shape=LONG, schedule=tuple(_losses(count)))
-    for schedule in _returns():
-        yield RootCase(shape=RETURN, schedule=schedule)
-    for schedule in _elsewhere():
-        yield RootCase(shape=GROUPS, schedule=schedule)
+    for seed, schedule in _returns():
+        yield RootCase(shape=RETURN, schedule=schedule, seed=seed)
+    for seed, schedule in _elsewhere():
+        yield RootCase(shape=GROUPS, schedule=schedule, seed=seed)
     for seed in range(SEEDS):
         yield _random(seed)
 
 
-def _pairs() -> Iterator[tuple[Fate, ...]]:
+def _after(after_s: float, failure: tuple[Happening, ...]) -> tuple[Happening, ...]:
+    (_, *first), *rest = failure
+    return ((after_s, *first), *rest)  # type: ignore[return-value]
+
+
+def _pairs() -> Iterator[tuple[Happening, ...]]:
     """Yield a second failure while the first is being answered."""
-    go = ("go", SEED, MIDST)
     for first in (CRASH, *LOSSES[:2]):
-        for instructions in INSTRUCTIONS:
-            yield go, ("fuse", instructions, 0), first
-        for later, second in itertools.product(RECOVERING, (CRASH, *LOSSES)):
-            yield go, first, ("go", SEED + 1, later), second
+        for writes in range(6):
+            yield TRAINS, (MIDST, "fuse", writes, 0), (0.0, *first)
+        for phase in (FENCING, INVENTORY, STARTING, RUNNING):
+            yield TRAINS, (MIDST, *first), (0.0, "at", phase), (0.0, "kill", ROOT, 1)
+        for later_s, second in itertools.product(RECOVERING, (CRASH, *LOSSES)):
+            yield TRAINS, (MIDST, *first), (later_s, *second)
 
 
-def _silences() -> Iterator[tuple[Fate, ...]]:
+def _silences() -> Iterator[tuple[int, tuple[Happening, ...]]]:
     """Yield silent members that return with what nobody else has, or with what is old."""
-    everybody, back = ("freeze_group", 0), ("thaw_all",)
-    for seed in range(SEED, SEED + 8):
-        go = ("go", seed, MIDST + 10 * seed)
-        yield go, everybody, LEASE, ("go", seed, 160)
-        for node, later in itertools.product(range(2), (150, 300)):
-            one, then = ("freeze", node), ("go", seed, later)
-            until = ("go", seed, later // 2)
-            yield go, one, LEASE, then, back, until, everybody, LEASE, ("go", seed, 160)
+    for seed in range(1, 9):
+        begun = TRAINS, (0.1 * seed, "freeze_group", 0), (LEASE_S + 1.0, "thaw_all")
+        yield seed, begun
+        for node, later_s in itertools.product(range(2), (1.0, 5.0)):
+            one: Happening = (0.1 * seed, "freeze", node)
+            back: Happening = (LEASE_S + later_s, "thaw_all")
+            everybody: Happening = (later_s / 2, "freeze_group", 0)
+            yield seed, (TRAINS, one, back, TRAINS, everybody, (LEASE_S + 1.0, "thaw_all"))
 
 
-def _waits() -> Iterator[tuple[Fate, ...]]:
+def _waits() -> Iterator[Happening]:
     """Yield silent members while others come and go for long; then all are back."""
-    for seed in range(SEED + 1, SEED + 4):
-        away = ("go", seed, SPARES_MIDST), ("freeze_group", 0), LEASE, ("go", seed, 300)
-        others: list[Fate] = []
-        for number in range(SPARE.nodes, SPARE.nodes + 4):
-            others += [("kill", number, 1), ("go", seed, 30), ("add",), ("go", seed, 300)]
-        yield *away, *others, ("thaw_all",), ("go", seed, 160)
+    yield TRAINS
+    yield 1.0, "freeze_group", 0
+    last_s = LEASE_S
+    for number in range(SPARE.nodes, SPARE.nodes + 4):
+        yield last_s, "kill", number, 1
+        yield 0.5, "add"
+        last_s = 4.0
+    yield last_s, "thaw_all"
 
 
-def _losses(count: int) -> Iterator[Fate]:
+def _losses(count: int) -> Iterator[Happening]:
     """Yield the loss of one node after the other, each time followed by another's coming."""
-    yield "go", SEED, SPARES_MIDST
     for number in range(count):
-        yield "kill", number, 1
-        yield ("add",)
-        yield "go", SEED + number, BACK
+        yield TRAINS
+        yield 1.2, "kill", number, 1
+        yield 0.1, "add"
+        yield 1.0, "at", STARTING
 
 
-def _returns() -> Iterator[tuple[Fate, ...]]:
+def _returns() -> Iterator[tuple[int, tuple[Happening, ...]]]:
     """Yield silent members that return with part of a version, and get their place again.
 
     Until then the others have part of the same version, made in a newer epoch: together that is all
     of its shards, and it is whole in neither epoch.
     """
     nodes, spare = range(RETURN.nodes), RETURN.nodes
-    for seed, silent in itertools.product(range(SEED, SEED + 4), nodes):
-        halfway, others = ("go_halfway", seed, HALFWAY), [n for n in nodes if n != silent]
+    for seed, silent in itertools.product(range(1, 5), nodes):
+        others = [n for n in nodes if n != silent]
         for first, second in itertools.product(others, others):
-            before = halfway, ("freeze", silent), ("kill_worker", first), LEASE
-            after = halfway, ("thaw", silent), ("kill_worker", second), ("kill", spare, 1)
-            yield *before, *after
+            before = HALF, (0.0, "freeze", silent), (0.0, "kill_rank", first)
+            after = HALF, (0.0, "thaw", silent), (0.0, "kill_rank", second), (0.0, "kill", spare, 1)
+            yield seed, (*before, *after)
 
 
-def _elsewhere() -> Iterator[tuple[Fate, ...]]:
+def _elsewhere() -> Iterator[tuple[int, tuple[Happening, ...]]]:
     """Yield a node's return to a taken place that alone has what another then loses."""
-    for seed, silent, later in itertools.product(range(SEED, SEED + 6), range(4), (150, 250)):
-        halfway, lost = ("go_halfway", seed, HALFWAY), (silent + 2) % 4
-        away = ("freeze", silent), LEASE, ("go", seed, 150), ("thaw", silent)
-        yield halfway, *away, ("go", seed, later), ("kill", lost, 1)
+    for seed, silent, later_s in itertools.product(range(1, 7), range(4), (0.5, 2.0)):
+        lost = (silent + 2) % 4
+        away = HALF, (0.0, "freeze", silent), (LEASE_S + 0.5, "thaw", silent)
+        yield seed, (*away, (later_s, "kill", lost, 1))
 
 
 def _random(seed: int) -> RootCase:
     rng = random.Random(seed)
     shape = rng.choice(LARGER)
-    fates: list[Fate] = [("go", rng.randrange(100), rng.randrange(400))]
+    fates: list[Happening] = [TRAINS]
     for _ in range(rng.randint(1, 6)):
         kind, *limits = rng.choice(RANDOM)
         numbers = [rng.randrange(limit) for limit in limits]
-        fates.append((kind, *numbers, *ENDS.get(kind, ())))
-        fates.append(("go", rng.randrange(100), rng.choice((5, 20, 60, 120, 300))))
-    return RootCase(shape=shape, schedule=tuple(fates))
+        wait_s = round(rng.choice((0.01, 0.05, 0.3, 1.5, 4.0)) * rng.uniform(0.5, 1.5), 3)
+        fates.append((wait_s, kind, *numbers, *ENDS.get(kind, ())))
+    return RootCase(shape=shape, schedule=tuple(fates), seed=seed)
 
 
 def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexample | Withstood:
@@ -240,7 +247,7 @@ def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexamp
         if patience.is_over:
             left = 1 + sum(1 for _ in in_order)
             break
-        story = tell(case.shape, case.schedule, make_root)
+        story = told_of(case, make_root)
         if story.broken:
             return _counterexample(*smaller(case, story, make_root), tried=tried)
         tried += 1
@@ -254,6 +261,11 @@ def attack_root(mine: Callable[..., object], *, within_s: float) -> Counterexamp
     )
 
 
+def told_of(case: RootCase, make_root: MakeRoot) -> Story:
+    """Return what becomes of a case."""
+    return tell(case.shape, case.schedule, make_root, seed=case.seed)
+
+
 def _root_of(mine: Callable[..., object]) -> MakeRoot:
     try:
         return of_function(packed(mine))
@@ -264,14 +276,14 @@ def _root_of(mine: Callable[..., object]) -> MakeRoot:
 def _counterexample(case: RootCase, story: Story, *, tried: int) -> Counterexample:
     struck = [each for each in story.moments if each.kind == "failure"]
     last = max((i for i, one in enumerate(struck) if one.text != FAILURES["thaw"]), default=-1)
-    told_of = struck[: last + 1]  # who is back only at the end is no part of what broke it
-    case = replace(case, struck=tuple(f"{each.node} {each.text}" for each in told_of))
+    counted_in = struck[: last + 1]  # who is back only at the end is no part of what broke it
+    case = replace(case, struck=tuple(f"{each.node} {each.text}" for each in counted_in))
     lost = tuple(each.node for each in struck if each.text == FAILURES["kill"])
 
     why = NOTHING if story.is_silent and story.broken == NEVER else story.broken
 
     def again(other: Callable[..., object]) -> Counterexample | None:
-        told = tell(case.shape, case.schedule, _root_of(other))
+        told = told_of(case, _root_of(other))
         return _counterexample(case, told, tried=tried) if told.broken else None
 
     return Counterexample(
@@ -288,38 +300,30 @@ def _counterexample(case: RootCase, story: Story, *, tried: int) -> Counterexamp
 
 
 def smaller(case: RootCase, story: Story, make_root: MakeRoot) -> tuple[RootCase, Story]:
-    """Return the same break with as few failures and moves as can be reached by taking away."""
+    """Return the same break with as few failures as can be reached by taking away."""
     best, has_shrunk, patience = (case, story), True, Patience(SMALLER_S)
     while has_shrunk:
         has_shrunk = False
-        for schedule in _with_less(best[0].schedule):
+        for schedule in smaller_ones(best[0].schedule):
             if patience.is_over:
                 return best
-            told = tell(case.shape, schedule, make_root)
+            fewer = replace(best[0], schedule=schedule)
+            told = told_of(fewer, make_root)
             if told.broken[:20] == story.broken[:20]:
-                best, has_shrunk = (replace(best[0], schedule=schedule), told), True
+                best, has_shrunk = (fewer, told), True
                 break
     return best
-
-
-def _with_less(schedule: tuple[Fate, ...]) -> Iterator[tuple[Fate, ...]]:
-    for i, action in enumerate(schedule):
-        yield (*schedule[:i], *schedule[i + 1 :])
-        if action[0] == "go":
-            seed, moves = action[1:]
-            for fewer in (moves // 2, moves - 20, moves - 5):
-                if 0 <= fewer < moves:
-                    yield (*schedule[:i], ("go", seed, fewer), *schedule[i + 1 :])
 
 
 # -- figures ---------------------------------------------------------------------------------------
 
 
 def _figures(make_root: MakeRoot) -> tuple[BesideOurs, ...]:
-    """Return what recoveries cost: one crashed worker a run, at thirty moments while training."""
-    runs = [(("go", SEED, moves), ("kill_worker", moves // 6 % 2)) for moves in range(210, 360, 5)]
-    yours = [tell(SMALL, schedule, make_root) for schedule in runs]
-    ours = [tell(SMALL, schedule, of_the_lab) for schedule in runs]
+    """Return what recoveries cost: one crashed worker a run, at some moments while training."""
+    moments = enumerate(TRAINING[:-3] * 2)
+    runs = [RootCase(shape=SMALL, schedule=_crash(n % 2, at_s), seed=n) for n, at_s in moments]
+    yours = [told_of(case, make_root) for case in runs]
+    ours = [told_of(case, of_the_lab) for case in runs]
     where = f"{len(runs)} runs with a crash"
     return (
         BesideOurs(
@@ -341,3 +345,7 @@ def _figures(make_root: MakeRoot) -> tuple[BesideOurs, ...]:
             optimum=SMALL.iterations * len(runs),
         ),
     )
+
+
+def _crash(node: int, at_s: float) -> tuple[Happening, ...]:
+    return TRAINS, (at_s, "kill_rank", node)

@@ -1,21 +1,19 @@
-"""What happened in a modelled lab, told so that a schedule of failures can be read and drawn."""
+"""What happened in a simulated lab, told so that a schedule of failures can be read and drawn."""
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from gemini_lab.lab.submission import ONE_S, TooLong, limit
 from gemini_lab.log import events
 from gemini_lab.recovery.protocol import Instruction, Send
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
-from gemini_lab_course.model.actions import Action as Fate
-from gemini_lab_course.model.judged import Rules, Shape
-from gemini_lab_course.model.node import Node
-from gemini_lab_course.model.shell import Shell
-from gemini_lab_course.model.truth import BrokenError
-from gemini_lab_course.model.world import World
+from gemini_lab_bench.world.schedule import BefallenWorld, Happening
+from gemini_lab_bench.world.seeds import run_world
+from gemini_lab_bench.world.virtual_machine import VirtualMachine
+from gemini_lab_bench.world.world import WorldShape
 from gemini_lab_course.own_root.deciding import Cluster, Decide, Event, GuideError, told
 from gemini_lab_course.own_root.guided import GuidedRoot
 from gemini_lab_course.own_root.process import loaded
@@ -28,9 +26,10 @@ FAILURES: Final = {
     "kill": "is lost",
     "freeze": "falls silent",
     "thaw": "is back",
-    "kill_worker": "loses its worker",
-    "cut": "loses its connection to the root agent",
+    "kill_rank": "loses its worker",
+    "reset": "loses its connections to the root agent",
 }
+Kind = Literal["failure", "root", "decision", "running", "broken"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class StoryMoment:
     """One thing that happened.
 
     Attributes:
-        at_s: When, in modelled seconds.
+        at_s: When, in simulated seconds.
         kind: What it was; a decision is the root agent's.
         node: Where.
         text: What it was, in a few words.
@@ -46,7 +45,7 @@ class StoryMoment:
     """
 
     at_s: float
-    kind: Literal["failure", "root", "decision", "running", "broken"]
+    kind: Kind
     node: str
     text: str
     said_by: str | None = None
@@ -54,7 +53,7 @@ class StoryMoment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """A modelled run, from its start to its end or to where it breaks.
+    """A simulated run, from its start to its end or to where it breaks.
 
     Attributes:
         nodes: All that there were.
@@ -75,119 +74,113 @@ class Story:
     iterations: int
 
 
-class WatchedWorld(World):
-    """A world that remembers what happened.
+class WatchedWorld(BefallenWorld):
+    """A world that remembers what happened; in the end nothing fails any more.
 
     Args:
+        seed: Of who comes first, where nothing else decides that.
         shape: How large it is.
+        schedule: What befalls it.
         make_root: Makes each root agent that is elected.
     """
 
-    def __init__(self, shape: Shape, make_root: MakeRoot) -> None:
+    settles_s, decides_s, heals_all = 150.0, 20.0, True
+
+    def __init__(
+        self, seed: int, shape: WorldShape, schedule: Sequence[Happening], make_root: MakeRoot
+    ) -> None:
+        super().__init__(seed, shape, schedule)
         self._make_root = make_root
         self.moments: list[StoryMoment] = []
-        self.orders = 0
+        self.orders = self.iterations = 0
+        self.last_root = ""
         self.was_told = self.has_answered = False
-        super().__init__(shape, Rules())
+        self.world.make_root = self._make
+        self.world.judge.on_event = self._hear
 
-    def note(
-        self,
-        kind: Literal["failure", "root", "decision", "running", "broken"],
-        node: str,
-        text: str,
-        said_by: str | None = None,
-    ) -> None:
+    def note(self, kind: Kind, node: str, text: str, said_by: str | None = None) -> None:
         """Remember this."""
-        moment = StoryMoment(at_s=self.now_s, kind=kind, node=node, text=text, said_by=said_by)
+        at_s = self.world.loop.time()
+        moment = StoryMoment(at_s=at_s, kind=kind, node=node, text=text, said_by=said_by)
         self.moments.append(moment)
 
     # -- what is noted -----------------------------------------------------------------------------
 
-    def make_root(self, node: Node, state: RootState) -> RootAgent:
-        if state.epoch:
-            self.note("root", node.name, "is the root agent now")
-        return self._make_root(state, self.now_s)
+    def _make(self, packed: str, *, state: RootState, at_s: float) -> RootAgent:
+        del packed
+        root = self._make_root(state, at_s)
+        for name in ("handle", "take_over"):
+            setattr(root, name, self._watched(root, getattr(root, name)))
+        return root
 
-    def note_handled(self, shell: Shell, instructions: Sequence[Instruction]) -> None:
-        self.orders += sum(isinstance(each, Send) for each in instructions)
-        root = shell.root
-        if not isinstance(root, GuidedRoot):
-            return
-        for event, actions in root.decisions:
-            self.was_told, self.has_answered = True, self.has_answered or bool(actions)
-            about = getattr(event, "node", None)
-            text = f"{told(event)} → {', '.join(map(told, actions)) or 'nothing'}"
-            self.note("decision", shell.node.name, text, about)
-        root.decisions.clear()
+    def _watched(
+        self, root: RootAgent, decide: Callable[[Any], list[Instruction]]
+    ) -> Callable[[Any], list[Instruction]]:
+        """Return the same decisions, of which this world remembers what is told of them."""
 
-    def hear_event(self, shell: Shell, event: events.AnyEvent) -> None:
-        super().hear_event(shell, event)
+        def decided(about: Any) -> list[Instruction]:
+            instructions = decide(about)
+            self.orders += sum(isinstance(each, Send) for each in instructions)
+            for event, actions in root.decisions if isinstance(root, GuidedRoot) else ():
+                self.was_told, self.has_answered = True, self.has_answered or bool(actions)
+                text = f"{told(event)} → {', '.join(map(told, actions)) or 'nothing'}"
+                self.note("decision", self.last_root, text, getattr(event, "node", None))
+            if isinstance(root, GuidedRoot):
+                root.decisions.clear()
+            return instructions
+
+        return decided
+
+    def _hear(self, machine: VirtualMachine, event: events.AnyEvent, term: int | None) -> None:
+        del term
         match event:
+            case events.RootElected():
+                self.last_root = machine.name
+                if self.world.jobs:
+                    self.note("root", machine.name, "is the root agent now")
             case events.RecoveryFinished():
-                self.note("running", shell.node.name, "training goes on")
-            case _:
-                pass
+                self.note("running", machine.name, "training goes on")
+            case events.Iteration(rank=0):
+                self.iterations += 1
 
-    def do_kill(self, number: int, refuses: int) -> None:
-        self._strike("kill", number, lambda node: node.is_alive)
-        super().do_kill(number, refuses)
-
-    def do_freeze(self, number: int) -> None:
-        self._strike("freeze", number, lambda node: node.is_alive and not node.is_frozen)
-        super().do_freeze(number)
-
-    def do_thaw(self, number: int) -> None:
-        self._strike("thaw", number, lambda node: node.is_frozen)
-        super().do_thaw(number)
-
-    def do_kill_worker(self, number: int) -> None:
-        self._strike("kill_worker", number, lambda node: node.can_act and node.worker is not None)
-        super().do_kill_worker(number)
-
-    def do_cut(self, number: int, arrive_at_agent: int, arrive_at_root: int) -> None:
-        self._strike("cut", number, lambda node: node.link is not None)
-        super().do_cut(number, arrive_at_agent, arrive_at_root)
-
-    def _strike(self, kind: str, number: int, hits: Callable[[Node], bool]) -> None:
-        node = self._node(number)
-        if hits(node) and not (kind == "kill" and self._survivors() <= 1):
-            self.note("failure", node.name, FAILURES[kind])
-
-    def _check_failure(self, shell: Shell, event: events.RunFailed) -> None:
-        if event.reason.startswith("root="):
-            raise BrokenError(event.reason)
-        super()._check_failure(shell, event)
+    def befall(self, kind: str, *numbers: int) -> None:
+        before = {one: (one.is_dead, one.process.runs) for one in self.world.machines}
+        if kind == "kill_rank" and self._machine(numbers[0]).has_workers:
+            self.note("failure", self._machine(numbers[0]).name, FAILURES[kind])
+        if kind == "reset":
+            self.note("failure", self._machine(numbers[1]).name, FAILURES[kind])
+        super().befall(kind, *numbers)
+        for machine, (was_dead, ran) in before.items():
+            if machine.is_dead and not was_dead:
+                self.note("failure", machine.name, FAILURES["kill"])
+            elif not machine.is_dead and machine.process.runs != ran:
+                self.note("failure", machine.name, FAILURES["freeze" if ran else "thaw"])
 
 
-def tell(shape: Shape, schedule: Sequence[Fate], make_root: MakeRoot) -> Story:
+def tell(
+    shape: WorldShape, schedule: Sequence[Happening], make_root: MakeRoot, *, seed: int = 1
+) -> Story:
     """Return what becomes of a run with these failures; afterwards nothing fails any more."""
-    world, broken = WatchedWorld(shape, make_root), ""
-    try:
-        for action in schedule:
-            if world.told.done or world.told.failed:
-                break
-            world.do(action)
-        world.calm()
-    except BrokenError as error:
-        broken = in_words(str(error))
-    except AssertionError as error:
-        broken = f"the model's own assertion fails: {error!r}"
-    if broken:
-        root = world.store.root
-        world.note("broken", "" if root is None else root.name, broken)
+    watched = WatchedWorld(seed, shape, schedule, make_root)
+    world = watched.world
+    ran = run_world(watched)
+    broken = ""
+    if ran.wrong:
+        broken = in_words(ran.wrong[0].partition(" ")[2])
+        watched.note("broken", watched.last_root, broken)
     return Story(
-        nodes=tuple(world.nodes),
-        moments=tuple(world.moments),
+        nodes=tuple(machine.name for machine in world.machines),
+        moments=tuple(watched.moments),
         broken=broken,
-        is_silent=world.was_told and not world.has_answered,
-        epochs=0 if world.store.state is None else world.store.state.epoch,
-        orders=world.orders,
-        iterations=len(world.histories.version) - 1,
+        is_silent=watched.was_told and not watched.has_answered,
+        epochs=max((job.start.epoch for job in world.jobs.values()), default=0),
+        orders=watched.orders,
+        iterations=watched.iterations,
     )
 
 
 def in_words(broken: str) -> str:
-    """Return what the model says of a broken run, for whom it concerns: without its inner life."""
+    """Return what the judge says of a broken run, without its inner life."""
     if broken.startswith("the run does not end"):
         return NEVER
     if " epochs without a fault" in broken:

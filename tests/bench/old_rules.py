@@ -1,0 +1,292 @@
+"""Rules that agents have outgrown: with any one of them a simulated world breaks again.
+
+`python -m tests.bench.old_rules A:B [NAME...]` looks for the first seed that finds each.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from gemini_lab.errors import ConfigError
+from gemini_lab.memory.slab import Slab
+from gemini_lab.node import root_shell
+from gemini_lab.node.agent import Agent
+from gemini_lab.node.listener import WorkerHistory
+from gemini_lab.node.membership import Membership
+from gemini_lab.node.memory_manager import MemoryManager
+from gemini_lab.node.root_shell import CutOff, RootShell
+from gemini_lab.node.supervisor import Supervisor
+from gemini_lab.recovery import planning
+from gemini_lab.recovery.messages import Fenced
+from gemini_lab.recovery.plan import RecoveryPlan
+from gemini_lab.recovery.planning import hopes
+from gemini_lab.recovery.progress_at_risk import reason_to_wait
+from gemini_lab.recovery.protocol import AgentJoined, Instruction
+from gemini_lab.recovery.replicas import RestartPlacement
+from gemini_lab.recovery.root.agent import RootAgent
+from gemini_lab.recovery.root.agents import Agents
+from gemini_lab.recovery.root.known_run import KnownRun
+from gemini_lab.recovery.root.lifecycle import Lifecycle
+from gemini_lab.recovery.root_state import RootState
+from gemini_lab.shard.lineage import Lineage
+from gemini_lab_bench.world.seeds import parsed, run_seed
+from gemini_lab_bench.world.virtual_rank import VirtualRank
+
+
+class IgnoringAgents(Agents):
+    """Agents that are asked for no inventory if they join while the run waits."""
+
+    def on_joined(self, joined: AgentJoined) -> Iterator[Instruction]:
+        run = self.run
+        if run.state.phase != "waiting" or joined.node in run.living:
+            yield from super().on_joined(joined)
+            return
+        run.living[joined.node] = joined
+        silent = tuple(node for node in run.state.nodes.silent if node != joined.node)
+        run.state = replace(run.state, nodes=replace(run.state.nodes, silent=silent))
+        yield from self.lifecycle.decide(joined.at_s)
+
+
+class AsksNoReturningNode(RootAgent):
+    """A node that joins while the run waits counts as a machine, not as what it has in memory."""
+
+    agents_kind = IgnoringAgents
+
+
+class HastyLifecycle(Lifecycle):
+    """A lifecycle that never waits for progress."""
+
+    def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
+        del plan, at_s
+        return ""
+
+
+class WaitsForNobody(RootAgent):
+    """Whatever is at hand is gone on from."""
+
+    lifecycle_kind = HastyLifecycle
+
+
+class TrustingLifecycle(Lifecycle):
+    """A lifecycle that believes in any whole version."""
+
+    def _reason_to_wait(self, plan: RecoveryPlan, at_s: float) -> str:
+        if not super()._reason_to_wait(plan, at_s):
+            return ""
+        trusting = replace(hopes(self.run.state, self.run.inventory), is_witnessed=True)
+        return reason_to_wait(plan, trusting) or ""
+
+
+class TrustsAnyMemory(RootAgent):
+    """A version that is whole in memory counts, also where nobody shows how far training came."""
+
+    lifecycle_kind = TrustingLifecycle
+
+
+class TakingLifecycle(Lifecycle):
+    """A lifecycle in which what a user gave up counts again once it is back."""
+
+    def _carry_out(
+        self, at_s: float, before: RootState, placed: RestartPlacement, address: str
+    ) -> Iterator[Instruction]:
+        discarded = replace(placed.state.discarded, left=before.discarded.left)
+        placed = replace(placed, state=replace(placed.state, discarded=discarded))
+        yield from super()._carry_out(at_s, before, placed, address)
+
+
+class TakesWhatWasGivenUp(RootAgent):
+    """Nodes that return with what a user gave up displace those that train."""
+
+    lifecycle_kind = TakingLifecycle
+
+
+class ForgivingNothing(KnownRun):
+    """A run in which an excluded machine is no spare."""
+
+    def spares(self) -> list[str]:
+        return [node for node in super().spares() if node not in self.state.nodes.excluded]
+
+
+class ExcludesForGood(RootAgent):
+    """A machine that failed once is never tried again if another one fails."""
+
+    def __init__(self, *, state: RootState, at_s: float) -> None:
+        super().__init__(state=state, at_s=at_s)
+        self.run.__class__ = ForgivingNothing
+
+
+class SaysNothingAgain(RootAgent):
+    """What a root was cut off from saying of a recovery's start or end is never said."""
+
+    def take_over(self, at_s: float) -> list[Instruction]:
+        self.run.state = replace(self.run.state, story=replace(self.run.state.story, said=()))
+        return super().take_over(at_s)
+
+
+@dataclass(frozen=True)
+class OldRule:
+    """A rule of before, and a seed that finds it.
+
+    Attributes:
+        seed: The first one that breaks by it; `None` if none of the first few hundred does.
+        changes: What of the product is as it was: an owner, a name, and what stood there.
+    """
+
+    seed: int | None
+    changes: tuple[tuple[Any, str, Any], ...]
+
+    @contextmanager
+    def rules(self) -> Iterator[None]:
+        """Have agents follow it in a block."""
+        with ExitStack() as stack:
+            for owner, name, value in self.changes:
+                stack.enter_context(mock.patch.object(owner, name, value))
+            yield
+
+
+def _root(seed: int | None, kind: type[RootAgent]) -> OldRule:
+    return OldRule(seed, ((root_shell, "RootAgent", kind),))
+
+
+async def _stays(*_: Any) -> None:
+    """As root agents did that could not reach some for whom a run waits."""
+
+
+async def _yields_to_reached(shell: Any) -> None:
+    """Leave the place to connected agents alone."""
+    others = shell._others.keys()
+    if shell._yields and not others & shell._links.connected:
+        return
+    await _YIELDS(shell)
+
+
+_YIELDS = RootShell._yield_if_others_may_reach_more
+
+
+async def _keeps_first_form(memory: Any, local_rank: int, wanted: Any) -> Slab:
+    if local_rank in memory._slabs:
+        raise ConfigError("this node keeps other shards")
+    return await _LAY_OUT(memory, local_rank, wanted)
+
+
+_LAY_OUT = MemoryManager._lay_out
+
+
+def _any_history(*given: Any) -> list[Any]:
+    """Return copies as if all of a version were of one history."""
+    copies = _GOOD(*given)
+    newest = {copy.version: copy.lineage for copy in sorted(copies, key=lambda c: c.lineage)}
+    return [replace(copy, lineage=newest[copy.version]) for copy in copies]
+
+
+_GOOD = planning.good_copies
+
+
+async def _says_fenced_first(agent: Any, order: Any) -> None:
+    agent._give_up_work()
+    address, no_port = agent._hold_port(order.epoch)
+    agent.root.send(Fenced(epoch=order.epoch, kept=[], address=address, no_port=no_port))
+    await agent.host.kill_all(epoch=agent.epoch)
+
+
+async def _obeys_old_orders(agent: Any, order: Any) -> None:
+    agent.epoch = max(agent.epoch, order.epoch)
+    await agent._answered(order, agent._do(order))
+
+
+async def _writes_deposed(membership: Any, _: Any, values: Any) -> bool:
+    for key, value in values.items():
+        await membership.store.put(key, value)
+    return True
+
+
+async def _rejoins_with_workers(agent: Any) -> None:
+    await agent.membership.register()
+
+
+def _never_waits_for_leases(agent: Any) -> None:
+    agent._is_store_away, agent._reading = False, None
+    agent._ring()
+
+
+async def _is_sure(*_: Any) -> None:
+    """Take for lost what is not reached, as a root agent did that was cut off itself."""
+
+
+def _forgets(history: Any, event: Any, left: Any) -> None:
+    before = history.left
+    _GO_BACK(history, event, left)
+    history.left = before
+
+
+_GO_BACK = WorkerHistory._go_back
+
+OLD_RULES = {
+    "returning nodes are not inventoried": _root(None, AsksNoReturningNode),
+    "nobody is waited for": _root(None, WaitsForNobody),
+    "what any node has counts": _root(None, TrustsAnyMemory),
+    "what was given up comes back": _root(None, TakesWhatWasGivenUp),
+    "an exclusion never ends": _root(None, ExcludesForGood),
+    "nothing is said again": _root(None, SaysNothingAgain),
+    "copies of two histories are combined": OldRule(
+        None, ((planning, "good_copies", _any_history),)
+    ),
+    "versions do not count rewinds": OldRule(
+        None,
+        (
+            (
+                VirtualRank,
+                "_own_lineage",
+                lambda rank: Lineage(run=rank.start.order.run, epoch=rank.start.epoch),
+            ),
+        ),
+    ),
+    "agents forget rewinds": OldRule(None, ((WorkerHistory, "_go_back", _forgets),)),
+    "a slab keeps its first form": OldRule(None, ((MemoryManager, "_lay_out", _keeps_first_form),)),
+    "a root agent that misses agents stays": OldRule(
+        None, ((RootShell, "_yield_if_others_may_reach_more", _stays),)
+    ),
+    "a root agent yields only to those it reaches": OldRule(
+        None, ((RootShell, "_yield_if_others_may_reach_more", _yields_to_reached),)
+    ),
+    "a root agent that is cut off stays": OldRule(
+        None, ((CutOff, "is_certain", lambda *_, **__: False),)
+    ),
+    "a root agent that is cut off begins recoveries": OldRule(
+        None, ((RootShell, "_until_others_are_reached", _is_sure),)
+    ),
+    "a fence is answered before workers have ended": OldRule(
+        None, ((Supervisor, "_fence", _says_fenced_first),)
+    ),
+    "agents obey orders from before a fence": OldRule(
+        None, ((Supervisor, "obey", _obeys_old_orders),)
+    ),
+    "a deposed root agent writes": OldRule(None, ((Membership, "write_as_root", _writes_deposed),)),
+    "a node that was replaced goes on": OldRule(None, ((Agent, "_rejoin", _rejoins_with_workers),)),
+    "leases count as soon as a store is back": OldRule(
+        None, ((Agent, "_note_store_away", _never_waits_for_leases),)
+    ),
+}
+
+
+def main(text: str = "0:300", *names: str) -> None:
+    """Print the first seed by which each rule breaks a world, and how."""
+    for name in names or OLD_RULES:
+        began_s = time.monotonic()
+        for seed in parsed(text):
+            with OLD_RULES[name].rules():
+                wrong = run_seed(seed).wrong
+            if wrong:
+                print(f"{name}: {seed}, {time.monotonic() - began_s:.0f} s, {wrong[0][:150]}")
+                break
+        else:
+            print(f"{name}: not found in {time.monotonic() - began_s:.0f} s")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

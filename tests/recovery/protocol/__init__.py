@@ -1,1 +1,0 @@
-"""The recovery protocol explored: random schedules of failures in modelled labs."""
