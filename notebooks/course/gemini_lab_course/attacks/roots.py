@@ -37,6 +37,8 @@ from gemini_lab_course.attacks.stories import (
 from gemini_lab_course.own_root.process import packed
 from gemini_lab_course.verdict import WrongAnswerError
 
+Failure = tuple[str, *tuple[int, ...]]
+"""What befalls a lab, and whole numbers about it."""
 SMALL: Final = WorldShape(nodes=2, standbys=1, has_tier=False, iterations=4)
 SPARE: Final = WorldShape(nodes=2, standbys=2, has_tier=False, iterations=8)
 RETURN: Final = WorldShape(nodes=3, standbys=1, has_tier=False, iterations=8)
@@ -60,18 +62,19 @@ RECOVERING: Final = (0.0, 0.004, 0.01, 0.02, 0.04, 0.08, 0.3, 0.8, 1.6, 2.4)
 """Seconds after a failure in which it is being answered."""
 LEASE_S: Final = 3.5
 """After so long a silent node counts as lost."""
-CRASH: Final = ("kill_rank", 0)
-LOSSES: Final = (("kill", 1, 1), ("kill", 0, 1), ("kill", 2, 1))
-SINGLES: Final[tuple[tuple[Happening, ...], ...]] = (
-    ((0.0, *CRASH),),
-    ((0.0, "kill_rank", 1),),
-    *(((0.0, *loss),) for loss in LOSSES),
-    ((0.0, "reset", ROOT, 1),),
-    ((0.0, "freeze", 1), (LEASE_S + 1.0, "thaw_all")),
-    ((0.0, "freeze", 0), (LEASE_S + 1.0, "thaw_all")),
+CRASH: Final[Failure] = ("kill_rank", 0)
+LOSSES: Final[tuple[Failure, ...]] = (("kill", 1, 1), ("kill", 0, 1), ("kill", 2, 1))
+SILENT: Final[Happening] = (LEASE_S + 1.0, "thaw_all")
+SINGLES: Final[tuple[tuple[Failure, tuple[Happening, ...]], ...]] = (
+    (CRASH, ()),
+    (("kill_rank", 1), ()),
+    *((loss, ()) for loss in LOSSES),
+    (("reset", ROOT, 1), ()),
+    (("freeze", 1), (SILENT,)),
+    (("freeze", 0), (SILENT,)),
 )
 """Each a failure, and what has to pass until it counts."""
-RANDOM: Final[tuple[tuple[str, *tuple[int, ...]], ...]] = (
+RANDOM: Final[tuple[Failure, ...]] = (
     ("kill", 6),
     ("kill_rank", 6),
     ("freeze", 6),
@@ -129,8 +132,8 @@ class RootCase:
 def cases() -> Iterator[RootCase]:
     """Yield one failure at every moment, then two, then many."""
     yield RootCase(shape=SMALL, schedule=())
-    for after_s, failure in itertools.product(TRAINING, SINGLES):
-        yield RootCase(shape=SMALL, schedule=(TRAINS, *_after(after_s, failure)))
+    for after_s, (failure, then) in itertools.product(TRAINING, SINGLES):
+        yield RootCase(shape=SMALL, schedule=(TRAINS, (after_s, *failure), *then))
     for schedule in _pairs():
         yield RootCase(shape=SMALL, schedule=schedule)
     for later_s, second in itertools.product(RECOVERING, LOSSES):  # and nobody comes in its place
@@ -148,11 +151,6 @@ def cases() -> Iterator[RootCase]:
         yield RootCase(shape=GROUPS, schedule=schedule, seed=seed)
     for seed in range(SEEDS):
         yield _random(seed)
-
-
-def _after(after_s: float, failure: tuple[Happening, ...]) -> tuple[Happening, ...]:
-    (_, *first), *rest = failure
-    return ((after_s, *first), *rest)  # type: ignore[return-value]
 
 
 def _pairs() -> Iterator[tuple[Happening, ...]]:
