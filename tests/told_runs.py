@@ -81,7 +81,7 @@ class ToldRun:
         self.say(events.RootElected(name=name, term=1), node=name)
         return self
 
-    def protect(self) -> "ToldRun":
+    def protect(self, places: Sequence[str] = ()) -> "ToldRun":
         for rank in self.ranks:
             self.say_worker(
                 events.Protected,
@@ -90,6 +90,7 @@ class ToldRun:
                 fingerprint="f",
                 settings=Settings(scheme="background"),
                 placement=self.placement,
+                place=places[rank] if places else "",
             )
         return self
 

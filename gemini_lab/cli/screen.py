@@ -236,7 +236,8 @@ def _ranks(run: RunReducer, node: NodeRow) -> str:
         return ""
     per_node = run.copies.per_node
     first = node.position * per_node
-    return str(first) if per_node == 1 else f"{first}-{first + per_node - 1}"
+    ranks = str(first) if per_node == 1 else f"{first}-{first + per_node - 1}"
+    return f"{ranks} ({readable('; '.join(node.places))})" if node.places else ranks
 
 
 def _recoveries(recoveries: Sequence[Recovery], total: int) -> Table:

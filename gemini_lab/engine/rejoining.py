@@ -105,7 +105,7 @@ def go_on(session: WorkerSession, ready: ReadyEngine, where: LoopPlace) -> Ready
     seats = start.seats.placed(ready.settings)
     group = CheckpointGroup(session.store, rank=start.rank, world_size=seats.world_size)
     met = exchange_layouts(state.layout, rank=start.rank, seats=seats, group=group)
-    say_protected(session, state.layout, met.fingerprint, seats, ready.settings)
+    say_protected(session, state, met.fingerprint, seats, ready.settings)
     place = replace(
         before,
         seats=seats,

@@ -300,13 +300,13 @@ def _lay_out(
         replicas=met.replicas,
     )
     require_fingerprint(met.fingerprint, session.start.fingerprint)
-    say_protected(session, layout, met.fingerprint, seats, settings)
+    say_protected(session, state, met.fingerprint, seats, settings)
     return ShardMemory(slab=Slab.attach(fd), shard_bytes=met.shard_bytes)
 
 
 def say_protected(
     session: WorkerSession,
-    layout: ShardLayout,
+    state: EngineState,
     fingerprint: str,
     seats: Seats,
     settings: Settings,
@@ -314,7 +314,8 @@ def say_protected(
     """Emit what of this rank is protected, and how."""
     session.emit(
         events.Protected(
-            shard_bytes=layout.payload_bytes,
+            shard_bytes=state.layout.payload_bytes,
+            place=state.framework.place[: events.LONGEST_PLACE],
             fingerprint=fingerprint,
             settings=settings,
             placement=seats.holders,

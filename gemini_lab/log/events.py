@@ -342,6 +342,10 @@ class RunFailed(Event, frozen=True, kw_only=True):
     output: tuple[PrintedLine, ...] = ()
 
 
+LONGEST_PLACE: Final = 60
+"""Letters of what a rank is: a log of thousands has it of each."""
+
+
 class Protected(OfWorker, frozen=True, kw_only=True):
     """A worker called `protect`."""
 
@@ -351,6 +355,7 @@ class Protected(OfWorker, frozen=True, kw_only=True):
     # Who keeps whose shard, by position; rank 0 says it for all. A log has it once, and again when
     # it has changed; `None` says nothing new.
     placement: Placement | None = None
+    place: str = ""  # what the rank is among ranks that differ, such as `pp 0, dp 1`
 
 
 class Unprotected(OfWorker, frozen=True, kw_only=True):

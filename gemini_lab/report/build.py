@@ -101,6 +101,7 @@ def report_of(run: RunReducer) -> RunReport:
         plans=run.plans.told(),
         unread=run.unread,
         code_changes=tuple(course.code_changes),
+        places=tuple(run.copies.places) if any(run.copies.places) else (),
         divergences=tuple(run.divergences.found),
         not_finite=tuple(run.finite.found),
         rewinds=tuple(run.rewinds.found),

@@ -20,6 +20,7 @@ from gemini_lab.report.values import RunReport, Traffic
 from gemini_lab.units import format_bytes, format_seconds
 
 WIDTH: Final = 80
+RANKS_NAMED: Final = 16
 WIDEST: Final = 160
 """Columns beyond which lines would be hard to read."""
 _BAR_SPACE: Final = 30
@@ -87,6 +88,7 @@ def _summary(report: RunReport, ink: Ink) -> Iterator[str]:
         f"{_count(report.nodes, 'node')} in {format_seconds(report.duration_s)}"
         + (f"; {report.script}" if report.script else "")
     )
+    yield from _places(report, ink)
     if report.began_from:
         yield f"  it began from version {report.began_from} of the persistent tier"
     lost = sum(recovery.lost_iterations for recovery in report.recoveries)
@@ -122,6 +124,15 @@ def _summary(report: RunReport, ink: Ink) -> Iterator[str]:
             yield f"  ! {error}"
         yield from (f"    | {line}" for line in last_lines(report.output))
     yield from culprits(report.exits)
+
+
+def _places(report: RunReport, ink: Ink) -> Iterator[str]:
+    """Say what each rank is among ranks that differ."""
+    if report.places:
+        named = [f"rank {rank} is {place}" for rank, place in enumerate(report.places)]
+        more = len(named) - RANKS_NAMED
+        told = [*named[:RANKS_NAMED], *([f"and {more} more"] if more > 0 else [])]
+        yield from _wrapped("; ".join(told), "  ", ink)
 
 
 def _verified(report: RunReport, ink: Ink) -> Iterator[str]:

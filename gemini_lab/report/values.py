@@ -142,6 +142,7 @@ class RunReport:
         resizes: When it went on with another number of nodes, in order of the log.
         began_from: The version of an earlier run that its first start loaded; `None` if none.
         lost_standbys: Machines that waited, were lost and did not come back, in order.
+        places: What each rank is among ranks that differ; empty if all are alike.
         wasted: None until there is a recovery to measure.
         plans: When chunks left, by the schemes that profile a job; in order of time.
     """
@@ -176,6 +177,7 @@ class RunReport:
     copies_placed: tuple[ReplicasPlaced, ...] = ()
     began_from: int | None = None
     lost_standbys: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         done = max((one.number for one in self.iterations), default=0)

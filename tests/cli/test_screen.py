@@ -45,6 +45,15 @@ def test_a_healthy_run_says_how_old_its_versions_are_and_what_may_be_lost():
     assert line(text, "node-0").split()[1:3] == ["training", "0"]
 
 
+def test_ranks_that_differ_are_called_by_their_place():
+    places = ["pp 0, tp 0", "pp 0, tp 1", "pp 1, tp 0", "\x1b[31m"]
+    run = ToldRun(nodes=2, per_node=2).protect(places)
+    text = shown(run.train(1, 2))
+    assert "0-1 (pp 0, tp 0; pp 0, tp 1)" in line(text, "node-0")
+    assert "2-3 (pp 1, tp 0; " in line(text, "node-1")
+    assert "\x1b" not in text
+
+
 def test_a_run_whose_owner_was_killed_is_not_said_to_train_and_to_have_versions():
     run = ToldRun().protect().train(1, 6)
     text = shown(run, later_s=2_820.0, is_ownerless=True)

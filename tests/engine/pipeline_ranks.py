@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, Dataset
 
 from gemini_lab.engine.arguments import as_engine, with_schedule
@@ -49,9 +51,10 @@ class Stage(nn.Module):
     torch's trial of a later stage is made on memory as it was found, and a norm would keep that.
     """
 
-    def __init__(self, number):
+    def __init__(self, number, *, is_tied=False):
         super().__init__()
         self.number = number
+        self.table = nn.Parameter(torch.full((WIDTH,), 0.9)) if is_tied else None
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(1 + number % 3))
         self.norm = nn.Identity() if number else nn.BatchNorm1d(WIDTH)
         self.drop = nn.Dropout(0.2)
@@ -62,6 +65,8 @@ class Stage(nn.Module):
         random.random()  # as layers do that are left out at random
         for layer in self.layers:
             hidden = torch.tanh(layer(hidden)) + hidden
+        if self.table is not None:
+            hidden = hidden * self.table
         return self.drop(self.norm(hidden))
 
 
@@ -81,7 +86,8 @@ class Job:
         self.case, self.rank = case, rank
         ranks, group, mesh = dist.get_world_size(), None, None
         if case.get("sharded"):
-            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stages", "data"))
+            names = ("stages", "data", "cut")[: case["sharded"]]
+            mesh = init_device_mesh("cpu", (2,) * len(names), mesh_dim_names=names)
             group, ranks = mesh.get_group("stages"), 2
         place = rank if mesh is None else mesh.get_local_rank("stages")
         numbers = numbers_of(case, place, ranks)
@@ -91,10 +97,13 @@ class Job:
         self.models = []
         for number in numbers:
             torch.manual_seed(number)
-            stage = Stage(number)
+            stage = Stage(number, is_tied=case.get("tied") and number in {0, count - 1})
             if seed > 1:
                 for weight in (one for one in stage.parameters() if one.requires_grad):
                     nn.init.normal_(weight)
+            if case.get("sharded") == 3:
+                cut = ColwiseParallel(output_layouts=Replicate())
+                parallelize_module(stage, mesh["cut"], {"layers.*": cut})
             if mesh is not None:
                 fully_shard(stage, mesh=mesh["data"])
             self.models.append(stage)
@@ -113,7 +122,8 @@ class Job:
         order = torch.Generator().manual_seed(5)
         self.loader = DataLoader(Pairs(), 8, shuffle=True, generator=order, drop_last=True)
         for draw in (random.seed, np.random.seed, torch.manual_seed):
-            draw(seed + rank)
+            # Ranks that share layers draw the same.
+            draw(seed + rank // (2 if case.get("sharded") == 3 else 1))
         self.keeper, self.losses, self.remarks = Keeper(wanted), {}, []
         self.inputs = []
         self.protect(payload)
@@ -174,6 +184,8 @@ class Job:
             given = (features,) if self.is_first else ()
             wanted = {"target": target, "losses": losses} if self.is_last else {}
             self.schedule.step(*given, **wanted)
+            for table in (model.table for model in self.models if model.table is not None):
+                dist.all_reduce(table.grad)  # as a script keeps tied tables in step
             for number, optimizer in enumerate(self.optimizers):
                 if not (self.case.get("skips") and number == 1 and step == 2):
                     optimizer.step()
@@ -185,6 +197,7 @@ class Job:
             buffers = [
                 one.double().sum().item() for model in self.models for one in model.buffers()
             ]
+            norm += sum(m.table.sum().item() for m in self.models if m.table is not None)
             drawn = [torch.rand(1).item(), random.random()]
             seen = [one.hex() for one in (norm, *drawn, *buffers, *(x.item() for x in losses))]
             self.losses.setdefault(step + 1, []).append(seen)
@@ -212,7 +225,9 @@ def work(request, rank):
     job.train()
     for number, kept in job.keeper.payloads.items():
         (folder / f"shard-{rank}-{number}.bin").write_bytes(kept)
-    found = {"losses": job.losses, "remarks": job.remarks, "inputs": job.inputs}
+    tables = [m.table.tolist() for m in job.models if m.table is not None]
+    found = {"tables": tables, "losses": job.losses, "remarks": job.remarks, "inputs": job.inputs}
     if not request["case"].get("unprotected"):
         found["uneven"] = job.state.framework.uneven
+        found["place"] = job.state.framework.place
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))

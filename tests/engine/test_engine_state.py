@@ -80,6 +80,10 @@ CASES += [
         {"stage": stage, "optimizer": "Adam", "stages": 2, "ranks": 4, "dtype": "bfloat16"}
         for stage in (0, 1)
     ],
+    *[
+        {"stage": stage, "optimizer": "AdamW", "sequence": 2, "row": 2, "ranks": 4}
+        for stage in (1, 2, 3)
+    ],
     {"stage": 1, "optimizer": "Adam", "named": True},
     {"stage": 1, "optimizer": "AdamW", "larger": 8},
     {"stage": 3, "optimizer": "AdamW", "larger": 8},
@@ -92,8 +96,9 @@ def test_a_restored_engine_gives_the_losses_of_one_that_never_stopped(server, tm
     whole = server.run(tmp_path, case=case, ranks=ranks, seed=1, capture_at=3)
     resumed = server.run(tmp_path, case=case, ranks=ranks, seed=99, load=True)
     for before, after in zip(whole, resumed, strict=True):
+        assert bool(before["place"]) == bool(before["layout"]["uneven"])
         assert bool(before["layout"]["uneven"]) == bool({"experts", "row", "stages"} & {*case})
-        if "row" in case:  # AutoTP has cut it
+        if "width" in case:  # AutoTP has cut it
             assert before["layout"]["weights"]["middle.weight"] == [8, 16]
         assert len(before["updates"]) == 6
         assert after["updates"] == before["updates"][3:]
@@ -102,6 +107,26 @@ def test_a_restored_engine_gives_the_losses_of_one_that_never_stopped(server, tm
         assert after["restored"]["version"] == 3
         assert after["extra"] == {"note": ["kept", 1]}
         assert after["layout"] == before["layout"]
+
+
+@pytest.mark.parametrize(
+    ("case", "places"),
+    [
+        ({"stages": 2}, ["pp 0, dp 0", "pp 0, dp 1", "pp 1, dp 0", "pp 1, dp 1"]),
+        ({"sequence": 2}, ["sp 0", "sp 1", "sp 0", "sp 1"]),
+        (
+            {"width": 16, "config": AUTOTP},
+            ["dp 0, tp 0", "dp 0, tp 1", "dp 1, tp 0", "dp 1, tp 1"],
+        ),
+        ({"experts": True}, ["dp 0, ep 0", "dp 1, ep 1", "dp 2, ep 0", "dp 3, ep 1"]),
+        ({}, ["", "", "", ""]),
+    ],
+    ids=["pipeline", "Ulysses", "AutoTP", "MoE", "ZeRO"],
+)
+def test_a_rank_knows_its_place_among_ranks_that_differ(server, tmp_path, case, places):
+    case = {"stage": 1, "optimizer": "AdamW", "row": 2, **case}
+    found = server.run(tmp_path, case=case, ranks=4, seed=1, until=1)
+    assert [one["place"] for one in found] == places
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="DeepSpeed compiles its own optimizers")

@@ -11,7 +11,9 @@ SCHEDULES = (
 )
 CASES = [
     *[{"schedule": name} for name in SCHEDULES],
-    {"schedule": "Schedule1F1B", "sharded": True, "ranks": 4},
+    {"schedule": "Schedule1F1B", "sharded": 2, "ranks": 4},
+    {"schedule": "Schedule1F1B", "sharded": 3, "ranks": 8},
+    {"schedule": "Schedule1F1B", "tied": True},
     {"schedule": "Schedule1F1B", "evaluates": True},
 ]
 
@@ -43,6 +45,23 @@ def test_restored_stages_go_on_with_the_numbers_of_stages_that_never_stopped(run
         assert before["remarks"] == after["remarks"] == []
         assert after["inputs"] == [one for one in before["inputs"] if one[0] > 3]
         assert "stages of a pipeline" in before["uneven"]
+        assert before["tables"] == after["tables"] == whole[0]["tables"]
+
+
+@pytest.mark.parametrize(
+    ("case", "places"),
+    [
+        (
+            {"schedule": "Schedule1F1B", "sharded": 2, "ranks": 4},
+            [f"stages {stage}, data {column}" for stage in (0, 1) for column in (0, 1)],
+        ),
+        ({"schedule": "Schedule1F1B"}, ["stage 0", "stage 1"]),
+        ({"schedule": "ScheduleZBVZeroBubble"}, ["stages 0 and 3", "stages 1 and 2"]),
+    ],
+    ids=["mesh", "stage", "two stages"],
+)
+def test_a_rank_knows_its_place(run, case, places):
+    assert [one["place"] for one in run(case=case)] == places
 
 
 def test_a_version_from_before_the_first_update_has_no_trial_behind_it(run):

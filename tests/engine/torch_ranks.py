@@ -166,6 +166,7 @@ OPTIMIZERS = {
     "Adafactor": lambda weights: torch.optim.Adafactor(weights, lr=0.01),
     "NAdam": lambda weights: torch.optim.NAdam(weights, lr=0.01),
     "Counting": lambda weights: Counting(weights, lr=0.02),
+    "Muon": lambda weights: torch.optim.Muon(weights, lr=0.02),
     "LBFGS": torch.optim.LBFGS,
 }
 
@@ -184,6 +185,9 @@ def parallel(kind, model, **how):
     if kind == "DDP of pairs":  # two models, each on two ranks
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "parts"))
         return DistributedDataParallel(model, process_group=mesh.get_group("copies"), **how)
+    if kind == "CP x FSDP2":  # sharded over all ranks
+        model.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+        return fully_shard(model, mesh=model.mesh._flatten("all"))
     if kind.startswith("TP"):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
         plan = {
@@ -219,6 +223,47 @@ class Wide(Model):
     """Sizes that two devices share evenly, as FSDP2 asks of weights that are cut already."""
 
     WIDTH = 16
+
+
+class Matrices(Wide):
+    """It trains matrices alone, as Muon does, and none of a single row."""
+
+    def __init__(self):
+        super().__init__()
+        for weight in self.parameters():
+            if weight.ndim != 2 or len(weight) == 1:
+                weight.requires_grad_(False)
+
+
+class Gathered(torch.autograd.Function):
+    """Parts of all ranks of a group, side by side."""
+
+    @staticmethod
+    def forward(ctx, own, group):
+        ctx.group = group
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, own.contiguous(), group=group)
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        dist.all_reduce(grad, group=ctx.group)
+        number = dist.get_rank(ctx.group)
+        return grad.chunk(dist.get_world_size(ctx.group), dim=1)[number], None
+
+
+class Context(Model):
+    """Its ranks share each sample: each looks from its own half at the keys of both."""
+
+    mesh = None
+
+    def forward(self, features):
+        group = self.mesh.get_group("context")
+        own = features.chunk(2, dim=1)[self.mesh.get_local_rank("context")].unsqueeze(-1)
+        keys = Gathered.apply(own * self.scale, group)
+        seen = torch.softmax(own @ keys.transpose(1, 2), dim=-1) @ keys
+        return super().forward(torch.cat([own, seen], dim=1).flatten(1))
 
 
 class Other(Model):
@@ -277,7 +322,14 @@ class Job:
         self.case = case
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(1)  # the same weights everywhere, and in every start: frozen ones are compared
-        kinds = {"sparse": Words, "late": Late, "wide": Wide, "example": EXAMPLE.Model}
+        kinds = {
+            "sparse": Words,
+            "late": Late,
+            "wide": Wide,
+            "context": Context,
+            "matrices": Matrices,
+            "example": EXAMPLE.Model,
+        }
         if case["parallel"] == "DDP of pairs" and rank % 2:
             kinds = {"parallel": Other}
         model = next((kind for name, kind in kinds.items() if case.get(name)), Model)()
@@ -299,13 +351,13 @@ class Job:
         if case.get("thawed"):  # after the second step; the optimizer has them from the start
             self.model.first.requires_grad_(False)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
-        is_cut = case["parallel"].startswith("TP")
+        is_cut = case["parallel"].startswith(("TP", "CP"))
         shares = {"num_replicas": 2, "rank": rank // 2} if is_cut else {}
         sampler = DistributedSampler(Numbers(), **shares) if dist.is_initialized() else None
         batch = case.get("batch", 2)
         self.loader = DataLoader(Numbers(), batch, sampler=sampler, shuffle=not sampler)
         # Ranks that share a tensor's parts compute the same, so they drop out the same.
-        column = rank // 2 if case["parallel"].startswith("TP") else rank
+        column = rank // 2 if is_cut else rank
         for draw in (random.seed, np.random.seed, torch.manual_seed):
             draw(seed + column)
         is_half = case.get("half", False)

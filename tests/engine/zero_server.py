@@ -467,6 +467,7 @@ def work(request, rank):
     state = EngineState(engine, script=ScriptState(data=[loader], client_state=client))
     client |= request.get("client", {})  # more than `protect` was given
     trainer, found = Trainer(engine, loader, client), {"layout": state.layout.to_json()}
+    found["place"] = state.framework.place
     shard = folder / f"shard-{rank}.bin"
     if request.get("load"):
         for _ in range(request.get("steps_before", 0)):

@@ -392,3 +392,12 @@ def test_a_simulated_run_that_was_saved_is_reported_with_names_and_one_count(tmp
         save_events(outcome.events, tmp_path / "simulated")
     with pytest.raises(ConfigError, match="keeps those of its run"):
         save_events(simulate(workload, policy, outages, days=2 / 24).events, tmp_path / "none")
+
+
+def test_ranks_that_differ_are_told_by_their_place_and_alike_ones_are_not():
+    places = [f"pp {rank // 10}, dp {rank % 10}" for rank in range(20)]
+    text = render(build_report(ToldRun(nodes=20).protect(places).train(1, 2).entries))
+    text = " ".join(text.split())
+    assert "rank 0 is pp 0, dp 0; rank 1 is pp 0, dp 1; " in text
+    assert "rank 15 is pp 1, dp 5; and 4 more" in text
+    assert " is pp" not in render(build_report(ToldRun().protect().train(1, 2).entries))

@@ -223,6 +223,15 @@ def test_the_map_says_in_which_rack_a_node_is_and_what_a_rack_takes_with_it(node
     assert "rack" not in drawn(ReplicasView, ToldRun(nodes=nodes).protect().train(1, 2)).words
 
 
+@pytest.mark.parametrize("nodes", [4, 36])
+def test_the_map_says_what_the_ranks_of_a_node_are_if_they_differ(nodes: int) -> None:
+    places = [f"pp {rank}, <b>" for rank in range(2 * nodes)]
+    run = ToldRun(nodes=nodes, per_node=2).protect(places).train(1, 2)
+    view = drawn(ReplicasView, run)
+    assert view.nodes.data["told"][1] == "node-1 (pp 2, <b>; pp 3, <b>)"
+    assert "<b>node-1 (pp 2, &lt;b&gt;; pp 3, &lt;b&gt;)</b>" in view.nodes.data["html"][1]
+
+
 def test_up_to_32_nodes_stand_in_a_ring_and_more_in_a_grid() -> None:
     ring = drawn(ReplicasView, ToldRun(nodes=32).protect().train(1, 2))
     grid = drawn(ReplicasView, ToldRun(nodes=33).protect().train(1, 2))

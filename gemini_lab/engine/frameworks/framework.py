@@ -53,6 +53,11 @@ class Framework(ABC):
     # -- what it is ------------------------------------------------------------------------------
 
     @property
+    def place(self) -> str:
+        """Return this rank's place on each axis of the job, such as `dp 1, tp 0`, for people."""
+        return ""
+
+    @property
     @abstractmethod
     def module(self) -> nn.Module:
         """Return the model itself, by whose names its weights are known."""

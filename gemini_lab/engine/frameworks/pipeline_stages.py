@@ -52,11 +52,12 @@ class StageTrials:
             _followed.add(self)
 
     @property
-    def has_stages(self) -> bool:
-        """Return whether one of the models is a stage, as far as stages were made by now."""
+    def stages(self) -> list[int]:
+        """Return the numbers of the stages that the models are, as far as they were made by now."""
         kind: Any = getattr(sys.modules.get(_MODULE), "_PipelineStageBase", ())
-        stages: list[Any] = [one for one in made_objects() if isinstance(one, kind)]
-        return any(self.number_of(stage.submod) is not None for stage in stages)
+        made: list[Any] = [one for one in made_objects() if isinstance(one, kind)]
+        own = (stage for stage in made if self.number_of(stage.submod) is not None)
+        return sorted({int(stage.stage_index) for stage in own})
 
     def capture(self) -> list[bool | None]:
         """Return the mode of each model's last trial; `None` if there was none."""

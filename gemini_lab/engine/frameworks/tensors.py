@@ -6,7 +6,7 @@ and whoever has such a tensor has imported its package.
 
 import ctypes
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
@@ -354,6 +354,21 @@ def _index_of(place: Sequence[int], sizes: Sequence[int]) -> int:
     for at, size in zip(place, sizes, strict=True):
         index = index * size + at
     return index
+
+
+def place_in_mesh(weights: Iterable[torch.Tensor]) -> dict[str, int]:
+    """Return a rank's place in the largest mesh of its weights, by the names of its dimensions."""
+    found: dict[str, int] = {}
+    for mesh in {
+        id(one): one for w in weights if is_dtensor(w) for one in [w.device_mesh]
+    }.values():
+        # torch has no public way from a mesh's slice to the whole.
+        whole = getattr(mesh, "_get_root_mesh", lambda mesh=mesh: mesh)()
+        for one in (mesh, whole):
+            names, place = one.mesh_dim_names, one.get_coordinate()
+            if names and place and len(names) > len(found):
+                found = dict(zip(names, place, strict=True))
+    return found
 
 
 def is_cut_by_model(models: Sequence[nn.Module]) -> bool:

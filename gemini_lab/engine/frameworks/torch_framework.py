@@ -28,6 +28,7 @@ from gemini_lab.engine.frameworks.tensors import (
     Replicas,
     feed,
     is_cut_by_model,
+    place_in_mesh,
     require_apart,
     whole_weights,
 )
@@ -156,6 +157,14 @@ class TorchFramework(Framework):
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
         return self._engine.optimizers
+
+    @property
+    def place(self) -> str:
+        found = [f"{axis} {at}" for axis, at in place_in_mesh(self._state.weights).items()]
+        stages = self._trials.stages
+        if len(stages) > 1 or (stages and not found):
+            found.append(f"stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}")
+        return ", ".join(found)
 
     def settings(self) -> Mapping[str, SettingValue]:
         return self._engine.settings
@@ -346,7 +355,9 @@ class TorchFramework(Framework):
         engine = self._engine
         weights = zip(self._names, self._state.weights, strict=True)
         trained = [(name, [*weight.shape], str(weight.dtype)) for name, weight in weights]
-        has_stages = self._trials.has_stages or len(engine.models) > 1 or len(engine.optimizers) > 1
+        has_stages = (
+            bool(self._trials.stages) or len(engine.models) > 1 or len(engine.optimizers) > 1
+        )
         return _word(trained), int(has_stages), int(is_cut_by_model(engine.models))
 
     def _tensor(self, one: Kept) -> torch.Tensor | None:

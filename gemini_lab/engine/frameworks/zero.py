@@ -412,7 +412,30 @@ def unevenness(engine: DeepSpeedEngine) -> str:
         return "one name is another expert on each rank (deepspeed.moe)"
     if engine.mp_world_size > 1 or engine.autotp_size() > 1:
         return "its ranks hold parts of weights that are cut once more than ZeRO says (AutoTP)"
+    if engine.sequence_parallel_size > 1:
+        return "its ranks compute parts of each sequence together (Ulysses)"
     return ""
+
+
+_AXES: Final = {"pipe": "pp", "data": "dp", "model": "tp"}
+"""What people call the axes of a pipeline's grid."""
+
+
+def place_of(engine: DeepSpeedEngine) -> str:
+    """Return a rank's place on each axis, for people; empty if ZeRO alone shares the model."""
+    if not unevenness(engine):
+        return ""
+    if engine.pipeline_parallelism:
+        place = engine.module.topology().get_coord(engine.global_rank)._asdict()
+    else:
+        groups = {"dp": engine.data_parallel_group, "ep": None, "sp": None}
+        groups["ep"] = next(iter(engine.expert_parallel_group.values()), None)
+        if engine.sequence_parallel_size > 1:
+            groups["sp"] = engine.seq_parallel_group
+        place = {axis: group.rank() for axis, group in groups.items() if group is not None}
+        if engine.mp_world_size > 1:
+            place["tp"] = engine.mpu.get_model_parallel_rank()
+    return ", ".join(f"{_AXES.get(axis, axis)} {at}" for axis, at in place.items())
 
 
 Obstacle = tuple[str, str]
@@ -437,7 +460,6 @@ def obstacles(engine: DeepSpeedEngine) -> Iterator[Obstacle]:
     yield from of_release(
         version("deepspeed"), stage=engine.zero_optimization_stage(), device=engine.device.type
     )
-    yield from _of_parallelism(engine)
     # Blocks that this release of DeepSpeed does not know are only in the raw configuration.
     yield from of_blocks(engine._config._param_dict)  # noqa: SLF001
     if is_unsharded(engine):
@@ -478,12 +500,6 @@ def of_blocks(config: StateView) -> Iterator[Obstacle]:
         block = config.get(name)
         if isinstance(block, Mapping) and block.get("enabled", is_on):
             yield f"{name!r}, which counts for itself what it has done", f"leave {name!r} out"
-
-
-def _of_parallelism(engine: DeepSpeedEngine) -> Iterator[Obstacle]:
-    """Yield ranks that hold other weights, or other parts of them, than ZeRO's own cut says."""
-    if engine.sequence_parallel_size > 1:
-        yield "sequence parallelism", "shard with ZeRO alone"
 
 
 def _of_placement(engine: DeepSpeedEngine) -> Iterator[Obstacle]:

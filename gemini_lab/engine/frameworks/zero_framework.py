@@ -32,6 +32,7 @@ from gemini_lab.engine.frameworks.zero import (
     is_unsharded,
     order_checksum,
     partitions_of,
+    place_of,
     put_scalars,
     require_kept,
     scalars_of,
@@ -95,6 +96,10 @@ class ZeroFramework(Framework):
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         return self._partitions.base
+
+    @property
+    def place(self) -> str:
+        return place_of(self._engine)
 
     def settings(self) -> Mapping[str, SettingValue]:
         return self._counters.settings()
@@ -399,6 +404,10 @@ class UnshardedFramework(TorchFramework):
         self.engine = engine
         self.uneven, self.is_pipelined = unevenness(engine), True
         self._powers = BetaPowers(OptimizerGroups(base=engine.optimizer))
+
+    @property
+    def place(self) -> str:
+        return place_of(self._deepspeed)
 
     def batch(self) -> int | None:
         return self._counters.batch

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
+    LONGEST_PLACE,
     PersistFinished,
     Protected,
     RecoveryPlanned,
@@ -55,6 +56,7 @@ class Copies:
         # Newest version that each rank has told to be whole, or `NONE`.
         self.complete: list[int] = []
         self.next_version: list[int] = []  # the one that each rank sends next
+        self.places: list[str] = []  # what each rank is among ranks that differ; else empty
         self.shard_bytes: list[int] = []  # size of each rank's shard; 0 until it is known
         # Shard and position of the copies that are not there so far.
         self.missing: set[tuple[int, int]] = set()
@@ -88,6 +90,7 @@ class Copies:
                 self._start(event)
             case Protected() if event.epoch >= self._epoch:
                 self.shard_bytes[self._rank(event.rank)] = whole(event.shard_bytes)
+                self.places[event.rank] = event.place[:LONGEST_PLACE]
                 if event.rank == 0 and event.placement is not None:
                     self._place(event.placement)
             case VersionComplete() if event.epoch >= self._epoch:
@@ -120,6 +123,7 @@ class Copies:
         self.complete = [NONE] * ranks
         self.next_version = [0] * ranks
         self.shard_bytes = [0] * ranks
+        self.places = [""] * ranks
 
     def _place(self, placement: Placement) -> None:
         if placement.nodes != self.positions:

@@ -35,6 +35,7 @@ class NodeRow:
     # What its ranks wait for before they move, as its machine is to go; empty where they wait for
     # nothing, `None` where the machine stays.
     leaving: str | None = None
+    places: tuple[str, ...] = ()  # what each of its ranks is; empty if the job's are alike
 
 
 def leaving_of(nodes: Iterable[NodeRow]) -> list[str]:
@@ -213,6 +214,8 @@ def seated(run: RunReducer) -> tuple[NodeRow, ...]:
     if run.course.is_over:
         busy = "over"
     racks = (run.course.job.racks if run.course.job else None) or ()
+    places, per_node = run.copies.places, run.copies.per_node
+    places = places if any(places) else []
     return tuple(
         NodeRow(
             name=name or "no node",
@@ -221,6 +224,7 @@ def seated(run: RunReducer) -> tuple[NodeRow, ...]:
             is_root=name == nodes.root,
             rack=racks[position] if position < len(racks) else "",
             leaving=nodes.leaving.get(name or ""),
+            places=tuple(places[position * per_node : (position + 1) * per_node]),
         )
         for position, name in enumerate(nodes.members)
     )

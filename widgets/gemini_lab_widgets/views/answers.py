@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables.replica_map import LossOutcome, ReplicaTable
-from gemini_lab.report.tables.status import Status
+from gemini_lab.report.tables.status import NodeRow, Status
 from gemini_lab_widgets.pictures.palette import BLUE, ORANGE, RED, SKY, css, esc, shown
 
 SHARDS_NAMED: Final = 12
@@ -22,7 +22,7 @@ def when(status: Status) -> str:
 def questions(table: ReplicaTable, when: str) -> dict[str, list[Any]]:
     """Return what each node's loss would mean, short for hover and long to read."""
     names = [shown(node.name) for node in table.nodes]
-    told = [placed(node.name, node.rack) for node in table.nodes]
+    told = [placed(node) for node in table.nodes]
     answers = {answer.position: answer for answer in table.what_if}
     short = [
         answer_of(answers[p], table) if p in answers else ("no placement known", "", "")
@@ -43,9 +43,10 @@ def questions(table: ReplicaTable, when: str) -> dict[str, list[Any]]:
     }
 
 
-def placed(name: str, rack: str) -> str:
-    """Return a node's name, and its rack if the log names it."""
-    return f"{shown(name)} in {shown(rack)}" if rack else shown(name)
+def placed(node: NodeRow) -> str:
+    """Return a node's name, its rack if the log names it, and what its ranks are if they differ."""
+    name = f"{shown(node.name)} in {shown(node.rack)}" if node.rack else shown(node.name)
+    return f"{name} ({shown('; '.join(node.places))})" if node.places else name
 
 
 def _keepers(table: ReplicaTable) -> list[str]:

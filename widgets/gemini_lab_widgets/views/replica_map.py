@@ -586,7 +586,7 @@ def _looks(copies: Sequence[CopyRow], table: ReplicaTable) -> dict[str, list[Any
         "number": [str(copy.position) if is_numbered else "" for copy in copies],
         "width": [2.5 if copy.position in roots else 0 for copy in copies],
         "position": [copy.position for copy in copies],
-        **_told(copies, [answers.placed(c.holder, table.nodes[c.position].rack) for c in copies]),
+        **_told(copies, [answers.placed(table.nodes[c.position]) for c in copies]),
         "tier": ["own" if copy.is_own else "replica" for copy in copies],
         "what_if": [what.get(copy.position, "") for copy in copies],
     }
