@@ -9,9 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
 
 import msgspec
 import psutil
@@ -55,21 +58,58 @@ def command_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
 
 
-def a_host(
-    on_exit: Callable[[Worker, int], None] = lambda *_: None,
-    *,
-    on_note: Callable[[str], None] = print,
-    answer_s: float = ANSWER_S,
-    warm: bool = False,
-) -> WorkerHost:
-    return WorkerHost(
-        warm=warm,
-        on_message=lambda *_: None,
-        on_output=lambda *_: None,
-        on_exit=on_exit,
-        on_note=on_note,
-        answer_s=answer_s,
-    )
+class Hosts:
+    """Makes hosts of workers, which are closed on the loop of their test."""
+
+    def __init__(self) -> None:
+        self.made: list[WorkerHost] = []
+        self.codes: list[int] = []
+        self.lines: list[str] = []
+        self.notes: list[str] = []
+
+    def __call__(
+        self,
+        *,
+        warm: bool = False,
+        answer_s: float = ANSWER_S,
+        on_exit: Callable[[Worker, int], None] = lambda *_: None,
+        on_message: Callable[[Worker, Message, list[int]], None] = lambda *_: None,
+    ) -> WorkerHost:
+        def leave(worker: Worker, code: int) -> None:
+            self.codes.append(code)
+            on_exit(worker, code)
+
+        host = WorkerHost(
+            warm=warm,
+            on_message=on_message,
+            on_output=lambda _, more: self.lines.extend(more),
+            on_exit=leave,
+            on_note=self.notes.append,
+            answer_s=answer_s,
+        )
+        self.made.append(host)
+        return host
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self.made:
+            self.made.pop().close()
+
+
+@pytest.fixture
+def a_host() -> Hosts:
+    return Hosts()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.01)
 
 
 def serve(host: WorkerHost, start: WorkerStart) -> None:
@@ -79,76 +119,53 @@ def serve(host: WorkerHost, start: WorkerStart) -> None:
         host.start(msgspec.structs.replace(start, rendezvous=address), (port.fileno(),))
 
 
-async def test_two_fences_of_the_same_epoch_are_both_answered():
+async def test_two_fences_of_the_same_epoch_are_both_answered(a_host):
     """An agent is told to fence by the root, and by the state in the store, at the same time."""
     host = a_host()
-    try:
-        serve(host, a_start(1, epoch=7))
-        both = (host.kill_all(epoch=8) for _ in range(2))
-        await asyncio.wait_for(asyncio.gather(*both), PATIENCE_S)
-        assert not host.workers
-    finally:
-        host.close()
+    serve(host, a_start(1, epoch=7))
+    both = (host.kill_all(epoch=8) for _ in range(2))
+    await asyncio.wait_for(asyncio.gather(*both), PATIENCE_S)
+    assert not host.workers
 
 
-def test_where_warm_parents_are_killed_while_they_import_workers_start_without_them(
-    monkeypatch, tmp_path
+async def test_where_warm_parents_are_killed_while_they_import_workers_start_without_them(
+    monkeypatch, tmp_path, a_host
 ):
     """As by the kernel, where memory is too short: the next was started for ever, and silently."""
     (tmp_path / "torch.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-
-    async def notes_until_ready() -> list[str]:
-        notes: list[str] = []
-        host = a_host(warm=True, on_note=notes.append)
-        try:
-            await asyncio.wait_for(host.ready(), PATIENCE_S)
-        finally:
-            host.close()
-        return notes
-
-    (note,) = asyncio.run(notes_until_ready())
+    host = a_host(warm=True)
+    await asyncio.wait_for(host.ready(), PATIENCE_S)
+    a_host.close()
+    (note,) = a_host.notes
     assert "ended 3 times before it had imported everything" in note
 
 
-async def test_a_fence_that_its_warm_parent_did_not_live_to_answer_is_over():
+async def test_a_fence_that_its_warm_parent_did_not_live_to_answer_is_over(a_host):
     """Otherwise the agent waits for ever, and counts as one that hangs after a minute."""
     host = a_host()
-    try:
-        await host.ready()
-        serve(host, a_start(1, epoch=7))
-        host.signal_all(signal.SIGSTOP)
-        asking = asyncio.create_task(host.kill_all(epoch=8))
-        await asyncio.sleep(0.1)  # it is asked, and does not answer
-        host.signal_all(signal.SIGKILL)
-        await asyncio.wait_for(asking, PATIENCE_S)
-        assert not host.workers
-    finally:
-        host.close()
+    await host.ready()
+    serve(host, a_start(1, epoch=7))
+    host.signal_all(signal.SIGSTOP)
+    asking = asyncio.create_task(host.kill_all(epoch=8))
+    await asyncio.sleep(0.1)  # it is asked, and does not answer
+    host.signal_all(signal.SIGKILL)
+    await asyncio.wait_for(asking, PATIENCE_S)
+    assert not host.workers
 
 
-def test_a_worker_serves_the_port_that_its_start_names_and_no_other():
+@pytest.mark.parametrize("is_meant", [True, False])
+async def test_a_worker_serves_the_port_that_its_start_names_and_no_other(a_host, is_meant):
     """One that was given another while all were to meet on another node ended for that."""
-
-    async def given(*, is_meant: bool) -> str:
-        host = a_host()
-        try:
-            if is_meant:
-                serve(host, a_start(1, epoch=8))
-            else:
-                host.start(a_start(1, epoch=8))
-            (worker,) = host.workers.values()
-            while worker.pid is None or "gemini_lab.node.cold" not in command_of(worker.pid):
-                await asyncio.sleep(0.01)
-            *_, listen_fd, _ = command_of(worker.pid)
-            return listen_fd
-        finally:
-            host.close()
-
-    asked = [asyncio.wait_for(given(is_meant=each), PATIENCE_S) for each in (True, False)]
-    meant, left = (asyncio.run(each) for each in asked)
-    assert meant.isdecimal()
-    assert left == "None"
+    host = a_host()
+    if is_meant:
+        serve(host, a_start(1, epoch=8))
+    else:
+        host.start(a_start(1, epoch=8))
+    (worker,) = host.workers.values()
+    await until(lambda: worker.pid and "gemini_lab.node.cold" in command_of(worker.pid))
+    *_, listen_fd, _ = command_of(worker.pid)
+    assert listen_fd.isdecimal() if is_meant else listen_fd == "None"
 
 
 TELLS = """
@@ -160,28 +177,18 @@ time.sleep(600)
 """
 
 
-def test_what_a_worker_is_told_stands_on_no_command_line(tmp_path):
+async def test_what_a_worker_is_told_stands_on_no_command_line(a_host, tmp_path):
     """Everybody on the machine reads those; and an argument there has 128 KiB at most."""
     (tmp_path / "train.py").write_text(TELLS)
     told, secret = tmp_path / "told", "s3cret-" * 5
-
-    async def shown() -> str:
-        host = a_host()
-        try:
-            start = a_start(1, epoch=8, cwd=str(tmp_path))
-            job = replace(start.order.job, env={"API_KEY": secret}, args=["x" * 50_000] * 4)
-            order = msgspec.structs.replace(start.order, job=job)
-            serve(host, msgspec.structs.replace(start, order=order))
-            (worker,) = host.workers.values()
-            while not (told.exists() and told.read_text()):
-                assert worker.rank in host.workers, "it has ended"
-                await asyncio.sleep(0.01)
-            assert worker.pid is not None
-            return " ".join(command_of(worker.pid))
-        finally:
-            host.close()
-
-    command = asyncio.run(asyncio.wait_for(shown(), PATIENCE_S))
+    host, start = a_host(), a_start(1, epoch=8, cwd=str(tmp_path))
+    job = replace(start.order.job, env={"API_KEY": secret}, args=["x" * 50_000] * 4)
+    order = msgspec.structs.replace(start.order, job=job)
+    serve(host, msgspec.structs.replace(start, order=order))
+    (worker,) = host.workers.values()
+    await until(lambda: a_host.codes or (told.exists() and told.read_text()))
+    assert a_host.codes == []
+    command = " ".join(command_of(worker.pid))
     assert told.read_text() == f"{secret} 200000"
     assert "gemini_lab.node.cold" in command
     assert secret not in command
@@ -207,28 +214,17 @@ def names_below(folder: str) -> list[str]:
     return [path.name for path in Path(folder).rglob("*")]
 
 
-def test_a_killed_workers_multiprocessing_leaves_nothing(tmp_path, monkeypatch):
+async def test_a_killed_workers_multiprocessing_leaves_nothing(tmp_path, monkeypatch):
     """As a DataLoader's workers do, which listen on a socket in a folder for temporary files."""
     (tmp_path / "train.py").write_text(LISTENS)
     with tempfile.TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as short:
         monkeypatch.setenv("TMPDIR", short)
         monkeypatch.setattr(tempfile, "tempdir", short)
-        left: list[list[str]] = []
-
-        async def be_killed() -> list[int]:
-            codes: list[int] = []
-            host = a_host(lambda _, code: codes.append(code))
-            try:
-                serve(host, a_start(1, epoch=8, cwd=str(tmp_path)))
-                while not codes:
-                    await asyncio.sleep(0.01)
-                left.append(names_below(short))
-                return codes
-            finally:
-                host.close()
-
-        assert asyncio.run(asyncio.wait_for(be_killed(), PATIENCE_S)) == [-signal.SIGKILL]
-        (held,) = left  # the node's own folder, and nothing in it
+        async with Hosts() as a_host:
+            serve(a_host(), a_start(1, epoch=8, cwd=str(tmp_path)))
+            await until(lambda: a_host.codes)
+            held = names_below(short)  # the node's own folder, and nothing in it
+        assert a_host.codes == [-signal.SIGKILL]
         assert [name.startswith(SCRATCH) for name in held] == [True]
         assert not any(Path(short).iterdir())
 
@@ -252,16 +248,13 @@ if __name__ == "__main__":
 """
 
 
-def test_a_killed_workers_spawned_processes_leave_no_semaphores(tmp_path):
+async def test_a_killed_workers_spawned_processes_leave_no_semaphores(a_host, tmp_path):
     """Who would remove them, the process that multiprocessing starts for that, is killed too."""
     (tmp_path / "train.py").write_text(SPAWNS)
-    assert end_of_worker(tmp_path) == -signal.SIGKILL
-    made = {*(tmp_path / "semaphores").read_text().split()}
-    assert made
-    deadline_s = time.monotonic() + 10
-    while made & {path.name for path in Path("/dev/shm").glob("sem.*")}:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    assert await end_of_worker(a_host, tmp_path) == -signal.SIGKILL
+    left = {*(tmp_path / "semaphores").read_text().split()}
+    assert left
+    await until(lambda: not left & {path.name for path in Path("/dev/shm").glob("sem.*")})
 
 
 BEGINS_MPI = """
@@ -275,8 +268,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("letters", [1, 2 * SOCKETS_FOLDER_BYTES])
-def test_a_killed_worker_whose_script_began_mpi_leaves_no_shared_memory(
-    tmp_path, monkeypatch, letters
+async def test_a_killed_worker_whose_script_began_mpi_leaves_no_shared_memory(
+    a_host, tmp_path, monkeypatch, letters
 ):
     """Some scripts' libraries do: to ask whether they run below it. However long a path is."""
     monkeypatch.delenv(MPI_SHARED)
@@ -284,25 +277,17 @@ def test_a_killed_worker_whose_script_began_mpi_leaves_no_shared_memory(
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     (tmp_path / "train.py").write_text(BEGINS_MPI)
-    assert end_of_worker(tmp_path) == -signal.SIGKILL
+    assert await end_of_worker(a_host, tmp_path) == -signal.SIGKILL
     assert not Path((tmp_path / "shared").read_text()).exists()
 
 
-def end_of_worker(folder: Path) -> int:
-    """With what a worker ends that runs the `train.py` of a folder."""
-
-    async def ended() -> int:
-        codes: list[int] = []
-        host = a_host(lambda _, code: codes.append(code))
-        try:
-            serve(host, a_start(1, epoch=8, cwd=str(folder)))
-            while not codes:
-                await asyncio.sleep(0.01)
-        finally:
-            host.close()
-        return codes[0]
-
-    return asyncio.run(asyncio.wait_for(ended(), PATIENCE_S))
+async def end_of_worker(a_host: Hosts, folder: Path) -> int:
+    """With what a worker ends that runs the `train.py` of a folder; its host is closed then."""
+    host = a_host()
+    serve(host, a_start(1, epoch=8, cwd=str(folder)))
+    await until(lambda: a_host.codes)
+    a_host.close()
+    return a_host.codes[0]
 
 
 ENDS = """
@@ -319,7 +304,7 @@ print("a word without an end", end="")
 """
 
 
-def test_a_script_that_ends_has_its_threads_and_exit_handlers_end_first(tmp_path):
+async def test_a_script_that_ends_has_its_threads_and_exit_handlers_end_first(a_host, tmp_path):
     """Such as those that write a last file: the agent ends processes when all ranks have ended.
 
     A rank that waits for them is not hung, for however long it does nothing.
@@ -334,71 +319,40 @@ def test_a_script_that_ends_has_its_threads_and_exit_handlers_end_first(tmp_path
         if isinstance(message, ScriptFinished):
             there.append(sorted(path.name for path in tmp_path.iterdir()))
 
-    async def end() -> None:
-        lines: list[str] = []
-        host = WorkerHost(
-            warm=False,
-            on_message=hear,
-            on_output=lambda _, more: lines.extend(more),
-            on_exit=lambda *_: None,
-            on_note=print,
-        )
-        try:
-            serve(host, a_start(1, epoch=8, cwd=str(tmp_path)))
-            while not there:
-                await asyncio.sleep(0.01)
-        finally:
-            host.close()
-
-    asyncio.run(asyncio.wait_for(end(), PATIENCE_S))
+    serve(a_host(on_message=hear), a_start(1, epoch=8, cwd=str(tmp_path)))
+    await until(lambda: there)
     assert there == [["handler", "thread", "train.py"]]
     assert ("paused", "the script's threads and exit handlers") in doing
 
 
-def test_the_parent_that_has_preloaded_takes_over_at_a_fence_and_the_last_one_ends():
-    notes: list[str] = []
-
-    async def take_over() -> None:
-        others = {*psutil.Process().children()}
-        host = a_host(on_note=notes.append)
-        try:
-            await asyncio.wait_for(host.ready(), PATIENCE_S)
-            (last,) = {*psutil.Process().children()} - others
-            order = Preload(epoch=7, modules=["sched"], environment={})
-            host.preload(order)
-            (ahead,) = {*psutil.Process().children()} - others - {last}
-            host.preload(order)  # once more, as in the next recovery
-            epoch = 7
-            while last.is_running() and last.status() != psutil.STATUS_ZOMBIE:
-                epoch += 1
-                await asyncio.wait_for(host.kill_all(epoch=epoch), PATIENCE_S)
-                await asyncio.sleep(0.01)
-            await asyncio.wait_for(host.ready(), PATIENCE_S)
-            host.preload(order)
-            assert {*psutil.Process().children()} - others - {last} == {ahead}
-            assert ahead.status() != psutil.STATUS_ZOMBIE
-        finally:
-            host.close()
-
-    asyncio.run(asyncio.wait_for(take_over(), PATIENCE_S))
-    assert notes == []  # where rank 0 runs says it for all
+async def test_the_parent_that_has_preloaded_takes_over_at_a_fence_and_the_last_one_ends(a_host):
+    others = {*psutil.Process().children()}
+    host = a_host()
+    await asyncio.wait_for(host.ready(), PATIENCE_S)
+    (last,) = {*psutil.Process().children()} - others
+    order = Preload(epoch=7, modules=["sched"], environment={})
+    host.preload(order)
+    (ahead,) = {*psutil.Process().children()} - others - {last}
+    host.preload(order)  # once more, as in the next recovery
+    epoch = 7
+    async with asyncio.timeout(PATIENCE_S):
+        while last.is_running() and last.status() != psutil.STATUS_ZOMBIE:
+            epoch += 1
+            await host.kill_all(epoch=epoch)
+            await asyncio.sleep(0.01)
+        await host.ready()
+    host.preload(order)
+    assert {*psutil.Process().children()} - others - {last} == {ahead}
+    assert ahead.status() != psutil.STATUS_ZOMBIE
+    assert a_host.notes == []  # where rank 0 runs says it for all
 
 
-def test_a_node_whose_warm_parent_is_slow_is_fenced_without_delay():
+async def test_a_node_whose_warm_parent_is_slow_is_fenced_without_delay(node):
     """An import that takes minutes on a busy machine made a healthy node count as hung."""
-
-    async def fence_a_slow_one() -> list[Message]:
-        said = Said()
-        node = a_supervisor(said)
-        try:
-            node.host.signal_all(signal.SIGSTOP)
-            for epoch in (1, 2, 2):
-                await asyncio.wait_for(node.obey(Fence(epoch=epoch)), PATIENCE_S / 10)
-            return said.messages
-        finally:
-            await node.close()
-
-    first, second, again = asyncio.run(asyncio.wait_for(fence_a_slow_one(), PATIENCE_S))
+    node.host.signal_all(signal.SIGSTOP)
+    for epoch in (1, 2, 2):
+        await asyncio.wait_for(node.obey(Fence(epoch=epoch)), PATIENCE_S / 10)
+    first, second, again = node.said
     assert isinstance(first, Fenced)
     assert isinstance(second, Fenced)
     assert [first.epoch, second.epoch] == [1, 2]
@@ -407,87 +361,63 @@ def test_a_node_whose_warm_parent_is_slow_is_fenced_without_delay():
     assert again == second
 
 
-def test_a_port_is_held_from_the_fence_until_workers_start_here_or_elsewhere():
-    async def is_held() -> list[bool]:
-        said, seen = Said(), list[bool]()
-        node = a_supervisor(said)
-        try:
-            await node.obey(Fence(epoch=3))
-            (fenced,) = said.messages
-            assert isinstance(fenced, Fenced)
-            host, _, port = fenced.address.rpartition(":")
+async def test_a_port_is_held_from_the_fence_until_workers_start_here_or_elsewhere(node):
+    await node.obey(Fence(epoch=3))
+    (fenced,) = node.said
+    host, _, port = fenced.address.rpartition(":")
 
-            def look() -> None:
-                with socket.socket() as caller:
-                    seen.append(caller.connect_ex((host, int(port))) == 0)
+    def is_held() -> bool:
+        with socket.socket() as caller:
+            return caller.connect_ex((host, int(port))) == 0
 
-            look()
-            start = a_start(1, epoch=3)  # all meet on another node
-            seats = replace(start.seats, members=("node-9",))
-            order = StartWorkers(
-                epoch=3,
-                order=start.order,
-                seats=seats,
-                plan=PlanPart(version=None, tier="start"),
-                rendezvous="10.0.0.1:1",
-                fingerprint=None,
-            )
-            await node.obey(order)
-            look()
-            await node.obey(Fence(epoch=4))
-            await node.obey(Release(epoch=4))
-            return seen
-        finally:
-            await node.close()
-
-    assert asyncio.run(asyncio.wait_for(is_held(), PATIENCE_S)) == [True, False]
+    assert is_held()
+    start = a_start(1, epoch=3)  # all meet on another node
+    order = StartWorkers(
+        epoch=3,
+        order=start.order,
+        seats=replace(start.seats, members=("node-9",)),
+        plan=PlanPart(version=None, tier="start"),
+        rendezvous="10.0.0.1:1",
+        fingerprint=None,
+    )
+    await node.obey(order)
+    assert not is_held()
+    await node.obey(Fence(epoch=4))
+    await node.obey(Release(epoch=4))
 
 
-async def test_a_warm_parent_that_stands_still_is_replaced_aloud():
-    notes: list[str] = []
-    host = a_host(on_note=notes.append, answer_s=1.0)
-    try:
-        await host.ready()
-        serve(host, a_start(1, epoch=7))
-        host.signal_all(signal.SIGSTOP)
-        await asyncio.wait_for(host.kill_all(epoch=8), PATIENCE_S)
-    finally:
-        host.close()
-    assert notes
-    assert all("does not answer: it is ended with its workers" in note for note in notes)
+async def test_a_warm_parent_that_stands_still_is_replaced_aloud(a_host):
+    host = a_host(answer_s=1.0)
+    await host.ready()
+    serve(host, a_start(1, epoch=7))
+    host.signal_all(signal.SIGSTOP)
+    await asyncio.wait_for(host.kill_all(epoch=8), PATIENCE_S)
+    a_host.close()
+    assert a_host.notes
+    assert all("does not answer: it is ended with its workers" in note for note in a_host.notes)
 
 
-def test_a_line_that_is_written_over_takes_no_memory_and_is_what_a_terminal_shows_of_it():
+async def test_a_line_that_is_written_over_takes_no_memory_and_is_what_a_terminal_shows_of_it(
+    a_host,
+):
     """A progress bar of a run of days: each second it writes its one line anew."""
-
-    async def read_a_bar() -> list[str]:
-        lines: list[str] = []
-        host = WorkerHost(
-            warm=False,
-            on_message=lambda *_: None,
-            on_output=lambda _, more: lines.extend(more),
-            on_exit=lambda *_: None,
-            on_note=print,
-        )
-        ours, theirs = os.pipe()
-        os.set_blocking(ours, False)
-        channel, _ = LocalChannel.pair()
-        worker = Worker(rank=0, local_rank=0, born=1, epoch=1, channel=channel, output_fd=ours)
-        try:
-            for percent in range(1000):
-                os.write(theirs, f"\r{percent:4} of 1000".encode())
-                host._read_output(worker)
-                assert len(worker.partial) < 20
-            for more in (b"\nall done\r\n", b"x" * LINE_BYTES, b"y"):
-                os.write(theirs, more)
-                host._read_output(worker)
-        finally:
-            host.close()
-            os.close(ours)
-            os.close(theirs)
-        return lines
-
-    *whole, long = asyncio.run(read_a_bar())
+    host = a_host()
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    channel, _ = LocalChannel.pair()
+    worker = Worker(rank=0, local_rank=0, born=1, epoch=1, channel=channel, output_fd=ours)
+    try:
+        for percent in range(1000):
+            os.write(theirs, f"\r{percent:4} of 1000".encode())
+            host._read_output(worker)
+            assert len(worker.partial) < 20
+        for more in (b"\nall done\r\n", b"x" * LINE_BYTES, b"y"):
+            os.write(theirs, more)
+            host._read_output(worker)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    *whole, long = a_host.lines
     assert whole == [" 999 of 1000", "all done"]
     assert len(long) == LINE_BYTES + 1
 
@@ -517,43 +447,37 @@ sys.exit(3)
 """
 
 
+@pytest.fixture
+def adopts_orphans() -> Iterator[None]:
+    """As an agent's process does, for good."""
+    _adopt_orphans(True)
+    yield
+    _adopt_orphans(False)
+
+
+@pytest.mark.usefixtures("adopts_orphans")
 @pytest.mark.parametrize("how", ["it ends", "it is killed", "its warm parent is killed"])
-def test_what_a_worker_started_in_sessions_of_its_own_ends_with_it(tmp_path, how):
+async def test_what_a_worker_started_in_sessions_of_its_own_ends_with_it(tmp_path, how):
     """Also what it forked twice, and what has the port open on which it listened."""
     (tmp_path / "train.py").write_text(STARTS_SESSIONS)
+    others = {*psutil.Process().children(recursive=True)}
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
-    async def leave() -> list[int]:
-        codes: list[int] = []
-        host = a_host(lambda _, code: codes.append(code))
-        try:
-            args = ("goes" if how == "it ends" else "stays",)
-            serve(host, a_start(1, epoch=8, cwd=str(tmp_path), args=args))
-            while not (tmp_path / "left").exists():
-                await asyncio.sleep(0.01)
-            told = [int(word) for word in (tmp_path / "left").read_text().split()]
-            if how == "it is killed":
-                host.signal(0, signal.SIGKILL)
-            elif how == "its warm parent is killed":
-                host._process.kill()
-            while not codes:
-                await asyncio.sleep(0.01)
-            await host.kill_all(epoch=9)
-            children = psutil.Process().children(recursive=True)
-            assert [one for one in children if one.status() == psutil.STATUS_ZOMBIE] == []
-            return told
-        finally:
-            host.close()
-
-    _adopt_orphans(True)
-    try:
-        port, worker, *left = asyncio.run(asyncio.wait_for(leave(), PATIENCE_S))
-    finally:
-        _adopt_orphans(False)
+    async with Hosts() as a_host:
+        host = a_host()
+        args = ("goes" if how == "it ends" else "stays",)
+        serve(host, a_start(1, epoch=8, cwd=str(tmp_path), args=args))
+        await until((tmp_path / "left").exists)
+        port, worker, *left = [int(word) for word in (tmp_path / "left").read_text().split()]
+        if how == "it is killed":
+            host.signal(0, signal.SIGKILL)
+        elif how == "its warm parent is killed":
+            host._process.kill()
+        await until(lambda: a_host.codes)
+        await host.kill_all(epoch=9)
+        children = {*psutil.Process().children(recursive=True)} - others
+        assert [one for one in children if one.status() == psutil.STATUS_ZOMBIE] == []
     assert len(left) == 3
-    give_up_s = time.monotonic() + PATIENCE_S
-    while any(map(_runs, left)) and time.monotonic() < give_up_s:
-        time.sleep(0.1)
+    await until(lambda: not any(map(_runs, left)))
     is_untouched = bystander.poll() is None
     bystander.kill()
     bystander.wait()
@@ -574,26 +498,22 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_worker_that_has_just_ended_is_struck_by_nothing_and_keeps_nothing_else_from_it():
+async def test_a_worker_that_has_just_ended_is_struck_by_nothing_and_keeps_nothing_else_from_it(
+    a_host,
+):
     """Its warm parent has seen it go, and its agent has not heard of that yet."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-
-    async def strike() -> tuple[int | None, bool]:
-        host = a_host()
-        channel, _ = LocalChannel.pair()
-        host.workers[0] = Worker(
-            rank=0, local_rank=0, born=1, epoch=1, channel=channel, output_fd=-1, pid=ended.pid
-        )
-        try:
-            hit = host.signal(0, signal.SIGKILL)
-            host.signal_all(signal.SIGKILL)
-            return hit, host._process.wait(PATIENCE_S) == -signal.SIGKILL
-        finally:
-            host.workers.clear()
-            host.close()
-
-    assert asyncio.run(strike()) == (None, True)
+    host = a_host()
+    channel, _ = LocalChannel.pair()
+    host.workers[0] = Worker(
+        rank=0, local_rank=0, born=1, epoch=1, channel=channel, output_fd=-1, pid=ended.pid
+    )
+    hit = host.signal(0, signal.SIGKILL)
+    host.signal_all(signal.SIGKILL)
+    status = host._process.wait(PATIENCE_S)
+    host.workers.clear()
+    assert (hit, status) == (None, -signal.SIGKILL)
 
 
 LAST_WORDS = """
@@ -605,83 +525,66 @@ os._exit(3)
 """
 
 
-def test_what_a_worker_says_last_is_heard_though_it_ends_no_line(tmp_path):
+async def test_what_a_worker_says_last_is_heard_though_it_ends_no_line(a_host, tmp_path):
     (tmp_path / "train.py").write_text(LAST_WORDS)
     words: list[list[str]] = []
-
-    async def end() -> None:
-        host = a_host(lambda worker, _: words.append([*worker.output]))
-        try:
-            serve(host, a_start(1, epoch=8, cwd=str(tmp_path)))
-            while not words:
-                await asyncio.sleep(0.01)
-        finally:
-            host.close()
-
-    asyncio.run(asyncio.wait_for(end(), PATIENCE_S))
+    host = a_host(on_exit=lambda worker, _: words.append([*worker.output]))
+    serve(host, a_start(1, epoch=8, cwd=str(tmp_path)))
+    await until(lambda: words)
     assert words[0][-1:] == ["a whole line, and the rest"]
 
 
-def test_an_agent_ends_though_its_warm_parent_stands_still():
-    async def leave() -> None:
-        host = a_host()
-        await host.ready()
-        host.signal_all(signal.SIGSTOP)
-        host.close()
-
+async def test_an_agent_ends_though_its_warm_parent_stands_still(a_host):
     began_s = time.monotonic()
-    asyncio.run(leave())
+    host = a_host()
+    await host.ready()
+    host.signal_all(signal.SIGSTOP)
+    a_host.close()
     assert time.monotonic() - began_s < PATIENCE_S
 
 
-def test_a_fence_is_answered_while_memory_is_read():
+async def test_a_fence_is_answered_while_memory_is_read(node):
     """An inventory of a large memory takes minutes; a healthy node counted as hung meanwhile."""
-
-    async def fence_a_reader() -> list[Message]:
-        said = Said()
-        node = a_supervisor(said)
-        try:
-            await node.bulk.warm_up()
-            await node.memory.slab(0, a_slab())
-            node.bulk.signal_all(signal.SIGSTOP)
-            for order in (TakeInventory(epoch=1, run=1), Fence(epoch=2)):
-                await asyncio.wait_for(node.obey(order), PATIENCE_S / 10)
-            assert [type(one) for one in said.messages] == [Fenced]
-            await node.obey(TakeInventory(epoch=2, run=1))
-            while len(said.messages) < 2:
-                await asyncio.sleep(0.01)
-            return said.messages
-        finally:
-            await node.close()
-
-    _, inventory = asyncio.run(asyncio.wait_for(fence_a_reader(), PATIENCE_S))
+    await node.bulk.warm_up()
+    await node.memory.slab(0, a_slab())
+    node.bulk.signal_all(signal.SIGSTOP)
+    for order in (TakeInventory(epoch=1, run=1), Fence(epoch=2)):
+        await asyncio.wait_for(node.obey(order), PATIENCE_S / 10)
+    assert [type(one) for one in node.said] == [Fenced]
+    await node.obey(TakeInventory(epoch=2, run=1))
+    await until(lambda: len(node.said) == 2)
+    _, inventory = node.said
     assert isinstance(inventory, Inventory)
     assert inventory.epoch == 2
 
 
-class Said:
-    """The connection to a root agent, and what came over it."""
+class Node(Supervisor):
+    """A supervisor, and what it said to its root agent; it is closed on the loop of its test."""
 
-    def __init__(self):
-        self.messages: list[Message] = []
+    def __init__(self) -> None:
+        self.said: list[Message] = []
+        root = RootLink(print)
+        root.open(SimpleNamespace(send=self.said.append))
+        super().__init__(
+            name="node-0",
+            ip="127.0.0.1",
+            warm=False,
+            lab=LabLink("node-0"),
+            root=root,
+            tasks=Tasks(on_failure=print),
+            leave=lambda: None,
+            machine=AgentMachine(),
+        )
 
-    def send(self, message: Message) -> None:
-        self.messages.append(message)
 
-
-def a_supervisor(said: Said) -> Supervisor:
-    root = RootLink(print)
-    root.open(said)
-    return Supervisor(
-        name="node-0",
-        ip="127.0.0.1",
-        warm=False,
-        lab=LabLink("node-0"),
-        root=root,
-        tasks=Tasks(on_failure=print),
-        leave=lambda: None,
-        machine=AgentMachine(),
-    )
+@pytest.fixture
+@asynccontextmanager
+async def node() -> AsyncIterator[Node]:
+    made = Node()
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 def a_slab() -> SlabRequest:
