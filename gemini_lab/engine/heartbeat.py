@@ -6,19 +6,26 @@ that it has used of a processor. Which of that is a hang is decided elsewhere, i
 """
 
 import gc
+import pickle
 import sys
 import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
-from gemini_lab.recovery.messages import Doing, WorkerPulse
+from gemini_lab.recovery.messages import Doing, Entered, WorkerPulse
 
 BEAT_S: Final = 1.0
+IDLE_S: Final = 3.0
+"""After so long without any work, a worker looks at which collectives it has entered."""
+SPINS_S: Final = 10.0
+"""The same while it uses a processor, as a wait for a device does."""
+MOST_GROUPS: Final = 64
+"""Process groups of which one rank tells."""
 WORKING_SHARE: Final = 0.001
 """Of a processor: who uses less only polls, or waits for good."""
 _C10D: Final = "torch.distributed.distributed_c10d"
@@ -72,6 +79,7 @@ class Heartbeat:
         now = clock()
         self._moved_s = self._worked_s = self._looked_s = now
         self._seen: tuple[object, float, object] = (None, self._used_s(), None)
+        self._recorder = FlightRecorder()
 
     # -- the training thread -------------------------------------------------------------------
 
@@ -144,6 +152,7 @@ class Heartbeat:
         if moves != before_moves or has_used or place != before_place:
             self._worked_s = now
         self._looked_s = now
+        stands = now - self._worked_s >= IDLE_S or now - self._moved_s >= SPINS_S
         doing, detail = self._activity
         lock, compiles = _lock(frames)
         if pauses := self._pauses[-1:]:
@@ -157,12 +166,76 @@ class Heartbeat:
             still_s=now - self._moved_s,
             idle_s=now - self._worked_s,
             waits_in=_collective(frames),
+            entered=self._recorder.look() if stands else [],
             where=_place(frames),
             lock=lock,
             compiles=compiles,
             runs_other=any(_module(frame) == "subprocess" for frame in frames)
             or _compiles(stacks.values()),
         )
+
+
+class FlightRecorder:
+    """PyTorch's own record of this process's collectives, on every backend that keeps one.
+
+    It is on by default in PyTorch 2.13, for Gloo and NCCL. `TORCH_FR_BUFFER_SIZE=0` switches it
+    off.
+    """
+
+    def __init__(self) -> None:
+        self._counts: object = None
+        self._entered: list[Entered] = []
+
+    def look(self) -> list[Entered]:
+        """Return the newest collective that this rank has entered, of each of its groups."""
+        c10d = sys.modules.get("torch._C._distributed_c10d")
+        dump = getattr(c10d, "_dump_fr_trace", None)
+        if dump is None:
+            return []
+        # A private record may get another form, and the pulse has to go on.
+        with suppress(LookupError, TypeError, ValueError, AttributeError, RuntimeError):
+            # The counts take microseconds, all records 20 ms: these are read when those changed.
+            counts = pickle.loads(dump(False, False, False))["pg_status"]  # noqa: S301 - PyTorch's
+            if counts != self._counts:
+                self._counts, self._entered = counts, []
+                records = pickle.loads(dump(True, False, False))["entries"]  # noqa: S301
+                self._entered = entered(records, members=_groups())
+        return self._entered
+
+
+def entered(records: Iterable[Mapping[str, Any]], *, members: Iterable[str]) -> list[Entered]:
+    """Return the newest collective of each group, those in which this rank still waits first.
+
+    Args:
+        records: PyTorch's, in the order of calling; they may begin in the midst of a run.
+        members: The names of all groups of which this rank is a member.
+    """
+    found: dict[str, Entered] = {}
+    is_whole = True
+    for at, record in enumerate(records):
+        is_whole = is_whole and (at > 0 or record["record_id"] == 0)
+        group, number = record["process_group"][0], record["collective_seq_id"]
+        if not record["is_p2p"] and number >= found.get(group, Entered(group=group)).number:
+            found[group] = Entered(
+                group=group, number=number, what=_operation(record), waits=not record["retired"]
+            )
+    for group in members if is_whole else ():
+        found.setdefault(group, Entered(group=group))
+    return sorted(found.values(), key=lambda one: not one.waits)[:MOST_GROUPS]
+
+
+def _operation(record: Mapping[str, Any]) -> str:
+    """Return an operation as people call it, such as `all_reduce of Float[1024, 8]`."""
+    name = str(record["profiling_name"]).rpartition(":")[2]
+    sizes, kinds = record["input_sizes"], record["input_dtypes"]
+    return f"{name} of {kinds[0]}{sizes[0]}" if sizes and kinds else name
+
+
+def _groups() -> list[str]:
+    """Return the names of the process groups of which this rank is a member."""
+    # There is no public way to list them.
+    world = getattr(sys.modules.get(_C10D), "_world", None)
+    return [] if world is None else [str(name) for name in world.pg_names.values()]
 
 
 def _processor_time_of(thread_id: int) -> Callable[[], float]:

@@ -377,6 +377,7 @@ def _without_times(pulse: WorkerPulse) -> object:
         pulse.detail,
         pulse.calls,
         pulse.waits_in,
+        pulse.entered,
         pulse.lock,
         pulse.runs_other,
         pulse.idle_s >= STILL_S,

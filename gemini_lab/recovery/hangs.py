@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 from gemini_lab.recovery.ends import Places, listed
-from gemini_lab.recovery.messages import Doing, WorkerPulse
+from gemini_lab.recovery.messages import Doing, Entered, WorkerPulse
 
 STILL_S: Final = 3.0
 """Who is still for less gets on, as far as anybody is told."""
@@ -26,6 +26,8 @@ PAST_S: Final = 60.0
 """In a collective for so long, while others are in `protect`: they will not come."""
 STAND_S: Final = 10.0
 """All stand still for so long, and no pace is known yet: what each of them does is said."""
+MOST_TOLD: Final = 3
+"""Collectives that a message names; a deadlock has two."""
 UNPROTECTED_S: Final = 120.0
 """No rank has called `protect` for so long since the first start: that is said."""
 DOING: Final[dict[Doing, str]] = {
@@ -146,7 +148,7 @@ class Pulses:
                 rank=one.pulse.rank,
                 quiet_s=one.quiet_s,
                 limit_s=one.limit_s,
-                seen=f"{_told(one)}{_told_of_others(waiting)}",
+                seen=f"{_told(one)}{_told_of_others(waiting)}{_told_of_collectives(seen)}",
             )
             for one in culprits
         ]
@@ -207,8 +209,9 @@ class Pulses:
             named.append(f"{_ranks(sorted(finished))} at the script's end")
         idle_s = min(one.idle_s for one in seen)
         return (
-            f"nothing has moved on any rank for {idle_s:.0f} s: {listed(named, '; ')}; if that "
-            f"stays so, all start anew after {limits.idle_s:.0f} s (idle_s)"
+            f"nothing has moved on any rank for {idle_s:.0f} s: {listed(named, '; ')}"
+            f"{_told_of_collectives(seen)}; if that stays so, all start "
+            f"again after {limits.idle_s:.0f} s (idle_s)"
         )
 
     def _seen(
@@ -229,6 +232,8 @@ class Pulses:
         active = [one for one in seen if not one.pulse.waits_in]
         if not all(one.is_overdue for one in active or seen):
             return []
+        if missing := {rank for one in _open_collectives(seen) for rank in one.culprits}:
+            return [one for one in seen if one.pulse.rank in missing]
         if 0 < len(active) < len(seen):
             return active
         return self._last_of(seen)  # all wait, or a device's waits look like work
@@ -296,6 +301,73 @@ def _quiet_and_limit(pulse: WorkerPulse, limits: Limits) -> tuple[float, float]:
             return pulse.idle_s, limits.step_s or limits.idle_s
     # What a device's collective spins away is no work.
     return pulse.still_s if pulse.waits_in else pulse.idle_s, limits.idle_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenCollective:
+    """A collective in which some ranks wait, because others have not entered it.
+
+    Attributes:
+        newest: The collective, as one of those that wait has entered it.
+        waiting: The ranks that wait in it, and what each calls.
+        absent: The ranks of its group that have not entered it, and their last one there.
+        culprits: Those of `absent` that wait in no other collective; all, if each of them does.
+    """
+
+    newest: Entered
+    waiting: dict[int, Entered]
+    absent: dict[int, Entered]
+    culprits: frozenset[int]
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        calls: dict[str, list[int]] = {}
+        for rank, one in self.waiting.items():
+            calls.setdefault(one.what, []).append(rank)
+        named = " and ".join(f"{_ranks(ranks)} in {what}" for what, ranks in calls.items())
+        which = f"collective {self.newest.number} of process group {self.newest.group}"
+        if len(calls) > 1:
+            return f"{which} is not the same on all ranks: {named}"
+        lasts: dict[str, list[int]] = {}
+        for rank, one in self.absent.items():
+            last = f"{one.number} ({one.what})" if one.number else "none"
+            lasts.setdefault(last, []).append(rank)
+        missing = [f"{_ranks(ranks)}, last in {last}" for last, ranks in lasts.items()]
+        return f"{which} ({self.newest.what}) was never entered by {listed(missing, '; by ')}"
+
+
+def _open_collectives(seen: list[_Standing]) -> list[_OpenCollective]:
+    """Return the collectives that some ranks have entered and others have not, by group."""
+    groups: dict[str, dict[int, Entered]] = {}
+    for standing in seen:
+        for one in standing.pulse.entered if standing.pulse.silent_s == 0 else ():
+            groups.setdefault(one.group, {})[standing.pulse.rank] = one
+    waits = {rank for ranks in groups.values() for rank, one in ranks.items() if one.waits}
+    found = []
+    for ranks in groups.values():
+        newest = max(
+            (one for one in ranks.values() if one.waits), key=lambda one: one.number, default=None
+        )
+        if newest is None:
+            continue
+        waiting = {r: one for r, one in ranks.items() if one.waits and one.number == newest.number}
+        absent = {rank: one for rank, one in ranks.items() if one.number < newest.number}
+        if absent or len({one.what for one in waiting.values()}) > 1:
+            idle = frozenset(absent) - waits
+            found.append(
+                _OpenCollective(
+                    newest=newest,
+                    waiting=waiting,
+                    absent=absent,
+                    culprits=idle or frozenset(absent),
+                )
+            )
+    return found
+
+
+def _told_of_collectives(seen: list[_Standing]) -> str:
+    """Return, for users, which collectives are open and which ranks have not entered them."""
+    return "".join(f"; {one}" for one in _open_collectives(seen)[:MOST_TOLD])
 
 
 def _met(seen: list[_Standing]) -> tuple[list[_Standing], list[_Standing]]:

@@ -1022,6 +1022,25 @@ class ScriptFinished(Message, frozen=True, kw_only=True):
     epoch: Epoch
 
 
+class Entered(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The newest collective of a process group that a rank has entered.
+
+    Attributes:
+        group: The group's name in PyTorch, the same on all its ranks.
+        number: Counts the group's collectives from 1; 0 if the rank has entered none.
+        what: The operation, and the type and size of its first tensor.
+        waits: Whether the rank is still in it.
+    """
+
+    group: Told
+    number: Count = 0
+    what: Told = ""
+    waits: bool = False
+
+    def __post_init__(self) -> None:
+        cut_told(self)
+
+
 class WorkerPulse(Message, frozen=True, kw_only=True):
     """A worker's pulse, once a second; its agent passes on what matters.
 
@@ -1031,6 +1050,8 @@ class WorkerPulse(Message, frozen=True, kw_only=True):
         still_s: Since it last got on: with an update, a collective, a chunk of a version.
         idle_s: Since it last did anything at all: got on, ran another line, used a processor.
         waits_in: The collective in which it is; empty if in none.
+        entered: Its newest collective of each process group, as PyTorch's flight recorder has
+            them; empty while the worker makes progress.
         where: Its place in the script.
         lock: The file for which it waits to compile an extension of PyTorch's, or which it holds
             while it compiles; empty if there is none.
@@ -1049,6 +1070,7 @@ class WorkerPulse(Message, frozen=True, kw_only=True):
     still_s: Seconds = 0.0
     idle_s: Seconds = 0.0
     waits_in: Told = ""
+    entered: list[Entered] = []
     where: Told = ""
     lock: Told = ""
     compiles: bool = False

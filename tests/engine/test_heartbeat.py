@@ -1,10 +1,13 @@
 """What a worker says of its training thread."""
 
 import gc
+import pickle
 import subprocess
 import sys
+import textwrap
 import threading
 import time
+import types
 import weakref
 from datetime import timedelta
 from functools import partial
@@ -15,7 +18,8 @@ import torch
 from torch.utils import cpp_extension
 from torch.utils.file_baton import FileBaton
 
-from gemini_lab.engine.heartbeat import Heartbeat
+from gemini_lab.engine.heartbeat import MOST_GROUPS, FlightRecorder, Heartbeat, entered
+from gemini_lab.recovery.messages import Entered
 
 IS_HELD_BY_THE_KERNEL = "baton" not in cpp_extension._jit_compile.__code__.co_varnames
 
@@ -97,7 +101,8 @@ def test_a_script_that_lists_what_holds_its_frame_does_not_hold_itself(pulse):
 
 LOOKS_AMID_COLLECTIONS = """
 import gc, os, threading, time
-from gemini_lab.engine.heartbeat import Heartbeat
+from gemini_lab.engine.heartbeat import MOST_GROUPS, FlightRecorder, Heartbeat, entered
+from gemini_lab.recovery.messages import Entered
 
 class Left:
     def __init__(self):
@@ -412,3 +417,96 @@ def test_a_program_that_is_waited_for_is_seen():
         thread.join(20)
     assert seen.runs_other
     assert seen.lock == ""
+
+
+def record(number, *, at=0, group="0", name="gloo:all_reduce", retired=True, is_p2p=False):
+    return {
+        "record_id": at,
+        "process_group": (group, "default_pg"),
+        "collective_seq_id": number,
+        "profiling_name": name,
+        "input_sizes": [[2, 3]],
+        "input_dtypes": ["Float"],
+        "retired": retired,
+        "is_p2p": is_p2p,
+    }
+
+
+def test_of_each_group_the_newest_collective_is_told_and_those_that_wait_come_first():
+    seen = entered(
+        [
+            record(1),
+            record(1, at=1, group="3", name="nccl:broadcast"),
+            record(2, at=2, retired=False),
+            record(9, at=3, is_p2p=True),
+        ],
+        members=["0", "3", "5"],
+    )
+    assert seen == [
+        Entered(group="0", number=2, what="all_reduce of Float[2, 3]", waits=True),
+        Entered(group="3", number=1, what="broadcast of Float[2, 3]"),
+        Entered(group="5"),
+    ]
+
+
+def test_a_group_whose_records_were_overwritten_is_not_said_to_have_none():
+    assert [one.group for one in entered([record(7, at=900)], members=["0", "5"])] == ["0"]
+
+
+def test_of_any_number_of_groups_some_are_told():
+    seen = entered([], members=map(str, range(1_000)))
+    assert len(seen) == MOST_GROUPS
+
+
+HANG = """
+    import sys, time, os
+    from gemini_lab.engine.heartbeat import FlightRecorder
+    import torch, torch.distributed as dist
+
+    rank = int(sys.argv[1])
+    dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+    pair = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(4))
+    work = dist.all_reduce(torch.ones(2, 3), async_op=True) if rank == 0 else None
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"launched-{rank}", "")
+    store.wait(["launched-0", "launched-1"])
+    time.sleep(0.2)
+    recorder = FlightRecorder()
+    for one in recorder.look():
+        print(rank, one.group, one.number, one.what, one.waits, sep="|")
+    assert recorder.look() is recorder.look()  # nothing is read again
+    store.set(f"looked-{rank}", "")
+    store.wait(["looked-0", "looked-1"])
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+def test_two_ranks_of_which_one_never_enters_a_collective_say_so(tmp_path):
+    script = tmp_path / "hang.py"
+    script.write_text(textwrap.dedent(HANG))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), f"file://{tmp_path}/meet"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [line for one in ranks for line in one.communicate(timeout=120)[0].splitlines()]
+    assert told == [
+        "0|0|2|all_reduce of Float[2, 3]|True",
+        "0|1|0||False",
+        "1|0|1|all_reduce of Float[4]|False",
+        "1|1|0||False",
+    ]
+
+
+@pytest.mark.parametrize(
+    "dumped", [{}, {"pg_status": 1, "entries": [{}]}, {"pg_status": 2, "entries": 3}]
+)
+def test_a_record_of_another_form_tells_nothing_and_stops_nothing(monkeypatch, dumped):
+    c10d = types.SimpleNamespace(_dump_fr_trace=lambda *_: pickle.dumps(dumped))
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", c10d)
+    assert FlightRecorder().look() == []

@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.recovery.hangs import Limits, Pulses
-from gemini_lab.recovery.messages import WorkerPulse
+from gemini_lab.recovery.messages import Entered, WorkerPulse
 
 LIMITS = Limits(stopped_s=30, step_s=60, idle_s=300)
 FIRST_STEP = Limits(stopped_s=30, step_s=None, idle_s=300)
@@ -18,6 +18,10 @@ def pulse(rank, doing="step", *, waits_in="", idle_s=3.0, **seen):
 
 def waiting(rank, **seen):
     return pulse(rank, waits_in="all_reduce", **seen)
+
+
+def in_group(number, *, group="0", what="all_reduce of Float[4]", waits=False):
+    return Entered(group=group, number=number, what=what if number else "", waits=waits)
 
 
 def hung(seen, *, at_s, limits=LIMITS, finished=()):
@@ -250,7 +254,7 @@ def test_a_deadlock_before_the_first_iteration_is_named_once_and_soon():
     assert standing(seen, at_s=6) == ""
     assert standing(seen, at_s=8) == (
         "nothing has moved on any rank for 11 s: ranks 0, 2 starting, in all_reduce, at t.py:3 in "
-        "f; rank 1 starting, in barrier, at t.py:9 in g; if that stays so, all start anew after "
+        "f; rank 1 starting, in barrier, at t.py:9 in g; if that stays so, all start again after "
         "300 s (idle_s)"
     )
 
@@ -278,3 +282,80 @@ def test_nothing_is_said_of_ranks_that_wait_for_one_that_may_take_its_time(healt
 
 def test_where_a_pace_is_known_that_tells_a_hang():
     assert standing([waiting(rank) for rank in RANKS], at_s=20, limits=LIMITS) == ""
+
+
+def test_a_collective_that_a_rank_never_entered_is_named_with_that_rank():
+    seen = [
+        waiting(0, entered=[in_group(4, waits=True)]),
+        pulse(1, entered=[in_group(3)]),
+        waiting(2, entered=[in_group(4, waits=True)]),
+    ]
+    (found,) = hung(seen, at_s=58)
+    assert found.rank == 1
+    assert found.seen.endswith(
+        "; ranks 0, 2 wait in all_reduce for 61 s; collective 4 of process group 0 (all_reduce of "
+        "Float[4]) was never entered by rank 1, last in 3 (all_reduce of Float[4])"
+    )
+
+
+def test_a_rank_is_the_one_that_others_wait_for_in_a_call_that_python_does_not_see():
+    """As in a backward pass of DistributedDataParallel: all stand in C++, in a step."""
+    seen = [
+        pulse(0, entered=[in_group(9, waits=True)]),
+        pulse(1, entered=[in_group(9, waits=True)]),
+        pulse(2, entered=[in_group(0)]),
+    ]
+    (found,) = hung(seen, at_s=58)
+    assert found.rank == 2
+    assert "was never entered by rank 2, last in none" in found.seen
+
+
+def test_in_a_chain_of_waits_only_the_rank_at_its_end_is_hung():
+    seen = [
+        waiting(0, entered=[in_group(5, waits=True)]),
+        waiting(1, entered=[in_group(2, group="7", waits=True), in_group(4)]),
+        pulse(2, entered=[in_group(1, group="7"), in_group(4)]),
+    ]
+    (found,) = hung(seen, at_s=58)
+    assert found.rank == 2
+    assert "group 7" in found.seen
+    assert "group 0" in found.seen
+
+
+def test_ranks_that_call_another_operation_as_the_same_collective_are_told_apart():
+    seen = [
+        waiting(0, entered=[in_group(4, waits=True)]),
+        waiting(1, entered=[in_group(4, what="broadcast of Float[4]", waits=True)]),
+        waiting(2, entered=[in_group(4, waits=True)]),
+    ]
+    found = hung(seen, at_s=58)
+    assert ranks(found) == [0, 1, 2]
+    assert found[0].seen.endswith(
+        "collective 4 of process group 0 is not the same on all ranks: ranks 0, 2 in all_reduce of "
+        "Float[4] and rank 1 in broadcast of Float[4]"
+    )
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 9.0], ids=["has no record", "says nothing"])
+def test_of_a_rank_that_tells_of_no_collective_none_is_said_to_be_missed(silent_s):
+    seen = [
+        waiting(0, entered=[in_group(4, waits=True)]),
+        pulse(1, silent_s=silent_s, entered=[in_group(3)] if silent_s else []),
+        waiting(2, entered=[in_group(4, waits=True)]),
+    ]
+    found = hung(seen, at_s=300)
+    assert ranks(found) == [1]
+    assert "never entered" not in found[0].seen
+
+
+def test_a_deadlock_before_the_first_pace_names_the_open_collectives():
+    pulses = Pulses()
+    seen = [
+        waiting(0, entered=[in_group(1, waits=True)]),
+        pulse(1, entered=[in_group(0)]),
+        waiting(2, entered=[in_group(1, waits=True)]),
+    ]
+    for one in seen:
+        pulses.hear(one, at_s=0.0)
+    told = pulses.standing(12, FIRST_STEP, ranks=RANKS, finished=())
+    assert "collective 1 of process group 0 (all_reduce of Float[4]) was never entered by" in told
