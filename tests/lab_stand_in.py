@@ -16,7 +16,7 @@ from gemini_lab.lab.run import Run, RunOrigin
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import AnyEvent, Iteration, RecoveryPlanned
 from gemini_lab.log.file import EventLog
-from gemini_lab.recovery.messages import JobOrder, OutputSaid
+from gemini_lab.recovery.messages import JobOrder, OutputSaid, TakeStacks
 from gemini_lab.recovery.requests import AnyRequest
 from gemini_lab.seats import Seats, node_name
 
@@ -36,6 +36,7 @@ class ClusterStandIn:
         self.jobs: list[JobOrder] = []
         self.orders: list[Order] = []
         self.asked: list[tuple[int, AnyRequest]] = []
+        self.looked_at: list[tuple[list[str], TakeStacks]] = []
         self.is_closed = False
 
     def start(self, _config: LabConfig, _loop: LoopThread, audience: Audience) -> NodeCluster:
@@ -50,6 +51,9 @@ class ClusterStandIn:
 
     def obey(self, order: Order) -> None:
         self.orders.append(order)
+
+    def take_stacks(self, nodes: Sequence[str], order: TakeStacks) -> None:
+        self.looked_at.append(([*nodes], order))
 
     def ask(self, number: int, request: AnyRequest) -> None:
         self.asked.append((number, request))

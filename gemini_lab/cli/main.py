@@ -40,6 +40,10 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "status": ("gemini_lab.cli.follow_commands:status_command", "show a run's state"),
         "top": ("gemini_lab.cli.follow_commands:top_command", "show a run's state, live"),
         "logs": ("gemini_lab.cli.folder_commands:logs_command", "print what a run's workers wrote"),
+        "stacks": (
+            "gemini_lab.cli.request_commands:stacks_command",
+            "print what each thread of the workers does now",
+        ),
         "attach": ("gemini_lab.cli.follow_commands:attach_command", "follow a run until it ends"),
         "report": ("gemini_lab.cli.report_command:command", "report what a run did"),
         "serve": ("gemini_lab.lab.pages:command", "show a run in the browser"),

@@ -1,6 +1,6 @@
-"""`gemini-lab drain`, `resize`, `rewind`, `give-up` and `inject`: requests to a running job.
+"""`gemini-lab drain`, `resize`, `rewind`, `stacks`, `give-up`, `inject`: requests to a running job.
 
-The first three follow the run's log until their request is decided.
+The first four follow the run's log until their request is decided.
 """
 
 import argparse
@@ -32,11 +32,14 @@ from gemini_lab.log.events import (
     ResizeWanted,
     RewindFailed,
     Rewound,
+    StacksTaken,
 )
 from gemini_lab.recovery.discarded_versions import CANNOT_GO_BACK
+from gemini_lab.seats import listed
 
 MOVE_S: Final = 600.0
 REWIND_S: Final = 120.0
+STACKS_S: Final = 20.0
 LOOK_S: Final = 0.1
 
 Get = Callable[..., Entry]
@@ -297,6 +300,57 @@ class AwaitedRewind:
             "iteration, if its loop is one over protected.steps or protected.epochs, and its "
             "workers did not start again meanwhile: then ask again"
         )
+
+
+# -- stacks ----------------------------------------------------------------------------------------
+
+
+def stacks_command(arguments: Sequence[str]) -> int:
+    """Print what each thread of a run's workers does now, also of one that hangs in a call.
+
+    The workers go on as before. The run's log keeps what is printed.
+    """
+    parser = parser_of_request("stacks", stacks_command.__doc__, wait_s=STACKS_S)
+    parser.add_argument("rank", nargs="*", type=whole("rank"), help="ranks (default: all)")
+    options = parser.parse_args(arguments)
+    awaited = AwaitedStacks(options.rank)
+    return ask(options, awaited.send, awaited)
+
+
+class AwaitedStacks:
+    """The stacks of some workers.
+
+    Args:
+        ranks: Their ranks; none: all.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._missing = {*ranks}
+
+    def send(self, run: AttachedRun) -> str:
+        """Send the request, and return the answer."""
+        answer = run.stacks(*sorted(self._missing))
+        self._missing = self._missing or {*range(run.course.ranks)}
+        return answer
+
+    def on_event(self, event: AnyEvent) -> Exit | None:
+        """Print the stacks of a worker."""
+        if not isinstance(event, StacksTaken) or event.rank not in self._missing:
+            return None
+        self._missing.remove(event.rank)
+        tell(f"\nrank {event.rank}, process {event.pid} ({event.how})")
+        for line in event.lines:
+            tell(f"  {line}" if line else "")
+        return None if self._missing else Exit.FINISHED
+
+    def at_end(self, run: str) -> Exit:
+        """Fail: a run that is over has no workers."""
+        raise ConfigError(f"{run} is over, and its workers have ended")
+
+    def late(self, _run: str, wait_s: float) -> str:
+        """Return which ranks have not answered."""
+        ranks = listed([str(rank) for rank in sorted(self._missing)])
+        return f"nothing was heard within {wait_s:.0f} s (--wait) of ranks {ranks}"
 
 
 # -- give up ---------------------------------------------------------------------------------------

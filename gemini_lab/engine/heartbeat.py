@@ -54,6 +54,7 @@ class Heartbeat:
         rank, epoch: The worker's; the epoch may become a later one.
         clock: Seconds, of a clock that nobody sets.
         used_s: Seconds of a processor that the watched thread has used.
+        beside: Called after each beat, on the pulse's own thread.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class Heartbeat:
         epoch: int,
         clock: Callable[[], float] = time.monotonic,
         used_s: Callable[[], float] | None = None,
+        beside: Callable[[], object] = lambda: None,
     ) -> None:
-        self._say = say
+        self._say, self._beside = say, beside
         self._rank, self.epoch = rank, epoch
         self._clock = clock
         # The thread that makes the heartbeat is the one that trains.
@@ -121,6 +123,7 @@ class Heartbeat:
     def _beat(self) -> None:
         while True:
             self._say(self.look())
+            self._beside()
             time.sleep(BEAT_S)
 
     @property

@@ -32,6 +32,7 @@ from gemini_lab.recovery.messages import (
     Message,
     NeedNodes,
     OutputSaid,
+    TakeStacks,
 )
 from gemini_lab.recovery.requests import AnyRequest, StoredRequest
 
@@ -304,6 +305,11 @@ class AgentCluster:
             known = ", ".join(self.members)
             raise ConfigError(f"no node {order.node!r} is there; there are {known}")
         self._loop.call(self._connections.send, order.node, Inject(action=order.action))
+
+    def take_stacks(self, nodes: Sequence[str], order: TakeStacks) -> None:
+        """Have these nodes log what their workers' threads do."""
+        for node in nodes:
+            self._loop.call(self._connections.send, node, order)
 
 
 # -- all nodes lost --------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from gemini_lab.recovery.messages import (
     InjectFailure,
     LogSaid,
     OutputSaid,
+    TakeStacks,
 )
 from gemini_lab.recovery.requests import AnyRequest
 from gemini_lab.report.follower import LogFollower
@@ -115,7 +116,11 @@ class AttachedRun(FollowedRun):
         """Inject a failure now; as `Run.inject`."""
         return self._ask(InjectFailure(failure=failure.to_json()))
 
-    def _ask(self, request: AnyRequest | InjectFailure) -> str:
+    def stacks(self, *ranks: int) -> str:
+        """Log what the threads of some workers do now, or of all; as `Run.stacks`."""
+        return self._ask(TakeStacks(ranks=[*ranks]))
+
+    def _ask(self, request: AnyRequest | InjectFailure | TakeStacks) -> str:
         """Ask the owner; wait for one that is about to come."""
         give_up_s = time.monotonic() + OWNER_S
         while True:

@@ -30,10 +30,13 @@ from gemini_lab.recovery.messages import (
     OutputSaid,
     Refused,
     RunDescribed,
+    TakeStacks,
 )
 from gemini_lab.recovery.requests import AnyRequest
 from gemini_lab.wire.tcp import Channel, connect, serve
 
+Asked = Ask | InjectFailure | TakeStacks
+"""What a command has a lab do to the run under way."""
 CONTROL_FILE: Final = "control.json"
 """The file in a live run's folder."""
 ANSWER_S: Final = 5.0
@@ -76,7 +79,7 @@ class ControlServer:
     def __init__(
         self,
         loop: LoopThread,  # where it listens
-        act: Callable[[Ask | InjectFailure], str],  # does what is asked, and says what it did
+        act: Callable[[Asked], str],  # does what is asked, and says what it did
         # The run whose log is sent to those who follow it, and that is described.
         newest: Callable[[], LoggedRun | None],
         *,
@@ -153,7 +156,7 @@ class ControlServer:
 
     def _answer(self, message: Message) -> Message:
         try:
-            if isinstance(message, Ask | InjectFailure):
+            if isinstance(message, Asked):
                 return Done(text=self._act(message))
             raise ConfigError(f"a lab cannot be asked for {type(message).__name__}")
         except GeminiError as error:
@@ -223,7 +226,7 @@ def owner_listens(way: OwnerAddress) -> bool:
     return True
 
 
-def ask(folder: Path, request: AnyRequest | InjectFailure) -> str:
+def ask(folder: Path, request: AnyRequest | InjectFailure | TakeStacks) -> str:
     """Send a request to the lab of the live run in `folder`; return the answer.
 
     Raises:
@@ -232,13 +235,13 @@ def ask(folder: Path, request: AnyRequest | InjectFailure) -> str:
     return ask_by(way_in(folder), request)
 
 
-def ask_by(way: OwnerAddress, request: AnyRequest | InjectFailure) -> str:
+def ask_by(way: OwnerAddress, request: AnyRequest | InjectFailure | TakeStacks) -> str:
     """Send a request to the owner at this address; return the answer.
 
     Raises:
         ConfigError: No owner answers there, or it refuses.
     """
-    asked = request if isinstance(request, InjectFailure) else Ask(request=request)
+    asked = request if isinstance(request, Message) else Ask(request=request)
     match _answer_to(way, asked):
         case Done(text=text):
             return text

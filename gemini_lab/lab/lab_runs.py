@@ -11,6 +11,7 @@ from typing import Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.injector.failures import Failure
 from gemini_lab.injector.orders import Order
+from gemini_lab.lab.control import Asked
 from gemini_lab.lab.lab_config import LabConfig
 from gemini_lab.lab.made_with import PACKAGE, made_with
 from gemini_lab.lab.node_contracts import NodeCluster
@@ -25,7 +26,7 @@ from gemini_lab.log.events import (
     RunStarted,
 )
 from gemini_lab.log.file import OWNERS_FOLDER
-from gemini_lab.recovery.messages import Ask, InjectFailure, JobOrder, OutputSaid
+from gemini_lab.recovery.messages import Ask, JobOrder, OutputSaid, TakeStacks
 from gemini_lab.seats import in_order
 from gemini_lab.storage.store_files import require_writable
 
@@ -77,7 +78,7 @@ class Runs:
         if self.newest is not None:
             self.newest.strike()
 
-    def act(self, asked: Ask | InjectFailure) -> str:
+    def act(self, asked: Asked) -> str:
         """Do what a command asks of the run under way, and return the answer.
 
         Raises:
@@ -88,6 +89,8 @@ class Runs:
             raise ConfigError("no run is under way in this lab")
         if isinstance(asked, Ask):
             return run.ask(asked.request)
+        if isinstance(asked, TakeStacks):
+            return run.stacks(*asked.ranks)
         return told(run.inject(Failure.from_json(asked.failure)))
 
     def give_up(self, reason: str, cause: FailureCause = "machines") -> None:

@@ -7,7 +7,7 @@ from gemini_lab.injector.orders import Order
 from gemini_lab.lab.lab_config import LabConfig
 from gemini_lab.lab.loop import LoopThread
 from gemini_lab.log.entry import Entry
-from gemini_lab.recovery.messages import JobOrder, OutputSaid
+from gemini_lab.recovery.messages import JobOrder, OutputSaid, TakeStacks
 from gemini_lab.recovery.requests import AnyRequest
 
 
@@ -28,6 +28,9 @@ class RunOwner(Protocol):
         Raises:
             ConfigError: No such node is there.
         """
+
+    def take_stacks(self, nodes: Sequence[str], order: TakeStacks) -> None:
+        """Have these nodes log what their workers' threads do."""
 
     def ask(self, number: int, request: AnyRequest) -> None:
         """Pass a request to the run with this number on to its root agent."""

@@ -36,7 +36,7 @@ from gemini_lab.log.events import (
 from gemini_lab.log.file import LOG_FILE, EventLog, read_log
 from gemini_lab.memory.free import free_memory, too_little_for
 from gemini_lab.placement import Placement
-from gemini_lab.recovery.messages import OutputSaid, RunDescribed
+from gemini_lab.recovery.messages import OutputSaid, RunDescribed, TakeStacks
 from gemini_lab.recovery.requests import AnyRequest, RunFacts
 from gemini_lab.report import RunReport, load_report
 from gemini_lab.report.follower import BackgroundReader
@@ -130,6 +130,25 @@ class Run(FollowedRun):
         given = self._strike(failure)
         self.go_on()
         return given
+
+    def stacks(self, *ranks: int) -> str:
+        """Log what the threads of some workers do now, or of all; the workers go on.
+
+        The log has them some seconds later, as events `stacks_taken`.
+
+        Raises:
+            ConfigError: The run is over, or has no such rank.
+        """
+        if self.is_over or not self.members:
+            raise ConfigError(f"{self} has no workers now, so they have no stacks")
+        per_node = self._seats.workers_per_node
+        known = per_node * len(self.members)
+        if ranks and max(ranks) >= known:
+            raise ConfigError(f"there is no rank {max(ranks)}; there are 0 to {known - 1}")
+        asked = ranks or range(known)
+        nodes = dict.fromkeys(self.members[rank // per_node] for rank in asked)
+        self._owner.take_stacks([*nodes], TakeStacks(ranks=[*ranks]))
+        return f"{self.name} looks at {len(asked)} of its {known} workers"
 
     @property
     def holds_at(self) -> int | None:

@@ -725,6 +725,20 @@ class WorkerHung(OfWorker, frozen=True, kw_only=True):
     seen: Told = ""  # what was seen of it and of the others, in words
 
 
+class StacksTaken(OfWorker, frozen=True, kw_only=True):
+    """A user asked what a worker's threads do, with `gemini-lab stacks`.
+
+    Attributes:
+        pid: The process's.
+        how: How the worker answered, or why it did not.
+        lines: A paragraph a thread, its innermost call first; the training thread's is the last.
+    """
+
+    pid: int
+    how: Told
+    lines: tuple[PrintedLine, ...] = ()
+
+
 class RanksApart(OfWorker, frozen=True, kw_only=True):
     """A rank has come to an end while others train on: they would wait for it for good.
 
@@ -954,6 +968,7 @@ AnyEvent = (
     | Injected
     | WorkerExited
     | WorkerHung
+    | StacksTaken
     | RanksApart
     | RecoveryStarted
     | ProcessesKept

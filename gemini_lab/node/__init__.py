@@ -4,8 +4,8 @@
                     ordered; lab_link has the ways out, tasks the work beside; start_config;
                     agent_machine is what they use of the outside, this_machine names it
     workers         host starts and ends them, through warm and preload, or cold; worker is one;
-                    listener receives, judges and keeps what they send; build_locks removes what
-                    killed ones held
+                    listener receives, judges and keeps what they send; stacks shows what their
+                    threads do; build_locks removes what killed ones held
     memory          memory_manager, by bulk: bulk_process touches every byte
     root agent      root_role, while this node has it: root_shell acts, by agent_links
     the store       etcd_client asks etcd, at an etcd_address; control_store has its errors;

@@ -38,6 +38,7 @@ from gemini_lab.recovery.messages import (
     ProbeHello,
     RootHello,
     RootOrder,
+    TakeStacks,
 )
 from gemini_lab.wire.tcp import Channel, connect, serve
 
@@ -346,6 +347,8 @@ class Agent:
                         self.lab.say(Flushed())
                     case Inject():
                         await strike(self.supervisor, message.action, self.config)
+                    case TakeStacks():
+                        self.supervisor.take_stacks(message)
         finally:
             self.lab.close(channel)
             self._lab_seen_s = self._machine.steady_s()  # also by who was frozen until now

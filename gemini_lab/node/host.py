@@ -20,6 +20,7 @@ from gemini_lab.limits import LINE, MOST_LINES
 from gemini_lab.node.locked_tempdir import LockedTempdir
 from gemini_lab.node.preload import NextParent, start_parent
 from gemini_lab.node.processes import end_orphans, is_alive, is_workers, reap, signal_tree
+from gemini_lab.node.stacks import Stacks, take_stacks
 from gemini_lab.recovery.messages import (
     Fork,
     Forked,
@@ -231,6 +232,10 @@ class WorkerHost:
         except ProcessLookupError:  # its warm parent has seen it go, and says so next
             return None
         return worker.pid
+
+    async def stacks(self, worker: Worker) -> Stacks:
+        """Return where a worker's threads are; it goes on as before."""
+        return await take_stacks(worker.scratch, worker.pid)
 
     def lives(self, rank: int) -> bool:
         """Return whether a worker is well: it has not ended, nor said that it is about to."""

@@ -44,6 +44,7 @@ from gemini_lab.recovery.messages import (
     Settle,
     StartWorkers,
     TakeInventory,
+    TakeStacks,
     VersionsListed,
     WorkerEnded,
     WorkerStart,
@@ -213,6 +214,20 @@ class Supervisor:
         for worker in self.host.workers.values():
             worker.channel.send(order)
         return sorted(self.host.workers)
+
+    def take_stacks(self, order: TakeStacks) -> None:
+        """Log where the threads of this node's workers are, of the ranks that are asked for."""
+        for worker in self.host.workers.values():
+            if not order.ranks or worker.rank in order.ranks:
+                self._tasks.begin(self._tell_stacks(worker))
+
+    async def _tell_stacks(self, worker: Worker) -> None:
+        lines, how = await self.host.stacks(worker)
+        self.lab.emit(
+            events.StacksTaken(
+                rank=worker.rank, epoch=worker.epoch, pid=worker.pid or 0, how=how, lines=lines
+            )
+        )
 
     async def close(self) -> None:
         """End all that was started here, and let the memory go."""

@@ -31,6 +31,7 @@ from gemini_lab.job import HASH_SEED, Job, find_module
 from gemini_lab.kept.process import kept_process
 from gemini_lab.node.locked_tempdir import MPI_SHARED
 from gemini_lab.node.processes import WORKER, name_semaphores, semaphore_prefix
+from gemini_lab.node.stacks import offer_stacks
 from gemini_lab.recovery.messages import ScriptError, ScriptFinished, WorkerStart
 from gemini_lab.transfer.group import join_rendezvous
 from gemini_lab.wire.local import LocalChannel
@@ -189,7 +190,8 @@ def work(start: WorkerStart, channel_fd: int, listen_fd: int | None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
     settle_in(start)
     channel = LocalChannel.adopt(channel_fd)
-    pulse = Heartbeat(channel.send, rank=start.rank, epoch=start.epoch)
+    beside = offer_stacks(start.scratch)
+    pulse = Heartbeat(channel.send, rank=start.rank, epoch=start.epoch, beside=beside)
     pulse.start()
     # DeepSpeed calls torch by its older names: nothing that a script's author could mend.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")

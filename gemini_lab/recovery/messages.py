@@ -123,6 +123,12 @@ class Inject(Message, frozen=True, kw_only=True):
     action: Action
 
 
+class TakeStacks(Message, frozen=True, kw_only=True):
+    """To the lab, and on to an agent: log the stacks of these ranks' threads; none: of all."""
+
+    ranks: list[Rank] = []
+
+
 class EventSaid(Message, frozen=True, kw_only=True):
     """An event of a node or of one of its workers.
 

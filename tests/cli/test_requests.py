@@ -6,7 +6,13 @@ import pytest
 from made import made
 
 from gemini_lab.cli.exits import Exit
-from gemini_lab.cli.request_commands import AwaitedDrain, AwaitedRewind, AwaitedSize, follow
+from gemini_lab.cli.request_commands import (
+    AwaitedDrain,
+    AwaitedRewind,
+    AwaitedSize,
+    AwaitedStacks,
+    follow,
+)
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
@@ -19,6 +25,7 @@ from gemini_lab.log.events import (
     ResizeWanted,
     RewindFailed,
     Rewound,
+    StacksTaken,
 )
 from gemini_lab.recovery.discarded_versions import CANNOT_GO_BACK
 
@@ -100,6 +107,25 @@ def test_a_rewind_is_followed_until_training_went_back(capsys):
     with pytest.raises(ConfigError, match="keeps no such"):
         followed(AwaitedRewind(), refused)
     assert followed(AwaitedRewind(), Note(text=CANNOT_GO_BACK)) == Exit.AGAIN
+
+
+def stack(rank):
+    return StacksTaken(rank=rank, epoch=1, pid=7, how="by its own thread", lines=("at x", "", "y"))
+
+
+def test_the_stacks_of_those_asked_for_are_printed_once_each(capsys):
+    assert followed(AwaitedStacks([2, 0]), stack(0), stack(1), stack(0), stack(2)) == Exit.FINISHED
+    printed = capsys.readouterr().out
+    assert printed.count("rank 0, process 7 (by its own thread)\n  at x\n\n  y\n") == 1
+    assert "rank 2" in printed
+    assert "rank 1" not in printed
+
+
+def test_ranks_of_which_no_stack_comes_are_named(capsys):
+    assert followed(AwaitedStacks([2, 0]), stack(0), wait_s=0.01) == Exit.LATE
+    assert "nothing was heard within 0 s (--wait) of ranks 2" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="is over, and its workers have ended"):
+        followed(AwaitedStacks([2]), is_over=True)
 
 
 def test_the_end_of_a_run_is_said():

@@ -24,7 +24,7 @@ from gemini_lab.lab.submission import Submission
 from gemini_lab.launch.join import check_name
 from gemini_lab.log.events import RunFinished
 from gemini_lab.node.etcd_address import EtcdAddress
-from gemini_lab.recovery.messages import InjectFailure
+from gemini_lab.recovery.messages import InjectFailure, TakeStacks
 from gemini_lab.recovery.requests import StopRun
 
 THREE_OF_ONE = Placement(
@@ -287,6 +287,20 @@ def test_another_process_has_the_lab_act_while_the_run_is_live(lab, cluster, job
     assert [order.node for order in cluster.orders] == ["node-1"]
     assert run.folder.name in ask(run.folder, StopRun())
     assert cluster.asked == [(run.number, StopRun())]
+
+
+def test_another_process_asks_for_stacks_and_the_nodes_of_these_ranks_are_told(lab, cluster, job):
+    run = lab.train(job)
+    with pytest.raises(ConfigError, match="has no workers now"):
+        run.stacks()
+    begin(run)
+    told = ask(run.folder, TakeStacks(ranks=[2, 0]))
+    assert told == f"{run.name} looks at 2 of its 4 workers"
+    assert cluster.looked_at == [(["node-2", "node-0"], TakeStacks(ranks=[2, 0]))]
+    ask(run.folder, TakeStacks())
+    assert cluster.looked_at[-1] == ([f"node-{number}" for number in range(4)], TakeStacks())
+    with pytest.raises(ConfigError, match="there is no rank 4; there are 0 to 3"):
+        ask(run.folder, TakeStacks(ranks=[4]))
 
 
 def test_a_refusal_says_why_and_a_run_that_is_over_has_no_door(lab, job):
