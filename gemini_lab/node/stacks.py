@@ -58,10 +58,14 @@ def offer_stacks(folder: str) -> Callable[[], None]:
     if SIGNAL > 0:
         # faulthandler keeps the file; appended to, because the agent empties it between two uses.
         faulthandler.register(SIGNAL, (place / BY_SIGNAL).open("ab"), all_threads=True, chain=False)
+        # A signal ends a sleep, and some other calls. So all threads block it but the pulse's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {SIGNAL})
     return lambda: _answer(place)
 
 
 def _answer(place: Path) -> None:
+    if SIGNAL > 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {SIGNAL})
     if not (place / WANTED).exists():
         return
     draft = place / f"{GIVEN}.draft"

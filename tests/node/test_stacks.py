@@ -23,7 +23,8 @@ WORKER = """
         if way == "sleeps":
             time.sleep(6)
         if way == "keeps the lock":  # a call of a library that does not let other threads run
-            ctypes.PyDLL(None).sleep(8)
+            if ctypes.PyDLL(None).sleep(8):
+                print("cut short")
 
     def works():
         while True:
