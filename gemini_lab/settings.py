@@ -224,6 +224,12 @@ class ProcessSettings:
         idle_s: A worker that does nothing outside its steps for this long (it starts, loads data,
             evaluates), or sends nothing, counts as hung. `protected.pause` is for what may take
             longer.
+        on_slow: If a rank works much longer in each iteration than the others, so that these wait:
+            `"warn"` names it with the evidence in log, terminal, `status` and metrics; `"drain"`
+            also moves its node's ranks to another machine, once for each rank.
+        on_ailing: If a machine tells of a fault after which it will fail, or may compute wrong:
+            `"drain"` moves its ranks to another machine, `"warn"` only names it. Other faults are
+            only named in any case (`docs/how-to/health.md`).
         preload: Modules of installed packages that a restart finds imported, separated by commas,
             such as "transformers,gemini_lab.adapters.transformers". The launcher sets it
             (`--set preload=...`): they are imported before the script sets its environment.
@@ -237,6 +243,8 @@ class ProcessSettings:
 
     min_progress_s: float = above_zero(30.0)
     idle_s: float = above_zero(300.0)
+    on_slow: str = one_of("warn", ("warn", "drain"))
+    on_ailing: str = one_of("drain", ("drain", "warn"))
     preload: str | None = module_names(None)
     keep_processes: bool = False
 

@@ -86,7 +86,9 @@ def screen(run: RunReducer, now_s: float, beside: Beside) -> RenderableType:
     recoveries = run.recoveries.recoveries()[-RECOVERIES:]
     if recoveries:
         parts += ["", _recoveries(recoveries, told.recoveries)]
-    parts += [_marked("!", line, style="yellow") for line in leaving_of(told.nodes)]
+    parts += [
+        _marked("!", line, style="yellow") for line in (*leaving_of(told.nodes), *told.ailing)
+    ]
     loud = [*told.diverged, *([told.error] if told.error else [])]
     parts += [_marked("!", text, style="red") for text in loud]
     parts += [_marked("note ", note, style="dim") for note in told.notes[-3:]]

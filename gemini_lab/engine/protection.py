@@ -33,6 +33,7 @@ from gemini_lab.engine.iteration_log import (
     IterationLog,
     gradient_norm,
     iteration_in,
+    thread_work,
     watch_inputs,
     with_monitor,
 )
@@ -170,7 +171,10 @@ def start_protection(
     if witness is not None:
         said = _also(said, witness.hear)
     iterations = IterationLog(
-        said, newest=iteration_in(small), measure=lambda: gradient_norm(engine)
+        said,
+        newest=iteration_in(small),
+        measure=lambda: gradient_norm(engine),
+        work_s=thread_work(),
     )
     watch_inputs(engine, iterations)
     open_again = partial(_open_replicator, recorder=None, emit=emit)

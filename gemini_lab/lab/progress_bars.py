@@ -395,6 +395,8 @@ _LINES: Final[Mapping[type[events.Event], Callable[[Any, str], str | None]]] = {
     ),
     events.RanksApart: lambda told, _: f"!! {told.seen}",
     events.CodeSeen: lambda told, _: f"!! OTHER CODE: {told}" if told.changed else None,
+    events.RankSlow: lambda told, _: f"{'   ' if told.is_over else '!!'} {told}",
+    events.NodeAiling: lambda told, _: f"{'   ' if told.is_over else '!!'} {told}",
     events.NodeLeaving: lambda told, _: (
         f"    {told.name} is to go: its ranks move as soon as they can"
     ),

@@ -187,6 +187,23 @@ class NodeDrained(Event, frozen=True, kw_only=True):
     name: str  # the node's
 
 
+class NodeAiling(Event, frozen=True, kw_only=True):
+    """A node's machine tells of a fault of its own, or no longer does.
+
+    Way out: Have the machine examined. By `"on_ailing": "drain"` the ranks of one that is about to
+    fail have moved to a standby.
+    """
+
+    name: str  # the node's
+    fault: Told  # a key of `gemini_lab.recovery.ailments.RULES`
+    seen: Told  # what the machine tells
+    drains: bool = False  # whether the fault's rule has its ranks moved
+    is_over: bool = False  # whether it is no longer seen
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.seen}{' (no longer)' if self.is_over else ''}"
+
+
 class ResizeWanted(Event, frozen=True, kw_only=True):
     """A user wants the run to have another number of nodes."""
 
@@ -410,6 +427,8 @@ class Iteration(OfWorker, frozen=True, kw_only=True, omit_defaults=True):
     iteration: int  # its number, from 1
     duration_s: float  # since the end of the step before
     waited_s: float  # how much of that was spent waiting for the version on its way
+    # How much of it its training thread computed, or wanted a processor; 0 where that is not known.
+    work_s: float = 0.0
     # What the script logged, such as `"loss"`, and the engine's `"grad_norm"`; read numbers with
     # `value`.
     values: dict[str, Number] = {}
@@ -725,17 +744,39 @@ class WorkerHung(OfWorker, frozen=True, kw_only=True):
     seen: Told = ""  # what was seen of it and of the others, in words
 
 
-class StacksTaken(OfWorker, frozen=True, kw_only=True):
-    """A user asked what a worker's threads do, with `gemini-lab stacks`.
+class RankSlow(OfWorker, frozen=True, kw_only=True):
+    """A rank works much longer in each iteration than the others, which wait for it.
 
-    Attributes:
-        pid: The process's.
-        how: How the worker answered, or why it did not.
-        lines: A paragraph a thread, its innermost call first; the training thread's is the last.
+    Way out: Look for what else runs on the named machine, or for a processor or GPU that runs
+    slower. With `"on_slow": "drain"` a standby takes its place. If the rank's own work is larger,
+    divide the work evenly.
     """
 
-    pid: int
-    how: Told
+    node: str  # its machine
+    iteration: int  # the newest of those that show it
+    work_s: float  # its median work in an iteration, of those in which it was behind
+    others_s: float  # that of the other ranks
+    duration_s: float  # the median iteration
+    behind: int  # in how many of the last 16 iterations it was behind
+    is_over: bool = False  # whether it is no longer slow
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank} on {self.node}"
+        if self.is_over:
+            return f"{who} is no longer slow (iteration {self.iteration})"
+        return (
+            f"{who} is slow: it works for {self.work_s:.3g} s of an iteration of "
+            f"{self.duration_s:.3g} s, the others for {self.others_s:.3g} s, in {self.behind} of "
+            f"the last {min(16, self.iteration)} iterations"
+        )
+
+
+class StacksTaken(OfWorker, frozen=True, kw_only=True):
+    """A user asked what a worker's threads do, with `gemini-lab stacks`."""
+
+    pid: int  # the process's
+    how: Told  # how the worker answered, or why it did not
+    # A paragraph a thread, its innermost call first; the training thread's is the last.
     lines: tuple[PrintedLine, ...] = ()
 
 
@@ -933,6 +974,7 @@ AnyEvent = (
     | NodeLeaving
     | DrainWaiting
     | NodeDrained
+    | NodeAiling
     | ResizeWanted
     | ResizeWaiting
     | Resized
@@ -968,6 +1010,7 @@ AnyEvent = (
     | Injected
     | WorkerExited
     | WorkerHung
+    | RankSlow
     | StacksTaken
     | RanksApart
     | RecoveryStarted

@@ -50,9 +50,9 @@ def kernel_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
     """Return how many processes of this machine the kernel has ended for want of memory."""
     try:
         counts = dict(line.split() for line in vmstat.read_text().splitlines())
+        return int(counts.get("oom_kill", 0))
     except (OSError, ValueError):
         return 0
-    return int(counts.get("oom_kill", 0))
 
 
 def require_memory(size_bytes: int, *, purpose: str, way_out: str) -> None:

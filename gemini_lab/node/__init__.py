@@ -2,7 +2,8 @@
 
     the agent       agent joins and watches; supervisor has workers and memory, and does what is
                     ordered; lab_link has the ways out, tasks the work beside; start_config;
-                    agent_machine is what they use of the outside, this_machine names it
+                    agent_machine is what they use of the outside, this_machine names it,
+                    health tells of its faults
     workers         host starts and ends them, through warm and preload, or cold; worker is one;
                     listener receives, judges and keeps what they send; stacks shows what their
                     threads do; build_locks removes what killed ones held

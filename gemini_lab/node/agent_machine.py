@@ -21,8 +21,10 @@ from gemini_lab.node.bulk import BulkProcesses
 from gemini_lab.node.etcd_address import EtcdAddress
 from gemini_lab.node.etcd_client import EtcdClient, Values
 from gemini_lab.node.freeze_guard import end_stopped
+from gemini_lab.node.health import MachineHealth
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.orphan_etcd import end_left_stores
+from gemini_lab.recovery.ailments import Finding
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 
@@ -42,8 +44,10 @@ class AgentMachine:
     Args:
         host: Starts and ends the node's workers.
         bulk: Does the agent's bulk work; by default processes of its own.
+        faults: As the attribute; by default this machine's own.
 
     Attributes:
+        faults: Returns what was seen of the machine's faults since the last call.
         random: Draws pauses and orders, so that many agents do not act at the same moment.
     """
 
@@ -52,10 +56,12 @@ class AgentMachine:
         *,
         host: Callable[..., WorkerHost] = WorkerHost,
         bulk: BulkProcesses | None = None,
+        faults: Callable[[], list[Finding]] | None = None,
     ) -> None:
         self.host = host
         self.bulk = bulk or BulkProcesses()
         self.random = random.Random()
+        self.faults = faults or MachineHealth().news
 
     @staticmethod
     def steady_s() -> float:

@@ -19,6 +19,7 @@ from gemini_lab.node.lab_link import LabLink, RootLink
 from gemini_lab.node.listener import WorkerHistory, WorkerListener
 from gemini_lab.node.memory_manager import MemoryManager, ShardWriter
 from gemini_lab.node.tasks import Tasks
+from gemini_lab.recovery.ailments import FaultsSeen
 from gemini_lab.recovery.messages import (
     AllLive,
     CallRoll,
@@ -117,6 +118,7 @@ class Supervisor:
         self._inventory: asyncio.Task[None] | None = None  # memory that is being read
         self._flaws: list[Flawed] = []  # of this machine, by injection, that last
         self._kernel_kills = machine.kernel_kills()  # at the last look
+        self._ailments = FaultsSeen()
         self._noted = 0  # the newest epoch that the store said has begun
         self._port: socket.socket | None = None  # held for the ranks of an epoch to meet in
         self._port_epoch = 0
@@ -128,6 +130,7 @@ class Supervisor:
         It does not know of processes that were started ahead: they end.
         """
         self._listener.watch.forget_told()
+        self._ailments.forget_told()
         workers = {rank: one.status for rank, one in self._seated.items()}
         if len(workers) < len(self.host.workers):
             self._tasks.begin(self.host.kill_all(epoch=self.epoch, spare=workers))
@@ -175,6 +178,9 @@ class Supervisor:
         watch = self._listener.watch
         for pulse in watch.look(self._seated.values()):
             self.root.send(pulse)
+        now_s = self._machine.steady_s()
+        for said in self._ailments.take(self._machine.faults(), at_s=now_s):
+            self.root.send(said)
         if self._build_locks is not None:
             self._build_locks.note(watch.held_locks)
 

@@ -4,6 +4,7 @@ from gemini_lab.profiler.average import build_profile
 from gemini_lab.profiler.drift import Drift, DriftWatch
 from gemini_lab.profiler.observe import IterationRecord, Profiler, SequenceChange
 from gemini_lab.profiler.profile import Collective, CollectiveRecord, IdleSpan, Profile
+from gemini_lab.profiler.slow_ranks import Slowness, SlowRanks
 
 __all__ = [
     "Collective",
@@ -15,5 +16,7 @@ __all__ = [
     "Profile",
     "Profiler",
     "SequenceChange",
+    "SlowRanks",
+    "Slowness",
     "build_profile",
 ]

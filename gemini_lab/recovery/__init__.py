@@ -23,6 +23,7 @@
 
     faults              whether a run starts again, leaves a node, or ends
     hangs               which worker hangs
+    ailments            what is done for each fault that a machine tells of
     ends                ranks whose loop ended while others train on
     progress            how far each rank is, and its pace
     repeats             whether an iteration that is done again gives the same bits

@@ -533,6 +533,23 @@ class ReadyToStart(Message, frozen=True, kw_only=True):
         """It holds in any."""
 
 
+class Ailing(Message, frozen=True, kw_only=True):
+    """This node's machine tells of a fault of its own, or no longer does.
+
+    Attributes:
+        fault: A key of `recovery.ailments.RULES`.
+        seen: The evidence, in words.
+    """
+
+    fault: Told
+    seen: Told
+    is_over: bool = False
+
+    @property
+    def epoch(self) -> None:
+        """It holds in any."""
+
+
 class NodeLeaves(Message, frozen=True, kw_only=True):
     """This node was told that its machine goes soon.
 
@@ -1099,6 +1116,7 @@ FromAgentMessage = (
     | Held
     | Severed
     | AllLive
+    | Ailing
     | NodeLeaves
     | ReadyToStart
     | ReadyToJoin

@@ -105,6 +105,7 @@ def report_of(run: RunReducer) -> RunReport:
         divergences=tuple(run.divergences.found),
         not_finite=tuple(run.finite.found),
         rewinds=tuple(run.rewinds.found),
+        ailments=tuple(run.ailments.told),
         verified=VerifiedIterations(
             iterations=run.verified.count,
             newest=run.verified.newest,

@@ -214,6 +214,21 @@ def _nodes(run: RunReducer) -> Iterator[Metric]:
         states.add_metric([health], found[health])
     yield states
     yield _counter("nodes_lost", "Nodes that were lost, all told", run.nodes.lost_count)
+    slow = GaugeMetricFamily(
+        f"{PREFIX}_slow_rank",
+        "Work of a rank that is slow, in that of the others",
+        labels=["rank", "node"],
+    )
+    for one in run.ailments.slow.values():
+        ratio = one.work_s / one.others_s if one.others_s else float("inf")
+        slow.add_metric([str(one.rank), one.node], ratio)
+    yield slow
+    ailing = GaugeMetricFamily(
+        f"{PREFIX}_node_ailing", "Faults that a machine tells of now", labels=["node", "fault"]
+    )
+    for name, fault in run.ailments.ailing:
+        ailing.add_metric([name, fault], 1)
+    yield ailing
 
 
 def _gauge(name: str, text: str, value: float | None) -> Metric:

@@ -29,6 +29,7 @@ from gemini_lab.report.reducers import seconds
 from gemini_lab.report.reducers.copies import Copies
 from gemini_lab.report.reducers.course import Course
 from gemini_lab.report.reducers.facts import (
+    Ailments,
     Arrivals,
     CopiesPlaced,
     Finite,
@@ -130,6 +131,7 @@ class RunReducer:
         self.divergences = Divergences(ranks=keep.ranks)
         self.finite = Finite()
         self.rewinds = Rewinds()
+        self.ailments = Ailments()
         self.verified = VerifiedSums()
         self.sizes = Sizes()
         self.copies_placed = CopiesPlaced()

@@ -107,13 +107,13 @@ def _summary(report: RunReport, ink: Ink) -> Iterator[str]:
     yield from _diverged(report, ink)
     for one in report.not_finite:
         yield from _wrapped(f"NOT FINITE: {one}", "  !! ", ink)
-    for size in report.resizes:
-        yield from _wrapped(f"{size}", "  ", ink)
-    for change in report.copies_placed:
+    for change in (*report.resizes, *report.copies_placed):
         yield from _wrapped(f"{change}", "  ", ink)
     for went in report.rewinds:
         took = format_seconds(went.duration_s)
         yield from _wrapped(f"WENT BACK in {took}: {went}", "  << ", ink)
+    for told in report.ailments:
+        yield from _wrapped(f"{told}", "  ! ", ink)
     yield from _verified(report, ink)
     if report.unread:
         yield f"  {_count(report.unread, 'event')} of the log made no sense"

@@ -19,6 +19,8 @@ MOMENTS: Final = (
     events.NodeLeaving,
     events.DrainWaiting,
     events.NodeDrained,
+    events.NodeAiling,
+    events.RankSlow,
     events.ResizeWanted,
     events.ResizeWaiting,
     events.Resized,

@@ -11,6 +11,8 @@ from gemini_lab.log.events import (
     Diverged,
     FailureCause,
     LossNotFinite,
+    NodeAiling,
+    RankSlow,
     ReplicasPlaced,
     Resized,
     Rewound,
@@ -138,6 +140,7 @@ class RunReport:
         code_changes: Starts with other code than before, in order of the log.
         divergences: What was not the same when it was done again, in order of the log.
         not_finite: When losses were NaN or infinite, in order of the log.
+        ailments: Ranks that were slow, and faults that machines told of, in order of the log.
         rewinds: When training went back to a version in memory, in order of the log.
         resizes: When it went on with another number of nodes, in order of the log.
         began_from: The version of an earlier run that its first start loaded; `None` if none.
@@ -172,6 +175,7 @@ class RunReport:
     divergences: tuple[Diverged, ...] = ()
     not_finite: tuple[NotFinite, ...] = ()
     rewinds: tuple[Rewound, ...] = ()
+    ailments: tuple[RankSlow | NodeAiling, ...] = ()
     verified: VerifiedIterations = VerifiedIterations()
     resizes: tuple[Resized, ...] = ()
     copies_placed: tuple[ReplicasPlaced, ...] = ()

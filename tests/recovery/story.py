@@ -108,6 +108,7 @@ class Story:
         self.persistent: list[int] = []
         self.disowned: list[VersionId] = []  # what the tier says that runs went back behind
         self.unclear: list[Unclear] = []  # what the tier has, and does not show whole
+        self.work_s: dict[int, float] = {}  # of each rank in an iteration, where that is told
         self.unread = ""
         self.settings: dict[str, str | int | float | None] = {}
         for number in range(nodes):
@@ -291,7 +292,12 @@ class Story:
         members = self.members()
         for rank, node in enumerate(members):
             done = events.Iteration(
-                rank=rank, epoch=self.epoch, iteration=iteration, duration_s=1.0, waited_s=0.0
+                rank=rank,
+                epoch=self.epoch,
+                iteration=iteration,
+                duration_s=1.0,
+                waited_s=0.0,
+                work_s=self.work_s.get(rank, 0.0),
             )
             self.event(node, done)
         for shard, holders in enumerate(self.root.state.seats.holders.holders):

@@ -250,7 +250,9 @@ async def run_crowd(crowd: Crowd) -> None:
             config,
             announce,
             machine=AgentMachine(
-                host=partial(StandInHost, memory=memory, crowd=crowd), bulk=StandInBulk(memory)
+                host=partial(StandInHost, memory=memory, crowd=crowd),
+                bulk=StandInBulk(memory),
+                faults=list,
             ),
         )
         lives.append(asyncio.create_task(agent.run()))

@@ -64,6 +64,7 @@ class VirtualMachine(AgentMachine):
         self.ranks: list[VirtualRank] = []
         self.bulk = VirtualBulk(self)
         self.host = self._new_host
+        self.faults = list
         self.agent: Agent | None = None
 
     def new_process(self, name: str) -> VirtualProcess:

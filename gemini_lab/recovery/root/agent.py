@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
+from gemini_lab.recovery.ailments import RULES
 from gemini_lab.recovery.discarded_versions import ask_back
 from gemini_lab.recovery.drains import nodes_wanted
 from gemini_lab.recovery.guard import LossWatch
 from gemini_lab.recovery.kept_ranks import SEVERED
 from gemini_lab.recovery.messages import (
+    Ailing,
     AllLive,
     Committed,
     Disowned,
@@ -132,6 +134,7 @@ class RootAgent:
             case AgentJoined():
                 yield from self.agents.on_joined(happening)
             case AgentLost():
+                self.run.ailing.pop(happening.node, None)
                 yield from self.agents.on_lost(happening)
             case JobSubmitted():
                 yield from self._on_job(happening)
@@ -163,6 +166,8 @@ class RootAgent:
                 yield from self.workers.on_exit(said.at_s, said.node, message)
             case EndReached() | ScriptFinished():
                 yield from self.workers.on_end(said.at_s, message)
+            case Ailing():
+                yield from self._on_ailing(said.at_s, said.node, message)
             case Held() | ReadyToStart() | ReadyToJoin() | NodeLeaves():
                 yield from self._on_move(said.at_s, said.node, message)
             case Severed() | AllLive() | RestoreFailed():
@@ -173,6 +178,29 @@ class RootAgent:
                 self.run.watch.pulses.hear(message, at_s=said.at_s)
             case Persisted() | SaveFailed() | Committed() | Disowned():
                 yield from self._on_persistence(said.at_s, said.node, message)
+
+    def _on_ailing(self, at_s: float, node: str, said: Ailing) -> Iterator[Instruction]:
+        """Tell of a fault of a machine; move its ranks if the fault's rule and the settings say so.
+
+        A new root agent hears of it again, and has the ranks of a node moved only once.
+        """
+        known = self.run.ailing.setdefault(node, {})
+        if said.is_over:
+            known.pop(said.fault, None)
+        elif said.fault in RULES:
+            known[said.fault] = said
+        if self.run.state.setup.order is None or said.fault not in RULES:
+            return  # with a job, it is told then
+        is_asked = self.run.state.read_settings().on_ailing == "drain"
+        drains = is_asked and RULES[said.fault].drains and not said.is_over
+        seen = f"{RULES[said.fault].means}: {said.seen}"
+        yield Emit(
+            event=events.NodeAiling(
+                name=node, fault=said.fault, seen=seen, drains=drains, is_over=said.is_over
+            )
+        )
+        if drains:
+            yield from self._on_leaving(at_s, node)
 
     def _on_move(
         self, at_s: float, node: str, said: Held | ReadyToStart | ReadyToJoin | NodeLeaves
@@ -241,6 +269,9 @@ class RootAgent:
             tier=InTier(saved_at_s=submitted.at_s),
         )
         yield from self.lifecycle.restart(submitted.at_s, cause="start", lost=[])
+        for node, faults in [*self.run.ailing.items()]:
+            for said in [*faults.values()]:
+                yield from self._on_ailing(submitted.at_s, node, said)
 
     def _on_request(self, said: Requested) -> Iterator[Instruction]:
         """Start what a user asks for; a new root agent reads again what the last one has done."""

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Final
 
 from gemini_lab.log import events
+from gemini_lab.profiler.slow_ranks import SlowRanks
 from gemini_lab.recovery.discarded_versions import disown, joined
 from gemini_lab.recovery.drains import Drains, ask_for_nodes
 from gemini_lab.recovery.ends import RankEnds
 from gemini_lab.recovery.guard import LossWatch
 from gemini_lab.recovery.hangs import Pulses
 from gemini_lab.recovery.kept_ranks import Ahead, Keeping, RollCall
-from gemini_lab.recovery.messages import ExecutedAs, Inventory, RootOrder
+from gemini_lab.recovery.messages import Ailing, ExecutedAs, Inventory, RootOrder
 from gemini_lab.recovery.plan import RecoveryPlan, VersionId
 from gemini_lab.recovery.planning import make_plan
 from gemini_lab.recovery.progress import Progress
@@ -44,6 +45,7 @@ class RankWatch:
             RankEnds(),
             LossWatch(),
         )
+        self.slow = SlowRanks()
         self.protected: set[int] = set()
         self.restored: set[int] = set()
         self.finished: set[int] = set()
@@ -58,6 +60,7 @@ class RankWatch:
         self.progress.restart(ranks, iteration=iteration)
         self.pulses.restart()
         self.ends.restart(ranks, iteration=iteration)
+        self.slow.restart(len(ranks))
 
 
 class KnownRun:
@@ -79,6 +82,7 @@ class KnownRun:
         tier_asked: The agent that is asked for the persistent tier's list.
         breaks: How often each agent's connection broke in this phase.
         asked_back: The last order to rewind.
+        ailing: The faults that each node's machine tells of now.
     """
 
     def __init__(self, *, state: RootState, at_s: float) -> None:
@@ -94,6 +98,7 @@ class KnownRun:
         self.breaks: Counter[str] = Counter()
         self.asked_back: RootOrder | None = None
         self.watch = RankWatch()
+        self.ailing: dict[str, dict[str, Ailing]] = {}
         self.repeats = Repeats()
         # Another machine's clock may be ahead of this one's.
         self.saver = Saver(

@@ -17,7 +17,12 @@ from gemini_lab.recovery.faults import (
 )
 from gemini_lab.recovery.hangs import UNPROTECTED_S, Limits
 from gemini_lab.recovery.kept_ranks import HUNG, SEVERED
-from gemini_lab.recovery.log_events import divergence_reason, loss_event, not_finite_reason
+from gemini_lab.recovery.log_events import (
+    divergence_reason,
+    loss_event,
+    not_finite_reason,
+    slow_event,
+)
 from gemini_lab.recovery.messages import (
     AllLive,
     EndReached,
@@ -43,6 +48,7 @@ class Workers:
 
     def __init__(self, run: KnownRun, lifecycle: Lifecycle, ending: Ending) -> None:
         self.run, self.lifecycle, self.ending = run, lifecycle, ending
+        self._drained_for: set[int] = set()  # ranks that were slow
 
     # -- what they say -------------------------------------------------------------------------
 
@@ -69,6 +75,7 @@ class Workers:
                 yield from self._watch_loss(at_s, event)
                 if not event.restored and self.run.state.phase in ACTIVE:
                     yield from self._on_iteration(at_s, event)
+                    yield from self._watch_pace(at_s, event)
             case events.Rewound():
                 yield from self._on_rewound(at_s, event)
             case events.WrongSums():
@@ -142,6 +149,23 @@ class Workers:
                 reached=replace(self.run.state.reached, iteration=done),
                 faults=replace(self.run.state.faults, attempts=0, offences=()),
             )
+
+    def _watch_pace(self, at_s: float, said: events.Iteration) -> Iterator[Instruction]:
+        """Name ranks that became slow; move their nodes' ranks if the settings ask for it."""
+        slow = self.run.watch.slow
+        told = slow.take(said.rank, said.iteration, work_s=said.work_s, duration_s=said.duration_s)
+        for one in told:
+            node = self.run.state.seats.node_of(one.rank)
+            yield Emit(event=slow_event(one, node=node, epoch=self.run.state.epoch))
+            # A rank that is slow on another machine, too, has more work: that machine is well.
+            is_first = one.rank not in self._drained_for
+            wants_drain = self.run.state.read_settings().on_slow == "drain"
+            if wants_drain and is_first and not one.is_over:
+                self._drained_for.add(one.rank)
+                yield from self.run.adopt(
+                    self.run.drains.ask(self.run.state, self.run.living, node)
+                )
+                yield from self.run.let_leave(at_s)
 
     def _compare(
         self, at_s: float, said: events.IterationBegun | events.Iteration

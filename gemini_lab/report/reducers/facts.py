@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
-from typing import Final
+from typing import Final, TypeVar
 
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.events import (
@@ -11,6 +11,7 @@ from gemini_lab.log.events import (
     LabStarted,
     LossFinite,
     LossNotFinite,
+    NodeAiling,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -18,6 +19,8 @@ from gemini_lab.log.events import (
     PersistFailed,
     PersistFinished,
     Profiled,
+    RankSlow,
+    RecoveryPlanned,
     ReplicasPlaced,
     ReplicasShort,
     Resized,
@@ -33,6 +36,9 @@ from gemini_lab.log.events import (
 )
 from gemini_lab.report.reducers import MOST_KEPT, seconds, whole
 from gemini_lab.report.values import NotFinite, TrafficPlan
+
+Key = TypeVar("Key", int, tuple[str, str])
+Told = TypeVar("Told", RankSlow, NodeAiling)
 
 
 class Arrivals:
@@ -122,6 +128,40 @@ class Rewinds:
                 self.total += 1
                 self.found.append(said)
                 del self.found[:-MOST_KEPT]
+
+
+class Ailments:
+    """Ranks that are slow, and machines that tell of faults of their own.
+
+    Attributes:
+        told: The newest, in order of the log.
+        slow: What was said of each rank that is slow now.
+        ailing: What was said of each node's faults that are seen now, by node and fault.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[RankSlow | NodeAiling] = []
+        self.slow: dict[int, RankSlow] = {}
+        self.ailing: dict[tuple[str, str], NodeAiling] = {}
+
+    def take(self, entry: Entry) -> None:
+        match entry.event:
+            case RankSlow() as one:
+                self._note(self.slow, one.rank, one)
+            case NodeAiling() as one:
+                self._note(self.ailing, (one.name, one.fault), one)
+            case RecoveryPlanned() | RunFinished() | RunFailed():  # ranks begin anew, or are gone
+                self.slow.clear()
+            case NodeLost(name=name):
+                for key in [key for key in self.ailing if key[0] == name]:
+                    del self.ailing[key]
+
+    def _note(self, now: dict[Key, Told], key: Key, one: Told) -> None:
+        self.told.append(one)
+        del self.told[:-MOST_KEPT]
+        now.pop(key, None)
+        if not one.is_over and len(now) < MOST_KEPT:
+            now[key] = one
 
 
 class CopiesPlaced:

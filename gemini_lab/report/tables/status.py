@@ -85,6 +85,7 @@ class Status:
     is_past: bool = False
     # When the run began, its command, its size, and what it is made with, for people.
     facts: tuple[str, ...] = ()
+    ailing: tuple[str, ...] = ()  # ranks that are slow, and faults that machines tell of
 
 
 GONE_SHOWN: Final = 8
@@ -135,6 +136,7 @@ def status(run: RunReducer, *, now_s: float, losses: Losses, is_past: bool = Fal
         unread=run.unread,
         is_past=is_past,
         facts=tuple(_facts(run)),
+        ailing=tuple(map(str, (*run.ailments.slow.values(), *run.ailments.ailing.values()))),
     )
 
 

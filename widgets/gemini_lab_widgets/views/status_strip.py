@@ -287,7 +287,7 @@ def _lines(status: Status) -> list[str]:
     """Return what stands beneath the tiles."""
     lines = [status.detail] if _is_long(status) and status.phase != "failed" else []
     lines += [" · ".join(part) for part in (status.facts, status.conditions) if part]
-    lines += leaving_of(status.nodes)
+    lines += [*leaving_of(status.nodes), *status.ailing]
     lines += [f"note: {note}" for note in status.notes]
     if status.unread:
         lines.append(f"events of the log that could not be read: {status.unread}")

@@ -1,0 +1,288 @@
+"""The faults that a node's machine tells of: its kernel's, and those of NVIDIA's driver.
+
+Nothing here needs root: a file that this user may not read tells nothing. All reading is done by a
+thread of its own, because a broken disk or driver may never answer.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+from gemini_lab.memory.free import kernel_kills
+from gemini_lab.recovery.ailments import RULES, Finding
+
+LOOK_S: Final = 30.0
+SILENT_S: Final = 120.0
+"""A look that takes longer hangs."""
+DRIVER_S: Final = 10.0
+MOST_NEWS: Final = 256
+FULL_SHARE: Final = 0.01
+"""Of a disk: with less free it is full."""
+JUMP_S: Final = 1.0
+MOST_RECORDS: Final = 1000
+"""Of the kernel's log, read in one look."""
+FAILED: Final = frozenset({48, 62, 64, 74, 79, 94, 95, 119, 120})
+"""XIDs after which NVIDIA has a GPU reset or examined; others are often a program's own fault."""
+
+
+class HealthSource(Protocol):
+    """Whatever tells of a machine's faults."""
+
+    def read(self) -> Iterable[Finding]:
+        """Return what was seen since the last call; it may block."""
+
+
+class Counters:
+    """Counts of faults that only rise: what they rose by since the last look is news."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, int] = {}
+
+    def rise(self, name: str, count: int) -> int:
+        """Return by how much a count rose; nothing at the first look, which only begins."""
+        before = self._before.get(name, count)
+        self._before[name] = count
+        return max(0, count - before)
+
+
+# -- the kernel ------------------------------------------------------------------------------------
+
+LOG: Final = (
+    (re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)"), "gpu_error"),
+    (re.compile(r"\[Hardware Error\]|mce: \[|Machine check"), "machine_check"),
+    (re.compile(r"I/O error, dev |Buffer I/O error|EXT4-fs error|XFS .*(?:orruption|I/O error)"),
+     "disk_error"),
+)  # fmt: skip
+"""By their words, the faults that the kernel's log tells of."""
+
+
+class KernelHealth:
+    """What the kernel counts and logs.
+
+    Args:
+        root: Where its files are; another folder in tests.
+        folders: Of the disks that the node writes to.
+        clocks: The wall clock's seconds, and those of a clock that nobody sets.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        *,
+        folders: Sequence[Path] = (),
+        clocks: Callable[[], tuple[float, float]] = lambda: (time.time(), time.monotonic()),
+    ) -> None:
+        self._root, self._clocks = root, clocks
+        self._folders = folders or (Path(tempfile.gettempdir()), Path.cwd())
+        self._counters = Counters()
+        self._apart_s: float | None = None
+        self._log = self._open_log()
+
+    def read(self) -> Iterator[Finding]:
+        """Yield what is seen now, or has happened since the last call."""
+        for fault, files, words in (
+            ("machine_memory", "sys/devices/system/edac/mc/mc*/ue_count", "uncorrected errors"),
+            ("memory_corrected", "sys/devices/system/edac/mc/mc*/ce_count", "corrected errors"),
+            ("disk_error", "sys/fs/ext4/*/errors_count", "errors of ext4"),
+            ("disk_error", "sys/block/*/device/ioerr_cnt", "errors of disks"),
+        ):
+            if more := self._counters.rise(files, sum(map(_number, self._root.glob(files)))):
+                yield Finding(fault, f"{more} {words}")
+        if more := self._counters.rise("kills", kernel_kills(self._root / "proc/vmstat")):
+            yield Finding("oom_kill", f"the kernel's OOM killer ended {more} processes")
+        if more := self._counters.rise("checks", self._checks()):
+            yield Finding("machine_check", f"{more} machine checks")
+        yield from self._disks()
+        yield from self._clock()
+        for line in self._records():
+            yield from found_in(line)
+
+    def _checks(self) -> int:
+        """Return how many machine checks all processors had."""
+        with suppress(OSError, ValueError):
+            for line in (self._root / "proc/interrupts").read_text().splitlines():
+                name, _, rest = line.strip().partition(":")
+                if name == "MCE":
+                    return sum(int(word) for word in rest.split() if word.isdigit())
+        return 0
+
+    def _disks(self) -> Iterator[Finding]:
+        for folder in self._folders:
+            with suppress(OSError):
+                disk = os.statvfs(folder)
+                if disk.f_blocks and disk.f_bavail < FULL_SHARE * disk.f_blocks:
+                    left = disk.f_bavail * disk.f_frsize // 2**20
+                    yield Finding("disk_full", f"{folder} has {left} MiB left")
+
+    def _clock(self) -> Iterator[Finding]:
+        wall_s, steady_s = self._clocks()
+        before, self._apart_s = self._apart_s, wall_s - steady_s
+        if before is not None and abs(self._apart_s - before) > JUMP_S:
+            yield Finding("clock", f"the clock was set by {self._apart_s - before:+.0f} s")
+
+    def _open_log(self) -> int | None:
+        """Return a descriptor of the kernel's log from now on; `None` if this user has none."""
+        with suppress(OSError):
+            file = os.open(self._root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(file, 0, os.SEEK_END)
+            return file
+        return None
+
+    def _records(self) -> Iterator[str]:
+        if self._log is None:
+            return
+        for _ in range(MOST_RECORDS):
+            try:
+                record = os.read(self._log, 8192)  # one record at a time, at most so long
+            except BlockingIOError:
+                return
+            except OSError:  # some were overwritten before they were read
+                continue
+            if not record:
+                return
+            yield record.decode(errors="replace")
+
+
+def found_in(record: str) -> Iterator[Finding]:
+    """Yield the faults that a record of the kernel's log tells of."""
+    text = record.partition(";")[2].partition("\n")[0] or record
+    for pattern, fault in LOG:
+        if found := pattern.search(text):
+            is_failed = fault == "gpu_error" and int(found[2]) in FAILED
+            yield Finding("gpu_failed" if is_failed else fault, text.strip()[:300])
+
+
+def _number(path: Path) -> int:
+    with suppress(OSError, ValueError):
+        return int(path.read_text().strip(), 0)
+    return 0
+
+
+# -- NVIDIA's driver -------------------------------------------------------------------------------
+
+GPUS: Final = (
+    "--query-gpu=ecc.errors.uncorrected.volatile.total,ecc.errors.corrected.volatile.total,"
+    "clocks_throttle_reasons.hw_thermal_slowdown,clocks_throttle_reasons.hw_power_brake_slowdown"
+)
+ROWS: Final = "--query-remapped-rows=remapped_rows.pending,remapped_rows.failure"
+FORM: Final = "--format=csv,noheader,nounits"
+
+
+def ask_driver(*arguments: str) -> str:
+    """Return what `nvidia-smi` prints.
+
+    Raises:
+        OSError: It cannot be run.
+        TimeoutExpired: It does not answer.
+    """
+    done = subprocess.run(
+        ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=DRIVER_S, check=False
+    )
+    return done.stdout[: 1 << 20] if done.returncode == 0 else ""
+
+
+class GpuHealth:
+    """What NVIDIA's driver tells of this machine's GPUs.
+
+    Args:
+        ask: Runs `nvidia-smi`.
+    """
+
+    def __init__(self, ask: Callable[..., str] = ask_driver) -> None:
+        self._ask = ask
+        self._counters = Counters()
+
+    def read(self) -> Iterator[Finding]:
+        """Yield what is seen now, or has happened since the last call."""
+        try:
+            gpus, rows = self._ask(GPUS, FORM), self._ask(ROWS, FORM)
+            links = self._ask("nvlink", "--errorcounters")
+        except subprocess.TimeoutExpired:
+            yield Finding("gpu_silent", f"nvidia-smi did not answer within {DRIVER_S:.0f} s")
+            return
+        except OSError:
+            return
+        for number, (wrong, corrected, hot, power) in enumerate(_table(gpus, 4)):
+            if more := self._rise(f"wrong {number}", wrong):
+                yield Finding("gpu_memory", f"GPU {number}: {more} uncorrected errors of memory")
+            if more := self._rise(f"corrected {number}", corrected):
+                yield Finding("gpu_corrected", f"GPU {number}: {more} corrected errors of memory")
+            for word, why in ((hot, "too hot"), (power, "short of power")):
+                if word == "Active":
+                    yield Finding("gpu_throttled", f"GPU {number} runs slower: it is {why}")
+        for number, (pending, failure) in enumerate(_table(rows, 2)):
+            if failure == "Yes" or (failure.isdigit() and int(failure)):
+                yield Finding("gpu_rows", f"GPU {number} could not replace bad rows of memory")
+            elif pending == "Yes" or (pending.isdigit() and int(pending)):
+                yield Finding("gpu_reset_wanted", f"GPU {number} replaces bad rows at a reset")
+        errors = sum(int(count) for count in re.findall(r"Errors?: (\d{1,18})", links))
+        if more := self._counters.rise("links", errors):
+            yield Finding("nvlink", f"{more} errors of NVLinks")
+
+    def _rise(self, name: str, word: str) -> int:
+        return self._counters.rise(name, int(word)) if re.fullmatch(r"\d{1,18}", word) else 0
+
+
+def _table(text: str, columns: int) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split(",")]
+        if len(words) == columns:
+            yield words
+
+
+# -- all of it -------------------------------------------------------------------------------------
+
+
+def sources() -> list[HealthSource]:
+    """Return what there is on this machine."""
+    has_driver = shutil.which("nvidia-smi") is not None
+    return [KernelHealth(), *([GpuHealth()] if has_driver else [])]
+
+
+class MachineHealth:
+    """Reads all sources every `LOOK_S`, on a thread of its own.
+
+    Args:
+        make: Makes the sources, on that thread.
+        every_s: Between two looks.
+    """
+
+    def __init__(
+        self, make: Callable[[], list[HealthSource]] = sources, *, every_s: float = LOOK_S
+    ) -> None:
+        self._make, self._every_s = make, every_s
+        self._news: deque[Finding] = deque(maxlen=MOST_NEWS)
+        self._looking_since_s: float | None = None
+        # A daemon: a read that never returns must not hold up the agent's end.
+        self._thread = threading.Thread(target=self._look, name="gemini-health", daemon=True)
+
+    def news(self) -> list[Finding]:
+        """Return what was found since the last call; it never blocks. The first call begins."""
+        if self._thread.ident is None:
+            self._thread.start()
+        found = [self._news.popleft() for _ in range(len(self._news))]
+        since_s = self._looking_since_s
+        if since_s is not None and time.monotonic() - since_s > SILENT_S:
+            found.append(Finding("silent", f"no answer for {SILENT_S:.0f} s and longer"))
+        return found
+
+    def _look(self) -> None:
+        made = self._make()
+        while True:
+            self._looking_since_s = time.monotonic()
+            for source in made:
+                try:
+                    self._news.extend(one for one in source.read() if one.fault in RULES)
+                except Exception as error:  # noqa: BLE001 - an edge: it is told, and read again
+                    self._news.append(Finding("silent", f"{type(error).__name__}: {error}"))
+            self._looking_since_s = None
+            time.sleep(self._every_s)
