@@ -154,7 +154,13 @@ def test_the_symptoms_have_the_errors_of_the_code_with_their_way_out(own_modules
 
 
 @pytest.mark.parametrize(
-    ("word", "page"), [("hang", "how-to/hang"), ("resum", "how-to/resume"), ("nan", "how-to/nan")]
+    ("word", "page"),
+    [
+        ("hang", "how-to/hang"),
+        ("slow", "how-to/health"),
+        ("resum", "how-to/resume"),
+        ("nan", "how-to/nan"),
+    ],
 )
 def test_a_search_finds_the_page_by_its_title(site, word, page):
     """The search of the site prefers titles; it looks for a word's stem."""

@@ -39,6 +39,7 @@ WAITS = {
     "its warm parent: imports": ["node.host.IMPORTS_S", "node.host.ANSWER_S"],
     "a warm parent that ends": ["node.host.MOST_LOST_IMPORTS"],
     "a worker to show its stacks": ["node.stacks.PULSE_S", "node.stacks.SIGNAL_S"],
+    "its machine's faults": ["node.health.SILENT_S", "node.health.DRIVER_S"],
     "its warm parent to be started": [
         "node.host.PARENT_PAUSE_S",
         "node.host.LONGEST_PARENT_PAUSE_S",
@@ -122,6 +123,8 @@ NO_WAITS = {
     "recovery.resizes.LONGEST_PAUSE_S": "a pause, a setting's bound",
     "recovery.root.agent.LONGEST_RETRY_S": "a pause while a run waits",
     # One question to a program beside, or one call: it is told at once where it fails.
+    "node.health.LOOK_S": "how often",
+    "recovery.ailments.OVER_S": "when a fault counts as over",
     "engine.heartbeat.SPINS_S": "what counts as still",
     "engine.session.OTHER_S": "an injected failure's",
     "lab.agent_cluster.CONNECT_S": "a call",

@@ -4,16 +4,22 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from told_runs import ToldRun, with_a_bug, with_one_loss
 
+from gemini_lab.log.entry import Entry
+from gemini_lab.log.events import NodeAiling, RankSlow
 from gemini_lab.report.build import report_of
-from gemini_lab.report.metrics import metrics_of
+from gemini_lab.report.metrics import PHASES, metrics_of
 from gemini_lab.report.reducer import FOR_METRICS, RunReducer
+from gemini_lab.report.tables.recoveries import losses as losses_of
 from gemini_lab.report.tables.spent import spent
+from gemini_lab.report.tables.status import status
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -99,3 +105,54 @@ def test_docs_and_board_name_the_metrics_that_there_are(with_loss):
     drawn = {name for query in queries for name in re.findall(r"gemini_lab_\w+", query)}
     assert drawn <= asked
     assert len(drawn) > 15
+    rules = yaml.safe_load((DOCS / "examples" / "alerts.yml").read_text())["groups"][0]["rules"]
+    watched = {name for rule in rules for name in re.findall(r"gemini_lab_\w+", rule["expr"])}
+    assert watched <= asked
+    assert len(watched) > 10
+
+
+def test_a_rule_of_a_phase_names_one_that_there_is():
+    rules = (DOCS / "examples" / "alerts.yml").read_text()
+    named = re.findall(r'gemini_lab_phase=~?"([^"]+)"', rules)
+    assert {name for one in named for name in one.split("|")} <= {*PHASES}
+    assert named
+
+
+def test_each_alert_has_its_runbook_and_each_runbook_its_alert():
+    rules = yaml.safe_load((DOCS / "examples" / "alerts.yml").read_text())["groups"][0]["rules"]
+    page = (DOCS / "how-to" / "alerts.md").read_text()
+    names = [rule["alert"] for rule in rules]
+    assert names == re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    for rule in rules:
+        assert rule["annotations"]["runbook_url"] == f"how-to/alerts.html#{rule['alert'].lower()}"
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"]["summary"] in page
+
+
+def test_slow_ranks_and_faults_of_machines_are_scraped_while_they_last():
+    told = ToldRun().protect().train(1, 3)
+    slow = RankSlow(
+        rank=2,
+        epoch=1,
+        node="node-2",
+        iteration=3,
+        work_s=0.3,
+        others_s=0.1,
+        duration_s=0.4,
+        behind=13,
+    )
+    ails = NodeAiling(name="node-1", fault="oom_kill", seen="one")
+    over = [msgspec.structs.replace(one, is_over=True) for one in (slow, ails)]
+    run = reduced(told)
+    for at_s, event in enumerate([slow, ails, *over]):
+        if at_s == 2:
+            found = scraped(run)
+            assert found["gemini_lab_slow_rank", "2", "node-2"] == pytest.approx(3.0)
+            assert found["gemini_lab_node_ailing", "node-1", "oom_kill"] == 1
+            lines = status(run, now_s=5.0, losses=losses_of(run)).ailing
+            assert lines == (str(slow), "node-1: one")
+        run.take(Entry(at_s=run.newest_s, node="node-0", event=event))
+    assert not {"gemini_lab_slow_rank", "gemini_lab_node_ailing"} & {
+        name for name, *_ in scraped(run)
+    }
+    assert status(run, now_s=5.0, losses=losses_of(run)).ailing == ()
