@@ -307,7 +307,7 @@ class AgentCluster:
         self._loop.call(self._connections.send, order.node, Inject(action=order.action))
 
     def take_stacks(self, nodes: Sequence[str], order: TakeStacks) -> None:
-        """Have these nodes log what their workers' threads do."""
+        """Order these nodes to log what their workers' threads do."""
         for node in nodes:
             self._loop.call(self._connections.send, node, order)
 

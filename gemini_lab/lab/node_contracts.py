@@ -30,7 +30,7 @@ class RunOwner(Protocol):
         """
 
     def take_stacks(self, nodes: Sequence[str], order: TakeStacks) -> None:
-        """Have these nodes log what their workers' threads do."""
+        """Order these nodes to log what their workers' threads do."""
 
     def ask(self, number: int, request: AnyRequest) -> None:
         """Pass a request to the run with this number on to its root agent."""

@@ -24,7 +24,7 @@ from gemini_lab.node.freeze_guard import end_stopped
 from gemini_lab.node.health import MachineHealth
 from gemini_lab.node.host import WorkerHost
 from gemini_lab.node.orphan_etcd import end_left_stores
-from gemini_lab.recovery.ailments import Finding
+from gemini_lab.recovery.ailments import MachineFault
 from gemini_lab.recovery.root.agent import RootAgent
 from gemini_lab.recovery.root_state import RootState
 
@@ -56,7 +56,7 @@ class AgentMachine:
         *,
         host: Callable[..., WorkerHost] = WorkerHost,
         bulk: BulkProcesses | None = None,
-        faults: Callable[[], list[Finding]] | None = None,
+        faults: Callable[[], list[MachineFault]] | None = None,
     ) -> None:
         self.host = host
         self.bulk = bulk or BulkProcesses()

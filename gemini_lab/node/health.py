@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gemini_lab.memory.free import kernel_kills
-from gemini_lab.recovery.ailments import RULES, Finding
+from gemini_lab.recovery.ailments import RULES, MachineFault
 
 LOOK_S: Final = 30.0
 SILENT_S: Final = 120.0
@@ -35,9 +35,9 @@ FAILED: Final = frozenset({48, 62, 64, 74, 79, 94, 95, 119, 120})
 
 
 class HealthSource(Protocol):
-    """Whatever tells of a machine's faults."""
+    """A source of a machine's faults."""
 
-    def read(self) -> Iterable[Finding]:
+    def read(self) -> Iterable[MachineFault]:
         """Return what was seen since the last call; it may block."""
 
 
@@ -66,7 +66,7 @@ LOG: Final = (
 
 
 class KernelHealth:
-    """What the kernel counts and logs.
+    """A machine's kernel as a source: its counters and its log.
 
     Args:
         root: Where its files are; another folder in tests.
@@ -87,7 +87,7 @@ class KernelHealth:
         self._apart_s: float | None = None
         self._log = self._open_log()
 
-    def read(self) -> Iterator[Finding]:
+    def read(self) -> Iterator[MachineFault]:
         """Yield what is seen now, or has happened since the last call."""
         for fault, files, words in (
             ("machine_memory", "sys/devices/system/edac/mc/mc*/ue_count", "uncorrected errors"),
@@ -96,11 +96,11 @@ class KernelHealth:
             ("disk_error", "sys/block/*/device/ioerr_cnt", "errors of disks"),
         ):
             if more := self._counters.rise(files, sum(map(_number, self._root.glob(files)))):
-                yield Finding(fault, f"{more} {words}")
+                yield MachineFault(fault, f"{more} {words}")
         if more := self._counters.rise("kills", kernel_kills(self._root / "proc/vmstat")):
-            yield Finding("oom_kill", f"the kernel's OOM killer ended {more} processes")
+            yield MachineFault("oom_kill", f"the kernel's OOM killer ended {more} processes")
         if more := self._counters.rise("checks", self._checks()):
-            yield Finding("machine_check", f"{more} machine checks")
+            yield MachineFault("machine_check", f"{more} machine checks")
         yield from self._disks()
         yield from self._clock()
         for line in self._records():
@@ -115,19 +115,19 @@ class KernelHealth:
                     return sum(int(word) for word in rest.split() if word.isdigit())
         return 0
 
-    def _disks(self) -> Iterator[Finding]:
+    def _disks(self) -> Iterator[MachineFault]:
         for folder in self._folders:
             with suppress(OSError):
                 disk = os.statvfs(folder)
                 if disk.f_blocks and disk.f_bavail < FULL_SHARE * disk.f_blocks:
                     left = disk.f_bavail * disk.f_frsize // 2**20
-                    yield Finding("disk_full", f"{folder} has {left} MiB left")
+                    yield MachineFault("disk_full", f"{folder} has {left} MiB left")
 
-    def _clock(self) -> Iterator[Finding]:
+    def _clock(self) -> Iterator[MachineFault]:
         wall_s, steady_s = self._clocks()
         before, self._apart_s = self._apart_s, wall_s - steady_s
         if before is not None and abs(self._apart_s - before) > JUMP_S:
-            yield Finding("clock", f"the clock was set by {self._apart_s - before:+.0f} s")
+            yield MachineFault("clock", f"the clock was set by {self._apart_s - before:+.0f} s")
 
     def _open_log(self) -> int | None:
         """Return a descriptor of the kernel's log from now on; `None` if this user has none."""
@@ -152,13 +152,13 @@ class KernelHealth:
             yield record.decode(errors="replace")
 
 
-def found_in(record: str) -> Iterator[Finding]:
+def found_in(record: str) -> Iterator[MachineFault]:
     """Yield the faults that a record of the kernel's log tells of."""
     text = record.partition(";")[2].partition("\n")[0] or record
     for pattern, fault in LOG:
         if found := pattern.search(text):
             is_failed = fault == "gpu_error" and int(found[2]) in FAILED
-            yield Finding("gpu_failed" if is_failed else fault, text.strip()[:300])
+            yield MachineFault("gpu_failed" if is_failed else fault, text.strip()[:300])
 
 
 def _number(path: Path) -> int:
@@ -191,7 +191,7 @@ def ask_driver(*arguments: str) -> str:
 
 
 class GpuHealth:
-    """What NVIDIA's driver tells of this machine's GPUs.
+    """NVIDIA's driver as a source: this machine's GPUs.
 
     Args:
         ask: Runs `nvidia-smi`.
@@ -201,32 +201,36 @@ class GpuHealth:
         self._ask = ask
         self._counters = Counters()
 
-    def read(self) -> Iterator[Finding]:
+    def read(self) -> Iterator[MachineFault]:
         """Yield what is seen now, or has happened since the last call."""
         try:
             gpus, rows = self._ask(GPUS, FORM), self._ask(ROWS, FORM)
             links = self._ask("nvlink", "--errorcounters")
         except subprocess.TimeoutExpired:
-            yield Finding("gpu_silent", f"nvidia-smi did not answer within {DRIVER_S:.0f} s")
+            yield MachineFault("gpu_silent", f"nvidia-smi did not answer within {DRIVER_S:.0f} s")
             return
         except OSError:
             return
         for number, (wrong, corrected, hot, power) in enumerate(_table(gpus, 4)):
             if more := self._rise(f"wrong {number}", wrong):
-                yield Finding("gpu_memory", f"GPU {number}: {more} uncorrected errors of memory")
+                yield MachineFault(
+                    "gpu_memory", f"GPU {number}: {more} uncorrected errors of memory"
+                )
             if more := self._rise(f"corrected {number}", corrected):
-                yield Finding("gpu_corrected", f"GPU {number}: {more} corrected errors of memory")
+                yield MachineFault(
+                    "gpu_corrected", f"GPU {number}: {more} corrected errors of memory"
+                )
             for word, why in ((hot, "too hot"), (power, "short of power")):
                 if word == "Active":
-                    yield Finding("gpu_throttled", f"GPU {number} runs slower: it is {why}")
+                    yield MachineFault("gpu_throttled", f"GPU {number} runs slower: it is {why}")
         for number, (pending, failure) in enumerate(_table(rows, 2)):
             if failure == "Yes" or (failure.isdigit() and int(failure)):
-                yield Finding("gpu_rows", f"GPU {number} could not replace bad rows of memory")
+                yield MachineFault("gpu_rows", f"GPU {number} could not replace bad rows of memory")
             elif pending == "Yes" or (pending.isdigit() and int(pending)):
-                yield Finding("gpu_reset_wanted", f"GPU {number} replaces bad rows at a reset")
+                yield MachineFault("gpu_reset_wanted", f"GPU {number} replaces bad rows at a reset")
         errors = sum(int(count) for count in re.findall(r"Errors?: (\d{1,18})", links))
         if more := self._counters.rise("links", errors):
-            yield Finding("nvlink", f"{more} errors of NVLinks")
+            yield MachineFault("nvlink", f"{more} errors of NVLinks")
 
     def _rise(self, name: str, word: str) -> int:
         return self._counters.rise(name, int(word)) if re.fullmatch(r"\d{1,18}", word) else 0
@@ -260,19 +264,19 @@ class MachineHealth:
         self, make: Callable[[], list[HealthSource]] = sources, *, every_s: float = LOOK_S
     ) -> None:
         self._make, self._every_s = make, every_s
-        self._news: deque[Finding] = deque(maxlen=MOST_NEWS)
+        self._news: deque[MachineFault] = deque(maxlen=MOST_NEWS)
         self._looking_since_s: float | None = None
         # A daemon: a read that never returns must not hold up the agent's end.
         self._thread = threading.Thread(target=self._look, name="gemini-health", daemon=True)
 
-    def news(self) -> list[Finding]:
+    def news(self) -> list[MachineFault]:
         """Return what was found since the last call; it never blocks. The first call begins."""
         if self._thread.ident is None:
             self._thread.start()
         found = [self._news.popleft() for _ in range(len(self._news))]
         since_s = self._looking_since_s
         if since_s is not None and time.monotonic() - since_s > SILENT_S:
-            found.append(Finding("silent", f"no answer for {SILENT_S:.0f} s and longer"))
+            found.append(MachineFault("silent", f"no answer for {SILENT_S:.0f} s and longer"))
         return found
 
     def _look(self) -> None:
@@ -283,6 +287,6 @@ class MachineHealth:
                 try:
                     self._news.extend(one for one in source.read() if one.fault in RULES)
                 except Exception as error:  # noqa: BLE001 - an edge: it is told, and read again
-                    self._news.append(Finding("silent", f"{type(error).__name__}: {error}"))
+                    self._news.append(MachineFault("silent", f"{type(error).__name__}: {error}"))
             self._looking_since_s = None
             time.sleep(self._every_s)

@@ -47,7 +47,7 @@ class Stacks(NamedTuple):
 
 
 def offer_stacks(folder: str) -> Callable[[], None]:
-    """Have this process answer its agent from now on; return what its pulse is to call.
+    """Prepare this process to answer its agent; return the function that its pulse calls.
 
     Args:
         folder: The worker's own; without one nothing is offered.

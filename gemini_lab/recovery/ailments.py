@@ -18,7 +18,7 @@ MOST: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is done for a fault.
+    """The answer to a fault.
 
     Attributes:
         drains: Whether the node's ranks move to another machine.
@@ -53,7 +53,7 @@ RULES: Final[dict[str, Rule]] = {
 """Every fault that a source may tell of."""
 
 
-class Finding(NamedTuple):
+class MachineFault(NamedTuple):
     """A fault as a source has just seen it.
 
     Attributes:
@@ -72,7 +72,7 @@ class FaultsSeen:
         self._seen: dict[str, tuple[float, str]] = {}  # when last, and what
         self._told: set[str] = set()
 
-    def take(self, found: Iterable[Finding], *, at_s: float) -> Iterator[Ailing]:
+    def take(self, found: Iterable[MachineFault], *, at_s: float) -> Iterator[Ailing]:
         """Note what was found, and yield what began or is over.
 
         Args:

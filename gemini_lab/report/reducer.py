@@ -29,13 +29,13 @@ from gemini_lab.report.reducers import seconds
 from gemini_lab.report.reducers.copies import Copies
 from gemini_lab.report.reducers.course import Course
 from gemini_lab.report.reducers.facts import (
-    Ailments,
     Arrivals,
     CopiesPlaced,
     Finite,
     Persistent,
     Plans,
     Rewinds,
+    RunTroubles,
     Sizes,
     Sums,
     VerifiedSums,
@@ -131,7 +131,7 @@ class RunReducer:
         self.divergences = Divergences(ranks=keep.ranks)
         self.finite = Finite()
         self.rewinds = Rewinds()
-        self.ailments = Ailments()
+        self.ailments = RunTroubles()
         self.verified = VerifiedSums()
         self.sizes = Sizes()
         self.copies_placed = CopiesPlaced()

@@ -13,7 +13,7 @@ from gemini_lab.node.health import (
     MachineHealth,
     found_in,
 )
-from gemini_lab.recovery.ailments import Finding
+from gemini_lab.recovery.ailments import MachineFault
 
 
 @pytest.fixture
@@ -50,24 +50,28 @@ def kernel(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "found"),
     [
-        ("proc/vmstat", "oom_kill 6", Finding("oom_kill", "the kernel's OOM killer ended 2 proc")),
+        (
+            "proc/vmstat",
+            "oom_kill 6",
+            MachineFault("oom_kill", "the kernel's OOM killer ended 2 proc"),
+        ),
         (
             "proc/interrupts",
             "MCE: 1 2  Machine check",
-            Finding("machine_check", "2 machine checks"),
+            MachineFault("machine_check", "2 machine checks"),
         ),
         (
             "sys/devices/system/edac/mc/mc0/ue_count",
             "1",
-            Finding("machine_memory", "1 uncorrected errors"),
+            MachineFault("machine_memory", "1 uncorrected errors"),
         ),
         (
             "sys/devices/system/edac/mc/mc0/ce_count",
             "9",
-            Finding("memory_corrected", "2 corrected errors"),
+            MachineFault("memory_corrected", "2 corrected errors"),
         ),
-        ("sys/fs/ext4/sda1/errors_count", "3", Finding("disk_error", "3 errors of ext4")),
-        ("sys/block/sda/device/ioerr_cnt", "0x5", Finding("disk_error", "3 errors of disks")),
+        ("sys/fs/ext4/sda1/errors_count", "3", MachineFault("disk_error", "3 errors of ext4")),
+        ("sys/block/sda/device/ioerr_cnt", "0x5", MachineFault("disk_error", "3 errors of disks")),
     ],
 )
 def test_a_count_that_rises_is_told_once(kernel, name, text, found):
@@ -89,7 +93,7 @@ def test_a_clock_that_jumps_is_told_and_one_that_only_runs_is_not(kernel):
     kernel.pass_s(100.0, 100.4)
     assert list(kernel.source.read()) == []
     kernel.pass_s(10.0, 40.0)
-    assert list(kernel.source.read()) == [Finding("clock", "the clock was set by -30 s")]
+    assert list(kernel.source.read()) == [MachineFault("clock", "the clock was set by -30 s")]
     assert list(kernel.source.read()) == []
 
 
@@ -190,7 +194,7 @@ class Source:
     """Tells what a test puts there, or never answers."""
 
     def __init__(self):
-        self.found = [Finding("oom_kill", "one"), Finding("no such fault", "two")]
+        self.found = [MachineFault("oom_kill", "one"), MachineFault("no such fault", "two")]
         self.goes_on = threading.Event()
         self.goes_on.set()
 
@@ -206,7 +210,7 @@ def test_findings_come_without_a_wait_and_only_those_that_have_a_rule():
     while not found and time.monotonic() < give_up_s:
         found = health.news()
         time.sleep(0.01)
-    assert found == [Finding("oom_kill", "one")]
+    assert found == [MachineFault("oom_kill", "one")]
 
 
 class BrokenSource:

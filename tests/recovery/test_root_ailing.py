@@ -3,7 +3,7 @@
 import pytest
 
 from gemini_lab.log import events
-from gemini_lab.recovery.ailments import MOST, OVER_S, RULES, FaultsSeen, Finding
+from gemini_lab.recovery.ailments import MOST, OVER_S, RULES, FaultsSeen, MachineFault
 from gemini_lab.recovery.messages import Ailing
 
 from .story import Story
@@ -62,7 +62,7 @@ def test_a_fault_without_a_rule_is_ignored():
 
 def test_a_fault_is_told_once_and_is_over_when_it_was_not_seen_for_long():
     seen = FaultsSeen()
-    found = [Finding("oom_kill", "one")]
+    found = [MachineFault("oom_kill", "one")]
     (told,) = seen.take(found, at_s=0.0)
     assert not told.is_over
     assert list(seen.take(found, at_s=OVER_S)) == []
@@ -75,11 +75,11 @@ def test_a_fault_is_told_once_and_is_over_when_it_was_not_seen_for_long():
 
 def test_another_root_agent_hears_everything_again():
     seen = FaultsSeen()
-    list(seen.take([Finding("oom_kill", "one")], at_s=0.0))
+    list(seen.take([MachineFault("oom_kill", "one")], at_s=0.0))
     seen.forget_told()
     assert [one.fault for one in seen.take([], at_s=1.0)] == ["oom_kill"]
 
 
 def test_of_any_number_of_faults_some_are_kept():
     seen = FaultsSeen()
-    assert len(list(seen.take([Finding(str(n), "") for n in range(1000)], at_s=0.0))) == MOST
+    assert len(list(seen.take([MachineFault(str(n), "") for n in range(1000)], at_s=0.0))) == MOST

@@ -130,7 +130,7 @@ class Rewinds:
                 del self.found[:-MOST_KEPT]
 
 
-class Ailments:
+class RunTroubles:
     """Ranks that are slow, and machines that tell of faults of their own.
 
     Attributes:
