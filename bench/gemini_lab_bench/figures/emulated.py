@@ -1,6 +1,6 @@
 """What a bench measured on an emulated machine, as points and in words."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from gemini_lab_bench.figures.figure import Origin, Point
@@ -29,22 +29,41 @@ def percent(
     series: str = "Gemini",
 ) -> Point:
     """Return a row of ratios as percent above 1."""
-    ends = (row.get("low_95"), value_of(row), row.get("high_95"))
-    low, middle, high = (None if end is None else 100 * (end - 1) for end in ends)
     how = "the scheduler's prediction from the job's profile"
     if origin == "measured":
         how = how_measured(record, row)
-    return Point(series, x, middle, origin, how, low=low, high=high)
+    return of_row(row, series, x, how, told=lambda ratio: 100 * (ratio - 1), origin=origin)
+
+
+def of_row(
+    row: Mapping[str, Any],
+    series: str,
+    x: float | str,
+    how: str,
+    *,
+    told: Callable[[float], float] = float,
+    origin: Origin = "measured",
+    **more: Any,  # other fields of the point
+) -> Point:
+    """Return a row's value and interval as a point, both as `told` tells them."""
+    ends = (row.get("low_95"), value_of(row), row.get("high_95"))
+    low, y, high = (None if end is None else told(end) for end in ends)
+    return Point(series, x, y, origin, how, low=low, high=high, **more)
 
 
 def how_measured(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """Return how often a row was measured, and beside what."""
-    machine = record["machine"]
     count = len(row["values"])
     of = f"{'mean' if count < FEW else 'median'} of {count} runs with its 95 % interval"
+    return f"{of if count > 1 else 'one run, no interval'}; {load(record)}"
+
+
+def load(record: Mapping[str, Any]) -> str:
+    """Return how busy the machine was."""
+    machine = record["machine"]
     return (
-        f"{of if count > 1 else 'one run, no interval'}; {machine['cores']} cores, "
-        f"load {machine['load_1_min']:.1f} before and {record['load_1_min_after']:.1f} after"
+        f"{machine['cores']} cores, load {machine['load_1_min']:.1f} before and "
+        f"{record['load_1_min_after']:.1f} after"
     )
 
 

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from gemini_lab.recovery.wasted_time import saturated_wasted_time_s
 from gemini_lab.simulator.catalog import MODELS
-from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.simulator.policy import Policy, Stream
 from gemini_lab.simulator.segments import TrainingSegment
-from gemini_lab_bench.figures.emulated import by_name
+from gemini_lab_bench.figures.emulated import by_name, load
 from gemini_lab_bench.figures.figure import Figure, Point
 from gemini_lab_bench.rows import value_of
 
@@ -77,7 +76,6 @@ def of_real_failures(record: Mapping[str, Any]) -> Figure:
     expected_s = value_of(rows["the same by Eq. (1)"])
     wasted = rows["wasted by a failure, measured"]["values"]
     beyond = rows["lost beyond t_ckpt, in intervals (0.5)"]["values"]
-    machine = record["machine"]
     return Figure(
         name="eq1-measured",
         title="Eq. (1) for real: workers killed at any time",
@@ -94,10 +92,7 @@ def of_real_failures(record: Mapping[str, Any]) -> Figure:
                 f"Tolerance {CLOSE:.0%}, for the whole interval: a kill wastes anything over an "
                 "interval, so that 100 kills tell the mean to a tenth."
             ),
-            (
-                f"Real processes. {machine['system']}, {machine['cores']} cores, load "
-                f"{machine['load_1_min']:.1f} before and {record['load_1_min_after']:.1f} after."
-            ),
+            f"Real processes. {record['machine']['system']}, {load(record)}.",
         ),
         kind="bars",
         tolerance=CLOSE,
@@ -109,13 +104,5 @@ def _said(series: str, value: float, how: str) -> Point:
 
 
 def _of_kills(series: str, values: list[float]) -> Point:
-    mean, has_spread = mean_interval(values), len(values) > 1
-    return Point(
-        series,
-        "mean",
-        mean.mean,
-        "measured",
-        f"mean of {len(values)} kills, 95 % interval (t)",
-        low=mean.low if has_spread else None,
-        high=mean.high if has_spread else None,
-    )
+    how = f"mean of {len(values)} kills, 95 % interval (t)"
+    return Point.mean(series, "mean", values, "measured", how)

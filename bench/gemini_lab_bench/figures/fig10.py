@@ -4,7 +4,6 @@ import random
 
 from gemini_lab.placement import plan_placement, recovery_probability
 from gemini_lab.simulator import Outage, Policy, Workload, paper_workload, simulate
-from gemini_lab.simulator.interval import mean_interval
 from gemini_lab.simulator.policy import expected_wasted_s, gemini, highfreq, strawman
 from gemini_lab_bench.figures.figure import Figure, Known, Point
 
@@ -81,17 +80,9 @@ def simulated(workload: Workload, policy: Policy, replaced: int) -> Point:
         )
     outcome = simulate(workload, policy, outages, days=SPACING_DAYS * (FAILURES + 2))
     minutes = [recovery.wasted_s / 60 for recovery in outcome.recoveries]
-    interval = mean_interval(minutes)
-    return Point(
-        policy.name,
-        f"{replaced} replaced",
-        interval.mean,
-        "simulation",
-        f"mean of {len(minutes)} failures at random moments, 95 % interval (t)",
-        low=interval.low,
-        high=interval.high,
-        known=KNOWN.get(policy.name),
-    )
+    how = f"mean of {len(minutes)} failures at random moments, 95 % interval (t)"
+    x, known = f"{replaced} replaced", KNOWN.get(policy.name)
+    return Point.mean(policy.name, x, minutes, "simulation", how, known=known)
 
 
 def strawman_note(workload: Workload) -> str:

@@ -2,7 +2,7 @@
 
 from gemini_lab.simulator import paper_workload
 from gemini_lab_bench.figures.figure import Figure, Point
-from gemini_lab_bench.figures.ratio import FORMULAS, NOTES, gain_note, linear, points_at
+from gemini_lab_bench.figures.ratio import NOTES, by_formula, gain_note, points_at
 
 NODES = (16, 100, 200, 400, 600, 800, 1000, 2000, 5000, 10_000)
 FAILURES_PER_NODE_PER_DAY = 0.015
@@ -33,13 +33,7 @@ def figure(*, days: float = 15.0, seeds: int = 4, nodes: tuple[int, ...] = NODES
         if count in {1000, nodes[-1]}:  # where the paper's figure ends, and where ours does
             gains.append(gain_note(gain, f"{count} nodes"))
     points += [
-        Point(
-            name,
-            count,
-            linear(name, FAILURES_PER_NODE_PER_DAY * count),
-            "input",
-            f"the paper's linear formula and its constants: {FORMULAS[name]}",
-        )
+        by_formula(name, count, FAILURES_PER_NODE_PER_DAY * count)
         for name, counts in LINE_ONLY.items()
         for count in counts
     ]

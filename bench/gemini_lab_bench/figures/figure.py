@@ -1,7 +1,11 @@
 """A figure as data: points that say what they are, and a table."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, Self
+
+from gemini_lab.simulator.interval import mean_interval
 
 Origin = Literal["paper", "input", "fitted", "model", "simulation", "measured"]
 """Where a value comes from.
@@ -51,6 +55,24 @@ class Point:
     known: Known | None = None  # why it lies outside its figure's tolerance, and how far
     against: str = ""  # where the value stands that it is compared with, if not at `x`
     by_chance: float = 0.0  # how far a value without an interval may lie from what it is a draw of
+
+    @classmethod
+    def mean(
+        cls,
+        series: str,
+        x: float | str,
+        values: Sequence[float],
+        origin: Origin,
+        how: str,
+        *,
+        ends: tuple[float, float] = (-math.inf, math.inf),  # which Student-t does not know
+        **more: Any,  # other fields
+    ) -> Self:
+        """Return the mean of values with its 95 % interval; one value alone has none."""
+        mean = mean_interval(values)
+        if len(values) > 1:
+            more |= {"low": max(ends[0], mean.low), "high": min(ends[1], mean.high)}
+        return cls(series, x, mean.mean, origin, how, **more)
 
     @property
     def shown(self) -> str:

@@ -4,14 +4,14 @@ Times are counted in iterations, as the paper's job and ours differ in scale; bo
 checkpoint as often as the paper's, counted so, and the store is as much slower than an iteration.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 from gemini_lab.placement import plan_placement, recovery_probability
 from gemini_lab.placement.probability import Estimate, estimate
-from gemini_lab.simulator.interval import mean_interval
 from gemini_lab_bench.figures import fig10, fig12, ratio
-from gemini_lab_bench.figures.emulated import by_name
+from gemini_lab_bench.figures.emulated import by_name, load, of_row
 from gemini_lab_bench.figures.figure import Figure, Known, Point
 from gemini_lab_bench.rows import spread_of, value_of
 
@@ -39,17 +39,10 @@ def ninth(record: Mapping[str, Any]) -> Figure:
             points += _survived(strategy, row)
         elif what == "losses otherwise than placement says":
             share = row["median"] / settings["losses"]
+            how = f"{row['median']:.0f} of {settings['losses']} losses"
             points += [
                 Point(what, strategy, 0.0, "model", "`Placement.survives`"),
-                Point(
-                    what,
-                    strategy,
-                    share,
-                    "measured",
-                    f"{row['median']:.0f} of {settings['losses']} losses",
-                    low=share,
-                    high=share,
-                ),
+                Point(what, strategy, share, "measured", how, low=share, high=share),
             ]
     return Figure(
         name="fig09-measured",
@@ -75,18 +68,10 @@ def _survived(strategy: str, row: Mapping[str, Any]) -> list[Point]:
     nodes, lost, losses = (row["settings"][key] for key in ("nodes", "lost_at_once", "losses"))
     exact = recovery_probability(plan_placement(nodes=nodes, strategy=strategy), lost)
     share = row["median"]
-    series = "recovered from memory"
+    series, how = "recovered from memory", _as_sample(round(share * losses), losses)
     found = [
         Point(series, strategy, float(exact), "model", "Corollary 1, exact"),
-        Point(
-            series,
-            strategy,
-            share,
-            "measured",
-            _as_sample(round(share * losses), losses),
-            low=share,
-            high=share,
-        ),
+        Point(series, strategy, share, "measured", how, low=share, high=share),
     ]
     if (fatal := FATAL.get((strategy, nodes, lost))) is not None:
         how = f"section 4: {fatal} of the six pairs are fatal"
@@ -110,8 +95,7 @@ def tenth(record: Mapping[str, Any]) -> Figure:
     points = []
     for name, paper in ARMS.items():
         wasted, iteration = rows[f"{name}: wasted by a failure"], rows[f"{name}: an iteration"]
-        mean = mean_interval([one / iteration["median"] for one in wasted["values"]])
-        has_spread = len(wasted["values"]) > 1
+        counted = [one / iteration["median"] for one in wasted["values"]]
         points += [
             Point(
                 paper,
@@ -120,15 +104,13 @@ def tenth(record: Mapping[str, Any]) -> Figure:
                 "paper",
                 "Fig. 10, one instance replaced, by 62 s",
             ),
-            Point(
-                series=paper,
-                x="a failure",
-                y=mean.mean,
-                low=max(0.0, mean.low) if has_spread else None,  # as times are
-                high=mean.high if has_spread else None,
-                origin="measured",
-                how=f"mean of {len(wasted['values'])} kills, 95 % interval (t); "
-                f"{_how(record, wasted)}",
+            Point.mean(
+                paper,
+                "a failure",
+                counted,
+                "measured",
+                f"mean of {len(counted)} kills, 95 % interval (t); {_how(record, wasted)}",
+                ends=(0.0, math.inf),
                 known=SOONER if paper == "Gemini" else None,
                 by_chance=iteration["settings"]["iterations_a_cycle"] / 2,
             ),
@@ -164,23 +146,13 @@ def twelfth(record: Mapping[str, Any]) -> Figure:
     names = {"Strawman": "Strawman, store", "HighFreq": "HighFreq, store"}
     names["gemini_lab"] = "Gemini, CPU memory"
     points, stalls = [], []
+    series = "checkpoints"
+    put_in = "one in as many iterations as were put in, and its stall, which was measured"
     for name, x in names.items():
         an_hour, iteration = rows[f"{name}: checkpoints an hour"], rows[f"{name}: an iteration"]
         points += [
-            Point(
-                "checkpoints",
-                x,
-                fig12.PAPER[x] * ITERATION_S / 3600,
-                "paper",
-                "Fig. 12, times 62 s",
-            ),
-            Point(
-                "checkpoints",
-                x,
-                an_hour["median"] * iteration["median"] / 3600,
-                "input",
-                "one in as many iterations as were put in, and its stall, which was measured",
-            ),
+            Point(series, x, fig12.PAPER[x] * ITERATION_S / 3600, "paper", "Fig. 12, times 62 s"),
+            Point(series, x, an_hour["median"] * iteration["median"] / 3600, "input", put_in),
         ]
         stalls.append(f"{name} {_stalled(iteration):.2%}")
     return Figure(
@@ -251,31 +223,18 @@ def _ratios(rows: Mapping[str, Any], name: str, paper: str) -> list[Point]:
     settings, cycle_s = measured["settings"], value_of(rows[f"{name}: a cycle"])
     iterations = settings["stretch_s"] / settings["kills"] / _bare_s(rows, name)
     a_day = 86400 / (iterations * ITERATION_S)
-    low, high = measured.get("low_95"), measured.get("high_95")
+    at = f"{ratio.FORMULAS[paper]}, F = {a_day:.1f}: every {iterations:.0f} iterations"
+    again = "the same formula with the costs that were measured here"
     return [
-        Point(
-            paper,
-            "the paper's",
-            ratio.linear(paper, a_day),
-            "paper",
-            f"{ratio.FORMULAS[paper]}, F = {a_day:.1f}: every {iterations:.0f} iterations",
-        ),
-        Point(
+        Point(paper, "the paper's", ratio.linear(paper, a_day), "paper", at),
+        Point(paper, "here", value_of(formula), "model", again),
+        of_row(
+            measured,
             paper,
             "here",
-            value_of(formula),
-            "model",
-            "the same formula with the costs that were measured here",
-        ),
-        Point(
-            series=paper,
-            x="here",
-            y=value_of(measured),
-            low=None if low is None else max(0.0, low),  # a ratio; Student-t does not know its ends
-            high=None if high is None else min(1.0, high),
-            origin="measured",
-            how=f"mean of {len(measured['values'])} stretches of {settings['stretch_s']:g} s with "
+            f"mean of {len(measured['values'])} stretches of {settings['stretch_s']:g} s with "
             f"{settings['kills']} kills each, 95 % interval (t)",
+            told=lambda one: min(1.0, max(0.0, one)),  # a ratio; Student-t does not know its ends
             known=ratio.RANDOM[paper] if paper == "Strawman" else None,
             by_chance=settings["kills"] * cycle_s / 2 / settings["stretch_s"],
         ),
@@ -287,8 +246,4 @@ def _how(record: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def _machine(record: Mapping[str, Any], emulated: str = "") -> str:
-    machine = record["machine"]
-    return (
-        f"Real processes, killed{emulated}. {machine['system']}, {machine['cores']} cores, load "
-        f"{machine['load_1_min']:.1f} before and {record['load_1_min_after']:.1f} after."
-    )
+    return f"Real processes, killed{emulated}. {record['machine']['system']}, {load(record)}."

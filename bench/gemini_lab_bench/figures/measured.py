@@ -13,7 +13,7 @@ from typing import Any, Final
 from gemini_lab.errors import ConfigError
 from gemini_lab.units import format_bytes
 from gemini_lab_bench.figures import eq1, fig11, killed, provenance, scaled_down
-from gemini_lab_bench.figures.emulated import by_name, conditions, percent
+from gemini_lab_bench.figures.emulated import by_name, conditions, load, of_row, percent
 from gemini_lab_bench.figures.figure import Figure, Origin, Point
 from gemini_lab_bench.rows import spread_of, value_of
 
@@ -33,7 +33,6 @@ def eleventh(record: Mapping[str, Any]) -> Figure:
     ]
     settings = measured[0]["settings"]
     link, store = (settings[f"{what}_bytes_per_s"] for what in ("link", "store"))
-    machine = record["machine"]
     return Figure(
         name="fig11-measured",
         title="Fig. 11 for real, scaled down: checkpoint time, remote store by peers",
@@ -52,10 +51,7 @@ def eleventh(record: Mapping[str, Any]) -> Figure:
                 f"its {PAPER_GBIT_PER_S} Gbit/s, of which its formula gives checkpoints 85 %. "
                 f"Tolerance: {SHORT:.0%}, as much as the paper leaves of the link to all else."
             ),
-            (
-                f"{machine['system']}, {machine['cores']} cores, load "
-                f"{machine['load_1_min']:.1f} before and {record['load_1_min_after']:.1f} after."
-            ),
+            f"{record['machine']['system']}, {load(record)}.",
         ),
         tolerance=SHORT,
     )
@@ -64,23 +60,11 @@ def eleventh(record: Mapping[str, Any]) -> Figure:
 def _reduced(rows: Mapping[str, Any], row: Mapping[str, Any]) -> list[Point]:
     """Return the formula's value and the measured one of one number of nodes."""
     nodes, count = row["settings"]["nodes"], len(row["values"])
+    formula = value_of(rows[f"{nodes} nodes: by the formula"])
+    how = f"{count} turn{'s' * (count > 1)}, each the median of several versions"
     return [
-        Point(
-            "here",
-            nodes,
-            value_of(rows[f"{nodes} nodes: by the formula"]),
-            "model",
-            "N x link / store",
-        ),
-        Point(
-            "here",
-            nodes,
-            value_of(row),
-            "measured",
-            f"{count} turn{'s' * (count > 1)}, each the median of several versions",
-            low=row.get("low_95"),
-            high=row.get("high_95"),
-        ),
+        Point("here", nodes, formula, "model", "N x link / store"),
+        of_row(row, "here", nodes, how),
     ]
 
 

@@ -36,6 +36,12 @@ def linear(name: str, failures_per_day: float) -> float:
     return max(0.0, ratio)
 
 
+def by_formula(name: str, x: float, failures_per_day: float) -> Point:
+    """Return the formula's value as a point: it is what the paper's figure was drawn by."""
+    how = f"the paper's linear formula and its constants: {FORMULAS[name]}"
+    return Point(name, x, linear(name, failures_per_day), "input", how)
+
+
 def points_at(
     x: float,
     *,
@@ -46,8 +52,6 @@ def points_at(
     software_share: float,
 ) -> tuple[list[Point], Interval]:
     """Formula and simulation of the three policies at one rate of failures.
-
-    The formula is what the paper's figure was drawn by, with its constants: it is put in.
 
     Returns:
         The points, and by how much the simulated ratio of Gemini is above HighFreq's: the mean of
@@ -72,25 +76,10 @@ def points_at(
         ours - theirs for ours, theirs in zip(ratios["Gemini"], ratios["HighFreq"], strict=True)
     ]
     for name, values in ratios.items():
-        interval = mean_interval(values)
+        how = f"Poisson failures, {seeds} histories of {days:g} days, 95 % interval (t)"
         points += [
-            Point(
-                name,
-                x,
-                linear(name, failures_per_day),
-                "input",
-                f"the paper's linear formula and its constants: {FORMULAS[name]}",
-            ),
-            Point(
-                series=name,
-                x=x,
-                y=interval.mean,
-                low=max(0.0, interval.low),  # a ratio; Student-t does not know its ends
-                high=min(1.0, interval.high),
-                origin="simulation",
-                how=f"Poisson failures, {seeds} histories of {days:g} days, 95 % interval (t)",
-                known=RANDOM.get(name),
-            ),
+            by_formula(name, x, failures_per_day),
+            Point.mean(name, x, values, "simulation", how, ends=(0.0, 1.0), known=RANDOM.get(name)),
         ]
     return points, mean_interval(gains)
 

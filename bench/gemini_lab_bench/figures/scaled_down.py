@@ -5,13 +5,12 @@ checkpoints.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gemini_lab.simulator.interval import mean_interval
 from gemini_lab_bench.figures import fig08, fig16, models_100b, models_p3dn
-from gemini_lab_bench.figures.emulated import by_name, conditions, how_measured, percent
+from gemini_lab_bench.figures.emulated import by_name, conditions, how_measured, of_row, percent
 from gemini_lab_bench.figures.figure import Figure, Point
 from gemini_lab_bench.rows import value_of
 
@@ -147,17 +146,8 @@ def _shares(record: Mapping[str, Any], paper: _Paper) -> list[Point]:
             for name, seconds in paper.idle_s.items()
         ]
         row = rows[f"gemini, {PARTS[series]}"]
-        points.append(
-            Point(
-                series,
-                HERE,
-                share * value_of(row),
-                "measured",
-                how_measured(record, row),
-                low=None if (low := row.get("low_95")) is None else share * low,
-                high=None if (high := row.get("high_95")) is None else share * high,
-            )
-        )
+        how = how_measured(record, row)
+        points.append(of_row(row, series, HERE, how, told=lambda value: share * value))
     return points
 
 
@@ -173,21 +163,11 @@ def _filling(
         paper.idle_s.items(), key=lambda item: item[1][1] / item[1][0]
     )
     runs = zip(checkpoint["values"], before["values"], strict=True)
-    mean = _mean(
-        [100 * taken / idle for taken, idle in runs],
-        series=series,
-        x=HERE,
-        how=how_measured(record, before),
-    )
+    shares = [100 * taken / idle for taken, idle in runs]
+    x, how = f"{name}{paper.where}", f"{paper.figures}, pixels; its fullest"
     return [
-        Point(
-            series,
-            f"{name}{paper.where}",
-            100 * checkpoint_s / idle_s,
-            "paper",
-            f"{paper.figures}, pixels; its fullest",
-        ),
-        replace(mean, against=f"{name}{paper.where}"),
+        Point(series, x, 100 * checkpoint_s / idle_s, "paper", how),
+        Point.mean(series, HERE, shares, "measured", how_measured(record, before), against=x),
     ]
 
 
@@ -234,7 +214,7 @@ def sixteenth_in_order(record: Mapping[str, Any]) -> Figure:
         series, x = "turns", " > ".join(fig16.PAPER[one][0] for one in (more, less))
         points += [
             Point(series, x, 100.0, "paper", "Fig. 16, pixels"),
-            _mean(shares, series=series, x=x, how=f"in each of {len(turns)} turns"),
+            Point.mean(series, x, shares, "measured", f"in each of {len(turns)} turns"),
         ]
     return _bars(
         record,
@@ -253,20 +233,6 @@ def _added(record: Mapping[str, Any], scheme: str, *, series: str, x: str) -> Po
     if reason := rows[scheme]["settings"].get("refused"):
         return Point(series, x, None, "measured", reason, text="refused")
     return percent(record, rows[f"{scheme} / none"], x=x, origin="measured", series=series)
-
-
-def _mean(values: Sequence[float], *, series: str, x: str, how: str) -> Point:
-    """Return the mean of what was measured; one value alone has no interval."""
-    mean, has_spread = mean_interval(values), len(values) > 1
-    return Point(
-        series,
-        x,
-        mean.mean,
-        "measured",
-        how,
-        low=mean.low if has_spread else None,
-        high=mean.high if has_spread else None,
-    )
 
 
 def _bars(
