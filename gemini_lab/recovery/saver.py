@@ -66,9 +66,10 @@ class Saver:
         self._next = next_version
 
     def note_restored(self, ranks: range, plan: RecoveryPlan) -> None:
-        """Note that a recovery has brought a version to all its holders."""
+        """Note that a recovery has brought a version to all its holders, or starts anew."""
         version = plan.version or 0
         self.complete = version
+        self._next, self._failed = 0, None
         self._whole = Slowest(dict.fromkeys(ranks, version))
         if plan.tier == "persistent":
             self._last_version = version

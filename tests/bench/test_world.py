@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -91,3 +92,13 @@ def test_a_command_runs_seeds_and_says_which_break(capsys):
 def test_schedules_are_drawn_from_their_seed():
     assert draw(5) == draw(5)
     assert draw(5) != draw(6)
+
+
+@pytest.mark.parametrize("yields", [True, False])
+def test_a_root_agent_leaves_its_place_to_agents_that_it_does_not_reach(yields):
+    """The only agents that reached all others were those that two root agents did not reach."""
+    rule = OLD_RULES["a root agent yields only to those it reaches"]
+    with nullcontext() if yields else rule.rules():
+        ran = run(1262, WorldShape(), ((42.564, "kill_rank", 3),))
+    assert bool(ran.wrong) != yields
+    assert any("does not reach" in line for line in ran.trace)

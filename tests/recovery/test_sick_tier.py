@@ -117,6 +117,37 @@ def test_only_a_persons_word_goes_back_behind_what_was_saved_and_holds_for_that_
     assert story.of(events.RecoveryFinished)[-1].lost_iterations == 6
 
 
+def test_a_run_that_starts_anew_saves_versions_that_it_had_passed_before(story):
+    """Else nothing is saved until training has come as far again, and its end waits for that."""
+    for number, version in enumerate((5, 2)):
+        refuse(story, version, is_unread=False)
+        give_up(story, number + 1)
+    give_up(story, 3)
+    assert story.plan().tier == "start"
+    before = len(story.of(events.PersistStarted))
+    story.go_on(1)
+    story.iterate(2)
+    story.tick(story.now_s)
+    saves = story.of(events.PersistStarted)[before:]
+    assert saves
+    assert max(one.version for one in saves) <= 3
+
+
+def test_a_run_that_went_back_saves_what_comes_next_and_not_what_it_had_reached(story):
+    refuse(story, 5, is_unread=False)
+    give_up(story)
+    assert story.plan().version == 2
+    before = len(story.of(events.PersistStarted))
+    story.protect()
+    for rank, node in enumerate(story.members()):  # no version of theirs is whole yet
+        done = events.Iteration(
+            rank=rank, epoch=story.epoch, iteration=3, duration_s=1.0, waited_s=0.0
+        )
+        story.event(node, done)
+    story.tick(story.now_s)
+    assert [one.version for one in story.of(events.PersistStarted)[before:]] == [3]
+
+
 def test_a_word_about_silent_nodes_is_none_about_the_tier():
     story = saved_run()
     story.lose("node-0", "node-1", cause="lease")

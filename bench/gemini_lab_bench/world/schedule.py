@@ -459,7 +459,8 @@ class BefallenWorld:
             self.world.loop.soon(machine.process, *machine.process.handlers[signal.SIGTERM])
 
     def _resize(self, nodes: int) -> None:
-        self.world.nodes_asked = 1 + nodes
+        # The largest ever: a run refuses fewer nodes than it has replicas, or goes on with more.
+        self.world.nodes_asked = max(self.world.nodes_asked, 1 + nodes)
         self.world.owner.ask(ResizeRun(nodes=1 + nodes))
 
     def _give_up(self) -> None:

@@ -379,6 +379,8 @@ class Lifecycle:
             discarded=replace(self.run.state.discarded, has_given_up=False),
         )
         self.run.saver.let_go(self.run.state.tier.saved)
+        if plan.version is None:  # no rank restores, so none would tell
+            self.run.saver.note_restored(self.run.state.ranks, plan)
         noted = [*self._use_again(plan)]
         is_standby_used = len(self.run.spares()) < self.run.state.seats.standbys
         self.run.retry_s, self._waits_for = FIRST_RETRY_S, ""
