@@ -13,7 +13,7 @@ from gemini_lab_bench.chaos.command import parser
 from gemini_lab_bench.world.schedule import ROOT, draw
 from gemini_lab_bench.world.seeds import explore, run, run_seed, shrink
 from gemini_lab_bench.world.world import WorldShape
-from tests.bench.old_rules import WaitsForNobody
+from tests.bench.old_rules import OLD_RULES, WaitsForNobody
 
 SEEDS = 60
 
