@@ -21,12 +21,9 @@ from typing import ClassVar, Final
 
 
 class GeminiError(Exception):
-    """Anything that gemini_lab itself raises.
+    """Anything that gemini_lab itself raises."""
 
-    Attributes:
-        may_pass: Whether the same call may succeed later, on other machines or with more memory.
-    """
-
+    # Whether the same call may succeed later, on other machines or with more memory.
     may_pass: ClassVar[bool] = False
 
     def __init__(self, *args: object) -> None:

@@ -81,21 +81,14 @@ def most_of(name: str) -> float:
 
 
 def check_number(
-    name: str,
-    value: object,
+    name: str,  # the argument's; `most_of` says by it how large it may be
+    value: object,  # what was given
     *,
-    least: float = 0.0,
-    is_above: bool = False,
-    is_whole: bool = False,
+    least: float = 0.0,  # the smallest that it may be
+    is_above: bool = False,  # whether it has to be more than that
+    is_whole: bool = False,  # whether it has to be a whole number
 ) -> None:
     """Refuse an argument that is no finite number in its range.
-
-    Args:
-        name: The argument's; `most_of` says by it how large it may be.
-        value: What was given.
-        least: The smallest that it may be.
-        is_above: Whether it has to be more than that.
-        is_whole: Whether it has to be a whole number.
 
     Raises:
         ConfigError: It is not.
@@ -217,15 +210,10 @@ def to_microsecond(time_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerNode:
-    """A number for all nodes, and others for some: as a person writes it in a setting.
+    """A number for all nodes, and others for some: as a person writes it in a setting."""
 
-    Attributes:
-        usual: For all that are not named; `None` where nothing is said of them.
-        named: For these.
-    """
-
-    usual: float | None
-    named: Mapping[str, float] = field(default_factory=dict)
+    usual: float | None  # for all that are not named; `None` where nothing is said of them
+    named: Mapping[str, float] = field(default_factory=dict)  # for these
 
     def of(self, node: str) -> float:
         """Return the number of a node; 0 if none is given for it."""

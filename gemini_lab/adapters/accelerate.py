@@ -43,25 +43,21 @@ _READ: Final = (
 
 
 def protect_accelerator(
-    accelerator: Accelerator,
+    accelerator: Accelerator,  # it trains with DeepSpeed, DDP or FSDP2, or in one process
     *,
+    # The prepared loader that training reads, or what else `gemini_lab.protect` takes; by default
+    # the only loader that was prepared.
     data: Source | Sequence[Source] | None = None,
-    client_state: dict[str, Value] | None = None,
+    client_state: dict[str, Value] | None = None,  # see `gemini_lab.protect`
+    # See there; what was registered for the Accelerator's checkpoints, its schedules and its
+    # gradient scaler are taken along by themselves.
     also: Mapping[str, Keepable] | None = None,
+    # Without DeepSpeed: what would stand in the `"gemini"` block.
     settings: Mapping[str, SettingValue] | None = None,
 ) -> Protected:
     """Keep every optimizer step of the model that `accelerator` has prepared.
 
     Call it once, on every rank, after `accelerator.prepare` and before the loop.
-
-    Args:
-        accelerator: It trains with DeepSpeed, DDP or FSDP2, or in one process.
-        data: The prepared loader that training reads, or what else `gemini_lab.protect` takes; by
-            default the only loader that was prepared.
-        client_state: See `gemini_lab.protect`.
-        also: See there; what was registered for the Accelerator's checkpoints, its schedules and
-            its gradient scaler are taken along by themselves.
-        settings: Without DeepSpeed: what would stand in the `"gemini"` block.
 
     Returns:
         The handle: loop over `protected.steps(iterations)` or `protected.epochs(epochs)`.
@@ -80,16 +76,11 @@ def protect_accelerator(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The prepared parts of an Accelerator, as `gemini_lab.protect` takes them.
+    """The prepared parts of an Accelerator, as `gemini_lab.protect` takes them."""
 
-    Attributes:
-        engine: DeepSpeed's, or the model and its optimizer as one.
-        data: Where the data stand; `None` if that cannot be told.
-        also: Schedules, what was registered, the count of micro-batches, and the script's own.
-    """
-
-    engine: ZeroEngine | TorchEngine
-    data: Source | Sequence[Source] | None
+    engine: ZeroEngine | TorchEngine  # DeepSpeed's, or the model and its optimizer as one
+    data: Source | Sequence[Source] | None  # where the data stand; `None` if that cannot be told
+    # Schedules, what was registered, the count of micro-batches, and the script's own.
     also: Mapping[str, Keepable]
 
 
@@ -112,21 +103,15 @@ def look_into(
 
 
 def trained_by(
-    accelerator: Accelerator,
+    accelerator: Accelerator,  # it has prepared them
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | None = None,  # as it is called; by default the only one that was prepared
+    # The same of its optimizer.
     optimizer: torch.optim.Optimizer | AcceleratedOptimizer | None = None,
-    settings: Mapping[str, SettingValue] | None = None,
-    step: int = 0,
+    settings: Mapping[str, SettingValue] | None = None,  # without DeepSpeed, the script's
+    step: int = 0,  # without DeepSpeed, updates that were done before
 ) -> ZeroEngine | TorchEngine:
     """Return what an Accelerator trains: DeepSpeed's engine, or a model and its optimizer as one.
-
-    Args:
-        accelerator: It has prepared them.
-        model: As it is called; by default the only one that was prepared.
-        optimizer: The same of its optimizer.
-        settings: Without DeepSpeed, the script's.
-        step: Without DeepSpeed, updates that were done before.
 
     Raises:
         UnsupportedError: It prepared several, or what cannot be put back exactly.

@@ -24,18 +24,13 @@ _OF: Final = "callback {kind}'s {attribute!r}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedCallback:
-    """A callback as its adapter lists it.
+    """A callback as its adapter lists it."""
 
-    Attributes:
-        name: The same in every start of the script.
-        callback: It.
-        said: Gives what it says of its state; `None` if it says nothing.
-        is_known: Whether its library ships it, and its other attributes are known not to matter.
-    """
-
-    name: str
-    callback: Any
+    name: str  # the same in every start of the script
+    callback: Any  # it
+    # Gives what it says of its state; `None` if it says nothing.
     said: Callable[[], Any] | None = None
+    # Whether its library ships it, and its other attributes are known not to matter.
     is_known: bool = False
 
 
@@ -44,18 +39,13 @@ class CallbackParts:
 
     These are modules, dicts and lists of tensors that have the shapes of at least half of the
     model's weights. What a callback says itself, and what belongs to the model, is left out.
-
-    Args:
-        listed: Gives the callbacks.
-        model: Gives the model.
-        remark: Told what does not come back.
     """
 
     def __init__(
         self,
-        listed: Callable[[], Iterable[ListedCallback]],
-        model: Callable[[], nn.Module],
-        remark: Callable[[str], None],
+        listed: Callable[[], Iterable[ListedCallback]],  # gives the callbacks
+        model: Callable[[], nn.Module],  # gives the model
+        remark: Callable[[str], None],  # told what does not come back
     ) -> None:
         self._listed = listed
         self._model = model

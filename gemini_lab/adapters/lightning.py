@@ -54,10 +54,12 @@ _REFUSED: Final = {
 
 
 def protect_lightning(
+    # It trains with DDPStrategy, with ModelParallelStrategy (FSDP2), or in one process.
     trainer: Trainer,
     *,
+    # See `gemini_lab.protect`; what `on_save_checkpoint` of the module adds belongs here.
     also: Mapping[str, Keepable] | None = None,
-    settings: Mapping[str, SettingValue] | None = None,
+    settings: Mapping[str, SettingValue] | None = None,  # see there
 ) -> None:
     """Keep every optimizer step of `trainer.fit(...)`, and go on from the newest after a failure.
 
@@ -66,11 +68,6 @@ def protect_lightning(
     under way, the data module and what callbacks say of themselves come back, so that the numbers
     that follow are those of a run that never failed. Outside `gemini-lab run` it warns once and
     does nothing.
-
-    Args:
-        trainer: It trains with DDPStrategy, with ModelParallelStrategy (FSDP2), or in one process.
-        also: See `gemini_lab.protect`; what `on_save_checkpoint` of the module adds belongs here.
-        settings: See there.
 
     Raises:
         UnsupportedError: It trains in a way whose state would not come back; says what to change.
@@ -106,24 +103,17 @@ class _LightningUnderCheck(Callback):
 
 
 class LightningHooks(Callback):
-    """Stands in the loops of one Trainer's `fit()`; first of its callbacks.
-
-    Args:
-        trainer: Whose.
-        start: Protects its model and optimizer, and puts the version back into them.
-        remark: Told what the script's author should know.
-        also: See `protect_lightning`.
-        settings: See there.
-    """
+    """Stands in the loops of one Trainer's `fit()`; first of its callbacks."""
 
     def __init__(
         self,
-        trainer: Any,
+        trainer: Any,  # whose
         *,
+        # Protects its model and optimizer, and puts the version back into them.
         start: Callable[..., LiveProtection],
-        remark: Callable[[str], None],
-        also: Mapping[str, Keepable] | None = None,
-        settings: Mapping[str, SettingValue] | None = None,
+        remark: Callable[[str], None],  # told what the script's author should know
+        also: Mapping[str, Keepable] | None = None,  # see `protect_lightning`
+        settings: Mapping[str, SettingValue] | None = None,  # see there
     ) -> None:
         self._trainer = trainer
         self._start = start

@@ -45,13 +45,11 @@ class LightningState:
     Args:
         trainer: It has set up a training.
         remark: Told what does not come back.
-
-    Attributes:
-        parts: What callbacks hold, beside what they say.
     """
 
     def __init__(self, trainer: Any, remark: Callable[[str], None]) -> None:
         self._trainer = trainer
+        # What callbacks hold, beside what they say.
         self.parts = CallbackParts(self._listed, lambda: trainer.lightning_module, remark)
         self._first_set = {name: getattr(trainer, name) for name in _SET}
         self._is_under_way = False

@@ -204,13 +204,11 @@ class TrainerState:
     Args:
         trainer: What the script calls `train()` of.
         remark: Told what will not come back.
-
-    Attributes:
-        parts: What callbacks hold, beside what they say.
     """
 
     def __init__(self, trainer: Trainer, remark: Callable[[str], None]) -> None:
         self._trainer = trainer
+        # What callbacks hold, beside what they say.
         self.parts = CallbackParts(self._listed, lambda: trainer.model, remark)
         self._counts = OwnCounts(trainer, remark)
         self._history = LogHistory()

@@ -123,9 +123,11 @@ def require_length(loader: object) -> None:
 
 
 def protect_trainer(
+    # A Trainer, or one of a subclass, that trains with DeepSpeed, DDP or FSDP2, or in one process.
     trainer: Trainer,
     *,
-    also: Mapping[str, Keepable] | None = None,
+    also: Mapping[str, Keepable] | None = None,  # see `gemini_lab.protect`
+    # Without DeepSpeed: what would stand in the `"gemini"` block.
     settings: Mapping[str, SettingValue] | None = None,
 ) -> None:
     """Keep every optimizer step of `trainer.train()`, and go on from the newest after a failure.
@@ -135,12 +137,6 @@ def protect_trainer(
     callbacks say of themselves come back, so that the numbers that follow are those of a run that
     never failed. Settings are the `"gemini"` block of the DeepSpeed configuration. Outside
     `gemini-lab run` it warns once and does nothing.
-
-    Args:
-        trainer: A Trainer, or one of a subclass, that trains with DeepSpeed, DDP or FSDP2, or in
-            one process.
-        also: See `gemini_lab.protect`.
-        settings: Without DeepSpeed: what would stand in the `"gemini"` block.
 
     Raises:
         UnsupportedError: It trains in a way whose state would not come back; says what to change.
@@ -179,26 +175,18 @@ class _TrainerUnderCheck(TrainerCallback):  # type: ignore[misc]
 
 
 class TrainerHooks(TrainerCallback):  # type: ignore[misc]
-    """Stands around the stages of one Trainer's `train()`; first of its callbacks.
-
-    Args:
-        trainer: Whose.
-        start: Protects its engine, and puts the version back into it.
-        version: Which one; `None` where training begins anew.
-        remark: Told what the script's author should know.
-        also: See `protect_trainer`.
-        settings: See there.
-    """
+    """Stands around the stages of one Trainer's `train()`; first of its callbacks."""
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Trainer,  # whose
         *,
+        # Protects its engine, and puts the version back into it.
         start: Callable[..., LiveProtection],
-        version: int | None,
-        remark: Callable[[str], None],
-        also: Mapping[str, Keepable] | None = None,
-        settings: Mapping[str, SettingValue] | None = None,
+        version: int | None,  # which one; `None` where training begins anew
+        remark: Callable[[str], None],  # told what the script's author should know
+        also: Mapping[str, Keepable] | None = None,  # see `protect_trainer`
+        settings: Mapping[str, SettingValue] | None = None,  # see there
     ) -> None:
         self._trainer = trainer
         self._start = start

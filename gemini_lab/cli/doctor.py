@@ -39,20 +39,13 @@ State = Literal["ok", "note", "missing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Attributes:
-        name: What was looked at.
-        state: `"ok"`; `"note"`: something optional is absent or small; `"missing"`: the main job
-            cannot run.
-        found: What is there.
-        remedy: What to do about what is not; empty if nothing.
-    """
-
-    name: str
+    name: str  # what was looked at
+    # `"ok"`; `"note"`: something optional is absent or small; `"missing"`: the main job cannot run.
     state: State
-    found: str
-    remedy: str = ""
+    found: str  # what is there
+    remedy: str = ""  # what to do about what is not; empty if nothing
 
 
 def ok(name: str, found: str) -> Finding:
@@ -180,22 +173,15 @@ def etcd(find: Callable[[], str] = find_etcd) -> Finding:
 
 
 def _program(
-    name: str,
-    command: str,
-    find: Callable[[], str],
-    otherwise: str,
+    name: str,  # of the finding
+    command: str,  # the program's own name
+    find: Callable[[], str],  # returns its path
+    otherwise: str,  # what to do if not installing the extra
     *,
+    # Returns what else is to be said of the one at a path.
     more: Callable[[str], str] = lambda _: "",
 ) -> Finding:
-    """Look at a program that the `embedded` extra brings.
-
-    Args:
-        name: Of the finding.
-        command: The program's own name.
-        find: Returns its path.
-        otherwise: What to do if not installing the extra.
-        more: Returns what else is to be said of the one at a path.
-    """
+    """Look at a program that the `embedded` extra brings."""
     try:
         path = find()
     except LaunchError:

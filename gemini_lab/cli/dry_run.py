@@ -27,15 +27,10 @@ _NAMED: Final = re.compile(r"""["']([^"'\s]+\.json)["']""")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigBlock:
-    """The `"gemini"` block of the configuration that a script will read, as far as it is seen.
+    """The `"gemini"` block of the configuration that a script will read, as far as it is seen."""
 
-    Attributes:
-        settings: What stands in it.
-        source: The file, or why none was found, for people.
-    """
-
-    settings: Mapping[str, SettingValue] = field(default_factory=dict)
-    source: str
+    settings: Mapping[str, SettingValue] = field(default_factory=dict)  # what stands in it
+    source: str  # the file, or why none was found, for people
 
 
 def find_block(job: Job) -> ConfigBlock:

@@ -50,14 +50,11 @@ def console(*, soft_wrap: bool = False) -> Console:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """The facts on a run that its log does not have.
+    """The facts on a run that its log does not have."""
 
-    Attributes:
-        words: For people, by name, such as its folder.
-        is_ownerless: Whether its log has no owner any more, as far as can be seen from here.
-    """
-
+    # For people, by name, such as its folder.
     words: Mapping[str, str] = field(default_factory=dict)
+    # Whether its log has no owner any more, as far as can be seen from here.
     is_ownerless: bool = False
 
 

@@ -39,23 +39,16 @@ _MODELS: Final = (DeepSpeedEngine, DistributedDataParallel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The objects of this process beside an engine.
+    """The objects of this process beside an engine."""
 
-    Attributes:
-        loaders: The loader that DeepSpeed made of `training_data`; else torch's DataLoaders.
-        schedules: Learning rate schedules of the engine's optimizer that the script steps itself.
-        all_schedules: Those of any optimizer, and who steps them.
-        scalers: Scalers of gradients that the script uses itself.
-        engines: Other engines that train.
-        replicated: Other models in DDP that train.
-    """
-
+    # The loader that DeepSpeed made of `training_data`; else torch's DataLoaders.
     loaders: Sequence[Any]
+    # Learning rate schedules of the engine's optimizer that the script steps itself.
     schedules: Sequence[LRScheduler]
-    all_schedules: Sequence[LRScheduler]
-    scalers: Sequence[GradScaler]
-    engines: Sequence[DeepSpeedEngine]
-    replicated: Sequence[DistributedDataParallel]
+    all_schedules: Sequence[LRScheduler]  # those of any optimizer, and who steps them
+    scalers: Sequence[GradScaler]  # scalers of gradients that the script uses itself
+    engines: Sequence[DeepSpeedEngine]  # other engines that train
+    replicated: Sequence[DistributedDataParallel]  # other models in DDP that train
 
 
 def gather(

@@ -25,14 +25,10 @@ MOST_BYTES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class HoldingPoints:
-    """The iterations of one run, and the file that lets training pass.
+    """The iterations of one run, and the file that lets training pass."""
 
-    Attributes:
-        iterations: Ascending.
-        file: It has the newest iteration that training may pass; without it there is none.
-    """
-
-    iterations: tuple[int, ...] = ()
+    iterations: tuple[int, ...] = ()  # ascending
+    # It has the newest iteration that training may pass; without it there is none.
     file: Path = Path("may-pass")
 
     @classmethod

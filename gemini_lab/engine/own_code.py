@@ -49,13 +49,10 @@ _PYTHONS: Final = tuple(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib",
 
 
 class ExecutedCode:
-    """The code that this process has executed.
-
-    Attributes:
-        on_file: Called with a path and its digest before a file is executed; it may raise.
-    """
+    """The code that this process has executed."""
 
     def __init__(self) -> None:
+        # Called with a path and its digest before a file is executed; it may raise.
         self.on_file: Callable[[str, str], None] = lambda *_: None
         self._digests: dict[str, str] = {}
 

@@ -28,13 +28,10 @@ def gather(values: Sequence[int]) -> list[list[int]]:
 
 
 class JointOutcome:
-    """Work of all ranks in which one may fail: none is left waiting for it.
-
-    Attributes:
-        failure: The first error on this rank; `None` if there was none.
-    """
+    """Work of all ranks in which one may fail: none is left waiting for it."""
 
     def __init__(self) -> None:
+        # The first error on this rank; `None` if there was none.
         self.failure: GeminiError | None = None
 
     @contextmanager

@@ -30,13 +30,9 @@ OpenReplicator = Callable[[WorkerSession, ReadyEngine], Replicator]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejoined:
-    """The parts with which training continues.
+    """The parts with which training continues."""
 
-    Attributes:
-        ready: The engine, with the restored version.
-    """
-
-    ready: ReadyEngine
+    ready: ReadyEngine  # the engine, with the restored version
     replicator: Replicator
     rewinder: Rewinder | None
 

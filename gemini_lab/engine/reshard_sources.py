@@ -52,11 +52,8 @@ class OldShards:
     """One rank's sources of old shards; all ranks make one together.
 
     Attributes:
-        layouts: What lies where in each shard, in order.
-        smalls: The small state of each, framed.
         local_bytes: Read from this node's memory so far.
         peer_bytes: And from that of others.
-        peers: How much of that, by node.
 
     Raises:
         BadShardError: A copy cannot be used.
@@ -73,10 +70,11 @@ class OldShards:
         told = [self._told(cut, known) for cut in plan.cuts]
         sizes = [sum(column) for column in zip(*group.all_gather([*map(len, told)]), strict=True)]
         heard = [self._broadcast(*each) for each in zip(plan.cuts, told, sizes, strict=True)]
+        # What lies where in each shard, in order.
         self.layouts: list[ShardLayout] = [layout for layout, _ in heard]
-        self.smalls: list[bytes] = [small for _, small in heard]
+        self.smalls: list[bytes] = [small for _, small in heard]  # the small state of each, framed
         self.local_bytes = self.peer_bytes = 0
-        self.peers = Counter[str]()
+        self.peers = Counter[str]()  # how much of that, by node
 
     @property
     def near(self) -> list[int]:

@@ -33,12 +33,7 @@ Recast = Callable[[Sequence[ShardLayout], Sequence[bytes]], bytes]
 
 
 class UnusableCopyError(IntegrityError):
-    """A copy that the plan counted on cannot be used, so another plan is needed without it.
-
-    Attributes:
-        holder: The node that had it; `None` for the persistent tier.
-        is_unread: Whether the persistent tier did not return it, which is no damage.
-    """
+    """A copy that the plan counted on cannot be used, so another plan is needed without it."""
 
     def __init__(
         self,
@@ -55,63 +50,47 @@ class UnusableCopyError(IntegrityError):
         )
         self.shard = shard
         self.version = version
-        self.holder = holder
+        self.holder = holder  # the node that had it; `None` for the persistent tier
         self.reason = reason
+        # Whether the persistent tier did not return it, which is no damage.
         self.is_unread = is_unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReceipt:
-    """How this rank's shard came back.
-
-    Attributes:
-        holder: The node that had it, or most of what did not lie on the own one; or the persistent
-            tier's URL.
-        ranks_then: How many ranks made the version, where it was another number.
-        read_bytes: If so, how much was read of their shards.
-        local_bytes: What of that was in its own node's memory.
-        peer_bytes: And what in that of others.
-        retrieve_s: To bring it into the slab.
-        verify_s: To compare it with its checksums.
-        load_s: To put it into the engine.
-    """
+    """How this rank's shard came back."""
 
     tier: Literal["local", "peer", "persistent"]
+    # The node that had it, or most of what did not lie on the own one; or the persistent tier's
+    # URL.
     holder: str | None
-    ranks_then: int | None = None
-    read_bytes: int = 0
-    local_bytes: int = 0
-    peer_bytes: int = 0
+    ranks_then: int | None = None  # how many ranks made the version, where it was another number
+    read_bytes: int = 0  # if so, how much was read of their shards
+    local_bytes: int = 0  # what of that was in its own node's memory
+    peer_bytes: int = 0  # and what in that of others
     size_bytes: int = 0
-    retrieve_s: float = 0.0
-    verify_s: float = 0.0
-    load_s: float = 0.0
+    retrieve_s: float = 0.0  # to bring it into the slab
+    verify_s: float = 0.0  # to compare it with its checksums
+    load_s: float = 0.0  # to put it into the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreContext:
-    """A rank that restores, and what holds and carries its copies.
-
-    Attributes:
-        group: All ranks, used by nothing else meanwhile.
-        lineage: The history in which versions are made from now on.
-        layout: Of this rank's shard as the engine has it now.
-        recast: Makes this rank's small state of those of a version of another number of ranks,
-            whose layouts it is given too.
-        old_slabs: Gives this node's slabs of so many ranks.
-        pauses_s: Before a store that did not return what it has is asked again.
-    """
+    """A rank that restores, and what holds and carries its copies."""
 
     rank: int
     seats: Seats
     slab: Slab
-    group: CheckpointGroup
+    group: CheckpointGroup  # all ranks, used by nothing else meanwhile
     persistent_url: str | None
-    lineage: Lineage
-    layout: ShardLayout
+    lineage: Lineage  # the history in which versions are made from now on
+    layout: ShardLayout  # of this rank's shard as the engine has it now
+    # Makes this rank's small state of those of a version of another number of ranks, whose layouts
+    # it is given too.
     recast: Recast
-    old_slabs: Callable[[int], OldSlabs]
+    old_slabs: Callable[[int], OldSlabs]  # gives this node's slabs of so many ranks
     say: Callable[[str], None]
+    # Before a store that did not return what it has is asked again.
     pauses_s: Sequence[float] = ASK_AGAIN_S
 
     @property

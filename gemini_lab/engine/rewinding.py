@@ -32,30 +32,20 @@ Offer = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A version to which training is to go back.
+    """A version to which training is to go back."""
 
-    Attributes:
-        version: The newest that will do.
-        skips: Whether the batches that were read since do not come again.
-        cause: Who wants it.
-    """
-
-    version: int
-    skips: bool
-    cause: Literal["script", "guard", "person"]
+    version: int  # the newest that will do
+    skips: bool  # whether the batches that were read since do not come again
+    cause: Literal["script", "guard", "person"]  # who wants it
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WentBack:
-    """Training went back.
-
-    Attributes:
-        extra: What the version carried beside the engine's state.
-    """
+    """Training went back."""
 
     lineage: Lineage
-    extra: StateDict
+    extra: StateDict  # what the version carried beside the engine's state
 
 
 class Rewinder:

@@ -95,21 +95,13 @@ _NEXT: Final[Mapping[LoopState, frozenset[LoopState]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A pass of one of the script's loops.
+    """A pass of one of the script's loops."""
 
-    Attributes:
-        kind: What the loop is over; `None` where an older version does not say.
-        total: How many of these it was to come to.
-        order: How many loops began beside it before.
-        twins: How many of those were over as many of the same.
-        number: What the loop gave for this pass.
-    """
-
-    kind: Kind | None
-    total: int
-    order: int
-    twins: int
-    number: int
+    kind: Kind | None  # what the loop is over; `None` where an older version does not say
+    total: int  # how many of these it was to come to
+    order: int  # how many loops began beside it before
+    twins: int  # how many of those were over as many of the same
+    number: int  # what the loop gave for this pass
 
     def is_of(self, other: "Pass") -> bool:
         """Return whether both are passes of one loop, of which each start begins its own."""
@@ -143,17 +135,12 @@ class _Beside:
 
 
 class Loop:
-    """One of the script's loops, while it runs.
-
-    Attributes:
-        inside: The loops inside of the pass under way.
-        number: What it gave for that.
-    """
+    """One of the script's loops, while it runs."""
 
     def __init__(self, which: Pass, number: int) -> None:
         self._which = which
-        self.number = number
-        self.inside = _Beside()
+        self.number = number  # what it gave for that
+        self.inside = _Beside()  # the loops inside of the pass under way
 
     @property
     def now(self) -> Pass:
@@ -173,13 +160,10 @@ class ScriptLoops:
 
     Args:
         restored: The place of the version that was restored.
-
-    Attributes:
-        state: The script's progress through them.
     """
 
     def __init__(self, restored: LoopPlace = (), version: int = 0) -> None:
-        self.state = LoopState.NO_LOOP
+        self.state = LoopState.NO_LOOP  # the script's progress through them
         self._awaited, self._version = restored, version
         self._left_out = 0  # updates that do not count
         self._stack: list[Loop] = []

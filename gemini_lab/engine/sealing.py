@@ -35,35 +35,17 @@ from gemini_lab.transfer.version import OutgoingVersion, SealPlace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueVersion:
-    """A version that is to be sent, but whose small state may still change.
+    """A version that is to be sent, but whose small state may still change."""
 
-    Attributes:
-        drawn: What was drawn and counted when its update ended; `None` if the top of the loop will
-            tell.
-        place: The script's place in its loops at that moment.
-        small: The small state, once it is sealed.
-        at_top: Whether the script was at the top of its loop then.
-    """
-
+    # What was drawn and counted when its update ended; `None` if the top of the loop will tell.
     drawn: bytes | None = None
-    place: LoopPlace = ()
-    small: bytes | None = None
-    at_top: bool = False
+    place: LoopPlace = ()  # the script's place in its loops at that moment
+    small: bytes | None = None  # the small state, once it is sealed
+    at_top: bool = False  # whether the script was at the top of its loop then
 
 
 class VersionSealer:
-    """Seals and sends the versions of one worker; training's thread calls it.
-
-    Args:
-        lineage: The history in which versions are made.
-        recorder: Keeps what made each version, if peers are to get that instead.
-        guard: What it knows travels along, if there is one.
-        hold: Called if all ranks stop, so that a node may leave; it does not return.
-        rehearse: Tries what a recovery does; called once, before the first version is sealed.
-
-    Attributes:
-        is_to_hold: Whether all ranks stop once the next version is whole, as they have agreed.
-    """
+    """Seals and sends the versions of one worker; training's thread calls it."""
 
     def __init__(
         self,
@@ -73,15 +55,19 @@ class VersionSealer:
         *,
         loops: ScriptLoops,
         script_watch: ScriptWatch,
-        lineage: Lineage,
+        lineage: Lineage,  # the history in which versions are made
+        # Keeps what made each version, if peers are to get that instead.
         recorder: UpdateRecorder | None,
-        guard: Guard | None,
+        guard: Guard | None,  # what it knows travels along, if there is one
         verification: Verification | None,
+        # Called if all ranks stop, so that a node may leave; it does not return.
         hold: Callable[[int], None],
+        # Tries what a recovery does; called once, before the first version is sealed.
         rehearse: Callable[[], None],
     ) -> None:
         self.replicator, self.lineage, self.guard = replicator, lineage, guard
         self.rehearse: Callable[[], None] | None = rehearse
+        # Whether all ranks stop once the next version is whole, as they have agreed.
         self.is_to_hold = False
         self._state, self._iterations = state, iterations
         self._loops, self._script_watch = loops, script_watch

@@ -96,13 +96,6 @@ class WorkerSession:
         start: What the agent said at the start.
         store: The rendezvous store of the job, shared by all ranks.
         pulse: Says what the training thread does.
-        on_finish: Called when the script has ended, to let the last version become whole.
-        witness: Writes down what this process does, if `gemini-lab check` looks at it.
-        wants_hold: Whether the node's agent has asked to stop where a version is whole.
-        flaws: Where this worker's machine is to compute wrong, as the agent has told by now.
-        order_back: What it has told last of going back; `None` for nothing.
-        kept: What keeps this process through recoveries, if anything does.
-        code: Compares what this rank executes with the others.
     """
 
     def __init__(
@@ -115,12 +108,18 @@ class WorkerSession:
         kept: KeptProcess | None = None,
     ) -> None:
         self.start, self.store, self.pulse = start, store, pulse
+        # What keeps this process through recoveries, if anything does.
         self.kept = kept or KeptProcess()
-        self.code = SameCode(self.emit)
+        self.code = SameCode(self.emit)  # compares what this rank executes with the others
+        # Called when the script has ended, to let the last version become whole.
         self.on_finish: Callable[[], None] | None = None
+        # Writes down what this process does, if `gemini-lab check` looks at it.
         self.witness: Witness | None = None
+        # Whether the node's agent has asked to stop where a version is whole.
         self.wants_hold = False
+        # What it has told last of going back; `None` for nothing.
         self.order_back: GoBack | None = None
+        # Where this worker's machine is to compute wrong, as the agent has told by now.
         self.flaws: list[Flawed] = []
         self._channel = channel
         self._held: Held | None = None  # what was said of the version after which training stands

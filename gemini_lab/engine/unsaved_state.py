@@ -340,11 +340,7 @@ DATA_CHANGE: Final = (
 
 
 class ScriptWatch:
-    """Looks at what a script does around its versions, and says each thing once.
-
-    Attributes:
-        is_asked: Whether the script has asked where to go on.
-    """
+    """Looks at what a script does around its versions, and says each thing once."""
 
     def __init__(
         self,
@@ -352,7 +348,7 @@ class ScriptWatch:
         remark: Callable[[str], None],
         notices: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        self.is_asked = False
+        self.is_asked = False  # whether the script has asked where to go on
         self._script, self._remark, self._notices = script, remark, notices
         self._strays = StrayLoaders(script.sources)
         self._looks = _LOOKS

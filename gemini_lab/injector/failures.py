@@ -89,13 +89,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class _AtNode(Failure):
-    """A failure of one node.
+    """A failure of one node."""
 
-    Attributes:
-        node: Its place: `"node-2"`, `"rank-2"` or `"root"`.
-    """
-
-    node: str
+    node: str  # its place: `"node-2"`, `"rank-2"` or `"root"`
 
     def __post_init__(self) -> None:
         check_place(self.node)

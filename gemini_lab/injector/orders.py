@@ -98,25 +98,15 @@ ActionKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """Action of an agent on its own node.
+    """Action of an agent on its own node."""
 
-    Attributes:
-        kind: As the failures are called.
-        rank: Which worker is struck; `None`: the node's first.
-        where: What is computed wrong; `None` for nothing.
-        lasts: Whether it is each time, or once.
-        shard: Whose copy a bit flips in; `None` leaves the choice to `seed`.
-        others: Of a link, the ranks at its other end; none for the root agent.
-        seed: Decides what is left open.
-    """
-
-    kind: ActionKind
-    rank: int | None = None
-    shard: int | None = None
-    where: Where | None = None
-    lasts: bool = False
-    others: tuple[int, ...] = ()
-    seed: int = 0
+    kind: ActionKind  # as the failures are called
+    rank: int | None = None  # which worker is struck; `None`: the node's first
+    shard: int | None = None  # whose copy a bit flips in; `None` leaves the choice to `seed`
+    where: Where | None = None  # what is computed wrong; `None` for nothing
+    lasts: bool = False  # whether it is each time, or once
+    others: tuple[int, ...] = ()  # of a link, the ranks at its other end; none for the root agent
+    seed: int = 0  # decides what is left open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,26 +129,20 @@ class Mode(Enum):
 
 
 class StandingGroups:
-    """All training groups of this process.
-
-    Args:
-        kept: The ranks that were kept, if this process takes a lost rank's place beside them.
-        told: Returns what kept ranks recorded of a group's set-up.
-        order_s: How long a failed collective waits for the word that a rank is lost.
-
-    Attributes:
-        record: This process's set-up, by group.
-        tell: Reports a transfer that failed although no rank is known to be lost.
-    """
+    """All training groups of this process."""
 
     def __init__(
         self,
         *,
+        # The ranks that were kept, if this process takes a lost rank's place beside them.
         kept: Collection[int] = (),
+        # Returns what kept ranks recorded of a group's set-up.
         told: Callable[[str], bytes] = lambda _: b"",
+        # How long a failed collective waits for the word that a rank is lost.
         order_s: float = ORDER_S,
     ) -> None:
-        self.record = SetUpRecord()
+        self.record = SetUpRecord()  # this process's set-up, by group
+        # Reports a transfer that failed although no rank is known to be lost.
         self.tell: Callable[[], None] = lambda: None
         self.mode = Mode.ALONE if kept else Mode.JOINED
         self._kept, self._told = frozenset(kept), told

@@ -83,14 +83,11 @@ class KeptProcess:
 
     Args:
         why_not: The reason.
-
-    Attributes:
-        why_not: Why this process could not continue now; empty if it can.
-        stop_traffic: Breaks off the version that is being sent; returns whether that was in time.
     """
 
     def __init__(self, why_not: str = NOT_ASKED) -> None:
-        self.why_not = why_not
+        self.why_not = why_not  # why this process could not continue now; empty if it can
+        # Breaks off the version that is being sent; returns whether that was in time.
         self.stop_traffic: Callable[[float], bool] = lambda _: True
         self._session: Tie | None = None
 
@@ -176,20 +173,16 @@ class KeptProcess:
 class StandingProcess(KeptProcess):
     """A process that stands still in a recovery, and continues with other ranks.
 
-    Args:
-        groups: Training's.
-        store: Shared by the ranks that start with this one.
-        is_late: Whether this process takes a lost rank's place, beside others that were kept.
-
     Attributes:
         groups: Training's.
     """
 
     def __init__(
         self,
-        groups: StandingGroups,
-        store: Any,
+        groups: StandingGroups,  # training's
+        store: Any,  # shared by the ranks that start with this one
         *,
+        # Whether this process takes a lost rank's place, beside others that were kept.
         is_late: bool,
     ) -> None:
         super().__init__(NOT_IN_LOOP)

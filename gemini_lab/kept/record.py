@@ -56,16 +56,11 @@ _DTENSOR: Final = "torch.distributed.tensor."
 
 
 class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One collective.
+    """One collective."""
 
-    Attributes:
-        name: torch's name of it.
-        sizes: Bytes of each result.
-        results: Their bytes; `None` if they are left out, or have not come yet.
-    """
-
-    name: str
-    sizes: list[int]
+    name: str  # torch's name of it
+    sizes: list[int]  # bytes of each result
+    # Their bytes; `None` if they are left out, or have not come yet.
     results: list[bytes] | None = None
 
 
@@ -74,16 +69,11 @@ class RecordError(GeminiError):
 
 
 class SetUpRecord:
-    """The collectives of a set-up, in the order of each group.
-
-    Attributes:
-        flaw: Why no other process can be played this record; empty while one can.
-        is_closed: Whether the set-up is over.
-    """
+    """The collectives of a set-up, in the order of each group."""
 
     def __init__(self) -> None:
-        self.flaw = ""
-        self.is_closed = False
+        self.flaw = ""  # why no other process can be played this record; empty while one can
+        self.is_closed = False  # whether the set-up is over
         self._entries: dict[str, list[Entry]] = {}  # by group
         self._played: dict[str, int] = {}  # by group that others recorded: entries played
         self._is_late = False

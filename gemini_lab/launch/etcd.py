@@ -78,14 +78,10 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The authority of a lab's etcd; the holder of its key can be a member or a client.
 
     Its certificates do not run out, as a run may last for years: their keys end with the lab.
-
-    Attributes:
-        pem: Its certificate: what members and clients trust.
-        key_pem: Its key.
     """
 
-    pem: str
-    key_pem: str
+    pem: str  # its certificate: what members and clients trust
+    key_pem: str  # its key
 
     @classmethod
     def make(cls) -> "Authority":
@@ -111,28 +107,17 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def start_member(
-    authority: Authority,
-    prefix: str,
+    authority: Authority,  # signs its certificate
+    prefix: str,  # of its lab's keys
     *,
-    endpoint: str,
-    peer: str,
-    name: str,
-    cluster: str,
-    is_first: bool = True,
-    is_durable: bool = False,
+    endpoint: str,  # `host:port` for clients
+    peer: str,  # the URL for other members
+    name: str,  # its own, in `cluster`
+    cluster: str,  # `name=peer URL` of each member, separated by commas
+    is_first: bool = True,  # whether the etcd begins with it
+    is_durable: bool = False,  # whether data outlives the machine's power
 ) -> tuple[MemberProcess, subprocess.Popen[bytes]]:
-    """Start a member of an etcd, and its keeper in a session of its own.
-
-    Args:
-        authority: Signs its certificate.
-        prefix: Of its lab's keys.
-        endpoint: `host:port` for clients.
-        peer: The URL for other members.
-        name: Its own, in `cluster`.
-        cluster: `name=peer URL` of each member, separated by commas.
-        is_first: Whether the etcd begins with it.
-        is_durable: Whether data outlives the machine's power.
-    """
+    """Start a member of an etcd, and its keeper in a session of its own."""
     binary = find_etcd()
     end_left_stores()
     host, _, port = endpoint.rpartition(":")
@@ -153,13 +138,9 @@ def start_member(
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """An etcd that this process started.
+    """An etcd that this process started."""
 
-    Attributes:
-        address: Where it is, and what opens it.
-    """
-
-    address: EtcdAddress
+    address: EtcdAddress  # where it is, and what opens it
     _keeper: subprocess.Popen[bytes]
 
     def stay(self) -> None:

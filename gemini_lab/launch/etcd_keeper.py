@@ -57,26 +57,16 @@ class _LogLine(msgspec.Struct, frozen=True):
 
 
 class MemberProcess(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One member of an etcd, as its keeper starts it.
+    """One member of an etcd, as its keeper starts it."""
 
-    Attributes:
-        binary: The program.
-        folder: For data, log and certificates; its user's alone.
-        client: The URL for clients.
-        peer: The URL for other members.
-        name: Its own, in `cluster`.
-        cluster: `name=peer URL` of each member, separated by commas.
-        is_first: Whether the etcd begins with it, and with those in `cluster`.
-        is_durable: Whether data outlives the machine's power; an only member ends with its lab.
-    """
-
-    binary: str
-    folder: str
-    client: str
-    peer: str
-    name: str
-    cluster: str
-    is_first: bool = True
+    binary: str  # the program
+    folder: str  # for data, log and certificates; its user's alone
+    client: str  # the URL for clients
+    peer: str  # the URL for other members
+    name: str  # its own, in `cluster`
+    cluster: str  # `name=peer URL` of each member, separated by commas
+    is_first: bool = True  # whether the etcd begins with it, and with those in `cluster`
+    # Whether data outlives the machine's power; an only member ends with its lab.
     is_durable: bool = False
 
     def write(self, certificate: OwnCertificates) -> None:
@@ -181,15 +171,10 @@ LONGEST_PAUSE_S: Final = 30.0  # between starts of one that ends at once, as one
 
 
 class Stay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An order to a keeper to live as long as a lab.
+    """An order to a keeper to live as long as a lab."""
 
-    Attributes:
-        address: The whole etcd's.
-        has_begun: Whether the lab's key stands already; else it is to come.
-    """
-
-    address: EtcdAddress
-    has_begun: bool
+    address: EtcdAddress  # the whole etcd's
+    has_begun: bool  # whether the lab's key stands already; else it is to come
 
 
 def start_keeper(member: MemberProcess, prefix: str, held: int) -> subprocess.Popen[bytes]:
@@ -348,20 +333,14 @@ class LabEnd:
 
     def has_come(
         self,
-        now_s: float,
+        now_s: float,  # the time
         *,
-        are_agents_here: bool,
-        is_told: bool = False,
+        are_agents_here: bool,  # whether an agent of the lab runs on this machine
+        is_told: bool = False,  # whether an agent has said that the lab is over
+        # What the lab's part of the store has; `None`: it was not asked, or is away.
         names: AbstractSet[str] | None = None,
     ) -> bool:
-        """Return whether the keeper is to end.
-
-        Args:
-            now_s: The time.
-            are_agents_here: Whether an agent of the lab runs on this machine.
-            is_told: Whether an agent has said that the lab is over.
-            names: What the lab's part of the store has; `None`: it was not asked, or is away.
-        """
+        """Return whether the keeper is to end."""
         if is_told or (not are_agents_here and names is not None and self._is_over(now_s, names)):
             self._over_s = min(self._over_s, now_s)
         if now_s >= self._over_s:

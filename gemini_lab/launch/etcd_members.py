@@ -49,21 +49,14 @@ END_S: Final = DEAF_S + 30.0  # for all members to be gone, at the lab's end
 
 
 class MemberOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An order to this program on each machine.
+    """An order to this program on each machine."""
 
-    Attributes:
-        reach: `host:port` towards which members listen on the same network.
-        authority: Signs their certificates.
-        prefix: Of the lab's keys: with them they end.
-        etcd: The one that gets another member; `None`: it begins with these.
-        lost: The endpoint of that one's member that is to go.
-    """
-
-    reach: str
-    authority: Authority
-    prefix: str
+    reach: str  # `host:port` towards which members listen on the same network
+    authority: Authority  # signs their certificates
+    prefix: str  # of the lab's keys: with them they end
+    # The one that gets another member; `None`: it begins with these.
     etcd: EtcdAddress | None = None
-    lost: str = ""
+    lost: str = ""  # the endpoint of that one's member that is to go
 
 
 class MemberPlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,19 +109,12 @@ def run_with_mpi(order: MemberOrder, hosts: Sequence[str]) -> list[MemberPlace]:
 
 @dataclass(slots=True, kw_only=True)
 class Members:
-    """The members of a lab's etcd, as its owner sees them.
+    """The members of a lab's etcd, as its owner sees them."""
 
-    Attributes:
-        address: How agents reach them.
-        authority: Signs their certificates.
-        prefix: Of the lab's keys.
-        run: Runs this program with an order on hosts, and gives what it prints.
-    """
-
-    address: EtcdAddress
-    authority: Authority
-    prefix: str
-    run: Run = run_with_mpi
+    address: EtcdAddress  # how agents reach them
+    authority: Authority  # signs their certificates
+    prefix: str  # of the lab's keys
+    run: Run = run_with_mpi  # runs this program with an order on hosts, and gives what it prints
 
     def mend(self, hosts: Sequence[str]) -> None:
         """Replace each lost member by one on a new machine.
@@ -194,19 +180,13 @@ class Members:
 
 
 def start_members(
-    hosts: Sequence[str],
-    prefix: str,
+    hosts: Sequence[str],  # three machines
+    prefix: str,  # of the lab's keys
     *,
-    reach: str,
-    run: Run = run_with_mpi,
+    reach: str,  # `host:port` of the network on which members listen
+    run: Run = run_with_mpi,  # runs this program on hosts
 ) -> Members:
     """Return an etcd with a member on each of these hosts; it ends when the lab's key is gone.
-
-    Args:
-        hosts: Three machines.
-        prefix: Of the lab's keys.
-        reach: `host:port` of the network on which members listen.
-        run: Runs this program on hosts.
 
     Raises:
         LaunchError: A member does not start; those that did end when no lab has come for `BEGIN_S`.

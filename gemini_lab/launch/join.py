@@ -49,17 +49,11 @@ PLACES: Final = "places/"
 
 
 class NamePlace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The machine that took a node's name.
+    """The machine that took a node's name."""
 
-    Attributes:
-        host: The machine's name, for people.
-        machine: Its id, as its starter calls it.
-        nonce: Random: by it the taker knows its own.
-    """
-
-    host: str
-    machine: str
-    nonce: str
+    host: str  # the machine's name, for people
+    machine: str  # its id, as its starter calls it
+    nonce: str  # random: by it the taker knows its own
 
 
 def prefix_of(lab: str) -> str:
@@ -193,22 +187,14 @@ def places(items: Mapping[str, str]) -> dict[str, NamePlace]:
 
 @dataclass(slots=True, kw_only=True)
 class JoinOperator:
-    """Waits for machines that join by themselves; implements `Operator`.
+    """Waits for machines that join by themselves; implements `Operator`."""
 
-    Attributes:
-        store: The lab's.
-        token: The secret that they were given, too.
-        wait_s: How long it waits for them.
-        tell: Called with who is there and who is missing, now and then.
-        supply: Starts them; `None`: somebody else does.
-    """
-
-    store: EtcdStore
-    token: str = field(repr=False)
-    wait_s: float = WAIT_S
-    tell: Callable[[str], None] = say
+    store: EtcdStore  # the lab's
+    token: str = field(repr=False)  # the secret that they were given, too
+    wait_s: float = WAIT_S  # how long it waits for them
+    tell: Callable[[str], None] = say  # called with who is there and who is missing, now and then
     is_local: bool = False
-    supply: Supply | None = None
+    supply: Supply | None = None  # starts them; `None`: somebody else does
     _met: set[str] = field(default_factory=set)
     _is_closed: bool = False
 

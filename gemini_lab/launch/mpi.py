@@ -48,15 +48,12 @@ def find_mpiexec() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """Machines that agents may start on; without any, all start on this one.
+    """Machines that agents may start on; without any, all start on this one."""
 
-    Attributes:
-        names: Host names, one for each agent that can be placed; spare ones are for standbys. Twice
-            the same name asks for two agents on one machine, which can then be lost together.
-        slots: How many workers a host has room for, where a hostfile says so.
-    """
-
+    # Host names, one for each agent that can be placed; spare ones are for standbys. Twice the same
+    # name asks for two agents on one machine, which can then be lost together.
     names: tuple[str, ...] = ()
+    # How many workers a host has room for, where a hostfile says so.
     slots: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -192,19 +189,14 @@ def run_on_hosts(program: str, count: int, hosts: Sequence[str], order: str) -> 
 
 
 def launch_agents(
-    configs: Sequence[AgentConfig],
+    configs: Sequence[AgentConfig],  # of the agents
     *,
-    hosts: Sequence[str],
+    hosts: Sequence[str],  # one for each, or none: this machine
+    # The machines that have an agent already, and how their hosts were called.
     taken: Mapping[str, str],
-    log_folder: Path,
+    log_folder: Path,  # where their logs go
 ) -> list[AgentUp]:
     """Start an agent for each configuration, and return when all are up.
-
-    Args:
-        configs: Of the agents.
-        hosts: One for each, or none: this machine.
-        taken: The machines that have an agent already, and how their hosts were called.
-        log_folder: Where their logs go.
 
     Returns:
         What each agent answered.

@@ -32,19 +32,12 @@ TIDY_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiAnswer:
-    """An MPI program's answer and end.
+    """An MPI program's answer and end."""
 
-    Attributes:
-        answer: Rank 0's line of JSON, a list; `None` if it gave none.
-        code: Exit status of `mpiexec`.
-        text: What it said besides.
-        is_late: Whether it was ended because it took too long.
-    """
-
-    answer: str | None
-    code: int
-    text: str
-    is_late: bool
+    answer: str | None  # rank 0's line of JSON, a list; `None` if it gave none
+    code: int  # exit status of `mpiexec`
+    text: str  # what it said besides
+    is_late: bool  # whether it was ended because it took too long
 
 
 def parts_of(order: str) -> Iterator[str]:

@@ -22,13 +22,9 @@ from gemini_lab.seats import node_name, node_number
 
 
 class Operator(Protocol):
-    """A source of machines: `mpiexec`, or a lab's name in the store, under which they join.
+    """A source of machines: `mpiexec`, or a lab's name in the store, under which they join."""
 
-    Attributes:
-        token: The secret with which its agents were started.
-    """
-
-    token: str
+    token: str  # the secret with which its agents were started
 
     @property
     def is_local(self) -> bool:
@@ -52,12 +48,9 @@ class MpiOperator:
     """Brings machines with `mpiexec`: this one, or hosts of a hostfile or allocation in turn.
 
     A host is used once: one whose node was lost may be broken.
-
-    Attributes:
-        etcd: The store, or the members of one, of which lost ones are replaced.
     """
 
-    etcd: EtcdAddress | Members
+    etcd: EtcdAddress | Members  # the store, or the members of one, of which lost ones are replaced
     prefix: str
     lab: LabRecord
     log_folder: Path

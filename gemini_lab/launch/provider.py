@@ -95,17 +95,11 @@ class Provider(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedNodes:
-    """The nodes that have joined a lab, by their names.
+    """The nodes that have joined a lab, by their names."""
 
-    Attributes:
-        machine_of: The machine that took each name, be it up, not yet, or no more.
-        up: The names of nodes that are registered now.
-        known: Those that were handed to the lab before.
-    """
-
-    machine_of: Mapping[str, str]
-    up: Collection[str]
-    known: Collection[str]
+    machine_of: Mapping[str, str]  # the machine that took each name, be it up, not yet, or no more
+    up: Collection[str]  # the names of nodes that are registered now
+    known: Collection[str]  # those that were handed to the lab before
 
     @property
     def arrived(self) -> set[str]:

@@ -18,15 +18,10 @@ MACHINE_BYTES: Final = 512 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeMemory:
-    """Memory that can be taken now.
+    """Memory that can be taken now."""
 
-    Attributes:
-        size_bytes: How much.
-        bound_by: What sets the bound, for people.
-    """
-
-    size_bytes: int
-    bound_by: str
+    size_bytes: int  # how much
+    bound_by: str  # what sets the bound, for people
 
 
 def free_memory(

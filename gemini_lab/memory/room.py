@@ -15,18 +15,12 @@ from gemini_lab.memory.slab_form import Bytes, count_chunks
 
 
 class Room:
-    """So many bytes, in chunks as messages carry them.
-
-    Attributes:
-        fd: With which another process maps the same memory.
-        data: The bytes.
-        chunk_bytes: Of each chunk but the last.
-    """
+    """So many bytes, in chunks as messages carry them."""
 
     def __init__(self, fd: int, *, chunk_bytes: int) -> None:
-        self.fd = fd
-        self.data: Bytes = np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)
-        self.chunk_bytes = chunk_bytes
+        self.fd = fd  # with which another process maps the same memory
+        self.data: Bytes = np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)  # the bytes
+        self.chunk_bytes = chunk_bytes  # of each chunk but the last
 
     @classmethod
     def create(cls, size_bytes: int, *, chunk_bytes: int) -> Self:

@@ -52,20 +52,15 @@ _THREADED_BYTES: Final = 32 * 2**20  # below this, threads cost more than they s
 
 
 class WriteBuffer:
-    """A version being written; only `commit` makes it one that exists.
-
-    Attributes:
-        data: The room for the payload, as bytes.
-        digests: Checksums of the chunks sealed so far, `uint64`, in order.
-    """
+    """A version being written; only `commit` makes it one that exists."""
 
     def __init__(self, buffer: Buffer, version: int, chunk_bytes: int, lineage: Lineage) -> None:
         self._buffer = buffer
         self._chunk_bytes = chunk_bytes
         self._digested_bytes: dict[int, int | None] = {}  # by sealed chunk; None: digest was given
         self.version = version
-        self.data = buffer.payload
-        self.digests = buffer.table
+        self.data = buffer.payload  # the room for the payload, as bytes
+        self.digests = buffer.table  # checksums of the chunks sealed so far, `uint64`, in order
         buffer.open(version, lineage)
 
     def chunk(self, index: int) -> Bytes:
@@ -111,19 +106,14 @@ class WriteBuffer:
 
 
 class ReadBuffer:
-    """A complete version in place: a view, which stays true until its buffer is written again.
-
-    Attributes:
-        info: What it is.
-        data: The payload.
-        digests: The chunks' checksums, `uint64`, in order.
-    """
+    """A complete version in place: a view, which stays true until its buffer is written again."""
 
     def __init__(self, buffer: Buffer, info: CopyInfo, chunk_bytes: int) -> None:
         self._buffer = buffer
         self._chunk_bytes = chunk_bytes
-        self.info = info
-        self.data = buffer.payload[: info.payload_bytes].data
+        self.info = info  # what it is
+        self.data = buffer.payload[: info.payload_bytes].data  # the payload
+        # The chunks' checksums, `uint64`, in order.
         self.digests = buffer.table[: count_chunks(info.payload_bytes, chunk_bytes)]
 
     def bad_chunks(self) -> list[int]:
@@ -136,14 +126,11 @@ class ReadBuffer:
 
 
 class Slab:
-    """CPU memory for the versions of some shards; see the module's text for its form.
-
-    Attributes:
-        pinned: A version that who writes here never overwrites, and of which lineage.
-    """
+    """CPU memory for the versions of some shards; see the module's text for its form."""
 
     def __init__(self, fd: int, memory: mmap.mmap) -> None:
         self.fd = fd
+        # A version that who writes here never overwrites, and of which lineage.
         self.pinned: tuple[int, Lineage] | None = None
         self.memory: Bytes = np.frombuffer(memory, np.uint8)
         self.chunk_bytes, self.buffers, self.slots = read_header(self.memory)

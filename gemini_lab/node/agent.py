@@ -52,20 +52,14 @@ STORE_LEFT_S: Final = 10.0  # for others to leave an etcd whose keeper was kille
 
 
 class Agent:
-    """One node's agent.
-
-    Args:
-        config: What it is told.
-        announce: Called once it listens and is registered.
-        machine: Where it runs.
-    """
+    """One node's agent."""
 
     def __init__(
         self,
-        config: AgentConfig,
-        announce: Callable[[AgentUp], None],
+        config: AgentConfig,  # what it is told
+        announce: Callable[[AgentUp], None],  # called once it listens and is registered
         *,
-        machine: AgentMachine | None = None,
+        machine: AgentMachine | None = None,  # where it runs
     ) -> None:
         self.config = config
         self._machine = machine = machine or AgentMachine()

@@ -30,26 +30,19 @@ STEADY_S: Final = 10.0  # a connection that lived so long resets the pauses
 
 
 class AgentLinks:
-    """Keeps a connection to every registered agent.
-
-    Args:
-        hello: How the root introduces itself.
-        token: The lab's secret.
-        tell: Called with what happens: agents that join, are lost, or say something.
-        emit: Called with events.
-        on_lack: Called where it is this machine that lacks what a connection needs: the agent at
-            its other end may be well.
-        clock: Now, in seconds since the epoch.
-    """
+    """Keeps a connection to every registered agent."""
 
     def __init__(
         self,
         *,
-        hello: RootHello,
-        token: str,
+        hello: RootHello,  # how the root introduces itself
+        token: str,  # the lab's secret
+        # Called with what happens: agents that join, are lost, or say something.
         tell: Callable[[Happening], None],
-        emit: Callable[[Emit], None],
-        clock: Callable[[], float],
+        emit: Callable[[Emit], None],  # called with events
+        clock: Callable[[], float],  # now, in seconds since the epoch
+        # Called where it is this machine that lacks what a connection needs: the agent at its other
+        # end may be well.
         on_lack: Callable[[OSError], None] = lambda _: None,
     ) -> None:
         self._on_lack = on_lack
@@ -239,21 +232,15 @@ class AgentLinks:
 
 @dataclass(slots=True)
 class _Keeper:
-    """The state of the connection to one agent.
+    """The state of the connection to one agent."""
 
-    Attributes:
-        address: Where it listens.
-        is_registered: Whether its lease stands: one whose lease ran out joins when it stands again.
-        is_refused: Whether its machine said last that nothing listens there.
-        has_news: Set when its lease has run out, or stands again: worth another try at once.
-        task: What keeps the connection.
-    """
-
-    address: str
+    address: str  # where it listens
+    # Whether its lease stands: one whose lease ran out joins when it stands again.
     is_registered: bool = True
-    is_refused: bool = False
+    is_refused: bool = False  # whether its machine said last that nothing listens there
+    # Set when its lease has run out, or stands again: worth another try at once.
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
-    task: "asyncio.Task[None] | None" = None
+    task: "asyncio.Task[None] | None" = None  # what keeps the connection
 
     @property
     def is_dead(self) -> bool:

@@ -39,28 +39,22 @@ class MakeRoot(Protocol):
 
 
 class AgentMachine:
-    """The machine on which this process runs.
-
-    Args:
-        host: Starts and ends the node's workers.
-        bulk: Does the agent's bulk work; by default processes of its own.
-        faults: As the attribute; by default this machine's own.
-
-    Attributes:
-        faults: Returns what was seen of the machine's faults since the last call.
-        random: Draws pauses and orders, so that many agents do not act at the same moment.
-    """
+    """The machine on which this process runs."""
 
     def __init__(
         self,
         *,
-        host: Callable[..., WorkerHost] = WorkerHost,
+        host: Callable[..., WorkerHost] = WorkerHost,  # starts and ends the node's workers
+        # Does the agent's bulk work; by default processes of its own.
         bulk: BulkProcesses | None = None,
+        # As the attribute; by default this machine's own.
         faults: Callable[[], list[MachineFault]] | None = None,
     ) -> None:
         self.host = host
         self.bulk = bulk or BulkProcesses()
+        # Draws pauses and orders, so that many agents do not act at the same moment.
         self.random = random.Random()
+        # Returns what was seen of the machine's faults since the last call.
         self.faults = faults or MachineHealth().news
 
     @staticmethod

@@ -52,21 +52,15 @@ def holder_may_be_hidden(lock: Path) -> bool:
 
 
 class BuildLocks:
-    """The locks that one node's workers may find.
-
-    Args:
-        root: The folder in which extensions are compiled, each in a folder of its own.
-        node: The node's name.
-        say: Receives a sentence on what was removed.
-        may_be_hidden: Returns whether a lock's holder may be a process that this one cannot see.
-    """
+    """The locks that one node's workers may find."""
 
     def __init__(
         self,
-        root: Path,
+        root: Path,  # the folder in which extensions are compiled, each in a folder of its own
         *,
-        node: str,
-        say: Callable[[str], object],
+        node: str,  # the node's name
+        say: Callable[[str], object],  # receives a sentence on what was removed
+        # Returns whether a lock's holder may be a process that this one cannot see.
         may_be_hidden: Callable[[Path], bool] = holder_may_be_hidden,
     ) -> None:
         self._root, self._node, self._say = root, node, say

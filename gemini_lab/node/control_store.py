@@ -30,17 +30,12 @@ class StoreForgedError(StoreUnavailableError):
 
 
 def patiently(
-    act: Callable[[], Result],
+    act: Callable[[], Result],  # the call
     *,
-    patience_s: float = PATIENCE_S,
-    tell: Callable[[str], object] = lambda _: None,
+    patience_s: float = PATIENCE_S,  # how long it is tried again
+    tell: Callable[[str], object] = lambda _: None,  # receives a line about the wait, once
 ) -> Result:
     """Call `act` until the store is not too busy to answer, as it is when many nodes start.
-
-    Args:
-        act: The call.
-        patience_s: How long it is tried again.
-        tell: Receives a line about the wait, once.
 
     Raises:
         StoreUnavailableError: The store did not answer in time, or it was forged.

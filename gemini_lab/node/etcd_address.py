@@ -14,42 +14,26 @@ from gemini_lab.limits import read_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCertificates:
-    """A certificate by which a client and a member of a lab's own etcd know one another.
+    """A certificate by which a client and a member of a lab's own etcd know one another."""
 
-    Attributes:
-        authority_pem: Signs the certificates of both.
-        pem: The certificate of one of them.
-        key_pem: Its key.
-    """
-
-    authority_pem: str
-    pem: str
-    key_pem: str
+    authority_pem: str  # signs the certificates of both
+    pem: str  # the certificate of one of them
+    key_pem: str  # its key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdAddress:
-    """The address of an etcd and how to log in.
+    """The address of an etcd and how to log in."""
 
-    Attributes:
-        endpoints: `host:port` of each member.
-        user: User name, or `None` without authentication.
-        password: That user's password.
-        ca_cert: File with the certificate authority; given, connections use TLS.
-        cert: Client certificate file, where the server wants one.
-        key: Client key file.
-        own: What opens an etcd that a lab has started, in the place of these files.
-        is_followed: Whether its members may change: any of them says who the others are.
-    """
-
-    endpoints: tuple[str, ...]
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    ca_cert: str | None = None
-    cert: str | None = None
-    key: str | None = None
+    endpoints: tuple[str, ...]  # `host:port` of each member
+    user: str | None = None  # user name, or `None` without authentication
+    password: str | None = field(default=None, repr=False)  # that user's password
+    ca_cert: str | None = None  # file with the certificate authority; given, connections use TLS
+    cert: str | None = None  # client certificate file, where the server wants one
+    key: str | None = None  # client key file
+    # What opens an etcd that a lab has started, in the place of these files.
     own: OwnCertificates | None = field(default=None, repr=False)
-    is_followed: bool = False
+    is_followed: bool = False  # whether its members may change: any of them says who the others are
 
     def __post_init__(self) -> None:
         if not self.endpoints:

@@ -215,21 +215,15 @@ class EtcdClient:
     Every call may raise `StoreUnavailableError`. A failed call drops the connection, and with it
     all other calls on it; the next call tries the next endpoint. A client that waited in gRPC's
     back-off would miss its lease.
-
-    Args:
-        address: Where etcd is.
-        prefix: Of all the lab's keys.
-        timeout_s: For each call, with the connection that it may need.
-        values: How values stand in etcd.
     """
 
     def __init__(
         self,
-        address: EtcdAddress,
-        prefix: str,
+        address: EtcdAddress,  # where etcd is
+        prefix: str,  # of all the lab's keys
         *,
-        timeout_s: float = 1.0,
-        values: Values | None = None,
+        timeout_s: float = 1.0,  # for each call, with the connection that it may need
+        values: Values | None = None,  # how values stand in etcd
     ) -> None:
         self.address = address
         self.prefix = prefix.rstrip("/") + "/"

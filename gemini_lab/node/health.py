@@ -66,19 +66,14 @@ LOG: Final = (
 
 
 class KernelHealth:
-    """A machine's kernel as a source: its counters and its log.
-
-    Args:
-        root: Where its files are; another folder in tests.
-        folders: Of the disks that the node writes to.
-        clocks: The wall clock's seconds, and those of a clock that nobody sets.
-    """
+    """A machine's kernel as a source: its counters and its log."""
 
     def __init__(
         self,
-        root: Path = Path("/"),
+        root: Path = Path("/"),  # where its files are; another folder in tests
         *,
-        folders: Sequence[Path] = (),
+        folders: Sequence[Path] = (),  # of the disks that the node writes to
+        # The wall clock's seconds, and those of a clock that nobody sets.
         clocks: Callable[[], tuple[float, float]] = lambda: (time.time(), time.monotonic()),
     ) -> None:
         self._root, self._clocks = root, clocks

@@ -53,26 +53,18 @@ SCRATCH: Final = "gemini_lab-node-"
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
-    """A worker of this node.
-
-    Attributes:
-        born: The epoch in which its process was started.
-        epoch: The one to which it belongs; a later one, where its process was kept.
-        is_ahead: Whether it was started beside those that train, and has no place yet.
-        scratch: Its folder, which goes with it; empty where it has none.
-        held_bytes: Of memory, when it was seen last; 0 before that.
-    """
+    """A worker of this node."""
 
     rank: int
     local_rank: int
-    born: int
-    epoch: int
+    born: int  # the epoch in which its process was started
+    epoch: int  # the one to which it belongs; a later one, where its process was kept
     channel: LocalChannel
     output_fd: int
-    is_ahead: bool = False
-    scratch: str = ""
+    is_ahead: bool = False  # whether it was started beside those that train, and has no place yet
+    scratch: str = ""  # its folder, which goes with it; empty where it has none
     pid: int | None = None
-    held_bytes: int = 0
+    held_bytes: int = 0  # of memory, when it was seen last; 0 before that
     status: WorkerStatus = "running"
     error: ScriptError | None = None  # when the script ended with an exception
     output: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
@@ -80,26 +72,20 @@ class Worker:
 
 
 class WorkerHost:
-    """Starts and ends the workers of one node, on the agent's event loop.
-
-    Args:
-        warm: Whether workers are forked from a parent that has imported everything.
-        on_message: Called with a worker, what it said, and the descriptors it sent along.
-        on_output: Called with a worker and the lines that it printed.
-        on_exit: Called with a worker that ended, and its exit code (negative: the signal).
-        on_note: Called with what a person should know.
-        answer_s: How long the warm parent may take to answer.
-    """
+    """Starts and ends the workers of one node, on the agent's event loop."""
 
     def __init__(
         self,
         *,
-        warm: bool,
+        warm: bool,  # whether workers are forked from a parent that has imported everything
+        # Called with a worker, what it said, and the descriptors it sent along.
         on_message: Callable[[Worker, Message, list[int]], None],
+        # Called with a worker and the lines that it printed.
         on_output: Callable[[Worker, list[str]], None],
+        # Called with a worker that ended, and its exit code (negative: the signal).
         on_exit: Callable[[Worker, int], None],
-        on_note: Callable[[str], None],
-        answer_s: float = ANSWER_S,
+        on_note: Callable[[str], None],  # called with what a person should know
+        answer_s: float = ANSWER_S,  # how long the warm parent may take to answer
     ) -> None:
         self.workers: dict[int, Worker] = {}
         self._warm = warm

@@ -40,21 +40,17 @@ class LabLink:
     flood of printed lines, those are dropped that the owner does not take as fast. It is told how
     many when it takes messages again. Recovery needs none of them: the root agent has a connection
     of its own.
-
-    Args:
-        name: This node's.
-        most: Messages that wait, and as many again that were sent and may not be on disk.
-        wall_s: This machine's clock, which somebody may set.
-        steady_s: A monotonic clock.
     """
 
     def __init__(
         self,
-        name: str,
+        name: str,  # this node's
         *,
+        # Messages that wait, and as many again that were sent and may not be on disk.
         most: int = BACKLOG,
+        # This machine's clock, which somebody may set.
         wall_s: Callable[[], float] = AgentMachine.wall_s,
-        steady_s: Callable[[], float] = AgentMachine.steady_s,
+        steady_s: Callable[[], float] = AgentMachine.steady_s,  # A monotonic clock
     ) -> None:
         self._name = name
         self._most = most

@@ -55,37 +55,23 @@ from gemini_lab.recovery.wrong_sums import left_by
 
 
 class WorkerListener:
-    """Hears the workers of one node.
-
-    Args:
-        lab: The way to the log.
-        root: The way to the root agent.
-        tasks: Where work beside a message runs.
-        memory: Has the memory that they ask for.
-        writer: Saves versions; is told when one may be whole.
-        kept: Waits for those that are to stand still.
-        machine: Where its agent runs.
-
-    Attributes:
-        watch: Hears their pulses.
-        history: What they said, for a root agent that asks later.
-        is_placed: Whether the root agent knows the placement.
-    """
+    """Hears the workers of one node."""
 
     def __init__(
         self,
         *,
-        lab: LabLink,
-        root: RootLink,
-        tasks: Tasks,
-        memory: MemoryManager,
-        writer: ShardWriter,
-        kept: KeptWorkers,
-        machine: AgentMachine,
+        lab: LabLink,  # the way to the log
+        root: RootLink,  # the way to the root agent
+        tasks: Tasks,  # where work beside a message runs
+        memory: MemoryManager,  # has the memory that they ask for
+        writer: ShardWriter,  # saves versions; is told when one may be whole
+        kept: KeptWorkers,  # waits for those that are to stand still
+        machine: AgentMachine,  # where its agent runs
     ) -> None:
+        # Hears their pulses.
         self.watch = WorkerWatch(is_stopped=machine.is_stopped, clock=machine.steady_s)
-        self.history = WorkerHistory()
-        self.is_placed = False
+        self.history = WorkerHistory()  # what they said, for a root agent that asks later
+        self.is_placed = False  # whether the root agent knows the placement
         self._lab, self._root, self._tasks = lab, root, tasks
         self._memory, self._writer, self._kept = memory, writer, kept
 
@@ -186,17 +172,12 @@ Word = Entry | EndReached | ScriptFinished
 
 
 class WorkerHistory:
-    """The newest words of one node's workers.
-
-    Attributes:
-        protected: What the last one that is protected said of it.
-        left: What their rewinds left behind.
-        wrong_sums: What one of the last start said of machines that compute wrong.
-    """
+    """The newest words of one node's workers."""
 
     def __init__(self) -> None:
-        self.protected: Protected | None = None
-        self.left: tuple[VersionId, ...] = ()
+        self.protected: Protected | None = None  # what the last one that is protected said of it
+        self.left: tuple[VersionId, ...] = ()  # what their rewinds left behind
+        # What one of the last start said of machines that compute wrong.
         self.wrong_sums: WrongSums | None = None
         self._decisive: dict[tuple[int, type, str], tuple[int, Word]] = {}  # in order; its epoch
         self._code: dict[str, ExecutedAs] = {}
@@ -279,34 +260,22 @@ NOTHING: Final = "nothing"
 
 @dataclass(slots=True)
 class _Seen:
-    """One worker.
+    """One worker."""
 
-    Attributes:
-        pulse: What it said last.
-        is_new: Whether that was after the last look.
-        silent_s: How long ago it was, as far as this agent itself was awake.
-        told: What the root was told last, without its times.
-    """
-
-    pulse: WorkerPulse
-    is_new: bool = False
-    silent_s: float = 0.0
-    told: object = None
+    pulse: WorkerPulse  # what it said last
+    is_new: bool = False  # whether that was after the last look
+    silent_s: float = 0.0  # how long ago it was, as far as this agent itself was awake
+    told: object = None  # what the root was told last, without its times
 
 
 class WorkerWatch:
-    """Which workers stand still, by what they say and by what their machine says of them.
-
-    Args:
-        is_stopped: Whether a process is stopped, by its id.
-        clock: Seconds, of a monotonic clock.
-    """
+    """Which workers stand still, by what they say and by what their machine says of them."""
 
     def __init__(
         self,
         *,
-        is_stopped: Callable[[int], bool],
-        clock: Callable[[], float],
+        is_stopped: Callable[[int], bool],  # whether a process is stopped, by its id
+        clock: Callable[[], float],  # seconds, of a monotonic clock
     ) -> None:
         self._is_stopped = is_stopped
         self._clock = clock

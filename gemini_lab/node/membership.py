@@ -45,34 +45,22 @@ class RootRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The store's content at one revision.
+    """The store's content at one revision."""
 
-    Attributes:
-        items: The keys that were read, with their values.
-        is_whole: Whether these are all keys, and not only those of `HEAD`.
-    """
-
-    items: dict[str, str]
-    is_whole: bool
+    items: dict[str, str]  # the keys that were read, with their values
+    is_whole: bool  # whether these are all keys, and not only those of `HEAD`
 
 
 class StoreWatch:
-    """Tells an agent when to read the store: first of all, after a change, and now and then.
-
-    Args:
-        store: The lab's, to read.
-        streams: The same store, to watch.
-        machine: Spreads the readings of many agents.
-        clock: A monotonic clock; by default the machine's.
-    """
+    """Tells an agent when to read the store: first of all, after a change, and now and then."""
 
     def __init__(
         self,
-        store: EtcdClient,
-        streams: EtcdClient,
+        store: EtcdClient,  # the lab's, to read
+        streams: EtcdClient,  # the same store, to watch
         *,
-        machine: AgentMachine,
-        clock: Callable[[], float] | None = None,
+        machine: AgentMachine,  # spreads the readings of many agents
+        clock: Callable[[], float] | None = None,  # A monotonic clock; by default the machine's
     ) -> None:
         self._store, self._streams = store, streams
         self._rng, self._clock = machine.random, clock or machine.steady_s
@@ -151,39 +139,29 @@ class Membership:
     """Keeps one node registered, and elects a root agent.
 
     Nothing urgent waits for the store: deaths are noticed on connections first.
-
-    Args:
-        store: The lab's store.
-        streams: The same store, over a connection that only heartbeats and the watch use: a slow
-            read neither delays nor drops them.
-        name: This node.
-        address: Where its agent listens.
-        lease_s: How long the node counts as alive without a sign of life.
-        machine: Spreads the readings of many agents.
-
-    Attributes:
-        watch: Whether there is something to read.
-        poll_s: How often an agent looks whether there is.
     """
 
     def __init__(
         self,
         *,
-        store: EtcdClient,
+        store: EtcdClient,  # the lab's store
+        # The same store, over a connection that only heartbeats and the watch use: a slow read
+        # neither delays nor drops them.
         streams: EtcdClient,
-        name: str,
-        address: str,
-        lease_s: float,
-        machine: AgentMachine,
+        name: str,  # this node
+        address: str,  # where its agent listens
+        lease_s: float,  # how long the node counts as alive without a sign of life
+        machine: AgentMachine,  # spreads the readings of many agents
     ) -> None:
         self._machine = machine
         self.store = store
         self.streams = streams
+        # Whether there is something to read.
         self.watch = StoreWatch(store, streams, machine=machine)
         self.name = name
         self.address = address
         self.lease_s = lease_s
-        self.poll_s = min(0.25, lease_s / 8)
+        self.poll_s = min(0.25, lease_s / 8)  # how often an agent looks whether there is
         self._lease: int | None = None
         self._renewed_s = self._machine.steady_s()
         self._abstains_until_s = 0.0

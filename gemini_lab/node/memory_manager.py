@@ -55,12 +55,10 @@ class MemoryManager:
 
     Args:
         bulk: This node's bulk processes.
-
-    Attributes:
-        layouts: By shard, what lies where in the payloads that this node keeps.
     """
 
     def __init__(self, bulk: BulkProcesses) -> None:
+        # By shard, what lies where in the payloads that this node keeps.
         self.layouts: dict[int, ShardLayout] = {}
         self._bulk = bulk
         self._slabs: dict[int, Slab] = {}
@@ -286,25 +284,18 @@ class ShardWriter:
     still being written here: that is ended, for a store that hangs would keep it, and its copy of
     the shards, for ever. The same order comes again when the connection to the root agent broke,
     for the answer may have been lost: what is done is answered again, and not done again.
-
-    Args:
-        memory: This node's memory.
-        bulk: This node's bulk processes.
-        answer: Tells the root agent how it went.
-        background: Runs something beside what the agent does.
-
-    Attributes:
-        is_full: Whether every write is refused, as on a full disk: the injector's doing.
     """
 
     def __init__(
         self,
         *,
-        memory: MemoryManager,
-        bulk: BulkProcesses,
-        answer: Callable[[Message], None],
+        memory: MemoryManager,  # this node's memory
+        bulk: BulkProcesses,  # this node's bulk processes
+        answer: Callable[[Message], None],  # tells the root agent how it went
+        # Runs something beside what the agent does.
         background: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
     ) -> None:
+        # Whether every write is refused, as on a full disk: the injector's doing.
         self.is_full = False
         self._memory, self._bulk = memory, bulk
         self._answer, self._background = answer, background

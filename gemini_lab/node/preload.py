@@ -123,29 +123,22 @@ def start_parent(*, warm: bool, hash_seed: int) -> tuple["subprocess.Popen[bytes
 class NextParent:
     """A warm parent in the making; on the agent's event loop.
 
-    Args:
-        order: What it is to import beside that; nothing where it starts for another hash seed.
-        warm: Whether it imports first what all workers need.
-        hash_seed: With which it starts.
-        on_note: Called with what a person should know.
-
     Attributes:
         process, channel: It.
-        is_ready: Whether workers can be forked from it.
-        modules: What it imports beside what all workers need.
     """
 
     def __init__(
         self,
+        # What it is to import beside that; nothing where it starts for another hash seed.
         order: Preload,
         *,
-        warm: bool,
-        hash_seed: int,
-        on_note: Callable[[str], object],
+        warm: bool,  # whether it imports first what all workers need
+        hash_seed: int,  # with which it starts
+        on_note: Callable[[str], object],  # called with what a person should know
     ) -> None:
         self.process, self.channel = start_parent(warm=warm, hash_seed=hash_seed)
-        self.modules = order.modules
-        self.is_ready = False
+        self.modules = order.modules  # what it imports beside what all workers need
+        self.is_ready = False  # whether workers can be forked from it
         self._order, self._on_note = order, on_note
         asyncio.get_running_loop().add_reader(self.channel, self._read)
 

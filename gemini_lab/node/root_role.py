@@ -22,23 +22,16 @@ LONGEST_PAUSE_S: Final = 30.0
 
 
 class RootRole:
-    """Whether this node is the root agent, and all that runs only while it is.
-
-    Args:
-        config: The agent's.
-        lab: The way to the log, and to who brings machines.
-        tasks: Where it runs.
-        machine: Where its agent runs.
-        on_change: Called when it begins and ends: what is read of the store differs.
-    """
+    """Whether this node is the root agent, and all that runs only while it is."""
 
     def __init__(
         self,
         *,
-        config: AgentConfig,
-        lab: LabLink,
-        tasks: Tasks,
-        machine: AgentMachine,
+        config: AgentConfig,  # the agent's
+        lab: LabLink,  # the way to the log, and to who brings machines
+        tasks: Tasks,  # where it runs
+        machine: AgentMachine,  # where its agent runs
+        # Called when it begins and ends: what is read of the store differs.
         on_change: Callable[[], None],
     ) -> None:
         self.shell: RootShell | None = None

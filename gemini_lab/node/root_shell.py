@@ -55,26 +55,17 @@ class Deposed(Exception):  # noqa: N818  (it is no error: another root acts now)
 
 
 class RootShell:
-    """Runs a `RootAgent` on one node for as long as its record stands in the store.
-
-    Args:
-        membership: This node's; the record was written through it.
-        record: What makes this node root.
-        token: The lab's secret.
-        emit: Says an event on behalf of this node.
-        request_nodes: Asks the lab's operator for machines.
-        machine: Where its agent runs; somebody may set its wall clock.
-    """
+    """Runs a `RootAgent` on one node for as long as its record stands in the store."""
 
     def __init__(
         self,
         *,
-        membership: Membership,
-        record: RootRecord,
-        token: str,
-        emit: Callable[[AnyEvent], None],
-        request_nodes: Callable[[int, str], None],
-        machine: AgentMachine,
+        membership: Membership,  # this node's; the record was written through it
+        record: RootRecord,  # what makes this node root
+        token: str,  # the lab's secret
+        emit: Callable[[AnyEvent], None],  # says an event on behalf of this node
+        request_nodes: Callable[[int, str], None],  # asks the lab's operator for machines
+        machine: AgentMachine,  # where its agent runs; somebody may set its wall clock
     ) -> None:
         self.record = record
         self._membership = membership

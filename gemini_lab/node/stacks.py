@@ -32,15 +32,10 @@ _THREAD: Final = re.compile(r"^(?:Current t|T)hread (0x[0-9a-f]+)[^\n]*", re.MUL
 
 
 class Stacks(NamedTuple):
-    """The stacks of a worker's threads.
+    """The stacks of a worker's threads."""
 
-    Attributes:
-        lines: In order, the training thread's last; its innermost call comes first.
-        how: How they were made, or why there are none.
-    """
-
-    lines: tuple[str, ...]
-    how: str
+    lines: tuple[str, ...]  # in order, the training thread's last; its innermost call comes first
+    how: str  # how they were made, or why there are none
 
 
 # -- the worker ------------------------------------------------------------------------------------

@@ -12,17 +12,11 @@ from gemini_lab.node.etcd_address import EtcdAddress
 
 
 class Detached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A lab that has no owner elsewhere: one runs beside its root agent, wherever that is.
+    """A lab that has no owner elsewhere: one runs beside its root agent, wherever that is."""
 
-    Attributes:
-        owner: The module that is run there with `python -m`.
-        folder: The run's, on a file system that every node sees: the log there outlives any node.
-        identity: Random; it stands in the folder, too.
-    """
-
-    owner: str
-    folder: str
-    identity: str
+    owner: str  # the module that is run there with `python -m`
+    folder: str  # the run's, on a file system that every node sees: the log there outlives any node
+    identity: str  # random; it stands in the folder, too
 
 
 class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,42 +24,26 @@ class LabRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Agents that join by themselves read it there; others get it with their configuration. No secret
     is in it.
-
-    Attributes:
-        identity: Random: by it an owner knows its own record, and what is stored is of this lab.
-        machines: Nodes and standbys that the lab begins with.
-        lease_s: A node that gives no sign of life for this long counts as lost.
-        warm: Whether workers are forked from a parent that has imported everything.
-        threads: For each worker's computations; `None` leaves it to the environment.
-        detached: How the lab lives without an owner elsewhere; `None`: it ends with its owner.
     """
 
-    identity: str
-    machines: int
-    lease_s: float
-    warm: bool
-    threads: int | None
+    identity: str  # random: by it an owner knows its own record, and what is stored is of this lab
+    machines: int  # nodes and standbys that the lab begins with
+    lease_s: float  # A node that gives no sign of life for this long counts as lost
+    warm: bool  # whether workers are forked from a parent that has imported everything
+    threads: int | None  # for each worker's computations; `None` leaves it to the environment
+    # How the lab lives without an owner elsewhere; `None`: it ends with its owner.
     detached: Detached | None = None
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An agent's configuration, sent to it as one line of JSON.
+    """An agent's configuration, sent to it as one line of JSON."""
 
-    Attributes:
-        name: The node's.
-        token: The lab's secret, by which its processes know one another.
-        etcd: Where the lab's store is.
-        prefix: Of all the lab's keys there.
-        lab: The lab's description.
-        notice_s: How long the agent stays after SIGTERM, unless its ranks have moved or the lab
-            ends before.
-    """
-
-    name: str
-    token: str
-    etcd: EtcdAddress
-    prefix: str
-    lab: LabRecord
+    name: str  # the node's
+    token: str  # the lab's secret, by which its processes know one another
+    etcd: EtcdAddress  # where the lab's store is
+    prefix: str  # of all the lab's keys there
+    lab: LabRecord  # the lab's description
+    # How long the agent stays after SIGTERM, unless its ranks have moved or the lab ends before.
     notice_s: float = 0.0
 
 
@@ -114,18 +92,12 @@ class SharedMachine(
 
 
 class BootOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An order to the start-up program: an agent for each of its ranks.
+    """An order to the start-up program: an agent for each of its ranks."""
 
-    Attributes:
-        agents: Their configurations; none where nothing is to be started.
-        log_folder: Where their logs go.
-        hosts: The host of each rank, as it was called; none on this machine alone.
-        taken: The machines that have an agent already, and how their hosts were called.
-    """
-
-    agents: list[AgentConfig]
-    log_folder: str
-    hosts: list[str] = []
+    agents: list[AgentConfig]  # their configurations; none where nothing is to be started
+    log_folder: str  # where their logs go
+    hosts: list[str] = []  # the host of each rank, as it was called; none on this machine alone
+    # The machines that have an agent already, and how their hosts were called.
     taken: dict[str, str] = {}
 
 

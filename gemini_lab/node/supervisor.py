@@ -60,35 +60,22 @@ RANKS_WAITING: Final = 1024
 
 
 class Supervisor:
-    """One node's workers and memory, in its agent.
-
-    Args:
-        name: The node's.
-        ip: Where its workers are reached.
-        warm: Whether workers are forked from a process that has their imports.
-        lab: The way to the log.
-        root: The way to the root agent.
-        tasks: Where work beside an order runs.
-        leave: Ends the agent.
-        machine: Where its agent runs.
-
-    Attributes:
-        epoch: The newest that this node knows; what belongs to an older one counts no more.
-    """
+    """One node's workers and memory, in its agent."""
 
     def __init__(
         self,
         *,
-        name: str,
-        ip: str,
-        warm: bool,
-        lab: LabLink,
-        root: RootLink,
-        tasks: Tasks,
-        leave: Callable[[], None],
-        machine: AgentMachine,
+        name: str,  # the node's
+        ip: str,  # where its workers are reached
+        warm: bool,  # whether workers are forked from a process that has their imports
+        lab: LabLink,  # the way to the log
+        root: RootLink,  # the way to the root agent
+        tasks: Tasks,  # where work beside an order runs
+        leave: Callable[[], None],  # ends the agent
+        machine: AgentMachine,  # where its agent runs
     ) -> None:
         self.name, self.lab, self.root = name, lab, root
+        # The newest that this node knows; what belongs to an older one counts no more.
         self.epoch = 0
         self._ip, self._is_warm = ip, warm
         self._tasks, self._leave = tasks, leave

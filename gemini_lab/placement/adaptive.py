@@ -158,19 +158,12 @@ def propose_placement(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """Search over candidate placements, in order.
+    """Search over candidate placements, in order."""
 
-    Attributes:
-        plan: Makes the placement of so many replicas.
-        fits: How many shards each node has room for.
-        dangers: What placements have to survive.
-        target, horizon_days: How surely, and for how long.
-    """
-
-    plan: Callable[..., Placement]
-    fits: Sequence[int]
-    dangers: Dangers
-    target: float
+    plan: Callable[..., Placement]  # makes the placement of so many replicas
+    fits: Sequence[int]  # how many shards each node has room for
+    dangers: Dangers  # what placements have to survive
+    target: float  # target, horizon_days: how surely, and for how long
     horizon_days: float
 
     def tries(self, first: int, most: int) -> Iterator[tuple[Trial, Placement | None]]:

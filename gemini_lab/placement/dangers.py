@@ -12,18 +12,13 @@ from gemini_lab.placement.risk import DAY_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dangers:
-    """Failure rates of the nodes on a placement's positions.
+    """Failure rates of the nodes on a placement's positions."""
 
-    Attributes:
-        failures_per_day: Of each position's node, by itself.
-        repair_s: From a node's loss until its copies exist again on its successor.
-        racks: Failure domain of each position; `None` where they are not known.
-        racks_per_day: How often a whole rack fails; 0 for one that is not here.
-    """
-
-    failures_per_day: Sequence[float]
-    repair_s: float
+    failures_per_day: Sequence[float]  # of each position's node, by itself
+    repair_s: float  # from a node's loss until its copies exist again on its successor
+    # Failure domain of each position; `None` where they are not known.
     racks: Sequence[str] | None = None
+    # How often a whole rack fails; 0 for one that is not here.
     racks_per_day: Mapping[str, float] = field(default_factory=dict)
 
     def loss_rate_per_day(self, holders: Collection[int]) -> float:

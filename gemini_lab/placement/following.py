@@ -27,44 +27,28 @@ WORTH: Final = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Another placement, and what makes it better.
+    """Another placement, and what makes it better."""
 
-    Attributes:
-        placement: Who is to keep what.
-        between: Who keeps what until a version is whole in the new places: old and new holders.
-        added: The shard's position and the one that is to keep it, of each copy that comes.
-        dropped: The same of each copy that goes.
-        loss_chance_then: The chance, as it is, that memory does not suffice within the horizon.
-        loss_chance: With the change.
-        met: Whether that reaches the target.
-        reason: Why, for people.
-    """
-
-    placement: Placement
+    placement: Placement  # who is to keep what
+    # Who keeps what until a version is whole in the new places: old and new holders.
     between: Placement
+    # The shard's position and the one that is to keep it, of each copy that comes.
     added: tuple[tuple[int, int], ...]
-    dropped: tuple[tuple[int, int], ...]
-    loss_chance_then: float
-    loss_chance: float
-    met: bool
-    reason: str
+    dropped: tuple[tuple[int, int], ...]  # the same of each copy that goes
+    loss_chance_then: float  # the chance, as it is, that memory does not suffice within the horizon
+    loss_chance: float  # with the change
+    met: bool  # whether that reaches the target
+    reason: str  # why, for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follower:
-    """Changes placements as the risk does.
+    """Changes placements as the risk does."""
 
-    Attributes:
-        target: The chance that memory suffices for `horizon_days`, below 1.
-        horizon_days: How long.
-        fewest_replicas: No shard has fewer copies, unless memory is short.
-        most_replicas: No shard gets more.
-    """
-
-    target: float
-    horizon_days: float
-    fewest_replicas: int = 2
-    most_replicas: int = 6
+    target: float  # the chance that memory suffices for `horizon_days`, below 1
+    horizon_days: float  # how long
+    fewest_replicas: int = 2  # no shard has fewer copies, unless memory is short
+    most_replicas: int = 6  # no shard gets more
 
     def __post_init__(self) -> None:
         if not 0 <= self.target < 1 or self.horizon_days < 0 or self.fewest_replicas < 1:
@@ -146,18 +130,14 @@ def _differing(
 
 
 class _Draft:
-    """A placement that is being changed.
-
-    Attributes:
-        holders: Who keeps each shard, owner first.
-    """
+    """A placement that is being changed."""
 
     def __init__(
         self, current: Placement, dangers: Dangers, fits: Sequence[int], *, most: int
     ) -> None:
         self._current, self._dangers = current, dangers
         self._most = min(most, current.nodes)
-        self.holders = list(current.holders)
+        self.holders = list(current.holders)  # who keeps each shard, owner first
         self._rates: dict[frozenset[int], float] = {}
         # A copy that goes leaves no room before a version is whole without it.
         self._room = [fit - load for fit, load in zip(fits, current.loads, strict=True)]

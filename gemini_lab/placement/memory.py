@@ -40,21 +40,15 @@ def shards_that_fit(
 
 
 def seat_guests(
+    # Of the shards of the nodes in `groups`, each of which keeps m shards already.
     holders: Mapping[int, tuple[int, ...]],
     *,
-    groups: Sequence[Sequence[int]],
-    fits: Sequence[int],
-    replicas: int,
-    racks: Sequence[str] | None,
+    groups: Sequence[Sequence[int]],  # nodes with room for m shards or more
+    fits: Sequence[int],  # room of every node, in shards
+    replicas: int,  # copies of each shard, m
+    racks: Sequence[str] | None,  # A guest prefers hosts outside its own rack
 ) -> tuple[tuple[int, ...], ...] | None:
     """Holders of all shards, where nodes without a group put their copies into one group each.
-
-    Args:
-        holders: Of the shards of the nodes in `groups`, each of which keeps m shards already.
-        groups: Nodes with room for m shards or more.
-        fits: Room of every node, in shards.
-        replicas: Copies of each shard, m.
-        racks: A guest prefers hosts outside its own rack.
 
     Returns:
         Holders by node, owner first; `None` if no group has room left for some guest.

@@ -305,18 +305,13 @@ def _quiet_and_limit(pulse: WorkerPulse, limits: Limits) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OpenCollective:
-    """A collective in which some ranks wait, because others have not entered it.
+    """A collective in which some ranks wait, because others have not entered it."""
 
-    Attributes:
-        newest: The collective, as one of those that wait has entered it.
-        waiting: The ranks that wait in it, and what each calls.
-        absent: The ranks of its group that have not entered it, and their last one there.
-        culprits: Those of `absent` that wait in no other collective; all, if each of them does.
-    """
-
-    newest: Entered
-    waiting: dict[int, Entered]
+    newest: Entered  # the collective, as one of those that wait has entered it
+    waiting: dict[int, Entered]  # the ranks that wait in it, and what each calls
+    # The ranks of its group that have not entered it, and their last one there.
     absent: dict[int, Entered]
+    # Those of `absent` that wait in no other collective; all, if each of them does.
     culprits: frozenset[int]
 
     def __str__(self) -> str:

@@ -331,17 +331,12 @@ class _Seats:
 
     def with_holders(
         self,
-        members: Sequence[str | None],
+        members: Sequence[str | None],  # the node on each position
+        # All living nodes that hold each shard of the version.
         nodes_of: Mapping[int, Sequence[str]],
-        shards: Collection[int],
+        shards: Collection[int],  # of the version
     ) -> tuple[str | None, ...] | None:
-        """Return the members with standbys seated so that a version is whole, if that is possible.
-
-        Args:
-            members: The node on each position.
-            nodes_of: All living nodes that hold each shard of the version.
-            shards: Of the version.
-        """
+        """Return the members with standbys seated so that a version is whole, if that can be."""
         seated = list(members)
         held: dict[str, list[int]] = defaultdict(list)
         for shard, nodes in nodes_of.items():

@@ -58,21 +58,14 @@ Said = IterationBegun | Iteration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """All that one try said of one iteration of one rank.
+    """All that one try said of one iteration of one rank."""
 
-    Attributes:
-        epoch: The try.
-        inputs: With what it began; `None` where that was not said.
-        values: What came out; empty where it did not end.
-        is_done: Whether it ended.
-        restored: Whether only a version tells of it.
-    """
-
-    epoch: int
-    inputs: Inputs | None = None
+    epoch: int  # the try
+    inputs: Inputs | None = None  # with what it began; `None` where that was not said
+    # What came out; empty where it did not end.
     values: Mapping[str, Number] = field(default_factory=dict)
-    is_done: bool = False
-    restored: bool = False
+    is_done: bool = False  # whether it ended
+    restored: bool = False  # whether only a version tells of it
 
     @property
     def compared(self) -> set[str]:

@@ -48,91 +48,60 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightPiece:
-    """A run of elements that a shard holds of one weight, or of what is kept for it.
+    """A run of elements that a shard holds of one weight, or of what is kept for it."""
 
-    Attributes:
-        weight: The weight's name in the model.
-        weight_offset: First element, in the flattened weight or state.
-        tensor: Number of the tensor in the payload that holds them.
-        tensor_offset: First element, in that tensor.
-        numel: How many elements.
-        state: The optimizer's name for what they are of; empty for the weight itself, in master
-            (fp32) precision.
-    """
-
-    weight: str
-    weight_offset: int
-    tensor: int
-    tensor_offset: int
-    numel: int
+    weight: str  # the weight's name in the model
+    weight_offset: int  # first element, in the flattened weight or state
+    tensor: int  # number of the tensor in the payload that holds them
+    tensor_offset: int  # first element, in that tensor
+    numel: int  # how many elements
+    # The optimizer's name for what they are of; empty for the weight itself, in master (fp32)
+    # precision.
     state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """One shard's file in the persistent tier, as the manifest of its version has it.
+    """One shard's file in the persistent tier, as the manifest of its version has it."""
 
-    Attributes:
-        shard: Whose.
-        file: Its name; it carries the digest.
-        size_bytes: Of the file.
-        digest: xxh3_128 of the whole file, hexadecimal.
-        chunk_bytes: What one of `chunk_digests` covers; 0 where there are none.
-        chunk_digests: xxh3_64 of each chunk of the file, 16 hexadecimal digits each, so that parts
-            of it can be read and verified.
-    """
-
-    shard: int
-    file: str
-    size_bytes: int
-    digest: str
-    chunk_bytes: int = 0
+    shard: int  # whose
+    file: str  # its name; it carries the digest
+    size_bytes: int  # of the file
+    digest: str  # xxh3_128 of the whole file, hexadecimal
+    chunk_bytes: int = 0  # what one of `chunk_digests` covers; 0 where there are none
+    # xxh3_64 of each chunk of the file, 16 hexadecimal digits each, so that parts of it can be read
+    # and verified.
     chunk_digests: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """The form of one rank's payload; it stays the same for a whole run.
+    """The form of one rank's payload; it stays the same for a whole run."""
 
-    Attributes:
-        rank: Whose shard.
-        world_size: How many shards make a version.
-        stage: ZeRO stage; 0 without ZeRO.
-        optimizer: Class of the optimizer.
-        tensors: What follows the small state, in order of offset.
-        small_offset_bytes: Where the small state begins.
-        small_capacity_bytes: Room for it.
-        payload_bytes: Size of the whole.
-        weights: Shape of each trained weight of the model.
-        pieces: Which parts of which weights and of their optimizer's state this shard holds; what
-            is in no piece is padding. Several ranks may hold the same.
-        aliases: Further names of tied weights, and the name that `weights` has.
-        frozen: Weights that are not trained, thus not in any payload.
-        frozen_digest: Checksum of them.
-        parallelism: How the ranks share the model: `"ZeRO"`, `"DDP"`, `"FSDP2"` or `"none"`.
-        frozen_sum: Checksum of the frozen weights that does not depend on the number of ranks.
-        unplaced: Tensors of the optimizer whose place in the whole is not known, so that only as
-            many ranks can read this shard.
-        uneven: Why no other number of ranks can read this shard, in words; empty if all ranks
-            hold parts of one model.
-    """
-
-    rank: int
-    world_size: int
-    stage: int
-    optimizer: str
-    tensors: tuple[TensorSpec, ...]
-    small_offset_bytes: int
-    small_capacity_bytes: int
-    payload_bytes: int
-    weights: Mapping[str, tuple[int, ...]]
+    rank: int  # whose shard
+    world_size: int  # how many shards make a version
+    stage: int  # ZeRO stage; 0 without ZeRO
+    optimizer: str  # class of the optimizer
+    tensors: tuple[TensorSpec, ...]  # what follows the small state, in order of offset
+    small_offset_bytes: int  # where the small state begins
+    small_capacity_bytes: int  # room for it
+    payload_bytes: int  # size of the whole
+    weights: Mapping[str, tuple[int, ...]]  # shape of each trained weight of the model
+    # Which parts of which weights and of their optimizer's state this shard holds; what is in no
+    # piece is padding. Several ranks may hold the same.
     pieces: tuple[WeightPiece, ...]
-    aliases: Mapping[str, str]
-    frozen: tuple[str, ...]
-    frozen_digest: str
+    aliases: Mapping[str, str]  # further names of tied weights, and the name that `weights` has
+    frozen: tuple[str, ...]  # weights that are not trained, thus not in any payload
+    frozen_digest: str  # checksum of them
+    # How the ranks share the model: `"ZeRO"`, `"DDP"`, `"FSDP2"` or `"none"`.
     parallelism: str = "ZeRO"
+    # Checksum of the frozen weights that does not depend on the number of ranks.
     frozen_sum: str = ""
+    # Tensors of the optimizer whose place in the whole is not known, so that only as many ranks can
+    # read this shard.
     unplaced: tuple[str, ...] = ()
+    # Why no other number of ranks can read this shard, in words; empty if all ranks hold parts of
+    # one model.
     uneven: str = ""
 
     def to_json(self) -> dict[str, Any]:

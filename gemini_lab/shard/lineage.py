@@ -36,16 +36,12 @@ MOST_REWINDS: Final = 2**_REWIND_BITS - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lineage:
-    """The run that made a version, the epoch in which it did, and after how many rewinds in it.
+    """The run that made a version, the epoch in which it did, and after how many rewinds in it."""
 
-    Attributes:
-        run: The run's identity, 32 bits; 0 where there are no runs, as in simulations.
-        epoch: The restart after which the version was made.
-        rewinds: How often training went back, between that restart and the version.
-    """
-
+    # The run's identity, 32 bits; 0 where there are no runs, as in simulations.
     run: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
-    epoch: Count = 0
+    epoch: Count = 0  # the restart after which the version was made
+    # How often training went back, between that restart and the version.
     rewinds: Annotated[int, msgspec.Meta(ge=0, lt=2**_REWIND_BITS)] = 0
 
     @property

@@ -22,32 +22,20 @@ State = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Bytes that lie side by side in an old shard and in a new one.
+    """Bytes that lie side by side in an old shard and in a new one."""
 
-    Attributes:
-        shard: The old shard.
-        source_bytes: Where they begin in its payload.
-        target_bytes: Where they begin in the new payload.
-        size_bytes: How many they are.
-    """
-
-    shard: int
-    source_bytes: int
-    target_bytes: int
-    size_bytes: int
+    shard: int  # the old shard
+    source_bytes: int  # where they begin in its payload
+    target_bytes: int  # where they begin in the new payload
+    size_bytes: int  # how many they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recut:
-    """Plan of one new shard without its small state; each byte is written once.
+    """Plan of one new shard without its small state; each byte is written once."""
 
-    Attributes:
-        moves: What comes from old shards, in order of `target_bytes`.
-        zeros: Offset and size of each run of padding, in order.
-    """
-
-    moves: tuple[Move, ...]
-    zeros: tuple[tuple[int, int], ...]
+    moves: tuple[Move, ...]  # what comes from old shards, in order of `target_bytes`
+    zeros: tuple[tuple[int, int], ...]  # offset and size of each run of padding, in order
 
     def moves_from(self, shard: int) -> list[Move]:
         """Return the moves out of one old shard, in the order of their offsets there."""

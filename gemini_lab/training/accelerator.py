@@ -22,24 +22,20 @@ class SlowLayers:
     before it computes its gradients. A layer whose forward pass is repeated, as activation
     recomputation does, takes its time each time.
 
-    Args:
-        layers: The modules, such as a model's blocks; each must return a tensor or a tuple.
-        forward_s: What each adds to the forward pass.
-        backward_s: What each adds to the backward pass; without it, twice `forward_s`, the usual
-            proportion of work.
-        sleep: Waits that many seconds.
-
     Raises:
         ConfigError: There are no layers, or a time is negative.
     """
 
     def __init__(
         self,
+        # The modules, such as a model's blocks; each must return a tensor or a tuple.
         layers: Iterable[nn.Module],
         *,
-        forward_s: float,
+        forward_s: float,  # what each adds to the forward pass
+        # What each adds to the backward pass; without it, twice `forward_s`, the usual proportion
+        # of work.
         backward_s: float | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = time.sleep,  # waits that many seconds
     ) -> None:
         chosen = list(layers)
         self._sleep = sleep

@@ -26,15 +26,10 @@ HUGGING_FACE: Final = "hf:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """A text as bytes.
+    """A text as bytes."""
 
-    Attributes:
-        name: Where it comes from, for people.
-        text: The bytes, in an order that is the same on every node.
-    """
-
-    name: str
-    text: bytes = field(repr=False)
+    name: str  # where it comes from, for people
+    text: bytes = field(repr=False)  # the bytes, in an order that is the same on every node
 
     def digest(self) -> str:
         """Return a fingerprint: equal for equal texts, so that nodes and restarts can compare."""

@@ -19,21 +19,13 @@ VOCABULARY: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTConfig:
-    """The shape of a model.
+    """The shape of a model."""
 
-    Attributes:
-        layers: Transformer blocks.
-        width: Length of each token's vector, D; the feed-forward part is four times as wide.
-        heads: Attention heads, H; they share the width equally.
-        context: The longest sequence the model can read, in tokens.
-        dropout: Probability that an activation is dropped in training.
-    """
-
-    layers: int
-    width: int
-    heads: int
-    context: int
-    dropout: float = 0.1
+    layers: int  # transformer blocks
+    width: int  # length of each token's vector, D; the feed-forward part is four times as wide
+    heads: int  # attention heads, H; they share the width equally
+    context: int  # the longest sequence the model can read, in tokens
+    dropout: float = 0.1  # probability that an activation is dropped in training
 
     def __post_init__(self) -> None:
         if min(self.layers, self.width, self.heads, self.context) < 1:

@@ -34,17 +34,11 @@ FEWEST: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of the main job.
+    """The result of the main job."""
 
-    Attributes:
-        undisturbed: The run that never failed.
-        disturbed: The run with failures.
-        comparison: Whether every loss of every rank is the same, bit by bit.
-    """
-
-    undisturbed: RunReport
-    disturbed: RunReport
-    comparison: Comparison
+    undisturbed: RunReport  # the run that never failed
+    disturbed: RunReport  # the run with failures
+    comparison: Comparison  # whether every loss of every rank is the same, bit by bit
 
     @property
     def verdict(self) -> str:

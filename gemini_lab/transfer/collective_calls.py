@@ -15,19 +15,12 @@ from gemini_lab.transfer.group import TransferHandle
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation: which arguments of the method say its size and its group.
+    """An operation: which arguments of the method say its size and its group."""
 
-    Attributes:
-        sized: Name of the parameter whose tensors are counted; empty for none.
-        position: Its position.
-        group: The position of the parameter `group`.
-        per_rank: Whether that tensor is one rank's part of the whole.
-    """
-
-    sized: str
-    position: int = 0
-    group: int = 2
-    per_rank: bool = False
+    sized: str  # name of the parameter whose tensors are counted; empty for none
+    position: int = 0  # its position
+    group: int = 2  # the position of the parameter `group`
+    per_rank: bool = False  # whether that tensor is one rank's part of the whole
 
     def group_of(
         self, args: Sequence[object], kwargs: Mapping[str, object]

@@ -58,25 +58,16 @@ class CommHook:
     collective is under way and whether a chunk may be sent now. On CUDA "under way" is what the CPU
     has handed over: there the streams order the traffic, and only the recorded times are the
     device's.
-
-    Args:
-        backend: DeepSpeed's comm object; without it, that of `deepspeed.comm`.
-        clock: `WallClock` or `DeviceClock`.
-        pace: Gives each collective the time at which an emulated link has carried it (CPU only).
-        recording: Whether to keep times; without, collectives are only counted and compared.
-
-    Attributes:
-        calls: Collectives called since the iteration began.
-        is_updating: Whether the optimizer step is running.
-        deviation: How this iteration differs from the expected one, in words; empty if not.
     """
 
     def __init__(
         self,
-        backend: Any = None,
+        backend: Any = None,  # DeepSpeed's comm object; without it, that of `deepspeed.comm`
         *,
-        clock: Clock | None = None,
+        clock: Clock | None = None,  # `WallClock` or `DeviceClock`
+        # Gives each collective the time at which an emulated link has carried it (CPU only).
         pace: Pace | None = None,
+        # Whether to keep times; without, collectives are only counted and compared.
         recording: bool = True,
     ) -> None:
         if pace is not None and isinstance(clock, DeviceClock):
@@ -85,8 +76,9 @@ class CommHook:
         self._clock: Clock = clock or WallClock()
         self._pace = pace
         self._recording = recording
-        self.calls = 0
-        self.is_updating = False
+        self.calls = 0  # collectives called since the iteration began
+        self.is_updating = False  # whether the optimizer step is running
+        # How this iteration differs from the expected one, in words; empty if not.
         self.deviation = ""
         self._iteration = 0
         # A plain lock: nothing here calls back into it, and the hook runs at every collective.

@@ -52,17 +52,11 @@ _POLL_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """The messages that one rank exchanges at once.
+    """The messages that one rank exchanges at once."""
 
-    Attributes:
-        after: How many of training's collectives come before it.
-        sends: The chunk that leaves, and to whom; at most one.
-        receives: The chunks that arrive, and from whom.
-    """
-
-    after: int
-    sends: tuple[tuple[Chunk, int], ...]
-    receives: tuple[tuple[Chunk, int], ...]
+    after: int  # how many of training's collectives come before it
+    sends: tuple[tuple[Chunk, int], ...]  # the chunk that leaves, and to whom; at most one
+    receives: tuple[tuple[Chunk, int], ...]  # the chunks that arrive, and from whom
 
 
 def rounds(

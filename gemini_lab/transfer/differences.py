@@ -71,13 +71,9 @@ class Maker(Protocol):
 
 @dataclass(slots=True)
 class ReplicaTrust:
-    """Whether versions are still made of differences, by how often what was made differed.
+    """Whether versions are still made of differences, by how often what was made differed."""
 
-    Attributes:
-        is_lost: Whether they are not, until this job's next start.
-    """
-
-    is_lost: bool = False
+    is_lost: bool = False  # whether they are not, until this job's next start
     _newest: deque[bool] = field(default_factory=lambda: deque(maxlen=TRIED))
 
     def note(self, *, differing: int, lost: int) -> str:
@@ -98,13 +94,7 @@ class ReplicaTrust:
 
 
 class Differences:
-    """One rank's part in versions that are sent as differences; on the replicator's thread.
-
-    Args:
-        own: What leaves: each version's difference lies there.
-        makers: By rank whose shard is kept here, who makes its versions.
-        full_every: Of so many versions one is sent in full.
-    """
+    """One rank's part in versions that are sent as differences; on the replicator's thread."""
 
     def __init__(
         self,
@@ -112,9 +102,9 @@ class Differences:
         peers: Peers,
         slab: Slab,
         *,
-        own: Chunks,
-        makers: Mapping[int, Maker],
-        full_every: int | None = None,
+        own: Chunks,  # what leaves: each version's difference lies there
+        makers: Mapping[int, Maker],  # by rank whose shard is kept here, who makes its versions
+        full_every: int | None = None,  # of so many versions one is sent in full
     ) -> None:
         self._wire, self._peers, self._slab = wire, peers, slab
         self._own, self._makers = own, makers
@@ -170,16 +160,11 @@ class Differences:
 
     def settle(
         self,
-        local: PayloadSource,
-        buffers: VersionBuffers[WriteBuffer],
-        digests: Mapping[int, Words],
+        local: PayloadSource,  # the own shard, all of which is in its buffer
+        buffers: VersionBuffers[WriteBuffer],  # where it, and versions of other shards, lie
+        digests: Mapping[int, Words],  # the owners' checksums of those
     ) -> tuple[dict[int, str], tuple[SentBytes, ...]]:
         """Compare what was made with what its owners have; what differs comes in full.
-
-        Args:
-            local: The own shard, all of which is in its buffer.
-            buffers: Where it, and versions of other shards, lie.
-            digests: The owners' checksums of those.
 
         Returns:
             By shard kept here, why it came in full; and what left in full.

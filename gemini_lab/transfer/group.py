@@ -34,9 +34,6 @@ class CheckpointGroup:
 
     Args:
         timeout_s: After this, a transfer whose peer says nothing fails.
-
-    Attributes:
-        messages: How many this rank has begun to send and to receive.
     """
 
     def __init__(
@@ -44,7 +41,7 @@ class CheckpointGroup:
     ) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.messages = 0
+        self.messages = 0  # how many this rank has begun to send and to receive
         torch_distributed: Any = dist  # its stubs leave out what this class stands on
         self._store, self._met = store, 0
         self._is_cut = False

@@ -149,19 +149,15 @@ class LinkPacer:
 
     Rings are laid node by node, as NCCL lays them, so a ring crosses each node's link once however
     many of its ranks take part: each of them reserves its part of those bytes.
-
-    Args:
-        bucket: The node's.
-        node_of: From a rank to its node; by default each rank is alone on one.
-        shares: What each operation sends: `RING`, or `GLOO`.
     """
 
     def __init__(
         self,
-        bucket: LinkBucket,
+        bucket: LinkBucket,  # the node's
         *,
+        # From a rank to its node; by default each rank is alone on one.
         node_of: Callable[[int], Hashable] = lambda rank: rank,
-        shares: Shares = RING,
+        shares: Shares = RING,  # what each operation sends: `RING`, or `GLOO`
     ) -> None:
         self._shares = shares
         self.bucket = bucket

@@ -131,14 +131,10 @@ def trimmed_chunk(buffer: Chunks, index: int, payload_bytes: int) -> Bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedCopy:
-    """The cost of receiving a copy.
-
-    Attributes:
-        verify_s: Seconds spent on checksums.
-    """
+    """The cost of receiving a copy."""
 
     payload_bytes: int
-    verify_s: float
+    verify_s: float  # seconds spent on checksums
 
 
 def send_copy(copy: ReadBuffer, chunk_bytes: int, *, to: int, group: CheckpointGroup) -> None:

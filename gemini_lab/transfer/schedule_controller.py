@@ -51,27 +51,20 @@ def paced_sizes(link_bytes_per_s: float) -> tuple[int, ...]:
 
 
 def calibrate(
-    group: CheckpointGroup,
+    group: CheckpointGroup,  # used by nothing else meanwhile
     *,
-    sizes: Sequence[int] = SIZES,
-    repeats: int = REPEATS,
+    sizes: Sequence[int] = SIZES,  # message sizes
+    repeats: int = REPEATS,  # messages of each size, in turn with those of the other sizes
+    # Takes a message over an emulated link (`LinkBucket.carry`), before it is sent.
     carry: Callable[[float], None] | None = None,
-    conditions: Sequence[str] = (),
-    lanes: Lanes | None = None,
+    conditions: Sequence[str] = (),  # see `Calibration.conditions`
+    lanes: Lanes | None = None,  # the device's, where chunks go from device to device
 ) -> Calibration:
     """Measure the machine; every rank of `group` calls it at the same time.
 
     Every rank sends to the next and receives from the one before it, as checkpoints do. For each
     size the slowest rank's time counts, so that all ranks get the same alpha and B. Of a rank's own
     times the fastest counts: what held the others up was not the wire.
-
-    Args:
-        group: Used by nothing else meanwhile.
-        sizes: Message sizes.
-        repeats: Messages of each size, in turn with those of the other sizes.
-        carry: Takes a message over an emulated link (`LinkBucket.carry`), before it is sent.
-        conditions: See `Calibration.conditions`.
-        lanes: The device's, where chunks go from device to device.
 
     Raises:
         ConfigError: The group has one rank only, or the times make no line.
@@ -187,29 +180,22 @@ class Mover(Protocol):
 
 
 class ScheduleController:
-    """Carries out one rank's orders, between iterations; called by training's thread.
-
-    Args:
-        wire: What versions travel over; its group is idle whenever `end_iteration` is called.
-        hook: Says when a chunk may leave, and is told of the profile that is followed.
-
-    Attributes:
-        schedule: This rank's, while one is followed.
-    """
+    """Carries out one rank's orders, between iterations; called by training's thread."""
 
     def __init__(
         self,
         planner: OnlinePlanner,
         settings: Settings,
         *,
+        # What versions travel over; its group is idle whenever `end_iteration` is called.
         wire: Wire,
         peers: Peers,
         shard_bytes: Sequence[int],
         replicator: Mover,
-        hook: CommHook,
+        hook: CommHook,  # says when a chunk may leave, and is told of the profile that is followed
         emit: Callable[[events.AnyEvent], None],
     ) -> None:
-        self.schedule: ChunkSchedule | None = None
+        self.schedule: ChunkSchedule | None = None  # this rank's, while one is followed
         self._planner = planner
         self._settings = settings
         self._wire = wire

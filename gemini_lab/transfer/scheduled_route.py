@@ -45,23 +45,19 @@ class IncomingChunk:
 
 
 class ScheduledRoute:
-    """Moves the chunks of versions as their ranks' schedules say, on CPUs.
-
-    Args:
-        wire: Its group, its emulated link, and the bus that empties sub-buffers; without a bus,
-            chunks are received straight into the slab.
-        schedules: The schedules of this rank and of all whose shards it keeps; every rank gets the
-            same ones from the same profile.
-        wait_for_span: Returns when a chunk of that span may leave.
-    """
+    """Moves the chunks of versions as their ranks' schedules say, on CPUs."""
 
     def __init__(
         self,
+        # Its group, its emulated link, and the bus that empties sub-buffers; without a bus, chunks
+        # are received straight into the slab.
         wire: Wire,
         peers: Peers,
+        # The schedules of this rank and of all whose shards it keeps; every rank gets the same ones
+        # from the same profile.
         schedules: Mapping[int, ChunkSchedule],
         *,
-        wait_for_span: Callable[[int | None], None],
+        wait_for_span: Callable[[int | None], None],  # returns when a chunk of that span may leave
     ) -> None:
         self._group = wire.group
         self._carry = wire.carry

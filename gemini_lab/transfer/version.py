@@ -30,18 +30,14 @@ does not: whoever swaps weights for their averages meanwhile changes a run of th
 
 
 class SealPlace(NamedTuple):
-    """A rank's place in its script as it seals a version; each number is -1 if unknown.
+    """A rank's place in its script as it seals a version; each number is -1 if unknown."""
 
-    Attributes:
-        epoch: Of a loop over epochs; those of all ranks are the same.
-        passes: Passes through the data that it has begun since the version before. Some scripts
-            begin them on each rank at its own time.
-        calls: Collectives of all ranks that it has begun since then. Sends and receives may count,
-            of which each rank has its own number.
-    """
-
-    epoch: int = -1
+    epoch: int = -1  # of a loop over epochs; those of all ranks are the same
+    # Passes through the data that it has begun since the version before. Some scripts begin them on
+    # each rank at its own time.
     passes: int = -1
+    # Collectives of all ranks that it has begun since then. Sends and receives may count, of which
+    # each rank has its own number.
     calls: int = -1
 
 
@@ -75,69 +71,46 @@ def require_together(places: Sequence[SealPlace], version: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingVersion:
-    """One version of this rank's shard, to be moved.
-
-    Attributes:
-        pieces: What it is made of; live tensors, which must not change until it is whole.
-        lineage: The history that it is of.
-        difference: What made it of the version before, in one step; `None` if that is not known.
-        place: Where in the script it was sealed.
-        is_withheld: Whether it is to exist only when all ranks have let it: see
-            `Replicator.release`.
-    """
+    """One version of this rank's shard, to be moved."""
 
     version: int
-    pieces: Pieces
+    pieces: Pieces  # what it is made of; live tensors, which must not change until it is whole
     payload_bytes: int
-    lineage: Lineage = NO_LINEAGE
+    lineage: Lineage = NO_LINEAGE  # the history that it is of
+    # What made it of the version before, in one step; `None` if that is not known.
     difference: Bytes | None = None
-    place: SealPlace = NOWHERE
+    place: SealPlace = NOWHERE  # where in the script it was sealed
+    # Whether it is to exist only when all ranks have let it: see `Replicator.release`.
     is_withheld: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """With whom a rank exchanges versions.
-
-    Attributes:
-        sends_to: The ranks that keep this rank's replicas 1, 2, ...
-        receives_from: Rank of each other shard that is kept here, and which replica this is.
-    """
+    """With whom a rank exchanges versions."""
 
     rank: int
-    sends_to: tuple[int, ...] = ()
+    sends_to: tuple[int, ...] = ()  # the ranks that keep this rank's replicas 1, 2, ..
+    # Rank of each other shard that is kept here, and which replica this is.
     receives_from: Mapping[int, int] = field(default_factory=dict)
 
 
 class Asked(NamedTuple):
-    """The requests of a rank's agent, told to other ranks with each version.
+    """The requests of a rank's agent, told to other ranks with each version."""
 
-    Attributes:
-        hold: To stop where a version is whole.
-        back: To go back: the newest order's number, which rises; 0 for none.
-        how: How far, and on by which data.
-    """
-
-    hold: bool = False
-    back: int = 0
-    how: int = 0
+    hold: bool = False  # to stop where a version is whole
+    back: int = 0  # to go back: the newest order's number, which rises; 0 for none
+    how: int = 0  # how far, and on by which data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """The connections and devices that a rank's checkpoints travel over.
+    """The connections and devices that a rank's checkpoints travel over."""
 
-    Attributes:
-        group: A process group over all ranks, used by nothing else.
-        carry: The node's emulated link, if it has one.
-        empty: An emulated bus that brings sub-buffers to the slab, if there is one.
-        lanes: The device's, if training runs on one.
-    """
-
-    group: CheckpointGroup
-    carry: Carry | None = None
+    group: CheckpointGroup  # A process group over all ranks, used by nothing else
+    carry: Carry | None = None  # the node's emulated link, if it has one
+    # An emulated bus that brings sub-buffers to the slab, if there is one.
     empty: Carry | None = None
-    lanes: Lanes | None = None
+    lanes: Lanes | None = None  # the device's, if training runs on one
 
 
 class Chunks(Protocol):
@@ -157,14 +130,10 @@ Memory_co = TypeVar("Memory_co", bound=Chunks, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionBuffers(Generic[Memory_co]):
-    """The buffers of a version on this rank: of shards, or of what made them.
-
-    Attributes:
-        incoming: What is received, by the ranks that it comes from.
-    """
+    """The buffers of a version on this rank: of shards, or of what made them."""
 
     own: Memory_co
-    incoming: Mapping[int, Memory_co]
+    incoming: Mapping[int, Memory_co]  # what is received, by the ranks that it comes from
 
 
 class PayloadSource(Protocol):
@@ -189,13 +158,9 @@ class Filled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentBytes:
-    """The bytes sent to one peer in one idle span; times are seconds since the epoch.
+    """The bytes sent to one peer in one idle span; times are seconds since the epoch."""
 
-    Attributes:
-        span: Number of the idle span; `None` in the background, and on a device.
-    """
-
-    span: int | None
+    span: int | None  # number of the idle span; `None` in the background, and on a device
     peer: int
     sent_bytes: int
     start_s: float
@@ -204,44 +169,32 @@ class SentBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedVersion:
-    """The cost of moving one version, on this rank.
-
-    Attributes:
-        local_s: Seconds that copying and sealing the own shard took.
-        whole_s: Seconds until all that this rank writes of it was whole: own shard and replicas.
-        duration_s: Seconds until the version was whole on all ranks.
-        sent: What left for which peer, and in which idle span.
-        form: What left: shards, or what peers make them of.
-        differing: By shard that is kept here, why what was made of it was not its owner's, and was
-            sent in full.
-        ended: Why shards are sent in full from here on; empty if they were before, or are not.
-    """
+    """The cost of moving one version, on this rank."""
 
     version: int
     sent_bytes: int
-    local_s: float
+    local_s: float  # seconds that copying and sealing the own shard took
+    # Seconds until all that this rank writes of it was whole: own shard and replicas.
     whole_s: float
-    duration_s: float
-    sent: tuple[SentBytes, ...] = ()
-    form: Literal["copy", "gradients"] = "copy"
+    duration_s: float  # seconds until the version was whole on all ranks
+    sent: tuple[SentBytes, ...] = ()  # what left for which peer, and in which idle span
+    form: Literal["copy", "gradients"] = "copy"  # what left: shards, or what peers make them of
+    # By shard that is kept here, why what was made of it was not its owner's, and was sent in full.
     differing: Mapping[int, str] = field(default_factory=dict)
+    # Why shards are sent in full from here on; empty if they were before, or are not.
     ended: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A record that shows later writes to a version's tensors: see `require_unwritten`.
+    """A record that shows later writes to a version's tensors: see `require_unwritten`."""
 
-    Attributes:
-        counts: How often torch has seen each of them, or what it is a view of, written. Writes
-            through `.data`, and those of kernels that do not tell torch, are not among them.
-        places: Where a few of their bytes lie in the payload, evenly: the first, and how many.
-        sample: These bytes, one after another, on the tensors' own device.
-    """
-
+    # How often torch has seen each of them, or what it is a view of, written. Writes through
+    # `.data`, and those of kernels that do not tell torch, are not among them.
     counts: tuple[int, ...]
+    # Where a few of their bytes lie in the payload, evenly: the first, and how many.
     places: tuple[tuple[int, int], ...]
-    sample: torch.Tensor
+    sample: torch.Tensor  # these bytes, one after another, on the tensors' own device
 
 
 def moment_of(version: OutgoingVersion) -> Moment:

@@ -53,12 +53,7 @@ _BROKEN: Final = (ConnectionError, OSError, EOFError, ValueError)
 
 
 class Channel:
-    """One authenticated connection.
-
-    Attributes:
-        peer: The opener's greeting.
-        age_s: At the listener's end, how old the greeting may have been when it was read.
-    """
+    """One authenticated connection."""
 
     def __init__(
         self,
@@ -68,7 +63,8 @@ class Channel:
         *,
         age_s: float = 0.0,
     ) -> None:
-        self.peer = peer
+        self.peer = peer  # the opener's greeting
+        # At the listener's end, how old the greeting may have been when it was read.
         self.age_s = age_s
         self._reader = reader
         self._writer = writer

@@ -45,15 +45,13 @@ class BucketOrder:
     Args:
         ddp: The model; its gradients are watched until the first iteration is over.
 
-    Attributes:
-        indices: Of DDP's own parameters, as they came; empty until all have, and where DDP had
-            seen an order before.
-
     Raises:
         UnsupportedError: This PyTorch's DDP is another.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
+        # Of DDP's own parameters, as they came; empty until all have, and where DDP had seen an
+        # order before.
         self.indices: list[int] = []
         self._ddp: Any = ddp
         require(ddp, *_READ, package="torch")

@@ -184,14 +184,12 @@ class OptimizerState:
 
     Large are the weights, all that has more than one element, and all that is sharded. The rest,
     such as counts of steps, is small.
-
-    Attributes:
-        weights: What they train, in their order.
     """
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
         self._optimizers = optimizers
         trained = [(o, g, w) for o in optimizers for g in o.param_groups for w in g["params"]]
+        # What they train, in their order.
         self.weights: list[nn.Parameter] = [weight for *_, weight in trained]
         self._groups = [group for _, group, _ in trained]
         self._owners = [optimizer for optimizer, *_ in trained]

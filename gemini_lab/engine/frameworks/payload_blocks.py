@@ -38,58 +38,37 @@ class FlatRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One tensor of the state of one rank.
+    """One tensor of the state of one rank."""
 
-    Attributes:
-        parameter: Number of the parameter that it is, or is kept for, in the optimizer.
-        name: `WEIGHT`, or the optimizer's name for it.
-        dtype: By torch's name.
-        numel: How many elements of it this rank has.
-        place: The first of them in the whole tensor; None if they are not one run there.
-        holders: The ranks that hold the same tensor; empty if this one alone does.
-    """
-
-    parameter: int
-    name: str
-    dtype: str
-    numel: int
+    parameter: int  # number of the parameter that it is, or is kept for, in the optimizer
+    name: str  # `WEIGHT`, or the optimizer's name for it
+    dtype: str  # by torch's name
+    numel: int  # how many elements of it this rank has
+    # The first of them in the whole tensor; None if they are not one run there.
     place: int | None = 0
+    # The ranks that hold the same tensor; empty if this one alone does.
     holders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSegment:
-    """A run of elements of one tensor that lies in a payload.
+    """A run of elements of one tensor that lies in a payload."""
 
-    Attributes:
-        kept: The tensor's number.
-        start: First element, in the flattened tensor.
-        numel: How many.
-        at: First element, in the block's part.
-    """
-
-    kept: int
-    start: int
-    numel: int
-    at: int
+    kept: int  # the tensor's number
+    start: int  # first element, in the flattened tensor
+    numel: int  # how many
+    at: int  # first element, in the block's part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBlock:
-    """All tensors of one name and type that the same ranks hold.
+    """All tensors of one name and type that the same ranks hold."""
 
-    Attributes:
-        name: Theirs.
-        dtype: Theirs.
-        holders: Theirs; empty if this rank alone holds them.
-        numel: Elements of a part; the same for all holders.
-        parts: The segments of each holder's part, in the order of the holders.
-    """
-
-    name: str
-    dtype: str
-    holders: tuple[int, ...]
-    numel: int
+    name: str  # theirs
+    dtype: str  # theirs
+    holders: tuple[int, ...]  # theirs; empty if this rank alone holds them
+    numel: int  # elements of a part; the same for all holders
+    # The segments of each holder's part, in the order of the holders.
     parts: tuple[tuple[TensorSegment, ...], ...]
 
 

@@ -22,17 +22,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heir:
-    """A rank that goes on from a version of another number of ranks.
-
-    Attributes:
-        ranks: How many there are now.
-        layouts: Of the version's shards, by their ranks.
-        remarks: What could not be taken over as it was, for the script's author.
-    """
+    """A rank that goes on from a version of another number of ranks."""
 
     rank: int
-    ranks: int
-    layouts: Sequence[ShardLayout]
+    ranks: int  # how many there are now
+    layouts: Sequence[ShardLayout]  # of the version's shards, by their ranks
+    # What could not be taken over as it was, for the script's author.
     remarks: list[str] = field(default_factory=list)
 
     @property

@@ -293,14 +293,10 @@ def place_of(tensor: torch.Tensor) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """The ranks that hold one tensor alike, and the process groups that lead to all of them.
+    """The ranks that hold one tensor alike, and the process groups that lead to all of them."""
 
-    Attributes:
-        ranks: The holders, row by row over the axes.
-        axes: A process group for each dimension along which the tensor is replicated.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # the holders, row by row over the axes
+    # A process group for each dimension along which the tensor is replicated.
     axes: tuple[dist.ProcessGroup, ...]
 
     @classmethod

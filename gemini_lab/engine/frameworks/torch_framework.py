@@ -51,21 +51,17 @@ class ReplicaCheck:
     At the start, and after update 1, 2, 4, 8 and so on from there: to read all of them costs some
     tenths of a second a GB, and so often that is nothing in the long run.
 
-    Args:
-        tensors: Gives this rank's replicated tensors, each with its block.
-        most: Blocks of such tensors on the rank that has most of them.
-        called: The word for how ranks share the model.
-
     Raises:
         UnsupportedError: Ranks differ already.
     """
 
     def __init__(
         self,
+        # Gives this rank's replicated tensors, each with its block.
         tensors: Callable[[], Iterator[tuple[TensorBlock, torch.Tensor]]],
         *,
-        most: int,
-        called: str,
+        most: int,  # blocks of such tensors on the rank that has most of them
+        called: str,  # the word for how ranks share the model
     ) -> None:
         self._tensors, self._most, self._called = tensors, most, called
         self._updates = 0

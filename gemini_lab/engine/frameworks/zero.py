@@ -47,15 +47,11 @@ STAND_IN_NUMEL: Final = 61
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateForm:
-    """The form of one partition's state.
+    """The form of one partition's state."""
 
-    Attributes:
-        large: Tensors of the partition's own shape: their types by name, in order.
-        devices: Where tensors of one element are kept, by name.
-    """
-
+    # Tensors of the partition's own shape: their types by name, in order.
     large: dict[str, torch.dtype]
-    devices: dict[str, torch.device]
+    devices: dict[str, torch.device]  # where tensors of one element are kept, by name
 
 
 def state_form(
@@ -187,17 +183,13 @@ def _is_plain(weight: ZeroParameter) -> bool:
 
 
 class Partitions(ABC):
-    """A rank's part of a ZeRO engine's state.
+    """A rank's part of a ZeRO engine's state."""
 
-    Attributes:
-        MASTERS: Where DeepSpeed's optimizer has this rank's partitions of the master weights.
-        WEIGHTS: Where it has the model's weights, by partition.
-        SCALING: What DeepSpeed's optimizer keeps of loss scaling, beside its tensors.
-    """
-
+    # Where DeepSpeed's optimizer has this rank's partitions of the master weights.
     MASTERS: ClassVar[str]
-    WEIGHTS: ClassVar[str]
+    WEIGHTS: ClassVar[str]  # where it has the model's weights, by partition
 
+    # What DeepSpeed's optimizer keeps of loss scaling, beside its tensors.
     SCALING: ClassVar[tuple[str, ...]] = (
         "external_loss_scale",
         "loss_scaler",

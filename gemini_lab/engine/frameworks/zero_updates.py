@@ -40,13 +40,10 @@ class ScaleWatch:
 
     DeepSpeed's own function is asked what it makes of a one, where it does that to the gradients.
     One that cannot be asked so gives no number: nothing is narrowed then, versions go in full.
-
-    Attributes:
-        scale: Of the gradients that were unscaled last.
     """
 
     def __init__(self, zero: ZeROOptimizer) -> None:
-        self.scale = 1.0
+        self.scale = 1.0  # of the gradients that were unscaled last
         self._zero = zero
         self._inner = zero.unscale_and_clip_grads
         zero.unscale_and_clip_grads = self._unscale

@@ -33,10 +33,6 @@ class VersionMaker:
 
     Training's main thread makes it: the process ends with the thread that started it.
 
-    Attributes:
-        room: Where differences are received.
-        is_lost: Whether the process is gone.
-
     Raises:
         CapacityError: Memory is short.
     """
@@ -49,8 +45,9 @@ class VersionMaker:
         chunk_bytes: int,
         kind: str,
     ) -> None:
+        # Where differences are received.
         self.room = Room.create(difference_bytes, chunk_bytes=chunk_bytes)
-        self.is_lost = False
+        self.is_lost = False  # whether the process is gone
         self._slab = slab
         self._is_up = False
         self._starting = threading.Lock()  # any thread may ask whether it is ready
@@ -158,20 +155,14 @@ def recorder_of(state: EngineState, settings: Settings) -> UpdateRecorder | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentDifferences:
-    """Both ends of what travels instead of shards, on this rank.
-
-    Attributes:
-        makers: By rank whose shard is kept here, who makes its versions.
-        sizes_bytes: What each rank sends of a version.
-        full_every: Of so many versions one is sent in full.
-    """
+    """Both ends of what travels instead of shards, on this rank."""
 
     recorder: UpdateRecorder
-    makers: dict[int, VersionMaker]
-    sizes_bytes: tuple[int, ...]
+    makers: dict[int, VersionMaker]  # by rank whose shard is kept here, who makes its versions
+    sizes_bytes: tuple[int, ...]  # what each rank sends of a version
     slab: Slab
     peers: Peers
-    full_every: int | None
+    full_every: int | None  # of so many versions one is sent in full
 
     @classmethod
     def of(

@@ -42,11 +42,6 @@ class EngineState:
 
     All ranks make one together, when model and optimizer are made.
 
-    Attributes:
-        layout: The form of this rank's payload.
-        is_data_even: Whether all ranks handed over equally many loaders.
-        world_changed: Set when a version of another number of ranks was taken over.
-
     Raises:
         UnsupportedError: The engine has state that would not be kept; says what to change.
     """
@@ -55,12 +50,14 @@ class EngineState:
         self._engine = engine
         self.framework = framework_of(engine)
         self.script = ScriptState() if script is None else script
-        self.layout: ShardLayout = self._lay_out()
+        self.layout: ShardLayout = self._lay_out()  # the form of this rank's payload
         loaders = gather([len(self.script.watches)])
+        # Whether all ranks handed over equally many loaders.
         self.is_data_even = all(count == loaders[0] for count in loaders)
         self._parts = small_state.ModelParts(self.framework.module)
         # It travels with each version and lists every weight, so it is kept small, and made once.
         self._identity = zlib.compress(encode(self.layout.identity))
+        # Set when a version of another number of ranks was taken over.
         self.world_changed: WorldChange | None = None
         self._restored: Payload | None = None  # until the loop is reached that made it
 
@@ -87,17 +84,14 @@ class EngineState:
 
     def capture_small(
         self,
+        # Whatever else should travel with this version; `load` returns it.
         extra: StateView | None = None,
         *,
+        # What `capture_drawn` gave before; by default it is captured now.
         drawn: bytes | None = None,
-        at_top: bool = False,
+        at_top: bool = False,  # the script is at the top of its loop; see `restore_again`
     ) -> bytes:
         """Return the small part as bytes, between two iterations; they say their own length.
-
-        Args:
-            extra: Whatever else should travel with this version; `load` returns it.
-            drawn: What `capture_drawn` gave before; by default it is captured now.
-            at_top: The script is at the top of its loop; see `restore_again`.
 
         Raises:
             UnsupportedError: It is no time for it (gradients are being accumulated), an object
@@ -212,19 +206,13 @@ class EngineState:
 
     def recast(
         self,
-        layouts: Sequence[ShardLayout],
-        smalls: Sequence[Payload],
+        layouts: Sequence[ShardLayout],  # of its shards, in order
+        smalls: Sequence[Payload],  # their small states, as bytes
         *,
-        may_restart: bool,
-        keep_batch: bool = False,
+        may_restart: bool,  # whether data may be read anew where their position cannot be told
+        keep_batch: bool = False,  # whether the global batch has to be what it was
     ) -> tuple[bytes, list[str]]:
         """Return the small state of a version of another number of ranks, as if captured here.
-
-        Args:
-            layouts: Of its shards, in order.
-            smalls: Their small states, as bytes.
-            may_restart: Whether data may be read anew where their position cannot be told.
-            keep_batch: Whether the global batch has to be what it was.
 
         Returns:
             The bytes, as `capture_small` gives them, and what the script's author should know.

@@ -37,26 +37,19 @@ class LoaderWatch:
 
     Args:
         loader: Its next `iter` is watched, and all after it; those made before are not.
-
-    Attributes:
-        loader: The same.
-        on_fetch: Called before each batch, by whoever asks for it.
-        on_over: Called where it has no batch left for whoever asks.
-        on_batch: Called where it has come.
-        on_return: Called where an iterator is asked that is not the newest one.
-        values: What the loader's data change by themselves.
-        replay_s: How long giving away batches took when a position was put back.
-        replayed: How many they were.
     """
 
     def __init__(self, loader: Any) -> None:
-        self.loader = loader
+        self.loader = loader  # the same
+        # Called before each batch, by whoever asks for it.
         self.on_fetch: Callable[[], None] = lambda: None
+        # Called where it has no batch left for whoever asks.
         self.on_over: Callable[[], None] = lambda: None
-        self.on_batch: Callable[[], None] = lambda: None
+        self.on_batch: Callable[[], None] = lambda: None  # called where it has come
+        # Called where an iterator is asked that is not the newest one.
         self.on_return: Callable[[], None] = lambda: None
-        self.replay_s = 0.0
-        self.replayed = 0
+        self.replay_s = 0.0  # how long giving away batches took when a position was put back
+        self.replayed = 0  # how many they were
         self._began: StateDict = {}
         self._reads_ahead = reads_ahead(loader)
         self._asked: StateDict = {}  # if so, the random states at the latest fetch
@@ -67,6 +60,7 @@ class LoaderWatch:
         self._made_when_put = 0  # when a position was put back
         self._begun = 0  # of those, by the script in this pass of its loop
         self._begun_then: int | None = None  # the same, by a position that was put back
+        # What the loader's data change by themselves.
         self.values = DataValues(lambda: of_loader(loader))
         kind: Any = type(loader)
         # The class's own `__iter__`, taken before the loader's class is replaced below.

@@ -36,14 +36,6 @@ from gemini_lab.units import MIB
 class ScriptState:
     """The script's state in a version, beside the engine's: read, and put back in place.
 
-    Attributes:
-        sources: Says where each of `data` stands, in their order.
-        watches: The watches of those of `data` that are loaders, in their order.
-        late_schedules: Names schedules of the optimizer that were made since protection began.
-        bystanders: Names other weights that changed since protection began, each once.
-        orders: In which DDP adds up the gradients of other models than the engine's.
-        things: What the script has named.
-
     Raises:
         ConfigError: Something has no state that could be kept, or its iterator was made too early.
         UnsupportedError: It has one that cannot be kept.
@@ -56,18 +48,23 @@ class ScriptState:
         client_state: StateDict | None = None,
         also: Mapping[str, object] | None = None,
     ) -> None:
+        # Names schedules of the optimizer that were made since protection began.
         self.late_schedules: Callable[[], Sequence[str]] = tuple
+        # Names other weights that changed since protection began, each once.
         self.bystanders: Callable[[], Sequence[str]] = tuple
+        # In which DDP adds up the gradients of other models than the engine's.
         self.orders: Sequence[BucketOrder] = ()
         self.client_state = client_state
-        self.things: Sequence[object] = [*(also or {}).values()]
+        self.things: Sequence[object] = [*(also or {}).values()]  # what the script has named
         self._named = {id(one) for one in self.things}  # the script holds them
         self._told = set[str]()  # of what the data change
         self.keepsakes = keepsakes(also or {})
         loaders = [source for source in data if isinstance(source, KINDS)]
         for loader in loaders:
             _require_no_iterator(loader)
+        # The watches of those of `data` that are loaders, in their order.
         self.watches: list[LoaderWatch] = [watch(loader) for loader in loaders]
+        # Says where each of `data` stands, in their order.
         self.sources: Sequence[Any] = [_position(source) for source in data]
         self._placed = set[int]()  # those that a version's position was put into
 
@@ -187,20 +184,16 @@ class ScriptState:
 
     def put_data(
         self,
+        # As `positions` gave them; None for a source that is to stay where it is.
         positions: Sequence[Any],
         *,
+        # Of what says its position itself, what its samplers seed an epoch's order with: a position
+        # is a place in it. First of loaders, then of the others, of which an older version has
+        # none.
         seeds: Sequence[Any] = (),
-        in_place: bool = False,
+        in_place: bool = False,  # whether the iterators that the script has already are to go there
     ) -> None:
-        """Go to these positions in the data; random numbers may be drawn for it.
-
-        Args:
-            positions: As `positions` gave them; None for a source that is to stay where it is.
-            seeds: Of what says its position itself, what its samplers seed an epoch's order with:
-                a position is a place in it. First of loaders, then of the others, of which an
-                older version has none.
-            in_place: Whether the iterators that the script has already are to go there.
-        """
+        """Go to these positions in the data; random numbers may be drawn for it."""
         for source, position in zip([*self.sources], positions, strict=True):
             if isinstance(source, KINDS) and is_watchs(position):
                 self.read_again(source)

@@ -139,21 +139,14 @@ def unfold(small: StateDict) -> StateDict:
 
 
 def restore(
-    small: StateView,
-    framework: Framework,
-    script: ScriptState,
+    small: StateView,  # as `unfold` gave it
+    framework: Framework,  # whose model and optimizer
+    script: ScriptState,  # what the script handed over
     *,
-    with_data: bool = True,
-    in_place: bool = False,
+    with_data: bool = True,  # whether the positions in the data are put back as well
+    in_place: bool = False,  # whether the script reads on with the iterators that it has
 ) -> None:
     """Put back what `capture` gave; the optimizer's tensors were put back before.
-
-    Args:
-        small: As `unfold` gave it.
-        framework: Whose model and optimizer.
-        script: What the script handed over.
-        with_data: Whether the positions in the data are put back as well.
-        in_place: Whether the script reads on with the iterators that it has.
 
     Raises:
         ConfigError: The model has other weights.

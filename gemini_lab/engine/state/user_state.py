@@ -178,22 +178,16 @@ _ADAM_COPIES: Final = 3  # what Adam keeps, at most, in tensors of a weight's si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keepsake:
-    """One thing of the script's own that travels with every version.
+    """One thing of the script's own that travels with every version."""
 
-    Attributes:
-        read: Its state now, for the codec.
-        put: Puts such a state back, in place.
-        is_made: Whether it is made of an update (a schedule, averaged weights), so that what the
-            script does to it after `engine.step()` belongs to that update. Of other things, such as
-            generators, nobody can tell.
-        room_bytes: How large its state may become beyond what is usual for small things.
-        renew: Of a generator, the state that it has when it is seeded with a number.
-    """
-
-    read: Callable[[], Any]
-    put: Callable[[Any], object]
+    read: Callable[[], Any]  # its state now, for the codec
+    put: Callable[[Any], object]  # puts such a state back, in place
+    # Whether it is made of an update (a schedule, averaged weights), so that what the script does
+    # to it after `engine.step()` belongs to that update. Of other things, such as generators,
+    # nobody can tell.
     is_made: bool = False
-    room_bytes: int = 0
+    room_bytes: int = 0  # how large its state may become beyond what is usual for small things
+    # Of a generator, the state that it has when it is seeded with a number.
     renew: Callable[[int], Any] | None = None
 
 

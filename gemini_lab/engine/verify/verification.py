@@ -57,29 +57,15 @@ Parcel = tuple[bytes, list[torch.Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Machines that computed an iteration wrong.
-
-    Attributes:
-        verdict: Which.
-    """
+    """Machines that computed an iteration wrong."""
 
     work: Work
-    verdict: Verdict
+    verdict: Verdict  # which
     replays: int
 
 
 class Verifier:
-    """Has one rank's iterations computed again; all ranks call it at the same places.
-
-    Args:
-        every: Each iteration of a number that this divides is verified.
-        is_first: Whether the run begins: its first iteration then shows whether that can be.
-        apart: In it, what the model's hooks communicate is no part of the iteration.
-
-    Attributes:
-        replays: How often the iteration that is verified was computed again.
-        took_s: What that took.
-    """
+    """Has one rank's iterations computed again; all ranks call it at the same places."""
 
     def __init__(
         self,
@@ -88,8 +74,10 @@ class Verifier:
         *,
         rank: int,
         seats: Seats,
-        every: int,
+        every: int,  # each iteration of a number that this divides is verified
+        # Whether the run begins: its first iteration then shows whether that can be.
         is_first: bool,
+        # In it, what the model's hooks communicate is no part of the iteration.
         apart: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._framework = framework
@@ -100,8 +88,8 @@ class Verifier:
         self._recorder = CallRecorder(framework)
         self._updates = StepRecorder(framework)
         self._is_recording = False
-        self.took_s = 0.0
-        self.replays = 0
+        self.took_s = 0.0  # what that took
+        self.replays = 0  # how often the iteration that is verified was computed again
 
     def begin(self, iteration: int) -> None:
         """Begin to compute for an iteration; called often in each."""
@@ -283,23 +271,14 @@ _VERIFIED: Final = "verified"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedVersion:
-    """A version of whose iteration all machines computed the same.
+    """A version of whose iteration all machines computed the same."""
 
-    Attributes:
-        version: Its number; that of the first version counts as verified.
-    """
-
-    version: int
+    version: int  # its number; that of the first version counts as verified
     lineage: Lineage
 
 
 class Verification:
-    """Has a worker's iterations verified.
-
-    Args:
-        on_wrong: What is done where machines compute wrong, as the settings say.
-        stand_still: Waits to be ended.
-    """
+    """Has a worker's iterations verified."""
 
     def __init__(
         self,
@@ -307,10 +286,10 @@ class Verification:
         slab: Slab,
         *,
         rank: int,
-        on_wrong: str,
+        on_wrong: str,  # what is done where machines compute wrong, as the settings say
         newest: VerifiedVersion,
         emit: Callable[[events.AnyEvent], None],
-        stand_still: Callable[[], object],
+        stand_still: Callable[[], object],  # waits to be ended
     ) -> None:
         self._verifier = verifier
         self._slab = slab

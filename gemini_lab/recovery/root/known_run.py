@@ -29,14 +29,7 @@ FIRST_RETRY_S: Final = 2.0  # while waiting: until all are asked again
 
 
 class RankWatch:
-    """The ranks since they were started last: how far each is, and what is seen of it.
-
-    Attributes:
-        protected: Ranks that have called `protect`.
-        restored: Ranks that have loaded their shards.
-        finished: Ranks whose scripts have ended.
-        is_unprotected_told: Whether a user was told that the script has not called `protect`.
-    """
+    """The ranks since they were started last: how far each is, and what is seen of it."""
 
     def __init__(self) -> None:
         self.progress, self.pulses, self.ends, self.losses = (
@@ -46,9 +39,10 @@ class RankWatch:
             LossWatch(),
         )
         self.slow = SlowRanks()
-        self.protected: set[int] = set()
-        self.restored: set[int] = set()
-        self.finished: set[int] = set()
+        self.protected: set[int] = set()  # ranks that have called `protect`
+        self.restored: set[int] = set()  # ranks that have loaded their shards
+        self.finished: set[int] = set()  # ranks whose scripts have ended
+        # Whether a user was told that the script has not called `protect`.
         self.is_unprotected_told = False
 
     def on_fence(self) -> None:
@@ -71,33 +65,26 @@ class KnownRun:
         at_s: Now.
 
     Attributes:
-        state: Its state, which is written to the store.
-        living: What the agent of each node said when it joined.
-        answered: Agents that have answered this phase's question.
         entered_s: When this phase began.
         asked_s: When the answer was asked for that is waited for.
-        inventory: What each agent has in memory.
-        retry_s: Pause until what failed is tried again.
-        ports: The port that each agent has held since this fence; empty if it could open none.
-        tier_asked: The agent that is asked for the persistent tier's list.
-        breaks: How often each agent's connection broke in this phase.
-        asked_back: The last order to rewind.
-        ailing: The faults that each node's machine tells of now.
     """
 
     def __init__(self, *, state: RootState, at_s: float) -> None:
-        self.state = state.on_clock(at_s)
-        self.living: dict[str, AgentJoined] = {}
-        self.answered: set[str] = set()
+        self.state = state.on_clock(at_s)  # its state, which is written to the store
+        self.living: dict[str, AgentJoined] = {}  # what the agent of each node said when it joined
+        self.answered: set[str] = set()  # agents that have answered this phase's question
         self.entered_s = self.asked_s = at_s
-        self.retry_s = FIRST_RETRY_S
+        self.retry_s = FIRST_RETRY_S  # pause until what failed is tried again
         self.plan: RecoveryPlan | None = None
-        self.inventory: dict[str, Inventory] = {}
+        self.inventory: dict[str, Inventory] = {}  # what each agent has in memory
+        # The port that each agent has held since this fence; empty if it could open none.
         self.ports: dict[str, str] = {}
-        self.tier_asked = ""
+        self.tier_asked = ""  # the agent that is asked for the persistent tier's list
+        # How often each agent's connection broke in this phase.
         self.breaks: Counter[str] = Counter()
-        self.asked_back: RootOrder | None = None
+        self.asked_back: RootOrder | None = None  # the last order to rewind
         self.watch = RankWatch()
+        # The faults that each node's machine tells of now.
         self.ailing: dict[str, dict[str, Ailing]] = {}
         self.repeats = Repeats()
         # Another machine's clock may be ahead of this one's.
