@@ -3,6 +3,7 @@
 `python -m tests.bench.old_rules A:B [NAME...]` looks for the first seed that finds each.
 """
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -157,11 +158,11 @@ async def _stays(*_: Any) -> None:
 
 
 async def _yields_to_reached(shell: Any) -> None:
-    """Leave the place to connected agents alone."""
-    others = shell._others.keys()
-    if shell._yields and not others & shell._links.connected:
-        return
-    await _YIELDS(shell)
+    """Leave the place to agents that are connected and have not had their turn."""
+    items = await shell._membership.store.get([root_shell.YIELDED_KEY])
+    before = json.loads(items.get(root_shell.YIELDED_KEY, '{"roots": []}'))["roots"]
+    if (shell._others.keys() & shell._links.connected) - {*before}:
+        await _YIELDS(shell)
 
 
 _YIELDS = RootShell._yield_if_others_may_reach_more
