@@ -177,13 +177,20 @@ class Seats:
         racks = [rack for rack in known if rack is not None]
         return racks if racks and len(racks) == self.nodes else None
 
-    def placed(self, settings: Settings, *, shard_bytes: int | None = None) -> "Seats":
+    def placed(
+        self,
+        settings: Settings,
+        *,
+        shard_bytes: int | None = None,
+        node_bytes: Sequence[int] = (),
+    ) -> "Seats":
         """Return the seats with a placement: the present one, or what `settings` ask for.
 
         Args:
             settings: The job's.
             shard_bytes: Of all ranks' shards the largest; `None` where it is not known yet, so
                 that memory does not count.
+            node_bytes: Of each position's shards together, where they are known.
 
         Raises:
             ConfigError: There are fewer nodes than replicas, the strategy does not fit them, or the
@@ -194,12 +201,13 @@ class Seats:
             self._check_placement(self.placement, settings)
             return self
         if settings.adapt_replicas:
-            return replace(self, placement=first_placement(self, settings, shard_bytes))
+            return replace(self, placement=first_placement(self, settings, shard_bytes, node_bytes))
         placement = plan_placement(
             nodes=self.nodes,
             replicas=settings.replicas,
             strategy=settings.strategy,
             racks=self.racks,
+            node_bytes=node_bytes,
         )
         return replace(self, placement=placement)
 
@@ -260,22 +268,30 @@ def shards_that_fit(seats: Seats, settings: Settings, shard_bytes: int | None) -
     return [seats.nodes if not each or room is None else room // each for room in memory]
 
 
-def first_placement(seats: Seats, settings: Settings, shard_bytes: int | None) -> Placement:
+def first_placement(
+    seats: Seats, settings: Settings, shard_bytes: int | None, node_bytes: Sequence[int] = ()
+) -> Placement:
     """Return the first placement of copies that follow the risk.
+
+    A node that has no room for the largest shards keeps its own, if there is room for these.
 
     Raises:
         CapacityError: A node has no room for its own shard.
     """
     known = dangers(seats, settings)
     fits = shards_that_fit(seats, settings, shard_bytes)
+    own = [settings.buffers * size for size in node_bytes]
+    own = own or [settings.buffers * seats.workers_per_node * (shard_bytes or 0)] * seats.nodes
+    rooms = memory_for_copies(seats, settings)
+    fits = [max(fit, int((rooms[n] or 0) >= own[n])) for n, fit in enumerate(fits)]
     if shard_bytes and min(fits) < 1:
         position = fits.index(min(fits))
-        room = memory_for_copies(seats, settings)[position]
-        own_bytes = settings.buffers * seats.workers_per_node * shard_bytes
+        room, own_bytes = rooms[position], own[position]
         raise CapacityError(
             f"{seats.members[position]} has {format_bytes(room or 0)} for copies, but its own "
             f"shards need {format_bytes(own_bytes)} ({settings.buffers} buffers of "
-            f"{format_bytes(shard_bytes)} a rank); give it more (replica_memory), or use more nodes"
+            f"{format_bytes(own_bytes // settings.buffers)}); give it more (replica_memory), or "
+            "use more nodes"
         )
     # The planner counts two buffers a copy; how many there are is in `fits` already.
     return propose_placement(

@@ -114,6 +114,23 @@ def test_memory_that_a_node_said_counts_where_no_setting_does():
     assert len(placed.kept_shards(1)) == 2
 
 
+def test_a_node_with_room_for_its_own_small_shard_alone_keeps_that():
+    """The stages of a pipeline are of unlike size, and so may be the nodes that have them."""
+    settings = following(replica_memory="100 B, node-3: 12 B", survival_target=0.5)
+    seats = Seats(nodes=4, members=FOUR)
+    placed = seats.placed(settings, shard_bytes=10, node_bytes=[10, 10, 6, 6])
+    assert placed.kept_shards(3) == (3,)
+    with pytest.raises(CapacityError, match=r"node-3 has 12 B for copies.* need 20 B"):
+        seats.placed(settings, shard_bytes=10, node_bytes=[6, 6, 6, 10])
+
+
+def test_unlike_shards_are_placed_by_their_bytes_and_the_same_next_time():
+    seats = Seats(nodes=4, members=FOUR)
+    placed = seats.placed(Settings(), shard_bytes=9, node_bytes=[9, 9, 2, 2])
+    assert placed.holders.groups == ((0, 2), (1, 3))
+    assert placed.placed(Settings()) == placed
+
+
 def test_a_node_without_room_for_its_own_shard_is_named():
     with pytest.raises(
         CapacityError, match=r"node-2 has 19 B for copies.* need 20 B .2 buffers of 10 B"

@@ -3,6 +3,7 @@
     torchrun --nproc-per-node 4 train_pipeline.py                              # as it is
     gemini-lab run --nodes 4 train_pipeline.py                                 # survives lost nodes
     gemini-lab run --nodes 2 train_pipeline.py --copies 1 --schedule ZBVZeroBubble
+    gemini-lab run --nodes 8 train_pipeline.py --cut 2                         # on three axes
 
 The first stage has the embedding, the last one the head. Schedules with several stages a rank hand
 lists of models and optimizers to `protect`. Only the first and the last stage read data.
@@ -17,6 +18,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
 import gemini_lab
@@ -66,12 +69,14 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--copies", type=int, default=2, help="ranks over which FSDP2 shards")
+    options.add_argument("--cut", type=int, default=1, help="ranks that share each layer")
     options.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
     args = options.parse_args()
 
     dist.init_process_group("gloo")
-    places = dist.get_world_size() // args.copies
-    mesh = init_device_mesh("cpu", (places, args.copies), mesh_dim_names=("stage", "data"))
+    places = dist.get_world_size() // (args.copies * args.cut)
+    names = ("stage", "data", "tensor")
+    mesh = init_device_mesh("cpu", (places, args.copies, args.cut), mesh_dim_names=names)
     place, column = mesh.get_local_rank("stage"), mesh.get_local_rank("data")
     numbers = stages_of(args.schedule, place, places)
     count = places * len(numbers)
@@ -79,6 +84,9 @@ def main() -> None:
     for number in numbers:
         torch.manual_seed(number)
         model = Stage(number, count)
+        if args.cut > 1:
+            cut = ColwiseParallel(output_layouts=Replicate())
+            parallelize_module(model, mesh["tensor"], {"layers.*": cut})
         if args.copies > 1:
             fully_shard(model, mesh=mesh["data"])
         group = mesh.get_group("stage")
@@ -94,7 +102,7 @@ def main() -> None:
     loader = DataLoader(TensorDataset(words), batch_size=8, shuffle=True, generator=order)
     reads_first, reads_last = 0 in numbers, count - 1 in numbers
     data = loader if reads_first or reads_last else ()
-    torch.manual_seed(100 + dist.get_rank())
+    torch.manual_seed(100 + dist.get_rank() // args.cut)  # ranks that share layers drop out alike
 
     protected = gemini_lab.protect(model=models, optimizer=optimizers, data=data)
     batches = endless(loader)

@@ -239,11 +239,13 @@ def _require_all_ranks(workers: int) -> None:
 
 
 def _placed(seats: Seats, state: EngineState, settings: Settings, group: CheckpointGroup) -> Seats:
-    """Return the seats with a placement; one that follows the risk counts the shards' sizes."""
-    if seats.placement is not None or not settings.adapt_replicas:
+    """Return the seats with a placement, which counts the bytes of each node's shards."""
+    if seats.placement is not None:
         return seats.placed(settings)
     sizes = [size for (size,) in group.all_gather([state.layout.payload_bytes])]
-    return seats.placed(settings, shard_bytes=max(sizes))
+    per_node = seats.workers_per_node
+    node_bytes = [sum(sizes[n : n + per_node]) for n in range(0, len(sizes), per_node)]
+    return seats.placed(settings, shard_bytes=max(sizes), node_bytes=node_bytes)
 
 
 def _claim_tier(url: str | None, order: JobOrder) -> None:

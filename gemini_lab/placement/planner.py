@@ -136,6 +136,7 @@ def plan_placement(
     racks: Sequence[str] | None = None,
     memory_bytes: Sequence[int] | None = None,
     shard_bytes: int | None = None,
+    node_bytes: Sequence[int] = (),
     seed: int = 0,
 ) -> Placement:
     """Say which positions keep which shards.
@@ -159,6 +160,9 @@ def plan_placement(
             version and the one being written. Where a node has no room for m shards, the others
             form groups and take its shard in as a guest's; where they have no room either, copies
             go wherever there is room.
+        node_bytes: Size of each position's own shards, if they are known. Where they are unlike,
+            as those of a pipeline's stages, large ones share a group with small ones, so that
+            groups have about the same to keep; racks come first.
         seed: For `"random"`.
 
     Raises:
@@ -173,6 +177,9 @@ def plan_placement(
         shifts = random.Random(seed).sample(range(1, nodes), replicas - 1)
     elif strategy != "ring" and not (strategy == "hosted" and nodes % replicas):
         strategy = "mixed" if nodes % replicas else "group"
+        if racks is None and _are_unlike(node_bytes, nodes):
+            ways = groups, _balanced(node_bytes, [len(group) for group in groups])
+            groups = min(ways, key=lambda way: _most_kept(_send_on(way, shifts, nodes), node_bytes))
     holders = _send_on(groups, shifts, nodes)
     if strategy == "hosted" and nodes % replicas:
         holders = _hosted(groups[-1], replicas, holders, racks=racks or range(nodes))
@@ -248,6 +255,33 @@ def _groups(
     groups = [tuple(range(size * i, size * (i + 1))) for i in range(count)]
     groups[-1] += tuple(range(size * count, nodes))
     return tuple(groups)
+
+
+_UNLIKE: Final = 1.25
+"""The largest shard over the smallest: below it, groups stay as Algorithm 1 cuts them."""
+
+
+def _are_unlike(node_bytes: Sequence[int], nodes: int) -> bool:
+    if len(node_bytes) not in {0, nodes}:
+        raise ConfigError(f"`node_bytes` needs one entry a node: {nodes} (got {len(node_bytes)})")
+    for size in node_bytes:
+        check_number("node_bytes", size, is_whole=True)
+    return bool(node_bytes) and max(node_bytes) > _UNLIKE * min(node_bytes)
+
+
+def _balanced(node_bytes: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return groups of these sizes: the largest shard left goes where least is kept so far."""
+    groups: list[list[int]] = [[] for _ in sizes]
+    for node in sorted(range(len(node_bytes)), key=lambda node: (-node_bytes[node], node)):
+        free = [number for number, size in enumerate(sizes) if len(groups[number]) < size]
+        least = min(free, key=lambda number: sum(node_bytes[one] for one in groups[number]))
+        groups[least].append(node)
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
+
+
+def _most_kept(holders: tuple[tuple[int, ...], ...], node_bytes: Sequence[int]) -> int:
+    """Return the bytes on the position that keeps most."""
+    return max(sum(node_bytes[shard] for shard in kept) for kept in _kept(holders))
 
 
 def _send_on(

@@ -157,6 +157,34 @@ def test_what_cannot_be_planned_is_refused_with_the_numbers(settings, message):
 
 
 @given(
+    node_bytes=st.lists(st.integers(min_value=1, max_value=100), min_size=2, max_size=12),
+    replicas=st.integers(min_value=1, max_value=3),
+)
+def test_shards_of_unlike_size_leave_no_node_with_more_than_algorithm_1_would(node_bytes, replicas):
+    """And groups are as large as they were: what changes is who is in a group with whom."""
+    nodes = len(node_bytes)
+    replicas = min(replicas, nodes)
+    plain = plan_placement(nodes=nodes, replicas=replicas)
+    fair = plan_placement(nodes=nodes, replicas=replicas, node_bytes=node_bytes)
+
+    def most(placement):
+        kept = (placement.kept_by(node) for node in range(nodes))
+        return max(sum(node_bytes[shard] for shard in shards) for shards in kept)
+
+    assert most(fair) <= most(plain)
+    assert sorted(map(len, fair.groups)) == sorted(map(len, plain.groups))
+    assert fair.loads == plain.loads
+    assert (fair.strategy, fair.replicas) == (plain.strategy, plain.replicas)
+
+
+def test_a_large_stage_shares_a_group_with_a_small_one():
+    assert plan_placement(nodes=4, node_bytes=[80, 80, 20, 20]).groups == ((0, 2), (1, 3))
+    assert plan_placement(nodes=4, node_bytes=[80, 80, 70, 70]).groups == ((0, 1), (2, 3))
+    with pytest.raises(ConfigError, match="needs one entry a node: 4"):
+        plan_placement(nodes=4, node_bytes=[80])
+
+
+@given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=8),
     replicas=st.integers(1, 4),
     order=st.randoms(use_true_random=False),

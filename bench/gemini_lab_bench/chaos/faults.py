@@ -121,6 +121,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # Whether its losses may differ in their last bits once it has been resized.
     resizes: bool = False
     keeps: bool = False  # whether ranks that are not lost keep their process
+    differs: bool = False  # whether its ranks are stages, which layers are cut over
 
     def __post_init__(self) -> None:
         far = [fault.rank for fault in self.faults if fault.rank >= self.nodes]

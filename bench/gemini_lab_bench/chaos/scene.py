@@ -112,6 +112,54 @@ from gemini_lab.training.gpt_job import main
 assert own_part.TEXT
 sys.exit(main())
 """
+AXES: Final = {4: ("1", "2"), 8: ("2", "2")}
+"""Data parallel and tensor parallel ranks of each of two stages, by machines."""
+STAGES: Final = Path(__file__).parents[3] / "docs" / "examples" / "train_pipeline.py"
+"""The job whose ranks differ: the example of the docs."""
+_HEAD: Final = """
+import time
+
+import own_part
+
+assert own_part.TEXT
+
+
+def held(models: list[nn.Module]) -> float:
+    weights = [weight.detach() for model in models for weight in model.parameters()]
+    own = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
+    return sum(part.double().square().sum().item() for part in own)
+
+
+def main() -> None:
+"""
+_SAID: Final = """
+        protected.log(loss=held(models))
+        time.sleep(0.05)
+        if reads_last:
+            loss ="""
+
+
+def stages_script() -> str:
+    """Return the example in which each rank logs what it holds, and takes its time.
+
+    Raises:
+        ConfigError: It is not there.
+    """
+    try:
+        text = STAGES.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the job of unlike ranks is in a checkout: {error}") from None
+    for old, new in (
+        ("\n\ndef main() -> None:\n", _HEAD),
+        ("            protected.log(loss=loss)\n", ""),
+        ("        if reads_last:\n            loss =", _SAID.lstrip("\n")),
+    ):
+        if text.count(old) != 1:
+            raise ConfigError(f"{STAGES} has no single {old.strip()!r}")
+        text = text.replace(old, new)
+    return text
+
+
 OWN_PART: Final = 'TEXT = "the campaign\'s own"\n'
 EDITED: Final = 'TEXT = "the campaign\'s own, which somebody edits while it trains"\n'
 """Other code that computes the same: what is told of it is what counts."""
@@ -161,7 +209,8 @@ def scene_of(schedule: Schedule, folder: Path) -> Iterator[Scene]:
             store = made.enter_context(BreakableStore(tier.url, **where))
         script = folder / "script" / "train.py"
         script.parent.mkdir()
-        script.write_text(SCRIPT, encoding="utf-8")
+        text = stages_script() if schedule.differs else SCRIPT
+        script.write_text(text, encoding="utf-8")
         scene = Scene(
             tier=tier,
             script=script,

@@ -22,7 +22,7 @@ from gemini_lab_bench.chaos.aftermath import Aftermath, Losses
 from gemini_lab_bench.chaos.faults import Schedule
 from gemini_lab_bench.chaos.observer import Observer, TierObserver
 from gemini_lab_bench.chaos.oracles import losses_of
-from gemini_lab_bench.chaos.scene import Scene, scene_of
+from gemini_lab_bench.chaos.scene import AXES, Scene, scene_of
 from gemini_lab_bench.chaos.strikes import Strikes
 from gemini_lab_bench.chaos.told import LogSoFar
 from gemini_lab_bench.chaos.turn import FaultInRun, RunUnderFaults, StoodStillError
@@ -133,7 +133,7 @@ def undisturbed(form: Schedule, folder: Path, *, limit_s: float) -> Losses:
         GeminiError: Even without faults it does not finish.
     """
     form = msgspec.structs.replace(form, faults=(), verifies=False, keeps=False)  # no loss changes
-    kind = "-resizable" if form.resizes else ""
+    kind = "-resizable" if form.resizes else "-stages" if form.differs else ""
     kept = folder / f"undisturbed-{form.nodes}-{form.iterations}{kind}.json"
     if not kept.exists():
         quiet = suffer(form, folder=folder, undisturbed={}, limit_s=limit_s)
@@ -193,14 +193,18 @@ def started(
 
 def run_command(schedule: Schedule, folder: Path, scene: Scene) -> list[str]:
     """Return what `gemini-lab` is told, so that the run's folder is `folder / "run"`."""
-    job = job_of(schedule)
+    arguments = job_of(schedule).args
+    if schedule.differs:
+        copies, cut = AXES[schedule.nodes]
+        arguments = ("--steps", str(schedule.iterations), "--copies", copies, "--cut", cut)
     where = ["--hosts", ",".join(scene.hosts.names)] if scene.hosts else []
     keep = ["--set", "keep_processes=true"] if schedule.keeps else []
+    quick = [f"--set={name}={value}".lower() for name, value in SETTINGS.items()]
     return [
         *("run", "--nodes", str(schedule.nodes), "--standbys", str(schedule.standbys)),
-        *(*where, *keep, "--racks", ",".join(schedule.rack_of.values())),
+        *(*where, *keep, *quick, "--racks", ",".join(schedule.rack_of.values())),
         *("--folder", str(folder), "--name", "run", "--persistent-url", scene.tier_url),
-        *("--persist-every", str(PERSIST_EVERY), str(scene.script), *job.args),
+        *("--persist-every", str(PERSIST_EVERY), str(scene.script), *arguments),
     ]
 
 
