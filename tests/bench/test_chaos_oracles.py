@@ -129,6 +129,17 @@ def test_a_run_that_held_has_no_problem():
     assert problems(HELD) == []
 
 
+def test_an_iteration_that_is_said_once_more_was_not_done_twice():
+    """A script that logs its loss after the update has it said again; durations tell them apart."""
+    late = after(LOG[-2], LOG[-2])
+    assert problems(replace(HELD, entries=late)) == []
+    said = LOG[-2].event
+    again = entry(msgspec.structs.replace(said, duration_s=said.duration_s + 0.5), LOG[-2].at_s)
+    twice = after(LOG[-2], again)
+    (found,) = problems(replace(HELD, entries=twice))
+    assert "did iteration 4 after 4" in found
+
+
 OTHER = entry(
     Diverged(rank=1, epoch=2, iteration=4, differs="order", before="3", after="4", cause="")
 )

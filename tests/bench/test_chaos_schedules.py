@@ -4,6 +4,7 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from gemini_lab_bench.chaos.campaign import shrink
 from gemini_lab_bench.chaos.command import parser, plan_of
 from gemini_lab_bench.chaos.faults import Fault, Schedule, draw
 from gemini_lab_bench.chaos.kinds import AIMED, KINDS, OF_SAVES, USUAL, named
-from gemini_lab_bench.chaos.scene import Scene
+from gemini_lab_bench.chaos.scene import Scene, stages_script
 from gemini_lab_bench.chaos.suffer import job_of, run_command
 from gemini_lab_bench.chaos.tier import BreakableTier
 
@@ -272,3 +273,20 @@ def test_what_a_run_is_asked_for_is_a_failure_of_the_injector(kind, failure):
 def test_what_strikes_from_outside_is_asked_of_no_run():
     with pytest.raises(ConfigError, match="no node_loss; strike from outside"):
         Fault(kind="node_loss").failure(ranks=4)
+
+
+def test_unlike_ranks_take_every_second_run_of_four_or_eight_machines(tmp_path):
+    def differs(*options):
+        plan = plan_of(parser().parse_args(["--faults", "36", *options]))
+        return [schedule.differs for schedule in plan.schedules()]
+
+    assert differs("--kinds", "node_loss") == [False, True, False]
+    assert differs("--kinds", "node_loss", "--nodes", "8") == [False, True, False]
+    assert differs("--kinds", "node_loss", "--nodes", "5") == [False] * 3
+    assert differs("--kinds", "wrong_sums") == [False] * 3
+
+    compile(stages_script(), "train.py", "exec")
+    eight = msgspec.structs.replace(FORM, nodes=8, differs=True)
+    with BreakableTier(tmp_path) as tier:
+        told = run_command(eight, tmp_path, Scene(tier=tier, script=tmp_path / "train.py"))
+    assert told[-6:] == ["--steps", "60", "--copies", "2", "--cut", "2"]

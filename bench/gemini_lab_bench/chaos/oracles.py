@@ -145,6 +145,7 @@ def two_lineages(run: Aftermath) -> Iterator[str]:
     """Check that an epoch has one plan, of whose version all its shards are."""
     plans: dict[int, events.RecoveryPlanned] = {}
     newest: dict[tuple[int, int], int] = {}  # of each epoch and rank
+    took: dict[tuple[int, int], float] = {}  # the newest iteration of each
     for entry in run.entries:
         match event := entry.event:
             case events.RecoveryPlanned():
@@ -163,6 +164,9 @@ def two_lineages(run: Aftermath) -> Iterator[str]:
             case events.Iteration(restored=False) if event.epoch in plans:
                 place = event.epoch, event.rank
                 last = newest.get(place, plans[event.epoch].version or 0)
+                took_s, took[place] = took.get(place), event.duration_s
+                if (event.iteration, event.duration_s) == (last, took_s):
+                    continue  # said once more, because its script logged something late
                 newest[place] = event.iteration
                 if event.iteration != last + 1:
                     yield (
