@@ -70,10 +70,6 @@ def drawn():
     return {name: make() for name, make in SMALL.items()}
 
 
-def values(figure, origin):
-    return {(p.series, p.x): p.y for p in figure.of(origin)}
-
-
 def test_every_figure_of_the_list_is_there(drawn):
     assert tuple(drawn) == command.FIGURES
     assert [figure.name for figure in drawn.values()] == list(command.FIGURES)
@@ -86,6 +82,19 @@ def test_every_point_says_what_it_is_and_where_it_comes_from(drawn):
         for point in figure.points:
             assert point.how
             assert point.y is not None or point.text
+
+
+def test_a_figure_has_the_values_verdicts_and_notes_that_it_had(drawn, golden):
+    record = {}
+    for name, figure in drawn.items():
+        points = [
+            (p.origin, p.series, p.x, p.y, p.low, p.high, p.text)
+            for p in figure.points
+            if p.origin != "measured"  # on this machine
+        ]
+        verdicts = [(one.ours.series, one.ours.x, one.verdict) for one in figure.comparisons()]
+        record[name] = {"points": points, "verdicts": verdicts, "notes": figure.notes}
+    golden("figures.json", record)
 
 
 @pytest.mark.parametrize("name", command.FIGURES)
@@ -132,23 +141,6 @@ def test_fig_1_rolls_back_to_200():
     assert eq1.rollback() == 200
 
 
-def test_fig_10_shows_13_times_less_wasted_time_than_highfreq(drawn):
-    """Abstract: more than 13x; Gemini 1.5 iterations of 62 s, 1.55 min."""
-    model = values(drawn["fig10"], "model")
-    assert model["Gemini", "0 replaced"] == pytest.approx(1.55)
-    for replaced in range(3):
-        x = f"{replaced} replaced"
-        assert model["HighFreq", x] / model["Gemini", x] > 13
-        assert model["Gemini", x] == pytest.approx(fig10.PAPER["Gemini"][replaced], abs=0.12)
-
-
-def test_fig_10s_simulation_agrees_with_eq_1(drawn):
-    model = values(drawn["fig10"], "model")
-    for point in drawn["fig10"].of("simulation"):
-        half = 1.5 * (point.high - point.low) / 2
-        assert point.y == pytest.approx(model[point.series, point.x], abs=half)
-
-
 def test_two_lost_nodes_cost_8_6_minutes_over_all_pairs(drawn):
     expected = fig10.expected_with_two_lost(list(drawn["fig10"].points))
     assert expected == pytest.approx(0.9333 * 1.6 + 0.0667 * 106, abs=0.2)
@@ -160,46 +152,6 @@ def test_fig_11_is_a_factor_of_272_at_its_own_rate_and_of_192_at_fig_8s():
     assert fig11.reduction(nodes=16, network_gbit_per_s=400) == pytest.approx(192)
 
 
-def test_one_rate_stands_for_checkpoint_traffic_on_p4d(drawn):
-    checkpoint_s = values(drawn["fig08"], "fitted")["checkpoint time", "GPT-2"]
-    store_s = MODELS["GPT-2 100B"].checkpoint_bytes / 2.5e9
-    assert store_s / checkpoint_s == pytest.approx(
-        fig11.reduction(nodes=16, network_gbit_per_s=400), rel=1e-6
-    )
-
-
-def test_fig_10s_note_has_the_value_of_its_bar(drawn):
-    bar = values(drawn["fig10"], "model")["Strawman", "0 replaced"]
-    assert any(f"= {bar:.0f} min" in note for note in drawn["fig10"].notes)
-
-
-def test_fig_12_counts_58_checkpoints_an_hour_8_times_highfreqs_and_170_times_strawmans(drawn):
-    for origin in ("model", "simulation"):
-        rate = {x: y for (_, x), y in values(drawn["fig12"], origin).items()}
-        assert rate["Gemini, CPU memory"] == pytest.approx(3600 / 62, rel=1e-3)
-        assert rate["Gemini, CPU memory"] / rate["HighFreq, store"] >= 7.9
-        assert rate["Gemini, CPU memory"] / rate["Strawman, store"] > 170
-        assert rate["Gemini, store"] == pytest.approx(1 / 3, rel=0.02)
-
-
-def test_fig_13_puts_in_the_times_of_one_model_only(drawn):
-    for name in ("fig13a", "fig13b"):
-        assert {point.x for point in drawn[name].of("fitted")} == {models_p3dn.FITTED_ON}
-        assert len({point.x for point in drawn[name].of("model")}) == 4
-
-
-def test_fig_13s_idle_time_does_not_follow_from_the_checkpoints(drawn):
-    """Layers leave the network idle; the checkpoint's size has no part in it."""
-    model = values(drawn["fig13b"], "model")
-    for name in ("GPT-2 10B", "GPT-2 20B", "BERT 40B"):
-        a_layer_s = model["idle time", name] / traffic_model.LAYERS[name]
-        assert a_layer_s == pytest.approx(models_p3dn.MACHINE.gap_s)
-    shares = [
-        model["checkpoint time", n] / model["idle time", n] for n in ("GPT-2 10B", "BERT 40B")
-    ]
-    assert shares[1] / shares[0] > 1.4
-
-
 def test_the_traffic_of_an_iteration_is_zero_3s():
     """Weights twice and gradients once, 2 bytes each, 15 of 16 parts from other nodes."""
     assert traffic_model.traffic_bytes("GPT-2 40B") == pytest.approx(
@@ -207,14 +159,6 @@ def test_the_traffic_of_an_iteration_is_zero_3s():
     )
     rate = models_p3dn.MACHINE.bytes_per_s * 8e-9
     assert 40 < rate < 55  # of a link of 100 Gbit/s
-
-
-def test_fig_14_takes_430_seconds_with_a_standby_and_11_to_14_minutes_without(drawn):
-    totals = {}
-    for point in (*drawn["fig14"].of("simulation"), *drawn["fig14"].of("input")):
-        totals[point.x] = totals.get(point.x, 0) + point.y
-    assert totals["standby, simulated"] == pytest.approx(430, abs=3)
-    assert 670 < totals["no standby, simulated"] < 856
 
 
 def test_fig_14_resumes_one_iteration_before_the_one_in_flight():
@@ -236,17 +180,6 @@ def test_fig_15bs_lines_are_drawn_where_the_formula_goes(name):
     for left, right in pairwise(sorted({*fig15b.NODES, *fig15b.LINE_ONLY[name]})):
         drawn = fmean(ratio.linear(name, rate * count) for count in (left, right))
         assert drawn == pytest.approx(ratio.linear(name, rate * sqrt(left * right)), abs=0.025)
-
-
-def test_fig_15s_simulation_keeps_the_order_of_the_policies(drawn):
-    ours = values(drawn["fig15a"], "simulation")
-    for failures in range(3, 9):
-        assert ours["Gemini", failures] > ours["HighFreq", failures] > ours["Strawman", failures]
-
-
-def test_fig_16s_naive_scheme_runs_out_of_memory_as_in_the_paper(drawn):
-    assert values(drawn["fig16"], "model")["iteration time", "naive interleave"] is None
-    assert fig16.PAPER["naive"][1] is None
 
 
 def test_a_figure_is_written_as_html_svg_png_and_csv(tmp_path, drawn, capsys):
@@ -292,11 +225,6 @@ def test_the_formula_that_drew_the_papers_line_is_not_judged_and_ratios_stay_rat
     assert set(drawn[name].origins) == {"paper", "input", "simulation"}
     for point in drawn[name].of("simulation"):
         assert 0 <= point.low <= point.y <= point.high <= 1
-
-
-def test_fig_7s_bars_that_begin_with_the_papers_iteration_are_not_judged(drawn):
-    verdicts = {one.verdict for one in drawn["fig07"].comparisons() if one.ours.series == "Gemini"}
-    assert verdicts == {"input"}
 
 
 @pytest.mark.parametrize(

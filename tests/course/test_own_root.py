@@ -131,7 +131,7 @@ def test_an_agent_that_is_root_no_more_waits_for_no_answer():
     assert said == ["this node is the root agent no more"]
 
 
-def test_the_agents_loop_goes_on_while_it_decides(tmp_path):
+async def test_the_agents_loop_goes_on_while_it_decides(tmp_path):
     """What it waits for is done by that very loop; it would be too late otherwise."""
     asked, done = tmp_path / "asked", tmp_path / "done"
 
@@ -141,20 +141,17 @@ def test_the_agents_loop_goes_on_while_it_decides(tmp_path):
             time.sleep(0.01)
         return Wait("done")
 
-    async def act():
-        async def do():
-            while not asked.exists():
-                await asyncio.sleep(0.01)
-            done.touch()
+    async def do():
+        while not asked.exists():
+            await asyncio.sleep(0.01)
+        done.touch()
 
-        root = OwnRoot(state=RootState(), at_s=0.0, decide=OwnProcess(packed(decide)))
-        doing = asyncio.create_task(do())
-        answer = await _decided(root, lambda event: root.guide({}, event, CLUSTER), EVENT)
-        await doing
-        root.close()
-        return answer
-
-    assert list(asyncio.run(act())) == [Wait("done")]
+    root = OwnRoot(state=RootState(), at_s=0.0, decide=OwnProcess(packed(decide)))
+    doing = asyncio.create_task(do())
+    answer = await _decided(root, lambda event: root.guide({}, event, CLUSTER), EVENT)
+    await doing
+    root.close()
+    assert list(answer) == [Wait("done")]
 
 
 def test_the_next_job_has_the_root_agent_that_it_asks_for():

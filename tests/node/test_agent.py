@@ -1,6 +1,5 @@
 """What an agent makes of who is connected to it."""
 
-import asyncio
 import errno
 import subprocess
 import sys
@@ -60,16 +59,12 @@ def agent_of_a_lab():
     return Agent(config, lambda _: None, machine=AgentMachine(host=FullHost, bulk=Memory()))
 
 
-def test_a_worker_that_the_agent_cannot_start_is_told_as_one_that_ended_and_the_connection_stays():
+async def test_a_worker_that_the_agent_cannot_start_is_told_as_ended_and_the_connection_stays():
     """One that breaks with an order comes back, and brings the same order: recoveries for ever."""
     root = Root(first_start())
-
-    async def serve():
-        agent = agent_of_a_lab()
-        await agent._welcome(root)
-        return [said.entry.kind for said in opened(agent.lab).arrived]
-
-    assert asyncio.run(serve()) == ["worker_exited"]
+    agent = agent_of_a_lab()
+    await agent._welcome(root)
+    assert [said.entry.kind for said in opened(agent.lab).arrived] == ["worker_exited"]
     (exited,) = [said for said in root.heard if isinstance(said, WorkerEnded)]
     assert (exited.code, exited.error.error) == (1, "CapacityError")
     assert exited.output == "node-0's agent cannot start it: [Errno 24] Too many open files"
@@ -79,22 +74,20 @@ def test_a_worker_that_the_agent_cannot_start_is_told_as_one_that_ended_and_the_
 @pytest.mark.parametrize(
     ("store", "is_over"), [("has its key", False), ("has no key", True), ("is away", True)]
 )
-def test_an_agent_whose_lab_lost_its_connection_waits_for_it_while_its_key_stands(store, is_over):
+async def test_an_agent_whose_lab_lost_its_connection_waits_for_it_while_its_key_stands(
+    store, is_over
+):
     """A port that refuses for a moment, or a lab that is busy, is no end of a lab."""
     items = {LAB_KEY: "{}"} if store == "has its key" else {}
-
-    async def look():
-        agent = agent_of_a_lab()
-        opened(agent.lab).close()
-        agent._reading = None if store == "is away" else Reading(items=items, is_whole=False)
-        agent._lab_seen_s -= UNHEARD_S + 1.0
-        agent._watch_lab()
-        return agent._stop.is_set()
-
-    assert asyncio.run(look()) == is_over
+    agent = agent_of_a_lab()
+    opened(agent.lab).close()
+    agent._reading = None if store == "is away" else Reading(items=items, is_whole=False)
+    agent._lab_seen_s -= UNHEARD_S + 1.0
+    agent._watch_lab()
+    assert agent._stop.is_set() == is_over
 
 
-def test_an_agent_ends_at_once_when_its_labs_process_on_this_machine_was_killed():
+async def test_an_agent_ends_at_once_when_its_labs_process_on_this_machine_was_killed():
     """Also while the key stands, which it does until its lease runs out."""
     text = (
         "import gemini_lab.node.this_machine as m; print(m.process_identity(), flush=True); input()"
@@ -102,16 +95,12 @@ def test_an_agent_ends_at_once_when_its_labs_process_on_this_machine_was_killed(
     lab = subprocess.Popen(
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-
-    async def look():
-        agent = agent_of_a_lab()
-        agent._reading = Reading(items={LAB_KEY: "{}"}, is_whole=False)
-        agent._lab_process = lab.stdout.readline().strip()
-        agent._watch_lab()
-        lived = not agent._stop.is_set()
-        with lab:
-            lab.kill()
-        agent._watch_lab()
-        return lived, agent._stop.is_set()
-
-    assert asyncio.run(look()) == (True, True)
+    agent = agent_of_a_lab()
+    agent._reading = Reading(items={LAB_KEY: "{}"}, is_whole=False)
+    agent._lab_process = lab.stdout.readline().strip()
+    agent._watch_lab()
+    lived = not agent._stop.is_set()
+    with lab:
+        lab.kill()
+    agent._watch_lab()
+    assert (lived, agent._stop.is_set()) == (True, True)

@@ -37,34 +37,30 @@ def test_who_reaches_none_of_several_others_for_long_is_cut_off(others, connecte
     assert cut_off.is_certain(now_s, others=others, connected=connected) == is_certain
 
 
-def test_a_root_agent_that_is_cut_off_says_so_and_leaves_its_place_to_others():
+async def test_a_root_agent_that_is_cut_off_says_so_and_leaves_its_place_to_others():
     store, said = StoreStandIn(), []
-
-    async def stand_down():
-        membership = member(store, "node-0")
-        await membership.register()
-        record = await membership.campaign(store.keys)
-        shell = RootShell(
-            membership=membership,
-            record=record,
-            token="secret",
-            emit=said.append,
-            request_nodes=lambda _wanted, _reason: None,
-            machine=AgentMachine(),
-        )
-        shell._cut_off = CutOff(shell._clock() - 2 * CUT_OFF_S)
-        acting = asyncio.create_task(shell.run())
-        while not acting.done():
-            await asyncio.sleep(0.01)
-            shell.observe(Reading(items=dict(store.keys), is_whole=True), is_settled=True)
-        await acting
-        assert "root" not in store.keys
-        assert await membership.campaign(store.keys) is None
-        other = member(store, "node-1")
-        await other.register()
-        return await other.campaign(store.keys)
-
-    elected = asyncio.run(asyncio.wait_for(stand_down(), 20))
+    membership = member(store, "node-0")
+    await membership.register()
+    record = await membership.campaign(store.keys)
+    shell = RootShell(
+        membership=membership,
+        record=record,
+        token="secret",
+        emit=said.append,
+        request_nodes=lambda _wanted, _reason: None,
+        machine=AgentMachine(),
+    )
+    shell._cut_off = CutOff(shell._clock() - 2 * CUT_OFF_S)
+    acting = asyncio.create_task(shell.run())
+    while not acting.done():
+        await asyncio.sleep(0.01)
+        shell.observe(Reading(items=dict(store.keys), is_whole=True), is_settled=True)
+    await acting
+    assert "root" not in store.keys
+    assert await membership.campaign(store.keys) is None
+    other = member(store, "node-1")
+    await other.register()
+    elected = await other.campaign(store.keys)
     assert (elected.name, elected.term) == ("node-1", 2)
     notes = [event.text for event in said if isinstance(event, Note)]
     assert notes == ["node-0 reaches none of 2 other agents: one of them is to be root"]

@@ -177,21 +177,17 @@ class SlowOwner(Owner):
         self.has_room = True
 
 
-def test_an_owner_that_never_takes_the_rest_does_not_keep_it_from_the_next_one():
+async def test_an_owner_that_never_takes_the_rest_does_not_keep_it_from_the_next_one():
     """Its machine is frozen, or gone without a word: what is on its way there stays so."""
-
-    async def said():
-        link, frozen, following = LabLink("node-0"), SlowOwner(), SlowOwner()
-        link.open(frozen, made(LabHello, owner="a"))
-        say(link, 1)
+    link, frozen, following = LabLink("node-0"), SlowOwner(), SlowOwner()
+    link.open(frozen, made(LabHello, owner="a"))
+    say(link, 1)
+    await asyncio.sleep(0)
+    link.open(following, made(LabHello, owner="b"))
+    following.is_gone.set()
+    for _ in range(5):
         await asyncio.sleep(0)
-        link.open(following, made(LabHello, owner="b"))
-        following.is_gone.set()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        return following.texts
-
-    assert asyncio.run(said()) == ["1"]
+    assert following.texts == ["1"]
 
 
 OWNER = """
@@ -257,32 +253,28 @@ async def stopped_owner(*, most, count):
     ]
 
 
-def test_what_is_too_large_to_be_sent_is_said_and_counts_for_nothing(link):
+async def test_what_is_too_large_to_be_sent_is_said_and_counts_for_nothing(link):
     """The owner acknowledges by numbers: one that it never saw would shift all that follow."""
+    arrived = []
 
-    async def tell():
-        arrived = []
+    async def take(channel):
+        while (message := await channel.receive()) is not None:
+            arrived.append(message)
 
-        async def take(channel):
-            while (message := await channel.receive()) is not None:
-                arrived.append(message)
-
-        server, port = await serve("127.0.0.1", "secret", take)
-        hello = made(LabHello, owner="one")
-        link.open(await connect(f"127.0.0.1:{port}", "secret", hello, timeout_s=5), hello)
-        say(link, 1)
-        link.pass_on(Entry(at_s=0.0, node="node-0", event=too_large()))
-        say(link, 2)
-        await link.drain()
-        for _ in range(1000):
-            if len(arrived) < 3:
-                await asyncio.sleep(0.01)
-        link.heard(3)
-        link.close()
-        server.close()
-        return [m.entry.event.text for m in arrived]
-
-    first, refusal, last = asyncio.run(tell())
+    server, port = await serve("127.0.0.1", "secret", take)
+    hello = made(LabHello, owner="one")
+    link.open(await connect(f"127.0.0.1:{port}", "secret", hello, timeout_s=5), hello)
+    say(link, 1)
+    link.pass_on(Entry(at_s=0.0, node="node-0", event=too_large()))
+    say(link, 2)
+    await link.drain()
+    for _ in range(1000):
+        if len(arrived) < 3:
+            await asyncio.sleep(0.01)
+    link.heard(3)
+    link.close()
+    server.close()
+    first, refusal, last = [m.entry.event.text for m in arrived]
     assert (first, last) == ("1", "2")
     assert re.match("node-0: a event_said of .* bytes is larger than a message may be", refusal)
 

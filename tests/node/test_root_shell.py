@@ -11,7 +11,7 @@ from membership_stand_in import StoreStandIn, shell_in
 
 from gemini_lab.job import Job
 from gemini_lab.log.events import Note, RecoveryStarted, RunFailed
-from gemini_lab.node import root_shell
+from gemini_lab.node import agent_machine
 from gemini_lab.node.agent_machine import AgentMachine
 from gemini_lab.node.control_store import StoreFullError
 from gemini_lab.node.membership import RootRecord
@@ -55,40 +55,32 @@ async def test_a_root_agent_says_once_that_the_store_takes_nothing_more():
     assert said == [Note(text="etcd takes nothing more; no failure is answered until then")]
 
 
-def test_a_root_agent_whose_lease_ran_out_while_the_store_was_away_takes_its_place_again():
+async def test_a_root_agent_whose_lease_ran_out_while_the_store_was_away_takes_its_place_again():
     """As nobody else has it: training would stand still until another one is elected."""
     store = StoreStandIn()
-
-    async def write():
-        membership, shell = await shell_in(store)
-        del store.keys["root"]
-        membership._lease = None  # another one is to come
-        writing = asyncio.create_task(shell._write({"state": "new"}))
-        await asyncio.sleep(0.5)
-        assert "root" not in store.keys  # it would stand for ever
-        await membership.register()
-        await writing
-        assert store.keys["root"] == shell.record.to_text()
-
-    asyncio.run(asyncio.wait_for(write(), 20))
+    membership, shell = await shell_in(store)
+    del store.keys["root"]
+    membership._lease = None  # another one is to come
+    writing = asyncio.create_task(shell._write({"state": "new"}))
+    await asyncio.sleep(0.5)
+    assert "root" not in store.keys  # it would stand for ever
+    await membership.register()
+    await writing
+    assert store.keys["root"] == shell.record.to_text()
     assert store.keys["state"] == "new"
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_root_agent_that_was_replaced_takes_no_place_again(is_there):
+async def test_a_root_agent_that_was_replaced_takes_no_place_again(is_there):
     """Also where the next one is gone by now."""
     store = StoreStandIn()
-
-    async def write():
-        _, shell = await shell_in(store)
-        next_one = RootRecord(name="node-1", address="node-1:1", term=shell.record.term + 1)
-        store.keys |= {"root": next_one.to_text(), "term": str(next_one.term)}
-        if not is_there:
-            del store.keys["root"]
-        with pytest.raises(Deposed):
-            await shell._write({"state": "new"})
-
-    asyncio.run(asyncio.wait_for(write(), 20))
+    _, shell = await shell_in(store)
+    next_one = RootRecord(name="node-1", address="node-1:1", term=shell.record.term + 1)
+    store.keys |= {"root": next_one.to_text(), "term": str(next_one.term)}
+    if not is_there:
+        del store.keys["root"]
+    with pytest.raises(Deposed):
+        await shell._write({"state": "new"})
     assert "state" not in store.keys
 
 
@@ -109,8 +101,8 @@ async def test_moments_are_right_where_the_root_agents_clock_was_set():
 @pytest.mark.parametrize("value", ["", "gemini_lab.no_such_module:root", "gemini_lab.job:no_such"])
 def test_a_run_ends_if_its_root_agents_node_cannot_make_the_users_own(monkeypatch, value):
     """A root agent that failed instead would be elected again, and no run would end."""
-    found = [EntryPoint("root_agent", value, root_shell.OWN_ROOTS)] if value else []
-    monkeypatch.setattr(root_shell, "entry_points", lambda **_: found)
+    found = [EntryPoint("root_agent", value, agent_machine.OWN_ROOTS)] if value else []
+    monkeypatch.setattr(agent_machine, "entry_points", lambda **_: found)
     order = JobOrder(
         number=1,
         run="run",

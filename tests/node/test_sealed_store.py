@@ -209,21 +209,17 @@ class Forged(StoreStandIn):
         return await super().items()
 
 
-def test_a_root_agent_begins_nothing_anew_where_it_cannot_believe_the_store():
+async def test_a_root_agent_begins_nothing_anew_where_it_cannot_believe_the_store():
     store, said = Forged(), []
-
-    async def act():
-        _, shell = await shell_on(store, said)
-        acting = asyncio.create_task(shell.run())
-        while not said:
-            await asyncio.sleep(0.01)
-        assert shell._root is None
-        store.is_forged = False
-        while shell._root is None:
-            await asyncio.sleep(0.01)
-        await end(acting)
-
-    asyncio.run(asyncio.wait_for(act(), 30))
+    _, shell = await shell_on(store, said)
+    acting = asyncio.create_task(shell.run())
+    while not said:
+        await asyncio.sleep(0.01)
+    assert shell._root is None
+    store.is_forged = False
+    while shell._root is None:
+        await asyncio.sleep(0.01)
+    await end(acting)
     assert said[0] == Note(text="ours/job is not ours; no failure is answered until then")
     assert isinstance(said[1], RootElected)
     assert "state" not in store.keys
@@ -249,46 +245,40 @@ async def end(acting) -> None:
         await acting
 
 
-def test_a_state_that_was_true_once_is_not_gone_on_with():
+async def test_a_state_that_was_true_once_is_not_gone_on_with():
     """Nodes have seen a newer epoch: whoever wrote the old state again would have it all undone."""
     store, said = StoreStandIn(), []
 
-    async def act():
-        async def welcome(channel):
-            assert isinstance(channel.peer, RootHello)
-            channel.send(Joined(epoch=5, workers={}, is_ready=True))
-            await channel.receive()
+    async def welcome(channel):
+        assert isinstance(channel.peer, RootHello)
+        channel.send(Joined(epoch=5, workers={}, is_ready=True))
+        await channel.receive()
 
-        server, port = await serve("127.0.0.1", "secret", welcome)
-        store.keys = {"nodes/node-1": f'{{"address": "127.0.0.1:{port}"}}'}
-        old, new = (RootState(epoch=epoch).to_text() for epoch in (3, 5))
-        store.keys["state"] = old
-        _, shell = await shell_in(store, emit=said.append)
-        acting = asyncio.create_task(shell.run())
-        while len(said) < 2:
-            await asyncio.sleep(0.01)
-        assert shell._root is None
-        assert store.keys["state"] == old
-        store.keys["state"] = new
-        while shell._root is None:
-            await asyncio.sleep(0.01)
-        await end(acting)
-        server.close()
-
-    asyncio.run(asyncio.wait_for(act(), 30))
+    server, port = await serve("127.0.0.1", "secret", welcome)
+    store.keys = {"nodes/node-1": f'{{"address": "127.0.0.1:{port}"}}'}
+    old, new = (RootState(epoch=epoch).to_text() for epoch in (3, 5))
+    store.keys["state"] = old
+    _, shell = await shell_in(store, emit=said.append)
+    acting = asyncio.create_task(shell.run())
+    while len(said) < 2:
+        await asyncio.sleep(0.01)
+    assert shell._root is None
+    assert store.keys["state"] == old
+    store.keys["state"] = new
+    while shell._root is None:
+        await asyncio.sleep(0.01)
+    await end(acting)
+    server.close()
     (note,) = [event.text for event in said if isinstance(event, Note)]
     assert "is of epoch 3, and nodes have seen epoch 5" in note
 
 
 @pytest.mark.parametrize(("number", "is_taken"), [(2, False), (3, False), (4, True)])
-def test_an_order_that_was_carried_out_once_is_not_carried_out_again(number, is_taken):
-    async def act():
-        _, shell = await shell_in(StoreStandIn())
-        shell._job_number = 3
-        job = Job(script="s.py")
-        order = JobOrder(number=number, run=1, job=job, seats=Seats(nodes=1), settings={})
-        text = msgspec.json.encode(order).decode()
-        shell._observe_job({"job": text}, registered=0, now=1.0)
-        return not shell._happenings.empty()
-
-    assert asyncio.run(act()) == is_taken
+async def test_an_order_that_was_carried_out_once_is_not_carried_out_again(number, is_taken):
+    _, shell = await shell_in(StoreStandIn())
+    shell._job_number = 3
+    job = Job(script="s.py")
+    order = JobOrder(number=number, run=1, job=job, seats=Seats(nodes=1), settings={})
+    text = msgspec.json.encode(order).decode()
+    shell._observe_job({"job": text}, registered=0, now=1.0)
+    assert shell._happenings.empty() != is_taken
