@@ -88,6 +88,7 @@ class Agent:
         self._root_record: RootRecord | None = None
         self._reading: Reading | None = None  # of the store; `None` while it is away
         self._is_store_away = False
+        self._turn = asyncio.Lock()  # of who reads the store, and acts on it
         self._forged = ""  # what was said last of values that are not the lab's
         self._settled_s = 0.0  # when the store counts as complete again after it was away
         self._lab_seen_s = self._machine.steady_s()
@@ -225,6 +226,11 @@ class Agent:
             self._watch_lab()
 
     async def _read_store(self) -> None:
+        # Of two at once each could begin a root agent: one wins, the other reads that it has won.
+        async with self._turn:
+            await self._read_and_obey()
+
+    async def _read_and_obey(self) -> None:
         try:
             reading = await self.membership.watch.read(whole=self._root_role.shell is not None)
             if self._is_store_away:

@@ -227,6 +227,9 @@ def _forgets(history: Any, event: Any, left: Any) -> None:
 _GO_BACK = WorkerHistory._go_back
 
 OLD_RULES = {
+    "two readings of the store may both begin a root agent": OldRule(
+        298, ((Agent, "_read_store", Agent._read_and_obey),)
+    ),
     "returning nodes are not inventoried": _root(None, AsksNoReturningNode),
     "nobody is waited for": _root(None, WaitsForNobody),
     "what any node has counts": _root(None, TrustsAnyMemory),

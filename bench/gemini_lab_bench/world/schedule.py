@@ -17,9 +17,9 @@ Happening = tuple[float, str, *tuple[int, ...]]
 SETTLES_S: Final = 900.0
 """In which a run has to end once machines enough are well, whatever the others are."""
 ENDS_S: Final = 120.0
-AILS_S: Final = 60.0
+AILS_S: Final = 30.0
 """For what others do that are not well, before training ends."""
-DECIDES_S: Final = 100.0
+DECIDES_S: Final = 60.0
 """For so long a person watches a root agent that waits."""
 ROOT: Final = 99
 """In the place of a machine's number: the one that is root then."""
@@ -90,7 +90,7 @@ PHASES: Final = (
     "halfway",
 )
 """Of a run; the last one: some ranks, and not all, have a version whole of this start."""
-FOLLOW_S: Final = 30.0
+FOLLOW_S: Final = 10.0
 """For a phase to come."""
 TOGETHER: Final = (
     ("freeze_group", "give_up", "thaw_all", "kill_group", "at"),
@@ -132,9 +132,9 @@ def draw(seed: int) -> tuple[WorldShape, tuple[Happening, ...]]:
         numbers = [rng.randrange(most) for most in KINDS[kind]]
         if numbers and KINDS[kind][0] == 8 and rng.random() < 0.35:
             numbers[0] = ROOT
-        wait_s = rng.choice((0.0, 0.05, 0.5, 2.0, 5.0, 12.0, 40.0)) * rng.uniform(0.5, 1.5)
+        wait_s = rng.choice((0.0, 0.01, 0.1, 0.5, 2.0, 5.0, 12.0)) * rng.uniform(0.5, 1.5)
         happenings.append((round(wait_s, 3), kind, *numbers))
-    first_s = round(rng.uniform(2.0, 25.0), 3)
+    first_s = round(rng.uniform(1.0, 9.0), 3)
     happenings[0] = (first_s, *happenings[0][1:])
     return shape, tuple(happenings)
 
