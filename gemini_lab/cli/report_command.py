@@ -17,7 +17,7 @@ from gemini_lab.errors import shown
 from gemini_lab.lab.pages import save_log
 from gemini_lab.log.entry import Entry, EventError
 from gemini_lab.log.file import FOLDER_HELP, LATEST, RUNS_FOLDER, find_log, name_of, read_log
-from gemini_lab.report.build import load_report, report_of
+from gemini_lab.report.build import report_of
 from gemini_lab.report.predicted import lines, predict
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
 from gemini_lab.report.tables.spent import spent
@@ -33,9 +33,8 @@ def command(arguments: Sequence[str]) -> int:
     if options.window is not None and options.html is None:
         parser.error("--window is of the page that --html FILE writes: name that, too")
     log = find_log(options.run, below=options.folder)
-    beside, learned = None, None
-    if options.compare is not None:
-        beside = find_log(options.compare, below=options.folder)
+    beside = [find_log(one, below=options.folder) for one in options.compare]
+    learned = None
     if options.predict:  # empty: with its own times
         learned = find_log(options.predict, below=options.folder)
     run = RunReducer(name=name_of(log), keep=FOR_REPORT)
@@ -46,11 +45,12 @@ def command(arguments: Sequence[str]) -> int:
             f"{error}; a report with such a gap could be wrong: take that line out of a copy and "
             "name the copy, or see the rest with `gemini-lab serve`"
         ) from error
-    report = report_of(run)
+    others = [RunReducer.load(one, keep=FOR_REPORT) for one in beside]
+    report = report_of(run, earlier=others)
     if options.chrome_trace is not None:
         options.chrome_trace.write_text(json.dumps(chrome_trace(read_log(log))), encoding="utf-8")
     if options.html is not None:
-        save_log(log, options.html, window=options.window)
+        save_log(log, options.html, window=options.window, beside=beside)
     if options.json:
         tell(json.dumps(report.to_json(), indent=2))
     else:
@@ -67,11 +67,10 @@ def command(arguments: Sequence[str]) -> int:
         known = RunReducer.load(learned, keep=FOR_REPORT) if learned is not None else None
         predicted = predict(run, learned=known)
         tell("\n".join(["", "Simulated and measured", *lines(predicted)]))
-    if beside is None:
-        return 0
-    comparison = report.losses_match(load_report(beside))
-    complain(f"losses compared with {options.compare}: {comparison}")
-    return 0 if comparison else 1
+    comparisons = [report.losses_match(report_of(one)) for one in others]
+    for name, comparison in zip(options.compare, comparisons, strict=True):
+        complain(f"losses compared with {name}: {comparison}")
+    return 0 if all(comparisons) else 1
 
 
 STYLES: Final = {"  !!": "bold red", "  !": "red", "  <<": "yellow", "    |": "dim"}
@@ -118,7 +117,12 @@ def _parser() -> argparse.ArgumentParser:
         "(default: the newest ones)",
     )
     parser.add_argument(
-        "--compare", metavar="RUN", help="compare its losses with those of RUN, bit by bit"
+        "--compare",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="compare its losses with those of RUN, bit by bit, in the page, too; repeat it for "
+        "more runs",
     )
     parser.add_argument(
         "--predict",

@@ -101,7 +101,13 @@ def serve_log(
     return dashboard
 
 
-def save_log(log: Path, path: str | Path, *, window: tuple[float, float] | None = None) -> Path:
+def save_log(
+    log: Path,
+    path: str | Path,
+    *,
+    window: tuple[float, float] | None = None,
+    beside: Sequence[Path] = (),
+) -> Path:
     """Write a page about the run in `log` to `path`.
 
     Args:
@@ -109,12 +115,13 @@ def save_log(log: Path, path: str | Path, *, window: tuple[float, float] | None 
         path: The file to write.
         window: From when to when, in seconds since the run's start, each bar of the timeline is in
             the page; by default the newest ones.
+        beside: Logs of the runs to compare with; by default the newest earlier run of the same job.
 
     Raises:
         ConfigError: Panel is not installed, there is no log, the file cannot be written, or the
             window has too many bars.
     """
-    saved: Path = _offered("save_log")(log, Path(path), window=window)
+    saved: Path = _offered("save_log")(log, Path(path), window=window, beside=beside)
     return saved
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from gemini_lab.errors import ConfigError
 from gemini_lab.log.entry import Entry
 from gemini_lab.log.file import LOG_FILE, EventLog, log_of, name_of, read_log
-from gemini_lab.report.recovery import Recovery, WastedTime, WorkerExit
+from gemini_lab.report.recovery import WorkerExit
 from gemini_lab.report.reducer import FOR_REPORT, RunReducer
-from gemini_lab.report.reducers.iteration_pace import IterationPace
+from gemini_lab.report.tables import answers_of
+from gemini_lab.report.tables.recoveries import wasted_time
 from gemini_lab.report.values import RunReport, Traffic, VerifiedIterations
 
 
@@ -68,8 +68,8 @@ def build_report(entries: Iterable[Entry], *, name: str = "") -> RunReport:
     return report_of(reducer)
 
 
-def report_of(run: RunReducer) -> RunReport:
-    """Return the report of a run so far; see `build_report`."""
+def report_of(run: RunReducer, *, earlier: Sequence[RunReducer] = ()) -> RunReport:
+    """Return the report of a run so far, compared with other runs; see `build_report`."""
     course = run.course
     if course.job is None:
         raise ConfigError(
@@ -80,6 +80,7 @@ def report_of(run: RunReducer) -> RunReport:
     newest_s = course.started_at_s if run.newest_s is None else run.newest_s
     return RunReport(
         name=run.name,
+        answers=answers_of(run, earlier=earlier),
         simulated=course.is_simulated,
         script=course.job.script or "",
         nodes=course.nodes,
@@ -116,20 +117,6 @@ def report_of(run: RunReducer) -> RunReport:
         copies_placed=tuple(run.copies_placed.found),
         began_from=course.began_from,
         lost_standbys=tuple(run.nodes.lost_standbys),
-    )
-
-
-def wasted_time(pace: IterationPace, recoveries: Sequence[Recovery]) -> WastedTime | None:
-    """Return Eq. (1) with a run's own figures; `None` until something is measured."""
-    measured = [(r.wasted_s, r.retrieval_s) for r in recoveries if r.wasted_s is not None]
-    checkpoint_s, interval_s = pace.checkpoint_median_s(), pace.interval_median_s()
-    if not measured or checkpoint_s is None or interval_s is None:
-        return None
-    return WastedTime(
-        checkpoint_s=checkpoint_s,
-        interval_s=interval_s,
-        retrieval_s=fmean(retrieval_s for _, retrieval_s in measured),
-        measured_s=tuple(wasted_s for wasted_s, _ in measured),
     )
 
 

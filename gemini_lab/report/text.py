@@ -91,15 +91,9 @@ def _summary(report: RunReport, ink: Ink) -> Iterator[str]:
     yield from _places(report, ink)
     if report.began_from:
         yield f"  it began from version {report.began_from} of the persistent tier"
-    lost = sum(recovery.lost_iterations for recovery in report.recoveries)
-    injected = "" if report.simulated else f"{_count(len(report.injections), 'failure')} injected, "
-    yield (
-        f"  {injected}{_count(len(report.recoveries), 'recovery', 'recoveries')}, "
-        f"{_count(lost, 'iteration')} done again"
-    )
-    losses = [loss for (_, rank), loss in sorted(report.losses.items()) if rank == 0]
-    if losses:
-        yield f"  loss of rank 0: {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
+    for answer in report.answers:
+        words = f"{answer.question} {answer.short}: {answer.detail}".replace("\u00a0", " ")
+        yield from _wrapped(words, "  ", ink)
     if len(report.roots) > 1:
         yield f"  root agent: {', then '.join(report.roots)}"
     if names := report.lost_standbys:

@@ -27,6 +27,17 @@ Outcome = Literal["finished", "failed", "stopped", "unfinished"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadlineAnswer:
+    """One question about a run, and its answer."""
+
+    question: str
+    short: str  # the answer in a few characters
+    detail: str  # what it rests on
+    mood: Literal["good", "bad", "neutral", "unknown"]  # `"unknown"` if the log does not answer it
+    view: str  # the view that shows where the answer comes from, by its place on a page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
     """One rank's part of an iteration that counts: neither lost nor overtaken by a later try.
 
@@ -148,6 +159,7 @@ class RunReport:
         places: What each rank is among ranks that differ; empty if all are alike.
         wasted: None until there is a recovery to measure.
         plans: When chunks left, by the schemes that profile a job; in order of time.
+        answers: Whether it has the same numbers, and what checkpoints and failures cost it.
     """
 
     name: str
@@ -182,6 +194,7 @@ class RunReport:
     began_from: int | None = None
     lost_standbys: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
+    answers: tuple[HeadlineAnswer, ...] = ()
 
     def __str__(self) -> str:
         done = max((one.number for one in self.iterations), default=0)

@@ -6,8 +6,9 @@ from told_runs import ToldRun, with_a_drain, with_one_loss
 from gemini_lab.log import events
 from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables import tables_of
-from gemini_lab.report.tables.headline import HeadlineAnswer, percent
+from gemini_lab.report.tables.headline import percent
 from gemini_lab.report.tables.recoveries import losses
+from gemini_lab.report.values import HeadlineAnswer
 from gemini_lab.simulator import Outage, paper_workload, simulate
 from gemini_lab.simulator.policy import gemini
 

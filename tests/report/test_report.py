@@ -384,7 +384,8 @@ def test_a_simulated_run_that_was_saved_is_reported_with_names_and_one_count(tmp
     log = save_events(outcome.events, str(tmp_path / "simulated"))
     assert log == tmp_path / "simulated" / "events.jsonl"
     text = render(load_report(str(tmp_path / "simulated")))
-    assert "  2 recoveries, 1 iteration done again\n" in text
+    assert "  What did failures cost? 2 x " in text
+    assert ", and the newest recovery has not ended" in " ".join(text.split())
     assert "Recovery 1: hardware failure (node-1), training again after" in text
     assert "Recovery 2: hardware failure (node-3, node-6), has not ended" in text
     assert "  1 iteration done again; the log has no values of them to compare\n" in text

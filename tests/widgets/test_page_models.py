@@ -10,6 +10,7 @@ pytest.importorskip("panel", reason="panel is not installed")
 from bokeh.document import Document
 from gemini_lab_widgets.library import Library
 from gemini_lab_widgets.page import IDLE_MS, TICK_MS, UNANSWERED, Page
+from gemini_lab_widgets.views import VIEWS
 from told_runs import ToldRun, with_one_loss
 
 from gemini_lab.log.entry import encode_entry
@@ -38,10 +39,26 @@ def page_of(log: Path | None) -> Page:
 def look(page: Page) -> str:
     """What the status strip says once the browser has drawn all that it was sent, at rest."""
     page._rests_at_s = 0.0
-    page._pulse.seen = page._pulse.beat
-    page._due_s = 0.0
-    page.tick()
+    is_first = True
+    while is_first or not page._sheet.is_whole:
+        page._pulse.seen, page._due_s, is_first = page._pulse.beat, 0.0, False
+        page.tick()
     return str(page._sheet.views["status"].strip.text)
+
+
+def test_a_page_is_answered_with_its_words_and_the_figures_come_one_by_one(log: Path) -> None:
+    page = page_of(log)
+    assert set(page._sheet.views) == {"status"}
+    assert page._timeline._newest is None
+    sizes = []
+    while not page._sheet.is_whole:
+        page._pulse.seen = page._pulse.beat
+        page.tick()
+        sizes.append(len(page._sheet.views))
+    assert sizes == [*range(2, len(VIEWS) + 1)]
+    for root in page._document.roots:
+        assert root.name not in page._sheet.slots or root.children
+    assert page._sheet.views["replicas"].nodes.data["name"]
 
 
 def test_the_slider_shows_the_run_as_it_was_and_its_end_the_whole(log: Path) -> None:
@@ -87,11 +104,12 @@ def test_figures_follow_the_slider_only_when_it_rests(log: Path) -> None:
 def test_a_visitor_chooses_runs_among_those_that_are_offered_and_no_others(log: Path) -> None:
     page = page_of(log)
     look(page)
-    assert page._tools.beside.value == "undisturbed"
-    page._tools.beside.value = ""
+    assert [one.name for one in page._beside] == ["undisturbed"]
+    assert page._tools.beside.options[0] == ("", "undisturbed")
+    page._tools.beside.value = "undisturbed"  # once more: not any longer
     look(page)
-    assert page._beside is None
-    assert page._pulse.address["beside"] == "-"
+    assert page._beside == []
+    assert page._pulse.address["beside"] == ["-"]
     page._tools.run.value = "undisturbed"
     assert "undisturbed" in look(page)
     page._choose_run("../../etc")
@@ -100,19 +118,38 @@ def test_a_visitor_chooses_runs_among_those_that_are_offered_and_no_others(log: 
 
 def test_an_address_says_what_is_looked_at(log: Path) -> None:
     page = page_of(log)
-    page._open({"run": "undisturbed", "at": "3.5", "beside": "mine"})
+    page._open({"run": ["undisturbed"], "at": ["3.5"], "beside": ["mine"]})
     look(page)
-    assert page._pulse.address == {"run": "undisturbed", "beside": "mine", "at": "3.500"}
+    said = {"run": ["undisturbed"], "beside": ["mine"], "at": ["3.500"]}
+    assert page._pulse.address == said
+
+
+def test_a_run_is_compared_with_several_as_the_visitor_or_the_address_says(log: Path) -> None:
+    for name in ("second", "third"):
+        write(ToldRun(start_s=1e9).protect().train(1, 12).finish(12), log.parent.parent / name)
+    page = page_of(log)
+    for name in ("second", "third"):
+        page._tools.beside.value = name
+        assert page._tools.beside.value == ""
+    look(page)
+    compared = [one.name for one in page._shown.store.earlier]
+    assert compared == ["undisturbed", "second", "third"]
+    assert page._tools.beside.options[0] == ("", "undisturbed and second and third")
+    assert page._pulse.address["beside"] == ["undisturbed", "second", "third"]
+    page._tools.beside.value = "/"
+    assert page._beside == []
+    page._open({"beside": ["third", "mine", "nobody", "second"]})
+    assert [one.name for one in page._beside] == ["third", "second"]
 
 
 def test_a_run_that_is_not_there_is_said_not_to_be_and_which_one_is_shown(log: Path) -> None:
     page = page_of(log)
-    page._open({"run": "nothing of this name", "at": "5"})
+    page._open({"run": ["nothing of this name"], "at": ["5"]})
     assert "mine" in look(page)
     said = page._sheet.state.text
     assert "no such run" in said
     assert "no run here is called nothing of this name; mine, the newest, is shown" in said
-    assert page._pulse.address["run"] == ""
+    assert page._pulse.address["run"] == []
     page._tools.run.value = "undisturbed"
     look(page)
     assert "no such run" not in page._sheet.state.text
@@ -126,10 +163,10 @@ def test_a_moment_outside_the_run_is_its_nearest_end_in_the_address_too(
     log: Path, asked: str, told: str
 ) -> None:
     page = page_of(log)
-    page._open({"at": asked})
+    page._open({"at": [asked]})
     page._pull()
     look(page)
-    assert page._pulse.address["at"] == told
+    assert page._pulse.address["at"] == [told] * bool(told)
     end_s = page._tools.slider.end
     assert page._tools.slider.value == (float(told) if told else end_s)
     assert ("looking back" in page._sheet.state.text) == bool(told)

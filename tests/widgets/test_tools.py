@@ -69,7 +69,7 @@ def test_a_page_that_left_the_newest_moment_is_told_once_where_it_is(tools):
 
 def test_offering_the_same_again_sends_nothing(tools, chosen):
     def offer():
-        tools.offer(["a", "b"], drawn="a", run="", beside="b")
+        tools.offer(["a", "b"], drawn="a", run="", beside=["b"])
         tools.reach(10.0, [4.0], at_s=6.0)
 
     offer()
@@ -84,7 +84,7 @@ def test_offering_the_same_again_sends_nothing(tools, chosen):
 
 
 def test_a_run_that_was_chosen_stays_in_the_list(tools, chosen):
-    tools.offer(["a", "b"], drawn="gone", run="gone", beside="")
+    tools.offer(["a", "b"], drawn="gone", run="gone", beside=[])
     assert tools.run.value == "gone"
     tools.run.value = "a"
     tools.beside.value = "b"

@@ -460,9 +460,8 @@ def test_in_the_dark_no_view_keeps_a_colour_of_the_light_palette(
 
 
 def test_the_switch_for_browsers_knows_all_that_changes() -> None:
-    views = [kind() for kind in VIEWS]
-    follows = switch(views).args["follows"]
-    assert len(follows) == sum(len(view._follows) for view in views)
+    for view in [kind() for kind in VIEWS]:
+        assert len(switch(view).args["follows"]) == len(view._follows) > 0
 
 
 @pytest.mark.parametrize("kind", [kind for kind in VIEWS if kind is not StatusView])

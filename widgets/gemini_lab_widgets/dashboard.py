@@ -176,7 +176,7 @@ class Dashboard:
         public: Listen beyond loopback although the page speaks plain HTTP.
         link: Under which address browsers reach the page, where that is another one than the
             server's own; see `PageSettings`.
-        beside: Log of the run to compare with; by default the newest earlier run of the same job.
+        beside: Logs of the runs to compare with; by default the newest earlier run of the same job.
         is_open: Whether visitors may choose the other runs of the same folder, too.
 
     Attributes:
@@ -199,7 +199,7 @@ class Dashboard:
         frame_ancestors: str = "'self'",
         public: bool = False,
         link: str | None = None,
-        beside: Path | None = None,
+        beside: Sequence[Path] = (),
         is_open: bool = True,
     ) -> None:
         _check(address, port, password, visitors, public=public)

@@ -1,7 +1,7 @@
 """The runs that pages show: each read once for all visitors, and those that can be chosen."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -52,7 +52,7 @@ class ShownRun:
         self._reading: LogFollower | None = None
         self._since_s, self._from_bytes, self._room = 0.0, 0, ""
         self._pulled_at_s = float("-inf")
-        self._tables: dict[str, tuple[object, Tables]] = {}
+        self._tables: dict[tuple[str, ...], tuple[object, Tables]] = {}
 
     @property
     def name(self) -> str:
@@ -137,14 +137,14 @@ class ShownRun:
         if self._reading is not None:
             self._reading.end()
 
-    def tables(self, beside: "ShownRun | None" = None) -> Tables:
-        """Return the tables, beside another run; they are made once for all pages."""
-        state = self.state, None if beside is None else (beside.log, beside.state)
-        name = "" if beside is None else beside.name
-        made = self._tables.get(name)
+    def tables(self, beside: "Sequence[ShownRun]" = ()) -> Tables:
+        """Return the tables, compared with other runs; they are made once for all pages."""
+        state = self.state, [(one.log, one.state) for one in beside]
+        names = tuple(one.name for one in beside)
+        made = self._tables.get(names)
         if made is None or made[0] != state:
-            self.store.earlier = () if beside is None else (beside.store,)
-            made = self._tables[name] = state, self.store.tables()
+            self.store.earlier = tuple(one.store for one in beside)
+            made = self._tables[names] = state, self.store.tables()
         return made[1]
 
     @property
@@ -165,8 +165,7 @@ class Library:
 
     Args:
         newest: Gives the log to show by default, or None while there is none.
-        beside: The log of the run to compare with; by default the newest earlier run of the same
-            job.
+        beside: Logs of the runs to compare with; by default the newest earlier run of the same job.
         is_open: Whether the other runs of that folder may be chosen, too.
     """
 
@@ -174,7 +173,7 @@ class Library:
         self,
         newest: Callable[[], Path | None],
         *,
-        beside: Path | None = None,
+        beside: Sequence[Path] = (),
         is_open: bool = True,
     ) -> None:
         self.latest = ShownRun(newest)
@@ -197,8 +196,7 @@ class Library:
 
     def _found(self, log: Path) -> dict[str, Path]:
         found = _siblings(log) if self._is_open else []
-        if self._beside is not None and self._beside not in found:
-            found.append(self._beside)
+        found += [one for one in self._beside if one not in found]
         return {name_of(one): one for one in (*found, *([] if log in found else [log]))}
 
     def follower(self, log: Path) -> ShownRun:
@@ -212,18 +210,18 @@ class Library:
         for one in (self.latest, *self._followers.values()):
             one.close()
 
-    def partner(self, log: Path) -> Path | None:
-        """Return the log to compare with by default: the newest earlier run of the job."""
-        if self._beside is not None:
-            return self._beside if self._beside != log else None
+    def partners(self, log: Path) -> list[Path]:
+        """Return the logs to compare with by default: the newest earlier run of the job."""
+        if self._beside:
+            return [one for one in self._beside if one != log]
         mine = job_of(log)
         if mine is None:
-            return None
+            return []
         others = [(job_of(one), one) for one in _siblings(log) if one != log]
         same = [
             (job[1], one) for job, one in others if job and job[0] == mine[0] and job[1] < mine[1]
         ]
-        return max(same)[1] if same else None
+        return [max(same)[1]] if same else []
 
 
 def _siblings(log: Path) -> list[Path]:

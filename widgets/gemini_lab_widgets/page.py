@@ -1,7 +1,7 @@
 """The live page: pulls the log, draws what is new, and never gets ahead of the browser."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -23,6 +23,7 @@ from gemini_lab_widgets.pictures.palette import FONT
 from gemini_lab_widgets.store import tables_at
 from gemini_lab_widgets.timeline import Timeline
 from gemini_lab_widgets.tools import Tools
+from gemini_lab_widgets.views import StatusView
 
 AHEAD: Final = 2
 """Beats that may be on their way; with more, the page is sent nothing."""
@@ -43,6 +44,8 @@ RESTS_S: Final = 0.2
 """A slider that was not moved for this long rests, and the figures follow it."""
 UNANSWERED: Final = 100
 """Ticks without an answer from the page, such as in a tab behind others, until there are fewer."""
+MOST_BESIDE: Final = 5
+"""Runs to compare with at once: a plot has colours for so many."""
 OFFER_S: Final = 2.0
 """Between two looks for runs to choose from."""
 SHARE: Final = 10
@@ -74,7 +77,7 @@ class Page:
         self.period_ms = TICK_MS
         self._unanswered = 0
         self._library, self._shown = library, library.latest
-        self._beside: ShownRun | None = None
+        self._beside: list[ShownRun] = []
         self._log: Path | None = None
         self._missing = ""  # the name of a run that was asked for and is not there
         self._at_s: float | None = None  # since the run's start; None for the newest moment
@@ -82,7 +85,9 @@ class Page:
         # Panel says where its style sheets are when a page is asked for. A websocket that comes
         # after its session was let go gets another one, which would take them from another host.
         document.template_variables["dist_url"] = LOCAL_DIST
-        self._sheet, self._pulse, self._timeline = PageLayout(), Pulse(margin=0), Timeline()
+        self._sheet = PageLayout(is_late=True)
+        self._pulse, self._timeline = Pulse(margin=0), Timeline()
+        self._document = document
         self._pulse.sizing_mode = "stretch_width"
         self._tools = Tools(run=self._choose_run, beside=self._choose_beside, move=self._move)
         self._drawn: tuple[object, bool] = None, False  # what, and whether only in words
@@ -101,30 +106,35 @@ class Page:
             document.roots[0].name = "timeline"
             document.add_root(self._tools.root)
             self._sheet.put_on(document, title=self._pulse.title)
-        document.template_variables.update(is_live=True, apple_icon="")
+        status = self._sheet.views["status"]
+        assert isinstance(status, StatusView)
+        document.template_variables.update(
+            is_live=True, apple_icon="", first_words=status.first_words
+        )
 
     # -- what the visitor chooses; the address says it, so that a link shows the same --------
 
-    def _open(self, asked: Mapping[str, str]) -> None:
+    def _open(self, asked: Mapping[str, Sequence[str]]) -> None:
         """Show what an address asks for, and remember the name of a run that is not there."""
-        if "run" in asked:
-            self._choose_run(asked["run"])
-            self._missing = "" if asked["run"] in self._library.names() else asked["run"]
+        for run in asked.get("run", ())[:1]:
+            self._choose_run(run)
+            self._missing = "" if run in self._library.names() else run
         self._pull()
-        if "beside" in asked:
-            self._choose_beside(asked["beside"])
+        if beside := asked.get("beside", ()):
+            logs = [self._library.names().get(name) for name in beside]
+            self._put_beside([one for one in logs if one is not None])
         with suppress(ValueError):
-            at_s = float(asked.get("at", "nan"))
+            at_s = float([*asked.get("at", ()), "nan"][0])
             self._at_s = max(0.0, at_s) if isfinite(at_s) else None
 
     def _tell_address(self) -> None:
         is_latest = self._shown is self._library.latest
-        beside = None if self._log is None else self._library.partner(self._log)
-        is_usual = beside == (None if self._beside is None else self._beside.log)
+        beside = [] if self._log is None else self._library.partners(self._log)
+        is_usual = beside == [one.log for one in self._beside]
         self._pulse.address = {
-            "run": "" if is_latest else self._shown.name,
-            "beside": "" if is_usual else self._beside.name if self._beside else "-",
-            "at": "" if self._at_s is None else f"{self._at_s:.3f}",
+            "run": [] if is_latest else [self._shown.name],
+            "beside": [] if is_usual else [one.name for one in self._beside] or ["-"],
+            "at": [] if self._at_s is None else [f"{self._at_s:.3f}"],
         }
 
     def _choose_run(self, name: str) -> None:
@@ -134,12 +144,19 @@ class Page:
         self._keep_pace(TICK_MS)
 
     def _choose_beside(self, name: str) -> None:
-        log = self._library.names().get(name)
-        self._put_beside(log if log != self._log else None)
+        """Compare with a run, or not any more; with none for an empty name."""
+        log, now = self._library.names().get(name), [one.log for one in self._beside]
+        if log is None:
+            self._put_beside([])
+        else:
+            self._put_beside([one for one in now if one != log] if log in now else [*now, log])
         self._keep_pace(TICK_MS)
 
-    def _put_beside(self, log: Path | None) -> None:
-        self._beside = None if log is None else self._library.follower(log)
+    def _put_beside(self, logs: Sequence[Path | None]) -> None:
+        others = [one for one in dict.fromkeys(logs) if one is not None and one != self._log]
+        self._beside = [self._library.follower(one) for one in others[-MOST_BESIDE:]]
+        for one in self._beside:
+            one.pull()  # it knows its log from then on
         self._offer_due_s, self._offered = 0.0, None
 
     def _move(self, at_s: float | None) -> None:
@@ -160,8 +177,12 @@ class Page:
             return
         self._unanswered = 0
         store = self._shown.store
-        self._timeline.update(store.traffic, moment_s=self._moment_s)
         now_s = time.monotonic()
+        if self._pulse.seen:  # the page is on the screen: now what takes long
+            self._timeline.update(store.traffic, moment_s=self._moment_s)
+            tables = self._tables()
+            if tables is not None and self._sheet.make_next(self._document, tables):
+                self._pulse.send()
         is_drawn = self._is_drawn and (now_s < self._rests_at_s or not self._drawn[1])
         if not is_drawn and now_s >= self._due_s:
             self._draw(now_s)
@@ -175,7 +196,7 @@ class Page:
     def _is_idle(self) -> bool:
         """Return whether only another run can bring news."""
         is_over = self._shown.store.run.course.is_over and not self._shown.is_catching_up
-        return is_over and self._drawn == (self._state(), False)
+        return is_over and self._sheet.is_whole and self._drawn == (self._state(), False)
 
     @property
     def _is_drawn(self) -> bool:
@@ -198,9 +219,9 @@ class Page:
         self._shown.pull()
         if self._shown.log != self._log:
             self._log, self._at_s = self._shown.log, None
-            self._put_beside(None if self._log is None else self._library.partner(self._log))
-        if self._beside is not None:
-            self._beside.pull()
+            self._put_beside([] if self._log is None else self._library.partners(self._log))
+        for one in self._beside:
+            one.pull()
         if self._at_s is not None and not self._shown.is_catching_up and self._at_s > self._end_s:
             self._at_s = None  # past the end there is nothing but the end
 
@@ -211,7 +232,7 @@ class Page:
 
     def _state(self) -> object:
         """Return what the views are to show."""
-        beside = None if self._beside is None else (self._beside.log, self._beside.state)
+        beside = [(one.log, one.state) for one in self._beside]
         return self._log, self._shown.state if self._at_s is None else self._at_s, beside
 
     def _draw(self, now_s: float) -> None:
@@ -240,7 +261,7 @@ class Page:
             self._way = moments, moments.way(moment_s, after=after)
         if not self._way[1].go():
             return None
-        beside = [] if self._beside is None else [self._beside.store]
+        beside = [one.store for one in self._beside]
         return tables_at(self._way[1].run, moment_s, beside=beside)
 
     def _reach(self) -> None:
@@ -252,7 +273,7 @@ class Page:
         is_latest = self._shown is self._library.latest
         names = tuple(self._library.names())
         run = "" if is_latest else self._shown.name
-        beside = "" if self._beside is None else self._beside.name
+        beside = tuple(one.name for one in self._beside)
         offer = names, self._shown.name, run, beside
         if self._offered != offer:
             self._offered = offer
@@ -301,11 +322,11 @@ class Page:
         return looking_back(at_s)
 
 
-def _asked(document: Document) -> dict[str, str]:
-    """Return the arguments of a page's address."""
+def _asked(document: Document) -> dict[str, list[str]]:
+    """Return the arguments of a page's address, each with its values."""
     context = document.session_context
     arguments = {} if context is None else context.request.arguments
-    return {name: values[0].decode(errors="replace") for name, values in arguments.items()}
+    return {name: [v.decode(errors="replace") for v in arguments[name]] for name in arguments}
 
 
 def _without_events(shown: ShownRun) -> tuple[str, str, str]:

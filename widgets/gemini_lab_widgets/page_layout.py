@@ -2,9 +2,10 @@
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bokeh.document import Document
+from bokeh.layouts import column
 from bokeh.models import CustomJS, Div, InlineStyleSheet, Toggle
 from bokeh.models.ui import UIElement
 
@@ -12,7 +13,7 @@ from gemini_lab.report.tables import Tables
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import FONT, esc
 from gemini_lab_widgets.views import VIEWS, View
-from gemini_lab_widgets.views.view import switch
+from gemini_lab_widgets.views.view import WAITS, switch
 
 TEMPLATE: Final = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 """What surrounds the views; Jinja."""
@@ -60,6 +61,7 @@ TURN: Final = """
     const theme = toggle.active ? "dark" : "light"
     document.documentElement.style.colorScheme = theme
     document.documentElement.dataset.theme = theme
+    document.dispatchEvent(new CustomEvent("gemini-theme"))
     toggle.label = toggle.active ? "Light" : "Dark"
 """
 
@@ -68,20 +70,51 @@ class PageLayout:
     """The views, a line on the page's state, and the switch between light and dark.
 
     The switch works in the browser, so it needs no server.
+
+    Args:
+        is_late: Make only the views in `LIVE` now, and one more at each `make_next`, because all of
+            them take a server half a second.
     """
 
-    def __init__(self) -> None:
-        self.views: dict[str, View] = {_slot(kind): kind() for kind in VIEWS}
+    def __init__(self, *, is_late: bool = False) -> None:
+        self._roots: dict[str, Any] = {
+            _slot(kind): column(name=_slot(kind), sizing_mode="stretch_width", css_classes=[WAITS])
+            for kind in VIEWS
+        }
+        self.views: dict[str, View] = {}
         self.state = Div(name="state", stylesheets=[InlineStyleSheet(css=STATE_STYLE)])
         self._dark = Toggle(
             name="dark", label="Dark", stylesheets=[InlineStyleSheet(css=TOGGLE_STYLE)]
         )
-        self._dark.js_on_change("active", switch(list(self.views.values())))
         self._dark.js_on_change("active", CustomJS(args={"toggle": self._dark}, code=TURN))
+        self._missing = [kind for kind in VIEWS if is_late and _slot(kind) not in LIVE]
+        for kind in VIEWS:
+            if kind not in self._missing:
+                self._make(kind).attach()
+
+    def _make(self, kind: type[View]) -> View:
+        view = self.views[_slot(kind)] = kind(root=self._roots[_slot(kind)])
+        return view
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether all views are made."""
+        return not self._missing
+
+    def make_next(self, document: Document, tables: Tables) -> bool:
+        """Make and draw the next view; return whether one was missing."""
+        if self.is_whole:
+            return False
+        view = self._make(self._missing.pop(0))
+        view.update(tables)
+        view.join(document)
+        view.root.js_on_change("children", switch(view))
+        view.attach()
+        return True
 
     @property
     def slots(self) -> list[str]:
-        return [slot for slot in self.views if slot != "status"]
+        return [slot for slot in self._roots if slot != "status"]
 
     def update(self, tables: Tables, *, is_moving: bool = False) -> None:
         """Draw a snapshot; only the parts in `LIVE` while the slider is moving."""
@@ -97,10 +130,7 @@ class PageLayout:
 
     def put_on(self, document: Document, *, title: str) -> None:
         """Add all of it to a document, with the page around it."""
-        roots: list[UIElement] = [self.state, self._dark]
-        for slot, view in self.views.items():
-            view.root.name = slot
-            roots.append(view.root)
+        roots: list[UIElement] = [self.state, self._dark, *self._roots.values()]
         with document.models.freeze():
             for root in roots:
                 document.add_root(root)
@@ -109,11 +139,12 @@ class PageLayout:
             CustomJS(args={"toggle": self._dark}, code=CHOOSE + TURN + SKIP_CANVASES),
         )
         for view in self.views.values():
+            document.js_on_event("document_ready", switch(view))
             view.join(document)
         document.title = title
         document.template = TEMPLATE
-        named = {*self.views, "state", "dark", "timeline", "tools"}
-        titles = {slot: view.title for slot, view in self.views.items()}
+        named = {*self._roots, "state", "dark", "timeline", "tools"}
+        titles = {_slot(kind): kind.title for kind in VIEWS}
         document.template_variables.update(slots=self.slots, titles=titles, named=named)
 
 

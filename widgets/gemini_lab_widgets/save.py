@@ -11,7 +11,7 @@ import gzip
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -361,15 +361,20 @@ SHIM: Final = re.compile(r'<script[^>]* src="[^"]*/es-module-shims[^"]*"[^>]*></
 
 
 def save(
-    run: Path | str | Iterable[Entry], path: Path | str, *, window: Window | None = None
+    run: Path | str | Iterable[Entry],
+    path: Path | str,
+    *,
+    window: Window | None = None,
+    beside: Sequence[Path] = (),
 ) -> Path:
-    """Write all views of a run to one file, beside the newest earlier run of the same job.
+    """Write all views of a run to one file, compared with other runs.
 
     Args:
         run: Its folder, its log, or its entries, such as a simulation's.
         path: The file to write.
         window: From when to when, in seconds since the run's start, each bar of the timeline is in
             the page; by default the newest quarter of a million. The rest is there in bins of time.
+        beside: Logs of the runs to compare with; by default the newest earlier run of the same job.
 
     Returns:
         `path`.
@@ -380,7 +385,7 @@ def save(
     path = Path(path)
     with TemporaryDirectory() as folder:
         if isinstance(run, str | Path):
-            store = _loaded(log_of(Path(run)))
+            store = _loaded(log_of(Path(run)), beside)
         else:
             store = _store(run, Path(folder) / LOG_FILE)
         text = page(store, window=window)
@@ -405,9 +410,9 @@ def page(store: EventStore, *, window: Window | None = None) -> str:
     return SHIM.sub("", html)
 
 
-def _loaded(log: Path) -> EventStore:
-    partner = Library(lambda: log).partner(log)
-    return EventStore.load(log, earlier=[EventStore.load(partner)] if partner else ())
+def _loaded(log: Path, beside: Sequence[Path]) -> EventStore:
+    partners = Library(lambda: log, beside=beside).partners(log)
+    return EventStore.load(log, earlier=[EventStore.load(one) for one in partners])
 
 
 def _store(entries: Iterable[Entry], log: Path) -> EventStore:

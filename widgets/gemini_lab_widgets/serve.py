@@ -44,7 +44,10 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--beside",
         metavar="RUN",
-        help="run to compare with (default: the newest earlier run of the same job)",
+        action="append",
+        default=[],
+        help="run to compare with; repeat it for more (default: the newest earlier run of the "
+        "same job)",
     )
     options.add_argument(
         "--port",
@@ -84,7 +87,7 @@ def command(arguments: Sequence[str]) -> int:
     """Serve until interrupted; the exit code is 0 then."""
     options = parser().parse_args(arguments)
     newest = log_of(options.run, below=options.folder)
-    beside = log_of(options.beside, below=options.folder)() if options.beside else None
+    beside = [find_log(run, below=options.folder) for run in options.beside]
     password = _ask() if options.password else None
     dashboard = Dashboard(
         newest,

@@ -31,6 +31,8 @@ CLOCK: Final = """
 WRAPS: Final = {"flex-wrap": "wrap", "gap": "4px 10px"}
 NEWEST: Final = "the newest run"
 NOTHING: Final = "nothing"
+NONE: Final = "/"
+"""The value of the entry that ends all comparisons; no run has such a name."""
 STEPS: Final = 1_000
 """Places of the slider."""
 AFTER_S: Final = 0.1
@@ -92,7 +94,8 @@ class Tools:
 
     Args:
         run: Called with the name of the run that was chosen, empty for the newest.
-        beside: Called with the name of the run to compare with, empty for none.
+        beside: Called with the name of a run, to compare with it or not any more; empty for no run
+            at all.
         move: Called with the seconds since the run's start, `None` for the newest moment.
     """
 
@@ -115,7 +118,7 @@ class Tools:
         self.slider, self.newest = parts.slider, parts.newest
         self.before, self.after = parts.before, parts.after
         self.run.on_change("value", lambda _, __, value: self._choose(run, value))
-        self.beside.on_change("value", lambda _, __, value: self._choose(beside, value))
+        self.beside.on_change("value", lambda _, __, value: self._compare(beside, value))
         self.slider.on_change("value", lambda _, __, value: self._slide(value))
         self.before.on_click(lambda: self._jump(-1))
         self.after.on_click(lambda: self._jump(1))
@@ -124,20 +127,24 @@ class Tools:
 
     # -- what there is to choose ---------------------------------------------------------------
 
-    def offer(self, names: Iterable[str], *, drawn: str, run: str, beside: str) -> None:
-        """List runs by name, and show which are chosen; empty for the newest, and for none.
+    def offer(self, names: Iterable[str], *, drawn: str, run: str, beside: Sequence[str]) -> None:
+        """List runs by name, and show which are chosen; an empty `run` is the newest.
 
-        The run that is `drawn` is not offered for a comparison with itself.
-
-        A name that is chosen stays in the list, whatever became of the run.
+        The list of runs to compare with says which these are; choosing one of them again takes it
+        away. The run that is `drawn` is not offered for a comparison with itself. A name that is
+        chosen stays in the list, whatever became of the run.
         """
         names = list(names)
-        self._set(self.run, NEWEST, dict.fromkeys([*names, *filter(None, [run])]), run)
-        others = [name for name in [*names, beside] if name not in {"", drawn}]
-        self._set(self.beside, NOTHING, dict.fromkeys(others), beside)
+        listed = dict.fromkeys([*names, *filter(None, [run])])
+        runs = [("", NEWEST), *((name, shown(name, longest=60)) for name in listed)]
+        self._set(self.run, runs, run)
+        others = dict.fromkeys(name for name in [*names, *beside] if name not in {"", drawn})
+        now = " and ".join(shown(name, longest=30) for name in beside) or NOTHING
+        marked = [(n, f"{'✓ ' * (n in beside)}{shown(n, longest=60)}") for n in others]
+        none = [(NONE, NOTHING)] if beside else []
+        self._set(self.beside, [("", now), *marked, *none], "")
 
-    def _set(self, select: Select, nothing: str, names: Iterable[str], chosen: str) -> None:
-        options = [("", nothing), *((name, shown(name, longest=60)) for name in names)]
+    def _set(self, select: Select, options: list[tuple[str, str]], chosen: str) -> None:
         self._is_ours = True
         if select.options != options:
             select.options = options
@@ -159,6 +166,13 @@ class Tools:
     def _choose(self, act: Callable[[str], None], name: str) -> None:
         if not self._is_ours:
             act(name)
+
+    def _compare(self, act: Callable[[str], None], name: str) -> None:
+        if not self._is_ours and name:
+            self._set(
+                self.beside, self.beside.options, ""
+            )  # it shows the runs, not the last choice
+            act("" if name == NONE else name)
 
     def _slide(self, value: float) -> None:
         if not self._is_ours:

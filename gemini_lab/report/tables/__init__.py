@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemini_lab.report.reducer import RunReducer
-from gemini_lab.report.tables.headline import HeadlineAnswer, answers
+from gemini_lab.report.tables.headline import answers
 from gemini_lab.report.tables.iterations import (
     Baseline,
     CurveTable,
@@ -28,6 +28,7 @@ from gemini_lab.report.tables.replica_map import (
 )
 from gemini_lab.report.tables.spent import SpentTable, spent
 from gemini_lab.report.tables.status import Status, status
+from gemini_lab.report.values import HeadlineAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,21 @@ def tables_of(
         recoveries=recoveries(mine, others),
         iterations=paces,
         wasted=wasted(mine, others),
+    )
+
+
+def answers_of(
+    run: RunReducer, *, earlier: Sequence[RunReducer] = ()
+) -> tuple[HeadlineAnswer, ...]:
+    """Return the answers of `Tables` alone."""
+    mine = losses_of(run)
+    baselines = [_baseline(one, run) for one in earlier]
+    return answers(
+        run,
+        mine,
+        curves=curves(run, earlier=earlier),
+        iterations=iterations(run.pace, baselines=baselines),
+        spent=spent(run),
     )
 
 

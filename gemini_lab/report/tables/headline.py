@@ -1,6 +1,5 @@
 """The three questions that a reader of a run asks first, each answered in words."""
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from gemini_lab.log.events import PLANNED
@@ -8,21 +7,11 @@ from gemini_lab.report.reducer import RunReducer
 from gemini_lab.report.tables.iterations import CurveTable, IterationTable, Match
 from gemini_lab.report.tables.recoveries import Losses
 from gemini_lab.report.tables.spent import FAILURES, SpentTable
+from gemini_lab.report.values import HeadlineAnswer
 from gemini_lab.units import format_seconds
 
 LARGEST: Final = 3
 """Parts of what failures cost that are named."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadlineAnswer:
-    """One question about a run, and its answer."""
-
-    question: str
-    short: str  # the answer in a few characters
-    detail: str  # what it rests on
-    mood: Literal["good", "bad", "neutral", "unknown"]  # `"unknown"` if the log does not answer it
-    view: str  # the view that shows where the answer comes from, by its place on a page
 
 
 def answers(

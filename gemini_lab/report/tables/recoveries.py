@@ -7,9 +7,9 @@ from statistics import fmean, median
 from typing import Final, Literal, TypeVar
 
 from gemini_lab.log.events import PLANNED
-from gemini_lab.report.build import wasted_time
 from gemini_lab.report.recovery import STEPS, Recovery, WastedTime, blamed_for
 from gemini_lab.report.reducer import RunReducer
+from gemini_lab.report.reducers.iteration_pace import IterationPace
 from gemini_lab.units import format_seconds
 
 Origin = Literal["measured here", "simulated", "model"]
@@ -296,3 +296,17 @@ def _model(label: str, figures: WastedTime, how: str) -> WastedRow:
     half_s = figures.predicted_s - figures.checkpoint_s - figures.retrieval_s
     parts = ((CHECKPOINT, figures.checkpoint_s), (HALF, half_s), (RETRIEVAL, figures.retrieval_s))
     return WastedRow(label=label, origin="model", parts=parts, how=how)
+
+
+def wasted_time(pace: IterationPace, recoveries: Sequence[Recovery]) -> WastedTime | None:
+    """Return Eq. (1) with a run's own figures; `None` until something is measured."""
+    measured = [(r.wasted_s, r.retrieval_s) for r in recoveries if r.wasted_s is not None]
+    checkpoint_s, interval_s = pace.checkpoint_median_s(), pace.interval_median_s()
+    if not measured or checkpoint_s is None or interval_s is None:
+        return None
+    return WastedTime(
+        checkpoint_s=checkpoint_s,
+        interval_s=interval_s,
+        retrieval_s=fmean(retrieval_s for _, retrieval_s in measured),
+        measured_s=tuple(wasted_s for wasted_s, _ in measured),
+    )

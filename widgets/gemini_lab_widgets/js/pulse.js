@@ -20,9 +20,9 @@ export function render({ model, view }) {
   model.on("title", () => { document.title = model.title; });
   const tell = () => {
     const url = new URL(location);
-    for (const [name, value] of Object.entries(model.address)) {
-      if (value) url.searchParams.set(name, value);
-      else url.searchParams.delete(name);
+    for (const [name, values] of Object.entries(model.address)) {
+      url.searchParams.delete(name);
+      for (const value of values) url.searchParams.append(name, value);
     }
     if (url.href !== location.href) history.replaceState(null, "", url);
   };

@@ -16,6 +16,7 @@ from gemini_lab_widgets.pictures.palette import (
     ORANGE,
     PINK,
     RED,
+    SKY,
     css,
     esc,
     shown,
@@ -35,7 +36,7 @@ from gemini_lab_widgets.views.view import (
     stretch,
 )
 
-OTHERS: Final = (ORANGE, GREY, PINK)
+OTHERS: Final = (ORANGE, GREY, PINK, GREEN, SKY)
 """Earlier runs are drawn in these, as bands: where both agree, the run's own line lies amid one."""
 DRAWN: Final = "name colour is_own is_other"
 """Columns of a curve and of its end: two of them are how strongly it is drawn, as which."""
@@ -226,8 +227,10 @@ def _brief(table: CurveTable) -> str:
     if not table.curves:
         return ""
     over = f", the mean over {table.ranks:,} ranks" if table.ranks > 1 else ""
-    beside = any(one.run for one in table.curves)
+    beside = len({one.run for one in table.curves if one.run})
     other = "; the wide band beneath it is the run that it is compared with" if beside else ""
+    if beside > 1:
+        other = f"; the wide bands beneath it are the {beside} runs that it is compared with"
     marked = f"; {failures_in_words(table.marks)} marked" if table.marks else ""
     return f"What the script logged in each iteration{over}{marked}{other}."
 

@@ -215,6 +215,7 @@ class ReplicasView(View):
         self.nodes.selected.js_on_change("indices", keep)
         self.nodes.js_on_change("data", arrive)
         document.js_on_event("document_ready", arrive)
+        self.root.js_on_change("children", arrive)
 
     def _ring(self) -> Any:
         plot = self._figure(height=HEIGHT)

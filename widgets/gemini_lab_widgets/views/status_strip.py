@@ -8,14 +8,16 @@ from bokeh.models import Div
 
 from gemini_lab.report.reducers.course import ENDED
 from gemini_lab.report.tables import Tables
-from gemini_lab.report.tables.headline import HeadlineAnswer
 from gemini_lab.report.tables.status import NodeHealth, NodeRow, Status, leaving_of
+from gemini_lab.report.values import HeadlineAnswer
 from gemini_lab.units import format_seconds
 from gemini_lab_widgets.pictures.palette import (
     BLUE,
+    DARK,
     FONT,
     GREEN,
     GREY,
+    LIGHT,
     ORANGE,
     RED,
     css,
@@ -117,7 +119,7 @@ class StatusView(View):
     def update(self, tables: Tables) -> None:
         status = tables.status
         is_empty = status.phase == "waiting for events" and not status.is_past
-        self.root.css_classes = ["nothing"] if is_empty else []  # a page shows nothing else then
+        self.set_class("nothing" if is_empty else "")  # a page shows nothing else then
         if is_empty:
             words = _without_events(status)
             self._say(words)
@@ -143,6 +145,16 @@ class StatusView(View):
             _paragraphs(status),
         )
         self._write("".join(parts))
+
+    @property
+    def first_words(self) -> str:
+        """Return the strip as HTML that a page shows before its scripts have run."""
+        looks = "".join(
+            (LIGHT.sheets[0], f"@media (prefers-color-scheme: dark) {{{DARK.sheets[0]}}}")
+        )
+        return (
+            f"<style>{looks}{CSS}{OUTPUT_CSS}</style><div class=bk-clearfix>{self.strip.text}</div>"
+        )
 
     def _write(self, text: str) -> None:
         if self.strip.text != text:

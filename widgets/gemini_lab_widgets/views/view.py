@@ -25,6 +25,8 @@ from gemini_lab.report.tables import Tables
 from gemini_lab.report.tables.recoveries import FailureMark
 from gemini_lab_widgets.pictures.palette import DARK, FONT, GREY, LIGHT, RED, css, esc, shown
 
+WAITS: Final = "waits"
+"""The CSS class of a root whose view is not made yet."""
 LONGEST_WORDS: Final = 2_000
 ROOM: Final[dict[str, Any]] = {"range_padding": 0.2, "range_padding_units": "absolute"}
 """Of an axis of rows whose labels stand above their bars, the first one's, too."""
@@ -138,6 +140,7 @@ class View:
 
     Args:
         dark: Whether to draw light on dark.
+        root: An empty column, whose first CSS class says so until `attach` is called.
 
     Attributes:
         words: The same in words, for those who cannot see it.
@@ -146,7 +149,7 @@ class View:
 
     title: ClassVar[str]
 
-    def __init__(self, *, dark: bool = False) -> None:
+    def __init__(self, *, dark: bool = False, root: Any = None) -> None:
         self.words = ""
         self.keys: tuple[LegendKey, ...] = ()
         self._dark = dark
@@ -157,7 +160,8 @@ class View:
         )
         self._change(self._kinds, "palette", [*LIGHT.kinds.values()], [*DARK.kinds.values()])
         self._head = Div(stylesheets=[CSS], sizing_mode="stretch_width", disable_math=True)
-        self.root = column(self._head, *self._build(), sizing_mode="stretch_width")
+        self._parts = [self._head, *self._build()]
+        self.root = root or column(*self._parts, sizing_mode="stretch_width")
         self._follow(self.root, stylesheets="sheets")
         self.root.html_attributes = {"role": "region", "aria-label": self.title}
         self._say("")
@@ -169,6 +173,15 @@ class View:
     def update(self, tables: Tables) -> None:
         """Draw a snapshot."""
         raise NotImplementedError
+
+    def set_class(self, name: str) -> None:
+        """Tell the page's style sheet what of the view there is to see."""
+        waits = [one for one in self.root.css_classes if one == WAITS]
+        self.root.css_classes = [*waits, *filter(None, [name])]
+
+    def attach(self) -> None:
+        """Put the figures into a root that was there before them."""
+        self.root.update(children=self._parts, css_classes=self.root.css_classes[1:])
 
     def join(self, document: Document) -> None:
         """Connect the view with a page of its own, which has an address."""
@@ -258,7 +271,7 @@ class View:
     def _show(self, drawn: Sequence[Any], plot: Any) -> None:
         """Show a figure if there is anything in it; a page gives a view without it less room."""
         plot.visible = bool(drawn)
-        self.root.css_classes = [] if drawn else ["nothing"]
+        self.set_class("" if drawn else "nothing")
 
     def _say(self, words: str, *, notes: Sequence[str] = (), brief: str = "") -> None:
         """Show a description in words, which stands for the figures where these are not seen.
@@ -372,14 +385,20 @@ def hover(plot: Any, renderers: Sequence[Any], *rows: tuple[str, str]) -> None:
     plot.add_tools(tool)
 
 
-def switch(views: Sequence[View]) -> CustomJS:
-    """Return a browser-side `recolour` of all views: dark where `cb_obj.active` is true."""
-    follows = [list(one) for view in views for one in view._follows]  # noqa: SLF001 - its own kind
-    code = """
-        for (const [model, name, light, dark] of follows)
-            model[name] = cb_obj.active ? dark : light
-    """
-    return CustomJS(args={"follows": follows}, code=code)
+FOLLOW_THEME: Final = """
+    const recolour = () => {
+        const isDark = document.documentElement.dataset.theme === "dark"
+        for (const [model, name, light, dark] of follows) model[name] = isDark ? dark : light
+    }
+    document.addEventListener("gemini-theme", recolour)
+    recolour()
+"""
+
+
+def switch(view: View) -> CustomJS:
+    """Return what recolours a view in the browser, now and at each change of the page's theme."""
+    follows = [list(one) for one in view._follows]  # noqa: SLF001 - its own kind
+    return CustomJS(args={"follows": follows}, code=FOLLOW_THEME)
 
 
 def output_html(error: str, output: Sequence[str]) -> str:
