@@ -9,12 +9,13 @@ draws one figure, `{measured} losses fig09-measured` one of those that a bench's
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from html import escape
 from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from gemini_lab_widgets.pictures.film import film
 
 from gemini_lab import plan_placement
 from gemini_lab.display import picture
@@ -22,6 +23,7 @@ from gemini_lab.report import load_report
 from gemini_lab_bench.figures import measured, provenance
 from gemini_lab_bench.figures.command import FIGURES, make
 from gemini_lab_bench.figures.figure import Figure
+from gemini_lab_course.play import ring_html
 
 LOG = Path(__file__).parents[1] / "tests" / "log" / "run.jsonl"
 """A short run of two nodes that lost a worker and then a node."""
@@ -64,17 +66,19 @@ class Verdicts(Directive):
 
 
 class Shown(Directive):
-    """`{shown} placement` or `{shown} recovery`: a picture as a notebook's cell shows it."""
+    """`{shown} NAME`: a picture as a notebook's cell shows it, or a widget that needs no kernel."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         """Return the drawing and, folded, its numbers; Sphinx calls it."""
-        values: dict[str, Callable[[], object]] = {
-            "placement": partial(plan_placement, nodes=4, replicas=2),
-            "recovery": partial(load_report, LOG),
+        drawn: dict[str, Callable[[], str]] = {
+            "placement": lambda: picture(plan_placement(nodes=4, replicas=2)).html(),
+            "recovery": lambda: picture(load_report(LOG)).html(),
+            "film": lambda: film(load_report(LOG).recoveries[-1]).svg(),
+            "ring": ring_html,
         }
-        return [nodes.raw("", picture(values[self.arguments[0]]()).html(), format="html")]
+        return [nodes.raw("", drawn[self.arguments[0]](), format="html")]
 
 
 def benches() -> list[str]:

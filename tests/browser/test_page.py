@@ -130,7 +130,7 @@ def test_a_map_of_many_nodes_is_scrolled_and_not_squeezed(log: Path, page: Any) 
         )
 
 
-def test_while_the_views_load_their_names_stand_where_they_will_be(
+def test_while_the_views_load_the_answers_are_there_and_names_where_figures_will_be(
     log: Path, open_page: Callable[..., Any]
 ) -> None:
     write(log, lines_of_a_run())
@@ -139,10 +139,12 @@ def test_while_the_views_load_their_names_stand_where_they_will_be(
     waiting.route_web_socket("**/ws*", lambda _socket: None)  # nobody answers
     with shown(log, page) as dashboard:
         waiting.goto(dashboard.link)
-        assert waiting.evaluate(named, "section.status") == '"The views are loading …"'
+        for text in ("What did failures cost?", "failures survivable"):
+            assert waiting.get_by_text(text).is_visible()
         assert waiting.evaluate(named, "section.wasted") == '"Wasted time of a failure"'
-        wait_for(page, "this is the whole run")
+        wait_for(page, "Eq. (1) of the paper")
         assert page.evaluate(named, "section.wasted") == "none"
+        assert page.locator(".first").evaluate("one => getComputedStyle(one).display") == "none"
         waiting.goto("about:blank")
 
 
@@ -238,6 +240,7 @@ def test_a_page_tells_that_its_server_went_away_and_returns_with_it(log: Path, p
     try:
         page.goto(first.link)
         page.locator("[data-events]").wait_for()  # what is a module of its own comes last
+        wait_for(page, "Who keeps whose replica")
     finally:
         first.close()
     wait_for(page, "The server is away")

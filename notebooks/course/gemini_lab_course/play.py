@@ -1,7 +1,9 @@
 """What labs have to play with: a ring of machines that clicks kill, and sliders over formulas."""
 
+import json
 import math
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,6 +81,36 @@ class PlacementRing:
     def _ipython_display_(self) -> None:
         shown: dict[str, Any] = view(self.placement).bundle()
         CellOutput().show({**shown, **self.ring._repr_mimebundle_()[0]})
+
+
+STATIC: Final = """
+const plans = PLANS, now = NOW;
+let changed;
+const plan = () => plans[`${now.nodes} ${now.replicas} ${now.racks} ${now.strategy}`];
+const model = {
+  get: (name) => now[name] ?? plan()[name],
+  set: (name, value) => { now[name] = value; },
+  save_changes: () => changed?.(),
+  on: (_, act) => { changed = act; },
+};
+render({ model, el: document.getElementById("PLACE") });
+"""
+
+
+def ring_html(*, nodes: int = 4, replicas: int = 2, racks: int = 2) -> str:
+    """Return the ring for a page without a kernel: every plan that its sliders reach is in it."""
+    plans = {}
+    for asked in product(range(4, MOST + 1), range(2, 5), range(2, 5), ("group", "ring", "racks")):
+        placement, rack_of = planned(
+            nodes=asked[0], replicas=asked[1], racks=asked[2], layout=asked[3]
+        )
+        plans[" ".join(map(str, asked))] = {"holders": placement.holders, "rack_of": rack_of}
+    first = {"nodes": nodes, "replicas": replicas, "racks": racks, "strategy": "group"}
+    place = f"gl-ring-{nodes}-{replicas}-{racks}"
+    told = STATIC.replace("PLANS", json.dumps(plans, separators=(",", ":")))
+    told = told.replace("NOW", json.dumps(first)).replace("PLACE", place)
+    script = SCRIPT.read_text(encoding="utf-8")
+    return f'<div id="{place}"></div><script type="module">{script}{told}</script>'
 
 
 # -- Eq. (1) ---------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ export function render({ model, view }) {
   });
   model.on("beat", answer);
   answer();
-  model.on("title", () => { document.title = model.title; });
+  const name = () => { if (model.title) document.title = model.title; };
+  model.on("title", name);
+  name(); // it may have changed since the page was asked for
   const tell = () => {
     const url = new URL(location);
     for (const [name, values] of Object.entries(model.address)) {
